@@ -11,11 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.dequantised import dequantised_folder
-from benchmarks.encoding import as_lines, encoding_costs
 from benchmarks.engine.bookkeeping import bookkeeping_ms_per_step
+from benchmarks.gateway.encoding import as_lines, encoding_costs
 from benchmarks.masks import as_line, mask_costs
-from benchmarks.random_gguf import SHAPES, random_file
 from benchmarks.report import as_json, print_table
 from benchmarks.run import Results, run
 from benchmarks.selection import (
@@ -29,7 +27,8 @@ from benchmarks.selection import (
 from benchmarks.server import BenchServer, ServerDidNotStartError
 from benchmarks.subject import SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import process_environment
-from helexa_site.bootstrap.suite import fetch_default_model
+from benchmarks.weights.dequantised import dequantised_folder
+from benchmarks.weights.model_files import KNOWN, SMOLLM2, model_file
 from helexa_site.config import REPOSITORY_DIR
 from inference.protocol.load_errors import LoadError
 
@@ -132,16 +131,18 @@ def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> No
 
 
 def _gguf(arguments: argparse.Namespace) -> str:
-    if arguments.random is not None:
-        return str(random_file(arguments.random, DATA_DIR))
-    return str(arguments.gguf or fetch_default_model())
+    return str(arguments.gguf or model_file(arguments.model, DATA_DIR))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--gguf", type=Path, help="the model file (default: the default model)")
+    parser.add_argument("--gguf", type=Path, help="a model file, instead of one by its name")
     parser.add_argument(
-        "--random", choices=SHAPES, help="instead a file of random weights, made once, at a shape"
+        "--model",
+        choices=KNOWN,
+        default=SMOLLM2,
+        help="a published model, which is fetched, or a shape, whose file of random weights is "
+        "made once (default: smollm2, the default model)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="kept rounds after the warm-up one")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

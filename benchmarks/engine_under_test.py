@@ -20,7 +20,8 @@ from inference.protocol.engine import (
     SubmitSequence,
     Wake,
 )
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import LoadReport
 from inference.protocol.sampling import SamplingParams
 
 
@@ -94,10 +95,12 @@ class EngineUnderTest:
             raise RuntimeError("the engine process ended")
         return time.perf_counter() - began_s, fell
 
-    def wake(self) -> None:
+    def wake(self) -> Awake:
         self._engine.send(Wake())
-        if not any(isinstance(message, Awake) for message in self._messages):
+        awake = next((one for one in self._messages if isinstance(one, Awake)), None)
+        if awake is None:
             raise RuntimeError("the engine process ended")
+        return awake
 
     def kill(self) -> None:
         """SIGKILL in whatever it does; it is gone when this returns."""

@@ -23,7 +23,7 @@ PACKAGES = {"llama_cpp": "llama-cpp-python"}
 """Module -> what pip calls it, where that differs."""
 
 KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm_cpu")
-"""In the order of the report's columns; ratios are to the first one."""
+"""The kinds of subjects in the order of the report's columns; ratios are to the first one."""
 
 BOOKKEEPING, MASKS, ENCODING = "bookkeeping", "masks", "encoding"
 

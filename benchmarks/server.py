@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.ports import free_port
 from helexa_site.config import REPOSITORY_DIR
 
 READY_PREFIX = "ready: "
@@ -29,7 +29,7 @@ class BenchServer:
 
     def __init__(self, data_dir: Path, console: Console) -> None:
         command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"]
-        command += ["--port", str(_free_port()), "--data-dir", str(data_dir)]
+        command += ["--port", str(free_port()), "--data-dir", str(data_dir)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.url = self._wait_until_ready(console)
 
@@ -46,10 +46,3 @@ class BenchServer:
                 threading.Thread(target=self._process.stdout.read, daemon=True).start()
                 return line.removeprefix(READY_PREFIX).strip()
         raise ServerDidNotStartError(f"serve ended with exit code {self._process.wait()}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 REPOSITORY_DIR = Path(__file__).parents[1]
-"""Not from the site's configuration: an interpreter without its packages imports this too."""
+"""The checkout's folder. It is not taken from the site's configuration, because an interpreter
+without its packages imports this too."""
 
 READY_LINE = "subject-ready"
 CLOSE_TIMEOUT_S = 60
@@ -92,7 +93,8 @@ class SubjectProcess:
         return self._read()["answer"]
 
     def close(self) -> None:
-        """Also of a process that has ended. One that does not end by itself is killed."""
+        """Ends the process, which may have ended before. One that does not end by itself is
+        killed."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

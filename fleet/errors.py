@@ -24,6 +24,12 @@
     ├── PlanUnavailableError          409 no_plan
     ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
     ├── CatalogueValueError           400 invalid_catalogue_value
+    │   └── UpstreamValueError        400 invalid_value
+    ├── ServedByUpstreamError         409 served_by_upstream
+    ├── UnknownUpstreamError          404 upstream_not_found
+    ├── UpstreamInUseError            409 upstream_in_use
+    ├── UpstreamSecretError           409 upstream_key_unreadable
+    ├── UpstreamUnavailableError      502 upstream_failed      retryable
     ├── BrokerUnavailableError        503 broker_away          retryable
     ├── CatalogueChangedError         409 catalogue_changed
     └── SnapshotUnavailableError      503 fleet_unavailable    retryable
@@ -85,7 +91,7 @@ class NeuronAwayError(FleetError):
 
 
 class ModelRecoveringError(NeuronAwayError):
-    """Only hosts that take no loads now can hold the model."""
+    """The model can be held only by hosts that take no loads now."""
 
     code = "model_recovering"
 
@@ -98,7 +104,8 @@ class InvitationError(FleetError):
 
 
 class NeuronAliveError(FleetError):
-    """Only a neuron that is away can be removed: another would be there again a second later."""
+    """The neuron is here. Only one that is away can be removed: another would be there again a
+    second later."""
 
     http_status = 409
     code = "neuron_alive"
@@ -128,7 +135,7 @@ class DrillOrderError(FleetError):
 
 
 class EngineLogUnavailableError(FleetError):
-    """Its neuron did not answer in time."""
+    """The engine's neuron did not answer in time."""
 
     http_status = 503
     code = "log_unavailable"
@@ -158,7 +165,7 @@ class ModelHasAdaptersError(FleetError):
 
 
 class ModelAlreadyLoadedError(FleetError):
-    """Or on its way."""
+    """The model is loaded already, or on its way."""
 
     http_status = 409
     code = "already_loaded"
@@ -214,6 +221,49 @@ class CatalogueValueError(FleetError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class UpstreamValueError(CatalogueValueError):
+    """``field`` names the field of an upstream that cannot hold its value."""
+
+    code = "invalid_value"
+
+
+class ServedByUpstreamError(FleetError):
+    """The model has no files, so nothing of it is loaded or downloaded."""
+
+    http_status = 409
+    code = "served_by_upstream"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} is served by an upstream: nothing of it is loaded here")
+
+
+class UnknownUpstreamError(FleetError):
+    http_status = 404
+    code = "upstream_not_found"
+
+
+class UpstreamInUseError(FleetError):
+    """Models of the catalogue are served by it."""
+
+    http_status = 409
+    code = "upstream_in_use"
+
+
+class UpstreamSecretError(FleetError):
+    """The upstream's key was stored under another signing key."""
+
+    http_status = 409
+    code = "upstream_key_unreadable"
+
+
+class UpstreamUnavailableError(FleetError):
+    """The message gives the reason, without any text of the other side."""
+
+    http_status = 502
+    code = "upstream_failed"
+    retryable = True
 
 
 class CatalogueChangedError(FleetError):

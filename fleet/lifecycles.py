@@ -32,7 +32,7 @@ class NeuronStatus(TextChoices):
     AWAY = "away"
     DRAINING = "draining"
     REFUSED = "refused"
-    """Not admitted: it waits for an operator's click, or was refused by one."""
+    """The neuron is not admitted: it waits for an operator's click, or was refused by one."""
 
 
 NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {

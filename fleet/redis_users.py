@@ -60,9 +60,9 @@ def secret_hash(secret: str) -> str:
 def rules(
     neuron: str, secret_sha256: str, version: tuple[int, int], database: int = 0
 ) -> list[str]:
-    """For ACL SETUSER of a Redis of that version. A name holds no character that a pattern gives a
-    meaning to. Patterns of keys hold in every database of Redis, so it may select ours alone: its
-    writes to another one would not be measured."""
+    """Returns the arguments of ACL SETUSER for a Redis of that version. A name holds no character
+    that a pattern gives a meaning to. Patterns of keys hold in every database of Redis, so the user
+    may select ours alone: its writes to another one would not be measured."""
     commands = (*COMMANDS, *SINCE_7_2) if version >= (7, 2) else COMMANDS
     return [
         *("reset", "on", f"#{secret_sha256}"),

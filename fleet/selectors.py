@@ -6,14 +6,24 @@ request. Services clear it at once in their own process; others see a change wit
 
 from __future__ import annotations
 
-from django.db.models import Count, QuerySet
+from collections.abc import Mapping
+from dataclasses import replace
+
+from django.db.models import Count, Q, QuerySet
 
 from fleet.catalogue import CatalogueEntry
-from fleet.errors import ModelDisabledError, UnknownModelError, UnknownNeuronError
+from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.errors import (
+    ModelDisabledError,
+    UnknownModelError,
+    UnknownNeuronError,
+    UnknownUpstreamError,
+)
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.live.catalogue_cache import CatalogueCache
-from fleet.models import Alias, CatalogueModel, Download, LoadJob, Neuron
+from fleet.models import Alias, CatalogueModel, Download, Invitation, LoadJob, Neuron, Upstream
 from fleet.models_toml import CatalogueState
+from fleet.upstreams.entry import UpstreamEntry
 from metering.prices import Prices
 
 
@@ -32,19 +42,13 @@ def catalogue_by_name() -> dict[str, CatalogueEntry]:
     return catalogue_cache.current().by_name
 
 
-def catalogue_prices(name: str) -> Prices | None:
-    """Reads the prices of the model of that name, offered or not; ``None`` where it is not priced
-    or not there. Not kept."""
-    model = CatalogueModel.objects.filter(name=name).first()
-    return None if model is None else model.settings().prices
-
-
 def catalogue_state() -> CatalogueState:
-    """Models, offered or not, and aliases: what an import starts from and an export writes. Not
-    kept."""
+    """Models, offered or not, aliases and upstreams: what an import starts from and an export
+    writes. Not kept."""
     return CatalogueState(
         models={model.name: model.settings() for model in CatalogueModel.objects.all()},
         aliases=dict(Alias.objects.values_list("name", "model__name")),
+        upstreams={row.name: row.entry() for row in Upstream.objects.all()},
     )
 
 
@@ -61,7 +65,7 @@ def model_known(name: str) -> CatalogueModel:
 
 
 def adapter_names(base: str) -> list[str]:
-    """Of the adapters of that model, offered or not."""
+    """Returns the names of that model's adapters, offered or not."""
     adapters = CatalogueModel.objects.filter(base=base).order_by("name")
     return list(adapters.values_list("name", flat=True))
 
@@ -80,6 +84,19 @@ def neuron_known(name: str) -> Neuron:
     if neuron is None:
         raise UnknownNeuronError(f"No neuron named {name!r} has reported yet")
     return neuron
+
+
+def upstream_known(name: str) -> Upstream:
+    """Raises ``UnknownUpstreamError``."""
+    upstream = Upstream.objects.filter(name=name).first()
+    if upstream is None:
+        raise UnknownUpstreamError(f"There is no upstream named {name!r}")
+    return upstream
+
+
+def is_invited(neuron_name: str) -> bool:
+    """A line was printed for that neuron, and not revoked."""
+    return Invitation.objects.filter(neuron_name=neuron_name).exists()
 
 
 def load_jobs_active() -> QuerySet[LoadJob]:
@@ -109,12 +126,50 @@ def load_jobs_by_status() -> dict[str, int]:
     return dict.fromkeys(LoadJobStatus.values, 0) | dict(counted)
 
 
+def models_of_upstream(name: str) -> list[CatalogueModel]:
+    """Which it answers for, by their source or a target, offered or not, sorted by name."""
+    is_source = Q(source__startswith=f"{UPSTREAM_PREFIX}{name}/")
+    models = CatalogueModel.objects.filter(is_source | ~Q(targets=[])).order_by("name")
+    return [model for model in models if name in model.settings().upstream_names]
+
+
 def _read_catalogue() -> tuple[CatalogueEntry, ...]:
     models = CatalogueModel.objects.filter(enabled=True).prefetch_related(
         "aliases", "load_measurements__neuron"
     )
-    return tuple(model.entry() for model in models.order_by("name"))
+    entries = tuple(model.entry() for model in models.order_by("name"))
+    if not any(entry.upstream_names for entry in entries):
+        return entries
+    rows = {row.name: row for row in Upstream.objects.all()}
+    upstreams = {name: row.entry() for name, row in rows.items()}
+    return tuple(_with_upstreams(entry, upstreams, rows) for entry in entries)
+
+
+def _with_upstreams(
+    entry: CatalogueEntry, upstreams: Mapping[str, UpstreamEntry], rows: Mapping[str, Upstream]
+) -> CatalogueEntry:
+    source = entry.upstream_model
+    return replace(
+        entry,
+        upstream=None if source is None else upstreams.get(source.upstream),
+        target_upstreams=tuple(
+            upstreams[name] for name in entry.upstream_names if name in upstreams
+        ),
+        upstream_prices=_upstream_prices(entry, rows),
+    )
+
+
+def _upstream_prices(entry: CatalogueEntry, rows: Mapping[str, Upstream]) -> dict[str, Prices]:
+    found: dict[str, Prices] = {}
+    for target in entry.ordered_targets:
+        served = target.upstream_model
+        if target.prices is None or not target.prices.are_upstreams or served is None:
+            continue
+        row = rows.get(served.upstream)
+        if row is not None and (prices := row.prices_of(served.model)) is not None:
+            found[target.name] = prices
+    return found
 
 
 catalogue_cache = CatalogueCache(_read_catalogue)
-"""Of this process."""
+"""This process' cache of the catalogue."""

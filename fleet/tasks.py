@@ -9,19 +9,26 @@ from __future__ import annotations
 import logging
 import time
 
+from django.db import Error as DatabaseError
+
 from fleet import selectors, services
 from fleet.control import leadership
+from fleet.control.samples import Samples
 from fleet.control.watch import FleetWatch
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.cache_reports import read_cache_reports
 from fleet.live.neuron_rows import rows_by_neuron
-from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
+from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, TASK_ROLL_UP_SERIES, app
+from metering.series.rollup import series_roll_up
+from metering.series.store import figures_add
 
 logger = logging.getLogger(__name__)
 
 watch = FleetWatch()
 """What this process has seen of the fleet."""
+samples = Samples()
+"""The figures of minutes that this process has seen and not stored yet."""
 
 
 @app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
@@ -35,12 +42,16 @@ def record_heartbeats() -> None:
     except SnapshotUnavailableError as error:
         logger.warning("heartbeats not recorded: %s", error)
         return
+    snapshot = fleet.snapshot()
+    samples.add(snapshot, time.time())
     with leadership.this_control.fenced():
         rows = rows_by_neuron(one.name for one in fleet.reports if one.heartbeat is not None)
         for report in fleet.reports:
             services.report_record(report=report, rows=rows.get(report.name))
-        services.silent_neurons_mark_away(snapshot=fleet.snapshot())
+        services.silent_neurons_mark_away(snapshot=snapshot)
+        services.stage_loads_advance(snapshot=snapshot)
         services.load_jobs_expire()
+        services.held_stages_release(snapshot=snapshot)
         if downloading:
             services.downloads_record(reports=cache_reports)
             services.downloads_expire()
@@ -57,11 +68,27 @@ def reconcile() -> None:
         reports = live.read_waiting(client)
         now_s = time.monotonic()
         watched = watch.look(snapshot, reports, now_s)
-        plan = services.fleet_plan(watched=watched, turns=watch.turns(snapshot, now_s))
+        plan = services.fleet_plan(watched=watched, time_slices=watch.time_slices(snapshot, now_s))
         if plan.actions or plan.restored:
             with leadership.this_control.fenced():
                 services.plan_begin(plan=plan)
-        watch.keep(plan.turns, now_s)
-        live.publish_turns(client, plan.turns, watched.gone_gateways)
+        watch.keep(plan.time_slices, now_s)
+        live.publish_time_slices(client, plan.time_slices, watched.gone_gateways)
     except SnapshotUnavailableError as error:
         logger.warning("the fleet is not reconciled: %s", error)
+
+
+@app.task(name=TASK_ROLL_UP_SERIES)  # type: ignore[untyped-decorator]
+def roll_up_series() -> None:
+    """Stores the samples of minutes that have ended, and moves old rows."""
+    now_unix_s = time.time()
+    try:
+        for at_unix_s, minute in sorted(samples.ended(now_unix_s).items()):
+            figures_add(minute)
+            samples.forget(at_unix_s)
+        num_moved = series_roll_up(now_unix_s=now_unix_s)
+    except DatabaseError as error:
+        logger.warning("series are not stored: %s", error)
+        return
+    if num_moved:
+        logger.debug("rolled up or forgot %d rows of series", num_moved)

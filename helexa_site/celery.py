@@ -44,14 +44,23 @@ TASK_FORGET_RESPONSES = "control.forget_responses"
 TASK_SETTLE_ORPHANS = "control.settle_orphans"
 TASK_FORGET_LEDGER_ENTRIES = "control.forget_ledger_entries"
 TASK_FORGET_REQUEST_RECORDS = "control.forget_request_records"
+TASK_ROLL_UP_SERIES = "control.roll_up_series"
+TASK_BENCH_JOBS = "control.bench_jobs"
 RECORD_HEARTBEATS_EVERY_S = 1.0
 RECONCILE_EVERY_S = 1.0
 FORGET_RESPONSES_EVERY_S = 600.0
 SETTLE_ORPHANS_EVERY_S = 5.0
 FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
 FORGET_REQUEST_RECORDS_EVERY_S = 60.0
+ROLL_UP_SERIES_EVERY_S = 20.0
+BENCH_JOBS_EVERY_S = 2.0
 HOUSEKEEPING = frozenset(
-    {TASK_FORGET_RESPONSES, TASK_FORGET_LEDGER_ENTRIES, TASK_FORGET_REQUEST_RECORDS}
+    {
+        TASK_FORGET_RESPONSES,
+        TASK_FORGET_LEDGER_ENTRIES,
+        TASK_FORGET_REQUEST_RECORDS,
+        TASK_ROLL_UP_SERIES,
+    }
 )
 """Tasks that may take minutes, in small transactions: a first clean-up deletes millions of rows."""
 
@@ -225,7 +234,9 @@ app.conf.update(
         "forget request records": _tick(
             TASK_FORGET_REQUEST_RECORDS, FORGET_REQUEST_RECORDS_EVERY_S
         ),
+        "roll up series": _tick(TASK_ROLL_UP_SERIES, ROLL_UP_SERIES_EVERY_S),
+        "bench jobs": _tick(TASK_BENCH_JOBS, BENCH_JOBS_EVERY_S),
     },
 )
 app.steps["worker"].add(BeatThread)
-app.autodiscover_tasks(["fleet", "inference.conversations", "metering"])
+app.autodiscover_tasks(["fleet", "inference.conversations", "metering", "metering.bench"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from helexa_site.bootstrap.environment import default_data_dir
+from helexa_site.bootstrap.installing.environment import default_data_dir
 from inference.settings import gateway, storage
 from inference.settings.addresses import Network
 from inference.settings.metrics_listen import METRICS_OFF, MetricsSetting
@@ -18,7 +18,7 @@ REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY_FILE = "secret_key"
 PRIVATE_REDIS_URL_FILE = "redis/url"
 DEFAULT_HSTS_S = 30 * 24 * 3600
-"""With https."""
+"""How long browsers keep to https once they have seen it."""
 T = TypeVar("T")
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
@@ -30,7 +30,7 @@ class Config:
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     secret_key: str | None = field(repr=False)
-    """As set; else it is the data directory's: see ``helexa_site.secret_key``."""
+    """The key that is set; ``None``: the data directory's own, see ``helexa_site.secret_key``."""
     secret_key_is_kept: bool = True
     """Whether there is one already, which other processes have as well: API keys are made for
     them."""
@@ -40,9 +40,9 @@ class Config:
     asked and may be reachable from anywhere."""
     allowed_hosts: tuple[str, ...]
     """Names for this server beside those that follow from ``listen_host``: see
-    ``helexa_site.hosts``."""
+    ``helexa_site.web.hosts``."""
     trusted_proxies: tuple[Network, ...] = ()
-    """Only these may name the client on whose behalf they ask."""
+    """The proxies that may name the client on whose behalf they ask."""
     csrf_trusted_origins: tuple[str, ...]
     allowed_origins: tuple[str, ...] = ()
     """Web pages of other machines that may use the API from a browser; ``*``: all."""
@@ -56,7 +56,7 @@ class Config:
     idle_timeout_s: int = gateway.IDLE_TIMEOUT_S.default
     """How long a connection is kept on which nothing is asked."""
     max_connections_per_address: int = gateway.MAX_CONNECTIONS_PER_ADDRESS.default
-    """Of one client, but for this host and trusted proxies."""
+    """The connections that one client may have; this host and trusted proxies may have more."""
     api_key: str | None = field(repr=False)
     """One shared bearer for clients that are not on loopback."""
     always_stream_usage: bool
@@ -66,6 +66,8 @@ class Config:
     instead of being refused."""
     metrics: MetricsSetting = METRICS_OFF
     """The address at which Prometheus reads the metrics."""
+    traces_url: str | None = field(default=None, repr=False)
+    """Where an OpenTelemetry collector takes traces; ``None``: requests are not traced."""
     allow_anonymous: bool | None
     """Whether callers without a key are served; ``None``: on loopback, while no key is set."""
     serve_key: str | None = field(default=None, repr=False)
@@ -110,6 +112,8 @@ class Config:
     """Request records are deleted after so long; 0 keeps them without a limit."""
     max_request_records: int = storage.MAX_REQUEST_RECORDS.default
     """The oldest beyond so many are deleted; 0: no limit."""
+    capture_retention_days: int = storage.CAPTURE_RETENTION_DAYS.default
+    """Captured bodies are deleted after so long."""
     has_public_bench: bool = False
     """Anybody may read the bench's results, without a key or a log-in."""
     public_url: str | None = None
@@ -164,6 +168,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         always_stream_usage=gateway.ALWAYS_STREAM_USAGE.read(environment),
         ignores_unknown_fields=gateway.UNKNOWN_FIELDS.read(environment) == "ignore",
         metrics=gateway.METRICS_LISTEN.read(environment),
+        traces_url=_traces_url(environment),
         allow_anonymous=gateway.ALLOW_ANONYMOUS.read(environment),
         serve_key=gateway.SERVE_KEY.read(environment),
         max_open_requests=gateway.MAX_OPEN_REQUESTS.read(environment),
@@ -184,10 +189,18 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         ledger_retention_days=storage.LEDGER_RETENTION_DAYS.read(environment),
         request_retention_days=storage.REQUEST_RETENTION_DAYS.read(environment),
         max_request_records=storage.MAX_REQUEST_RECORDS.read(environment),
+        capture_retention_days=storage.CAPTURE_RETENTION_DAYS.read(environment),
         has_public_bench=gateway.BENCH_PUBLIC.read(environment),
         drain_s=gateway.DRAIN_SECONDS.read(environment),
         redis_stall_s=storage.REDIS_STALL_S.read(environment),
     )
+
+
+def _traces_url(environment: Mapping[str, str]) -> str | None:
+    """The address for traces itself goes before the one below which OTLP has them."""
+    endpoint = gateway.OTLP_ENDPOINT.read(environment)
+    below = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
+    return gateway.OTLP_TRACES_ENDPOINT.read(environment) or below
 
 
 def _or(value: T | None, default: T) -> T:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from helexa_site.kept_file import keep_once
+from helexa_site.whole_file import keep_once
 
 INSTANCE_FILE = "instance_id"
 INSTANCE_BYTES = 16

@@ -6,7 +6,8 @@ from django.core.management.base import BaseCommand
 
 
 class QuickCommand(BaseCommand):
-    """Without Django's checks of the project, which import every page and take longer than most
-    commands: an operator's mistake cannot break what they look at. The tests run them."""
+    """A command without Django's checks of the project, which import every page and take longer
+    than most commands. No operator's mistake can break what they look at, and the tests run
+    them."""
 
     requires_system_checks: list[str] = []

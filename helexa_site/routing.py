@@ -25,12 +25,12 @@ from inference.gateway.batches.openai import (
 )
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
-from inference.gateway.consumers.api_consumer import UnknownUrlConsumer
 from inference.gateway.consumers.embed import EmbeddingsConsumer
 from inference.gateway.consumers.generate import GenerationConsumer
 from inference.gateway.consumers.health import HealthConsumer, PingConsumer
 from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
 from inference.gateway.consumers.openapi import OpenApiConsumer
+from inference.gateway.consumers.pass_through import PassThroughConsumer
 from inference.gateway.consumers.score import RerankConsumer, ScoreConsumer
 from inference.gateway.consumers.token_counts import (
     MessageTokenCountConsumer,
@@ -41,6 +41,7 @@ from inference.gateway.consumers.tokenize import (
     TokenizeConsumer,
     TokenizerInfoConsumer,
 )
+from inference.gateway.consumers.unknown_url import UnknownUrlConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
 from inference.gateway.ollama.consumers import (
@@ -66,6 +67,7 @@ from inference.gateway.responses.websocket import ResponseSocket
 from inference.gateway.server.lifespan import LifespanConsumer
 from inference.gateway.server.origins import with_cors
 from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of, deployment_of
+from inference.gateway.server.unhandled import UnhandledRequests
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import ErrorDialect
@@ -75,6 +77,9 @@ from inference.wire.ollama import generate as ollama_generate
 from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.completions import request as openai_completions
+from inference.wire.openai.passed.endpoints import ENDPOINTS
+from metering.playground.login import PREFIX as PLAYGROUND_PATH
+from metering.playground.login import path_by_login, with_login
 
 BENCH_PATH = "/api/bench/"
 """Read by pages of other origins, as the original's was."""
@@ -114,15 +119,22 @@ def build_application(
     if resumes_batches:
         gateway.when_started(worker.wake)
     routes = [*batch_routes(gateway, batch_store, worker), *api_routes(gateway, store)]
-    api = with_cors(URLRouter(routes), gateway.config)
+    pages_api = URLRouter(routes)
+    unhandled = UnhandledRequests(gateway)
+    api = with_cors(pages_api, gateway.config, on_refused=unhandled.refused_at)
     bench = with_cors(django_app, gateway.config)
+    pages = unhandled.recorded_where_unknown(django_app)
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
         path = api_path(scope["path"])
-        if scope["path"].startswith(BENCH_PATH):
+        of_playground = scope["path"].startswith(PLAYGROUND_PATH)
+        if of_playground and (by_login := path_by_login(scope["path"])) is not None:
+            known = await with_login(scope, django_app)
+            await pages_api({**known, "path": by_login}, receive, send)
+        elif scope["path"].startswith(BENCH_PATH):
             await bench(scope, receive, send)
         elif path is None:
-            await django_app(scope, receive, send)
+            await pages(scope, receive, send)
         else:
             deployment = deployment_of(scope["path"])
             await api({**scope, "path": path, "deployment": deployment}, receive, send)
@@ -130,7 +142,7 @@ def build_application(
     socket = ResponseSocket.as_asgi(gateway=gateway, store=store)
 
     async def websocket(scope: Any, receive: Any, send: Any) -> None:
-        application = socket if RESPONSES_PATH.fullmatch(scope["path"]) else no_socket
+        application = socket if RESPONSES_PATH.fullmatch(scope["path"]) else unhandled.no_socket
         await application(scope, receive, send)
 
     return ProtocolTypeRouter(
@@ -162,6 +174,13 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^v1/chat/completions/?$", chat),
         re_path(r"^v1/completions/?$", completions),
         re_path(r"^v1/embeddings/?$", EmbeddingsConsumer.as_asgi(gateway=gateway)),
+        *(
+            re_path(
+                rf"^{one.path.removeprefix('/')}/?$",
+                PassThroughConsumer.as_asgi(gateway=gateway, passed=one),
+            )
+            for one in ENDPOINTS
+        ),
         re_path(r"^v1/messages/?$", messages),
         re_path(r"^v1/messages/count_tokens/?$", count_tokens),
         re_path(r"^v1/messages/", no_messages),
@@ -183,7 +202,8 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
 
 
 def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> list[URLPattern]:
-    """Before those of ``api_routes``, which know no further paths under these."""
+    """Returns the URL patterns of files and batches. They go before those of ``api_routes``, which
+    have no further paths under these."""
     made = {"gateway": gateway, "store": store, "worker": worker}
     file, batch = r"^v1/files/(?P<name>[^/]+)", r"^v1/batches/(?P<name>[^/]+)"
     messages = r"^v1/messages/batches"
@@ -228,12 +248,6 @@ def _ollama(gateway: Gateway) -> list[URLPattern]:
     }
     assert consumers.keys() == OLLAMA_PATHS, "a path without an answer"
     return [re_path(f"^{path[1:]}$", consumer) for path, consumer in consumers.items()]
-
-
-async def no_socket(scope: Any, receive: Any, send: Any) -> None:
-    """The handshake is refused."""
-    await receive()
-    await send({"type": "websocket.close"})
 
 
 def _responses(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:

@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 
 from helexa_site.config import SECRET_KEY_FILE, Config
-from helexa_site.kept_file import keep_once
+from helexa_site.whole_file import keep_once
 from inference.settings.setting import SettingError
 
 SECRET_KEY_BYTES = 48

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import cast
 
 from django.templatetags.static import static
-from django.urls import reverse_lazy
 from django.utils.functional import SimpleLazyObject
 
 from helexa_site.config import REPOSITORY_DIR, read_config
 from helexa_site.databases import database_settings
-from helexa_site.hosts import allowed_hosts
 from helexa_site.secret_key import secret_key
+from helexa_site.web.hosts import allowed_hosts
+from helexa_site.web.navigation import navigation_of
 from inference.version import VERSION
 
 CONFIG = read_config()
@@ -25,14 +25,14 @@ CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.has_secure_cookies
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-"""``helexa_site.https`` removes it from requests that are not a trusted proxy's."""
+"""``helexa_site.web.https`` removes it from requests that are not a trusted proxy's."""
 SECURE_HSTS_SECONDS = CONFIG.hsts_s
 SILENCED_SYSTEM_CHECKS = [
     # Other names under this one, and browsers' lists, are not ours to decide on.
     "security.W005",
     "security.W021",
-    # ``helexa_site.https`` redirects what came through a proxy; Django's own redirect would hit the
-    # commands of this machine too.
+    # ``helexa_site.web.https`` redirects what came through a proxy; Django's own redirect would hit
+    # the commands of this machine too.
     *(["security.W008"] if CONFIG.redirects_to_https else []),
 ]
 
@@ -52,23 +52,25 @@ INSTALLED_APPS = [
     "fleet",
     "metering",
     "metering.bench",
+    "metering.playground",
     "inference.conversations",
     "inference.batches",
 ]
 
 MIDDLEWARE = [
-    "helexa_site.content_security.ContentSecurityMiddleware",
-    "helexa_site.hosts.HostMiddleware",
-    "helexa_site.https.HttpsMiddleware",
+    "helexa_site.web.content_security.ContentSecurityMiddleware",
+    "helexa_site.web.compression.CompressionMiddleware",
+    "helexa_site.web.hosts.HostMiddleware",
+    "helexa_site.web.https.HttpsMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "helexa_site.web.static_files.StaticFilesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "helexa_site.login_throttle.lockout_middleware",
+    "helexa_site.logins.throttle.lockout_middleware",
 ]
 
 ROOT_URLCONF = "helexa_site.urls"
@@ -84,6 +86,10 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+            ],
+            "builtins": [
+                "helexa_site.templatetags.moments",
+                "helexa_site.templatetags.landmarks",
             ],
         },
     },
@@ -101,7 +107,7 @@ LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "front"
 
 AUTHENTICATION_BACKENDS = [
-    "helexa_site.login_throttle.ThrottleBackend",
+    "helexa_site.logins.throttle.ThrottleBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
 
@@ -111,8 +117,13 @@ LOGGING_CONFIG = None
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
+FORMAT_MODULE_PATH = ["helexa_site.formats"]
 
 STATIC_URL = "static/"
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "helexa_site.web.static_files.HashedUrlStorage"},
+}
 WHITENOISE_USE_FINDERS = True
 """Served from the packages that bring them: nothing is collected into a directory."""
 
@@ -146,13 +157,9 @@ SPECTACULAR_SETTINGS = {
     },
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "filter": True},
 }
 """The page's script and style come from a package: no browser asks another host."""
-
-
-def _admin_link(title: str, icon: str, model: str) -> dict[str, object]:
-    return {"title": title, "icon": icon, "link": reverse_lazy(f"admin:{model}_changelist")}
-
 
 UNFOLD = {
     "SITE_TITLE": "helexa",
@@ -166,66 +173,13 @@ UNFOLD = {
         }
     ],
     "STYLES": [lambda _request: static("helexa/pages.css")],
-    "SCRIPTS": [lambda _request: static("helexa/pages.js")],
+    "SCRIPTS": [
+        lambda _request: static("helexa/pages.js"),
+        lambda _request: static("helexa/series.js"),
+        lambda _request: static("helexa/labels.js"),
+    ],
+    "ENVIRONMENT": "helexa_site.web.pages.open_access_label",
+    "LOGIN": {"form": "helexa_site.logins.login.OperatorLoginForm"},
     "DASHBOARD_CALLBACK": "fleet.dashboard.views.dashboard_context",
-    "SIDEBAR": {
-        "navigation": [
-            {
-                "items": [
-                    {
-                        "title": "Dashboard",
-                        "icon": "dashboard",
-                        "link": reverse_lazy("admin:index"),
-                    },
-                    {"title": "Playground", "icon": "chat", "link": reverse_lazy("playground")},
-                    {
-                        "title": "Who used what",
-                        "icon": "payments",
-                        "link": reverse_lazy("usage-accounts"),
-                    },
-                ],
-            },
-            {
-                "title": "Models",
-                "items": [
-                    _admin_link("Catalogue", "menu_book", "fleet_cataloguemodel"),
-                    _admin_link("Aliases", "label", "fleet_alias"),
-                    _admin_link("Load jobs", "downloading", "fleet_loadjob"),
-                    _admin_link("Downloads", "cloud_download", "fleet_download"),
-                    _admin_link("Replicas", "deployed_code", "fleet_replica"),
-                ],
-            },
-            {
-                "title": "Fleet",
-                "items": [
-                    _admin_link("Neurons", "dns", "fleet_neuron"),
-                    _admin_link("Devices", "memory", "fleet_device"),
-                    _admin_link("Invitations", "mail", "fleet_invitation"),
-                    _admin_link("Policy", "policy", "fleet_fleetpolicy"),
-                    {"title": "Settings", "icon": "settings", "link": reverse_lazy("settings")},
-                ],
-            },
-            {
-                "title": "Bench",
-                "items": [
-                    {"title": "Results", "icon": "speed", "link": reverse_lazy("bench-overview")},
-                    _admin_link("Targets", "target", "bench_benchtarget"),
-                    _admin_link("Sweep", "tune", "bench_sweepplan"),
-                ],
-            },
-            {
-                "title": "People",
-                "items": [
-                    _admin_link("Users", "person", "auth_user"),
-                    _admin_link("Accounts", "account_balance_wallet", "metering_account"),
-                    _admin_link("API keys", "key", "metering_apikey"),
-                    _admin_link("Budgets", "savings", "metering_budget"),
-                    _admin_link("Usage", "bar_chart", "metering_usagehour"),
-                    _admin_link("Ledger", "receipt_long", "metering_ledgerentry"),
-                    _admin_link("Set aside", "report", "metering_setasidereport"),
-                    _admin_link("Audit", "history", "metering_auditentry"),
-                ],
-            },
-        ],
-    },
+    "SIDEBAR": {"navigation": navigation_of},
 }

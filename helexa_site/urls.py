@@ -6,17 +6,19 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 
 from fleet.api.version import VersionView
-from helexa_site.api_reference import api_reference
-from helexa_site.front import favicon, front
-from helexa_site.login import Login, Logout
-from helexa_site.settings_page import settings_page
+from helexa_site.logins.login import Login, Logout
+from helexa_site.web.api_reference import api_reference
+from helexa_site.web.front import favicon, front
+from helexa_site.web.settings_page import settings_page
 
 # Here rather than when Django is set up: most processes and commands have no pages, and these are
 # half of what there is to import.
 admin.autodiscover()
 
-handler403 = "helexa_site.not_found.page_forbidden"
-handler404 = "helexa_site.not_found.page_not_found"
+handler400 = "helexa_site.web.error_pages.page_bad_request"
+handler403 = "helexa_site.web.error_pages.page_forbidden"
+handler404 = "helexa_site.web.error_pages.page_not_found"
+handler500 = "helexa_site.web.error_pages.page_failed"
 
 urlpatterns = [
     path("admin/dashboard/", include("fleet.dashboard.urls")),
@@ -25,8 +27,10 @@ urlpatterns = [
     path("", include("helexa_site.api_urls")),
     path("login/", Login.as_view(), name="login"),
     path("logout/", Logout.as_view(), name="logout"),
+    path("", include("metering.people.urls")),
     path("usage/", include("metering.usage.urls")),
     path("requests/", include("metering.requests.urls")),
+    path("series/", include("metering.series.urls")),
     path("bench/", include("metering.bench.pages.urls")),
     path("playground/", include("metering.playground.urls")),
     path("favicon.ico", favicon),

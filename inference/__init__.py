@@ -1,1 +1,1 @@
-"""From a client's bytes to a model's tokens and back."""
+"""Turns a client's bytes into a model's tokens and back."""

@@ -65,7 +65,7 @@ def build_of_checkout(checkout: Path) -> Build:
 
 
 def version_object(build: Build) -> dict[str, Any]:
-    """In the original's fields; ours are what it runs on."""
+    """Returns the build in the original's fields; ours are what it runs on."""
     return {
         "package_version": VERSION,
         "git_sha": build.git_sha,

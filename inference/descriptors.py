@@ -40,7 +40,7 @@ class DescriptorMarks:
     refuse_from: int
     """A connection with this number or a higher one is refused."""
     stop_from: int
-    """From this number on no connection is accepted until others have been closed."""
+    """The number from which on no connection is accepted until others have been closed."""
 
     @classmethod
     def of_limit(cls, limit: int) -> DescriptorMarks:

@@ -15,10 +15,18 @@ SIGNING = frozenset({"HELEXA_SECRET_KEY"})
 API_KEY = frozenset({"HELEXA_API_KEY", "HELEXA_SERVE_KEY"})
 HUGGINGFACE = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 """Loads download: see ``inference.loading.sources.huggingface``."""
+COLLECTOR_HEADERS = frozenset({"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"})
+COLLECTOR = COLLECTOR_HEADERS | {
+    *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+    *("OTEL_EXPORTER_OTLP_CLIENT_KEY", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY"),
+}
+"""The variables of a trace collector. Its address may have a password in it."""
 
-PLAIN_SECRETS = SIGNING | API_KEY | {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "PGPASSWORD"}
+PLAIN_SECRETS = (
+    SIGNING | API_KEY | COLLECTOR_HEADERS | {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "PGPASSWORD"}
+)
 """Whose whole value is secret."""
-SECRET_NAMES = DATABASE | REDIS | SIGNING | API_KEY | HUGGINGFACE
+SECRET_NAMES = DATABASE | REDIS | SIGNING | API_KEY | HUGGINGFACE | COLLECTOR
 SECRET_NAME = re.compile(
     r"PASSW|SECRET|CREDENTIAL|(^|_)(AUTH|DSN|KEY|PAT|TOKEN)S?(_|$)", re.IGNORECASE
 )
@@ -31,7 +39,7 @@ URLS_OF_DOWNLOADS = re.compile(r"_PROXY$|^(PIP|UV)_", re.IGNORECASE)
 class Role(Enum):
     """What a process is, and the secrets that it gets."""
 
-    GATEWAY = DATABASE | REDIS | SIGNING | API_KEY
+    GATEWAY = DATABASE | REDIS | SIGNING | API_KEY | COLLECTOR
     CONTROL = DATABASE | REDIS | SIGNING
     NEURON = REDIS | HUGGINGFACE  # which it hands on to its engines
     ENGINE = HUGGINGFACE
@@ -46,15 +54,46 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` less the secrets that ``role`` has no use for."""
+    """``environment`` less the secrets that ``role`` has no use for. Processes that list or
+    download models get the tokens of named sources, and the control the keys of bench targets."""
+    tokens, bench_keys = source_tokens(environment), bench_variables(environment)
+    kept = role.value if role is Role.OTHER else role.value | tokens
+    if role is Role.CONTROL:
+        kept |= bench_keys
     return {
         name: value
         for name, value in environment.items()
-        if name in role.value or not is_secret(name, value)
+        if name in kept or not (name in tokens | bench_keys or is_secret(name, value))
     }
+
+
+def source_tokens(environment: Mapping[str, str]) -> frozenset[str]:
+    """The variables that ``HELEXA_SOURCES`` names as tokens. Empty where the setting is wrong, for
+    which a process refuses it at its start."""
+    from inference.settings.setting import SettingError  # these import SECRET_NAMES from here
+    from inference.settings.storage import SOURCES
+
+    try:
+        return SOURCES.read(environment).token_variables
+    except SettingError:
+        return frozenset()
+
+
+def bench_variables(environment: Mapping[str, str]) -> frozenset[str]:
+    """The variables that ``HELEXA_BENCH_VARIABLES`` names; empty where the setting is wrong."""
+    from inference.settings.setting import SettingError
+    from inference.settings.storage import BENCH_VARIABLES
+
+    try:
+        return frozenset(BENCH_VARIABLES.read(environment))
+    except SettingError:
+        return frozenset()
 
 
 def forget_secrets(environment: MutableMapping[str, str]) -> None:
     """This process needs none of them any more, and neither do programs that it starts."""
-    for name in [name for name, value in environment.items() if is_secret(name, value)]:
+    named = source_tokens(environment) | bench_variables(environment)
+    for name in [
+        name for name, value in environment.items() if name in named or is_secret(name, value)
+    ]:
         del environment[name]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 FULL_COLLECTION_AFTER = 100
 """How many collections of the middle generation come before a full one; Python's own is 10."""
@@ -20,9 +22,22 @@ _lock = threading.Lock()
 _is_done = False
 
 
-def keep_imports() -> None:
-    """Exempt all present objects from garbage collection. A process calls it after its imports. A
-    second call does nothing, so that no garbage is kept."""
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause garbage collection while a process imports its modules, which it keeps anyway: what
+    they make starts hundreds of collections that find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def freeze_heap() -> None:
+    """Exempt all present objects from garbage collection: a gateway's or neuron's imports, an
+    engine's model as well. A second call does nothing, so that no garbage is kept."""
     global _is_done
     with _lock:
         if _is_done:
@@ -30,6 +45,17 @@ def keep_imports() -> None:
         _is_done = True
     gc.collect()
     gc.freeze()
+
+
+def collect_all() -> None:
+    """Collect garbage among the objects that ``freeze_heap`` exempted as well, and exempt all that
+    remain. An engine exempts its model as well: where references of the model, its steps
+    and its keys and values form cycles, nothing else frees them when it falls asleep."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if was_frozen:
+        gc.freeze()
 
 
 def make_full_collections_rare() -> None:

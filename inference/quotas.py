@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from django.db import connections, transaction
 
 LOCK_CLASS = 0x71756F74
-"""Of the advisory locks of quotas."""
+"""The class of the advisory locks of quotas."""
 
 
 class QuotaFullError(Exception):

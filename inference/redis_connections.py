@@ -19,11 +19,11 @@ from redis.backoff import NoBackoff
 logger = logging.getLogger(__name__)
 
 MAX_VALUE_BYTES = 4 * 1024 * 1024
-"""Of one argument of a command, and so of one value: ``proto-max-bulk-len``. Chat templates in load
-messages are the largest; requests and images go in pieces."""
+"""The longest argument of a command, and so the longest value: ``proto-max-bulk-len``. Chat
+templates in load messages are the largest; requests and images go in pieces."""
 MAX_CLIENTS_BYTES = 24 * 1024 * 1024
-"""Of all connections together: ``maxmemory-clients``. One that asks and does not read would take
-all memory otherwise. An honest neuron's take a few MiB, whatever it is sent."""
+"""The memory of all connections together: ``maxmemory-clients``. A client that asks and does not
+read would take all memory otherwise. An honest neuron's take a few MiB, whatever it is sent."""
 NO_EVICT = ("CLIENT", "NO-EVICT", "ON")
 
 
@@ -40,7 +40,7 @@ def connect_exempt(connection: Any) -> None:
 
 
 async def connect_exempt_async(connection: Any) -> None:
-    """As ``connect_exempt``, of ``redis.asyncio``."""
+    """Does what ``connect_exempt`` does, for a connection of ``redis.asyncio``."""
     await connection.on_connect()
     await connection.send_command(*NO_EVICT)
     try:
@@ -53,19 +53,24 @@ async def connect_exempt_async(connection: Any) -> None:
 
 @cache
 def _log_once(problem: str) -> None:
-    """Before Redis 7 nothing is closed for its size, and no host can be invited."""
+    """Logs the problem once. Before Redis 7 nothing is closed for its size, and no host can be
+    invited."""
     logger.info(
         "Redis may close this process' connections where clients hold too much: %s", problem
     )
 
 
 def redis_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
-    """Never repeats a command by itself: only the caller knows whether it may come twice."""
-    return redis.asyncio.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-        redis_connect_func=connect_exempt_async,
-    )
+    return redis.asyncio.Redis.from_url(url, **connection_options(timeout_s))
+
+
+def connection_options(timeout_s: float) -> dict[str, Any]:
+    """Options of ``redis.asyncio`` connections. They never repeat a command by themselves: only the
+    caller knows whether it may come twice."""
+    return {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "redis_connect_func": connect_exempt_async,
+    }

@@ -10,23 +10,32 @@ it does for the token in it.
 
 Replies come in the order of commands, so any number may be under way. Raises redis-py's errors.
 The protocol is at https://redis.io/docs/latest/develop/reference/protocol-spec.
+
+``RedisOutage`` is how long Redis has not answered, with the moment from which requests stop waiting
+for it:
+
+    answered ─▶ unanswered … ─┬─ answered       nothing was lost
+                              └─ after limit_s  on_given_up, once
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hiredis
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from inference.redis_connections import connect_exempt_async
+from inference.backoff import Backoff
+from inference.redis_connections import connection_options
+from inference.wire.errors import ServiceUnavailableError
+
+logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 
@@ -55,25 +64,19 @@ class RedisLink:
     ) -> None:
         self._timeout_s = timeout_s
         self._max_reply_bytes = max_reply_bytes
-        self._pool = redis.asyncio.ConnectionPool.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            redis_connect_func=connect_exempt_async,
-        )
+        self._pool = redis.asyncio.ConnectionPool.from_url(url, **connection_options(timeout_s))
         self._connection: Any = None
         """redis-py's. It closes its transport when the last reference to it is gone."""
         self._protocol: LinkProtocol | None = None
         self._connecting = asyncio.Lock()
         self._connect_failure: redis.ConnectionError | None = None
-        """Of the last attempt, where it failed; never raised itself, so it holds no frames."""
+        """The failure of the last attempt to connect, if it failed; it is never raised itself, so
+        it holds no frames."""
 
     async def xread(
         self, streams: dict[str, str], *, count: int, block: int
     ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
-        """As redis-py has it. ``block`` must be shorter than the timeout."""
+        """Reads streams as redis-py does. ``block`` must be shorter than the timeout."""
         reply = await self.command(
             *("XREAD", "COUNT", count, "BLOCK", block, "STREAMS"), *streams, *streams.values()
         )
@@ -95,8 +98,8 @@ class RedisLink:
         return await self.command("EVAL", script.text, len(keys), *keys, *args)
 
     async def command(self, *arguments: bytes | str | int) -> Any:
-        """Its reply. Raises ``redis.RedisError`` or ``OSError``. A caller that stops waiting leaves
-        the connection as it is."""
+        """Sends a command and returns its reply. Raises ``redis.RedisError`` or ``OSError``. A
+        caller that stops waiting leaves the connection as it is."""
         protocol = self._protocol
         if protocol is None or protocol.is_lost:
             protocol = await self._connect()
@@ -221,7 +224,7 @@ class ReplyBuffer:
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        """At most so many were received of the reply that is not complete yet."""
+        """The bytes received of the reply that is not complete yet, or a little more."""
         self._reader = hiredis.Reader(
             protocolError=redis.InvalidResponse,
             replyError=redis.ResponseError,
@@ -244,3 +247,44 @@ class _Incomplete:
 
 
 _INCOMPLETE = _Incomplete()
+
+
+class RedisOutage:
+    def __init__(self, limit_s: float, on_given_up: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit_s = limit_s
+        self._on_given_up = on_given_up
+        self._answered_s = self._loop.time()
+        self._is_answering = True
+        self._timer: asyncio.TimerHandle | None = None
+
+    def answered(self) -> None:
+        if not self._is_answering:
+            away_s = self._loop.time() - self._answered_s
+            logger.warning("Redis answers again, after %.1f s", away_s)
+        self._answered_s = self._loop.time()
+        self._is_answering = True
+        self.close()
+
+    def unanswered(self, error: Exception) -> None:
+        if not self._is_answering:
+            return
+        logger.warning("Redis does not answer (%s); waiting %.0f s for it", error, self._limit_s)
+        self._is_answering = False
+        self._timer = self._loop.call_at(self._answered_s + self._limit_s, self._give_up)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        logger.error("Redis has not answered for %.0f s: open requests fail", self._limit_s)
+        self._on_given_up()
+
+
+REDIS_BACKOFF = Backoff(first_s=0.1, max_s=1.0)
+
+
+def redis_unavailable() -> ServiceUnavailableError:
+    return ServiceUnavailableError("redis_unavailable", "Redis does not answer; try again shortly.")

@@ -68,7 +68,7 @@ class FailureRecord:
 
     @property
     def problem(self) -> str | None:
-        """In words, for people."""
+        """Describes a recent failure for people; ``None`` without one."""
         if self._failed_s is None or self.has_ended:
             return None
         if self._clock() - self._failed_s > SOUND_AFTER_S:
@@ -202,6 +202,6 @@ def _all_threads() -> list[SupervisedThread]:
 
 _threads: weakref.WeakSet[SupervisedThread] = weakref.WeakSet()
 _records: weakref.WeakSet[FailureRecord] = weakref.WeakSet()
-"""Of this process."""
+"""This process' records."""
 _registering = threading.Lock()
 _mending = threading.Lock()

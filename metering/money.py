@@ -13,7 +13,8 @@ MAX_USD = Decimal(9_000_000_000)
 
 
 def micro_usd_of(text: str) -> int:
-    """From "12.50" or "$0.0123". Raises ``ValueError`` with a message for people."""
+    """Converts "12.50" or "$0.0123" to micro-USD. Raises ``ValueError`` with a message for
+    people."""
     word = text.strip().removeprefix("$")
     try:
         usd = Decimal(word)

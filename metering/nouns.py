@@ -10,13 +10,15 @@ from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
 from metering.requests.filters import FILTERS
+from metering.series.kinds import Kind
 from metering.services.accounts import MAX_WEIGHT
 from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
 from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
 
 
 def prefix_of_word(word: str) -> str:
-    """Of a whole key only its prefix is used: no URL or log line holds a key."""
+    """Returns the prefix of a whole key, so that no URL or log line holds a key; any other word as
+    it is."""
     return prefix_of(word) or word
 
 
@@ -46,6 +48,12 @@ LIMITS = (
         help="requests at once; none: no limit",
     ),
 )
+CAPTURE = Field(
+    name="capture_until",
+    kind=Moment(),
+    placeholder="WHEN",
+    help="store the bodies of its requests until then: 2h, at most 7d, or never",
+)
 ACCOUNTS = Noun(
     path="accounts",
     word="account",
@@ -67,6 +75,7 @@ ACCOUNTS = Noun(
         ),
         Field(name="enabled", kind=Flag(), help="true, or false: its keys are refused"),
         *LIMITS,
+        CAPTURE,
     ),
     filters=("enabled",),
 )
@@ -130,6 +139,16 @@ KEYS = Noun(
             help="names of the catalogue, or aliases; empty: all",
         ),
         Field(
+            name="names_end_user",
+            kind=Flag(),
+            help="true: its clients are trusted to name their end user",
+        ),
+        Field(
+            name="may_leave_network",
+            kind=Flag(),
+            help="false: its requests never go to upstreams outside your network",
+        ),
+        Field(
             name="expires_at",
             flag="expires",
             kind=Moment(),
@@ -137,6 +156,7 @@ KEYS = Noun(
             help="30d, 12h, 2027-01-31 or never",
         ),
         *LIMITS,
+        CAPTURE,
     ),
     filters=("account", "status"),
     id_help="as in hx-0a1b2c3d4e",
@@ -186,6 +206,19 @@ BUDGETS = Noun(
         ),
     ),
     filters=("account", "key", "unit", "window"),
+)
+SERIES = Noun(
+    path="series",
+    word="series",
+    id_field="name",
+    fields=(),
+    filters=("kind", "name", "range", "step"),
+    filter_help={
+        "kind": f"{', '.join(Kind)}; without it the fleet",
+        "name": "whose; a device's is NEURON/cuda:0",
+        "range": "how far back: 5m to 30d (3h)",
+        "step": "in seconds; without it at most 200 points",
+    },
 )
 REQUESTS = Noun(
     path="requests",

@@ -1,10 +1,14 @@
-"""What tokens cost. Pure integers: micro-USD, and micro-USD per million tokens."""
+"""What requests cost. Pure integers: micro-USD, and micro-USD per million tokens or units."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 TOKENS_PER_PRICE = 1_000_000
+MAX_PRICE_MICRO_USD = 10**15 - 1
+"""The highest price of a million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,18 +19,28 @@ class Prices:
     cached_input_micro_usd: int = 0
     output_micro_usd: int = 0
 
+    @classmethod
+    def named(
+        cls, *, input: int | None, cached_input: int | None, output: int | None
+    ) -> Prices | None:
+        """The prices that are named; ``None`` without one of the prompt or of the answer. Cached
+        tokens cost as others do unless theirs is named."""
+        if input is None or output is None:
+            return None
+        return cls(
+            input_micro_usd=input,
+            cached_input_micro_usd=input if cached_input is None else cached_input,
+            output_micro_usd=output,
+        )
+
     def less(self, percent: int) -> Prices:
         """Each rounded up, so that nothing that has a price becomes free but by all of it."""
         if percent == 0:
             return self
-
-        def part(price: int) -> int:
-            return -(-price * (100 - percent) // 100)
-
         return Prices(
-            input_micro_usd=part(self.input_micro_usd),
-            cached_input_micro_usd=part(self.cached_input_micro_usd),
-            output_micro_usd=part(self.output_micro_usd),
+            input_micro_usd=_less(self.input_micro_usd, percent),
+            cached_input_micro_usd=_less(self.cached_input_micro_usd, percent),
+            output_micro_usd=_less(self.output_micro_usd, percent),
         )
 
     def cost_micro_usd(
@@ -58,3 +72,75 @@ class Prices:
 
 
 FREE = Prices()
+
+
+@dataclass(frozen=True, slots=True)
+class DearestPrices:
+    """Several prices of which one will hold: whatever is reserved is enough for each of them."""
+
+    each: tuple[Prices, ...]
+    """At least one."""
+
+    def most_micro_usd(self, *, prompt_tokens: int, completion_tokens: int) -> int:
+        """Returns what ``Prices.most_micro_usd`` does, where the request costs most."""
+        return max(
+            one.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+            for one in self.each
+        )
+
+    def affordable_output_tokens(self, *, micro_usd: int, prompt_tokens: int) -> int | None:
+        """Does what ``Prices.affordable_output_tokens`` does, where the request costs most."""
+        bought = (
+            one.affordable_output_tokens(micro_usd=micro_usd, prompt_tokens=prompt_tokens)
+            for one in self.each
+        )
+        return min((tokens for tokens in bought if tokens is not None), default=None)
+
+
+def highest(prices: Collection[Prices]) -> Prices:
+    """Returns a price of each kind that none of them is above. ``prices``: at least one."""
+    return Prices(
+        input_micro_usd=max(one.input_micro_usd for one in prices),
+        cached_input_micro_usd=max(one.cached_input_micro_usd for one in prices),
+        output_micro_usd=max(one.output_micro_usd for one in prices),
+    )
+
+
+Unit = Literal["", "request", "second", "character", "image"]
+"""What a request without tokens is metered by; empty: it has tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metered:
+    """How much a request without tokens used, or may use at most, and what that costs."""
+
+    unit: Unit = ""
+    num_units: int = 0
+    micro_usd: int = 0
+
+
+NOT_METERED = Metered()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPrices:
+    """Micro-USD per million requests, and per million of what each request is metered by."""
+
+    request_micro_usd: int = 0
+    unit_micro_usd: int = 0
+
+    def less(self, percent: int) -> UnitPrices:
+        """Each rounded up, as ``Prices.less``."""
+        return UnitPrices(
+            request_micro_usd=_less(self.request_micro_usd, percent),
+            unit_micro_usd=_less(self.unit_micro_usd, percent),
+        )
+
+    def metered(self, unit: Unit, num_units: int) -> Metered:
+        """One request of so many units; its cost is rounded up to a whole micro-USD."""
+        total = self.request_micro_usd + num_units * self.unit_micro_usd
+        return Metered(unit=unit, num_units=num_units, micro_usd=-(-total // TOKENS_PER_PRICE))
+
+
+def _less(price: int, percent: int) -> int:
+    return -(-price * (100 - percent) // 100)

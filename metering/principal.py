@@ -46,9 +46,18 @@ class RateLimits:
         """The limits among the named values of a form or a body."""
         return cls(**{name: values.get(name) for name in LIMIT_FIELDS})
 
+    @property
+    def is_limited(self) -> bool:
+        return not (
+            self.requests_per_minute is None
+            and self.tokens_per_minute is None
+            and self.max_concurrent is None
+        )
+
 
 LIMIT_FIELDS = tuple(each.name for each in fields(RateLimits))
-"""Also the columns, the JSON fields and the form fields of a key's and an account's limits."""
+"""The limits' names: also the columns, the JSON fields and the form fields of a key's and an
+account's limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,12 @@ class Principal:
     key_limits: RateLimits = field(default_factory=RateLimits)
     account_limits: RateLimits = field(default_factory=RateLimits)
     expires_unix_s: float | None = None
+    names_end_user: bool = False
+    """Its clients are trusted to name whom they ask for."""
+    may_leave_network: bool = True
+    """Its requests may go to upstreams outside, where the model's may."""
+    capture_until_unix_s: float | None = None
+    """An operator stores the bodies of its requests until then."""
     is_self_test: bool = False
     """``serve`` asks whether the model answers: neither billed nor counted."""
 
@@ -81,12 +96,19 @@ class Principal:
         limits = (self.key_limits.tokens_per_minute, self.account_limits.tokens_per_minute)
         return min((limit for limit in limits if limit is not None), default=None)
 
+    def is_captured(self, now_unix_s: float) -> bool:
+        return self.capture_until_unix_s is not None and now_unix_s < self.capture_until_unix_s
+
     def has(self, scope: Scope) -> bool:
         return scope in self.scopes
 
 
 def anonymous_principal(
-    *, budgets: tuple[int, ...] = (), limits: RateLimits | None = None, weight: int = 1
+    *,
+    budgets: tuple[int, ...] = (),
+    limits: RateLimits | None = None,
+    weight: int = 1,
+    capture_until_unix_s: float | None = None,
 ) -> Principal:
     return Principal(
         account=ANONYMOUS_ACCOUNT,
@@ -95,6 +117,7 @@ def anonymous_principal(
         is_anonymous=True,
         budgets=budgets,
         account_limits=limits or RateLimits(),
+        capture_until_unix_s=capture_until_unix_s,
     )
 
 

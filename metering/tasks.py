@@ -21,10 +21,10 @@ from helexa_site.celery import (
     TASK_SETTLE_ORPHANS,
     app,
 )
-from metering.ledger import orphans, retention, usage_reports
+from metering.ledger import orphans, retention, settlement
 from metering.ledger.receipts import Receipts
 from metering.ledger.sweep_pause import SweepPause
-from metering.request_records.retention import request_records_forget
+from metering.request_records.retention import captured_requests_forget, request_records_forget
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def _sweep(*, client: redis.Redis, now_unix_s: float) -> int:
 
 def _settle_reports(*, client: redis.Redis, now_unix_s: float) -> int:
     days = settings.CONFIG.ledger_retention_days
-    return usage_reports.usage_reports_settle(
+    return settlement.usage_reports_settle(
         client=client,
         receipts=Receipts(settings.SECRET_KEY),
         now_unix_s=now_unix_s,
@@ -82,8 +82,12 @@ def forget_request_records() -> None:
     before = timezone.now() - timedelta(days=days) if days else None
     try:
         num_forgotten = request_records_forget(before=before, max_rows=config.max_request_records)
+        captured_before = timezone.now() - timedelta(days=config.capture_retention_days)
+        num_captured = captured_requests_forget(before=captured_before)
     except DatabaseError as error:
         logger.warning("old request records not forgotten: %s", error)
         return
     if num_forgotten:
         logger.info("forgot %d request records", num_forgotten)
+    if num_captured:
+        logger.info("forgot the captured bodies of %d requests", num_captured)

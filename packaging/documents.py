@@ -25,7 +25,7 @@ DJANGOS_TOO = ("--force-color", "--skip-checks")
 
 @cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Of every command of ours that Django runs."""
+    """Returns the parsers of our commands that Django runs, by command."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     import django
     from django.core.management import get_commands, load_command_class
@@ -79,7 +79,7 @@ def manual_text() -> str:
 
 
 def completion_text() -> str:
-    """For bash."""
+    """Returns the completion script for bash."""
     cases = []
     for name, parser in parsers().items():
         words = [flag for flags, _ in arguments_of(parser) for flag in flags.split(", ")]

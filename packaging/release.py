@@ -25,11 +25,12 @@ class Release:
     is_tagged: bool
     build: Build
     unix_s: int
-    """Of the commit: what files in packages are dated."""
+    """The commit's time: files in packages are dated by it."""
 
     @property
     def package_version(self) -> str:
-        """As dpkg and rpm sort it: what comes after a release is newer than it."""
+        """The version as dpkg and rpm sort it: a build after a release is newer than the
+        release."""
         if self.is_tagged:
             return self.version
         moment = re.sub(r"\D", "", self.build.build_timestamp)[:14]

@@ -50,6 +50,6 @@ def _rpm_text(notes: str) -> str:
 
 
 def _day(day: date) -> str:
-    """As rpm reads it, in English whatever the locale is."""
+    """Returns the date as rpm reads it, in English whatever the locale is."""
     weekday, month, number, _, year = day.ctime().split()
     return f"{weekday} {month} {number:0>2} {year}"

@@ -8,26 +8,29 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import django.conf
 import hypothesis
+import psutil
 import pytest
 import redis
 from pytest_django.plugin import DjangoDbBlocker
 from xdist.remote import Producer
 
-from helexa_site.bootstrap.environment import default_data_dir
+from helexa_site.bootstrap.installing.environment import default_data_dir
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from inference import supervised_threads
 from inference.sandbox.pool import WorkerPool
+from tests.compiled_once import compile_part
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.migrated_database import MakeSqlite, MigratedDatabase, migrated_database
-from tests.private_redis import running_redis
+from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
+from tests.servers.private_redis import running_redis
 from tests.spreading import SpreadByServer, check_servers, turn
 from tests.time_limit import (  # noqa: F401 - hooks
     pytest_configure,
@@ -54,7 +57,7 @@ os.environ.setdefault("HELEXA_METRICS_LISTEN", "off")
 if not has_cuda():
     # Before Triton is imported, which parts of torch do: kernels then run interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
-# How long an example takes says how busy the machine is. scripts/nightly takes the long
+# How long an example takes depends on how busy the machine is. scripts/nightly takes the long
 # profile.
 for profile, num_examples in (("suite", 40), ("long", 120)):
     hypothesis.settings.register_profile(
@@ -85,11 +88,14 @@ def is_one_of_several(config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays until the end: some million objects, which each full
-    collection of the garbage collector would look through."""
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Imported modules and collected tests stay until the end: some million objects, which each
+    full collection of the garbage collector would look through."""
     gc.disable()
     try:
+        if is_one_of_several(config := session.config):
+            own = config.workerinput
+            compile_part(config, int(own["workerid"].removeprefix("gw")), own["workercount"])
         return (yield)
     finally:
         gc.collect()
@@ -109,18 +115,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SpreadB
 @pytest.fixture(scope="session", autouse=True)
 def sandbox_workers() -> Iterator[WorkerPool]:
     yield WORKERS
-    WORKERS.close()
+    WORKERS.close_for_good()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that leaves a process behind has failed, whatever its tests say. Of several processes
+    """A run that leaves a process behind has failed, whatever its tests found. Of several processes
     that share a run, the one that started the others looks, when they are gone."""
     if is_one_of_several(session.config):
         return
     for process in leftovers():
-        print(f"\nleft behind: {process.pid} {' '.join(process.cmdline())}")
-        process.kill()
+        print(f"\nleft behind: {process.pid} {' '.join(command_line(process))}")
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -132,8 +139,8 @@ def django_db_setup(
     django_db_modify_db_settings: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[MigratedDatabase | None]:
-    """In the place of pytest-django's, which makes no database where no test of the run uses it
-    itself. What a test commits is undone at little cost, where the database is in memory."""
+    """Stands in the place of pytest-django's, which makes no database where no test of the run uses
+    it itself. What a test commits is undone at little cost, where the database is in memory."""
     config = request.config
     common_dir = tmp_path_factory.getbasetemp().parent if is_one_of_several(config) else None
     with ExitStack() as at_the_end:
@@ -166,7 +173,7 @@ def make_sqlite(
 
 @pytest.fixture(scope="session")
 def migrated_sqlite(make_sqlite: MakeSqlite) -> Path:
-    """With nothing else in it. To be copied."""
+    """Makes a database with nothing but the migrations' rows, to be copied."""
     return make_sqlite()
 
 
@@ -208,7 +215,7 @@ def redis_db(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture(scope="session")
 def native_cache_dir() -> Path:
     """Where the native decoder is compiled by the first test or engine that needs it, for all and
-    for later runs: a library's name says what it was compiled from, by what and for which CPU."""
+    for later runs: a library's name has its source's hash, its compiler and its CPU."""
     compiled_dir = MODEL_CACHE_DIR.parent / "native"
     compiled_dir.mkdir(parents=True, exist_ok=True)
     return compiled_dir
@@ -225,6 +232,15 @@ def model_cache_dir() -> Path:
 def default_gguf(model_cache_dir: Path) -> Path:
     """SmolLM2-135M-Instruct Q4_1, whole and checked."""
     return fetch_default_model()
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf(model_cache_dir: Path) -> Path:
+    """Gemma 3 270M Q4_K_M, whole and checked: a base model without a chat template, for slow
+    tests."""
+    from benchmarks.weights.gemma_file import fetch_gemma  # imports what few runs need
+
+    return fetch_gemma(model_cache_dir)
 
 
 @pytest.fixture(scope="session")

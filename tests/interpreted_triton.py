@@ -23,7 +23,7 @@ def patch_once_a_launch() -> None:
 
 
 class PatchedOnce:
-    """In the place of the interpreter's ``_patch_lang``."""
+    """Stands in the place of the interpreter's ``_patch_lang``."""
 
     def __init__(self, patch: Any) -> None:
         self._patch = patch

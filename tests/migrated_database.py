@@ -30,7 +30,7 @@ class MigratedDatabase:
 
     @contextmanager
     def restored_after_tests(self) -> Iterator[None]:
-        """Until the end, after each test that commits."""
+        """Restores the database until the end, after each test that commits."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(TransactionTestCase, "_fixture_teardown", lambda _test: self.restore())
             yield
@@ -80,7 +80,7 @@ def migrated_database(
 
 @contextmanager
 def taken_over(common_dir: Path | None) -> Iterator[None]:
-    """What is inside finds a database that is migrated already, where another process of the run
+    """The code inside finds a database that is migrated already, where another process of the run
     has one. The first leaves its own for the others, who wait for it."""
     name = connection.creation._get_test_db_name()
     if common_dir is None or connection.vendor != "sqlite" or "mode=memory" not in name:
@@ -105,8 +105,8 @@ def taken_over(common_dir: Path | None) -> Iterator[None]:
 
 
 def _end_other_sessions() -> None:
-    """Of processes that a test killed, which the server has not noticed yet, and of threads that
-    are ending: a database with sessions cannot be dropped."""
+    """Ends the sessions of processes that a test killed, which the server has not noticed yet, and
+    of threads that are ending: a database with sessions cannot be dropped."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "

@@ -60,7 +60,9 @@ def check_servers(items: list[pytest.Item]) -> None:
     for item in items:
         used = [server for server in SERVERS if server in getattr(item, "fixturenames", ())]
         if used and server_of(file_of(item)) not in used:
-            raise pytest.UsageError(f"{item.nodeid} uses {used[0]}, and its parameters don't tell")
+            raise pytest.UsageError(
+                f"{item.nodeid} uses {used[0]}, and its parameters don't name it"
+            )
 
 
 def ends_with(item: pytest.Item, nextitem: pytest.Item | None) -> str | None:

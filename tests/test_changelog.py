@@ -19,7 +19,7 @@ def test_releases_follow_what_is_unreleased_newest_first() -> None:
 
 
 def test_each_release_has_its_changes_by_kind_in_this_order() -> None:
-    """``scripts/release`` refuses what is unreleased and not sorted yet."""
+    """``scripts/release`` refuses unreleased entries that are not sorted yet."""
     for release in re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[2:]:
         kinds = re.findall(r"^### (.+)$", release, re.MULTILINE)
         assert kinds == [kind for kind in KINDS if kind in kinds], release.splitlines()[0]

@@ -20,7 +20,7 @@ FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
 
 def anchors_of(text: str) -> set[str]:
-    """As GitHub and Forgejo make them of headings."""
+    """Returns the anchors that GitHub and Forgejo make of headings."""
     words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text))
     return {word.replace(" ", "-") for word in words}
 

@@ -41,7 +41,7 @@ OTHERS = {
 SECONDS = {"ms": 0.001, "s": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "MB": 10**6, "GB": 10**9}
 FACTORS = {**SECONDS, **{f"{unit}s": s for unit, s in SECONDS.items() if len(unit) > 2}, **BYTES}
-"""Of units; all other words after a number are counted things."""
+"""The factors of units; all other words after a number are counted things."""
 OWN_UNITS = {"_MS": 0.001, "_MINUTES": 60, "_HOURS": 3600, "_DAYS": 86_400}
 """What one unit of a constant is, by the end of its name."""
 

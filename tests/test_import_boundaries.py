@@ -18,7 +18,7 @@ import pytest
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 PACKAGES = ("helexa_site", "fleet", "inference", "metering")
-"""What is installed on hosts. Benchmarks measure these, and none of them knows the benchmarks."""
+"""The packages installed on hosts. Benchmarks measure these, and none of them knows benchmarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Boundary:
 
 DJANGO = ("django", "channels", "daphne", "rest_framework", "fleet", "helexa_site", "metering")
 OUTSIDE = (*DJANGO, "torch", "transformers", "celery", "redis", "msgspec", "psutil")
-"""What is not there before anything is installed."""
+"""Packages that are missing before anything is installed."""
 BACKENDS = (
     "inference.models.decoder",
     "inference.models.graphed",
@@ -84,6 +84,7 @@ BOUNDARIES = (
     Boundary("inference/backoff.py", OUTSIDE),
     Boundary("inference/environment.py", OUTSIDE),
     Boundary("inference/recent_results.py", OUTSIDE),
+    Boundary("inference/request_ids.py", OUTSIDE),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),
     Boundary(
         "inference/gateway", ("torch", "transformers", "inference.neuron", "inference.models")
@@ -112,8 +113,10 @@ BOUNDARIES = (
             ("django", "redis", "celery", "fleet", "helexa_site", "urllib", "http"),
         )
         for name in (
-            *("answers", "cases", "comparison", "errors", "metrics", "plan", "probing", "prompts"),
-            *("scenarios", "settings", "statistics"),
+            "errors",
+            *(f"results/{name}" for name in ("comparison", "metrics", "statistics")),
+            *(f"sweeps/{name}" for name in ("answers", "cases", "plan", "probing", "prompts")),
+            *(f"sweeps/{name}" for name in ("scenarios", "settings")),
         )
     ),
     # Installed alone, beside an editor: nothing of helexa is there.
@@ -122,6 +125,18 @@ BOUNDARIES = (
     *(
         Boundary(f"inference/engine/{name}.py", ("torch", "numpy"))
         for name in ("cache/kv_cache", "emission", "engine")
+    ),
+    *(
+        Boundary(
+            package,
+            ("opentelemetry",),
+            # Imported where a collector is named, and only then.
+            frozenset(
+                (f"inference/gateway/tracing/{file}.py", "opentelemetry")
+                for file in ("exporter", "spans")
+            ),
+        )
+        for package in PACKAGES
     ),
     *(Boundary(package, ("benchmarks", "tests", "helexa_acp")) for package in PACKAGES),
 )
@@ -147,7 +162,7 @@ BARE_IMPORTS = {
             *("metering.apps", "helexa_site.celery", "helexa_site.asgi"),  # the last sets Django up
             *("inference.gateway.server.run", "fleet.tasks", "metering.tasks"),
         ),
-        ("torch", "transformers", "inference.engine"),
+        ("torch", "transformers", "inference.engine", "opentelemetry"),
     ),
     "engine": (
         ("inference.engine.serving.process",),
@@ -155,7 +170,7 @@ BARE_IMPORTS = {
     ),
     "sandbox": (
         ("inference.sandbox.fork_server",),
-        ("django", "channels", "torch", "celery", "redis", "fleet", "psutil"),
+        ("django", "channels", "torch", "transformers", "celery", "redis", "fleet", "psutil"),
     ),
     "bootstrap": (
         ("helexa_site.bootstrap.commands", "inference.neuron.__main__"),
@@ -236,7 +251,7 @@ def bare_import(
         cwd=REPOSITORY_DIR,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
 
 

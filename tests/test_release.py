@@ -122,6 +122,17 @@ def test_a_suite_that_leaves_changes_is_refused(clone: Path) -> None:
     assert_untouched(clone, changes="?? left")
 
 
+def test_a_file_without_the_version_is_refused_before_the_suite_runs(clone: Path) -> None:
+    """The changelog and the other files stay as they are, too."""
+    document = clone / "docs" / "openapi.json"
+    document.write_text(document.read_text().replace(f'"version": "{VERSION}"', '"version": "0"'))
+    git(clone, "commit", "--quiet", "-am", "docs: another version")
+    refused = released(clone, suite="touch ran")
+    assert "docs/openapi.json does not have" in refused
+    assert git(clone, "status", "--porcelain") == ""
+    assert git(clone, "tag", "--list") == ""
+
+
 @pytest.mark.parametrize("version", [VERSION, "0.0.9", "1.0", "v1.0.0", "next"])
 def test_a_version_that_is_none_or_not_newer_is_refused(clone: Path, version: str) -> None:
     assert "no release: " in released(clone, version)

@@ -13,11 +13,11 @@ from tests.spreading import ends_with, server_of, turn
 @pytest.mark.parametrize(
     ("file", "server"),
     [
-        ("tests/live/test_answer.py", "shared_server"),
-        ("tests/live/test_start_and_stop.py", "shared_server"),
-        ("tests/live/test_hang_ups.py", "scripted_server"),
-        ("tests/live/test_sdk_chat.py", "scripted_server"),
-        ("tests/live/test_faults.py", None),
+        ("tests/live/real_model/test_answer.py", "shared_server"),
+        ("tests/live/operating/test_start_and_stop.py", "shared_server"),
+        ("tests/live/failures/test_hang_ups.py", "scripted_server"),
+        ("tests/live/sdk/test_chat.py", "scripted_server"),
+        ("tests/live/failures/test_faults.py", None),
         ("tests/test_spreading.py", None),
     ],
 )
@@ -31,17 +31,18 @@ def item(file: str) -> pytest.Item:
 
 def test_what_takes_longest_is_handed_out_first() -> None:
     files = [
-        "tests/acp/test_store.py",
+        "tests/acp/conversation/test_store.py",
         "tests/test_import_boundaries.py",
-        "tests/live/test_hang_ups.py",
-        "tests/live/test_answer.py",
+        "tests/live/failures/test_hang_ups.py",
+        "tests/live/real_model/test_answer.py",
     ]
     assert sorted(map(item, files), key=turn) == [item(file) for file in reversed(files)]
 
 
 def test_a_server_ends_with_the_last_test_that_shares_it() -> None:
-    answer, start = item("tests/live/test_answer.py"), item("tests/live/test_start_and_stop.py")
-    hang_ups, own = item("tests/live/test_hang_ups.py"), item("tests/test_spreading.py")
+    answer = item("tests/live/real_model/test_answer.py")
+    start = item("tests/live/operating/test_start_and_stop.py")
+    hang_ups, own = item("tests/live/failures/test_hang_ups.py"), item("tests/test_spreading.py")
     assert ends_with(answer, start) is None
     assert ends_with(start, hang_ups) == ends_with(start, None) == "shared_server"
     assert ends_with(hang_ups, own) == "scripted_server"

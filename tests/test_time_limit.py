@@ -1,4 +1,4 @@
-"""A test that hangs fails by itself, says where it hung, and those after it run."""
+"""A test that hangs fails by itself with the place where it hung, and those after it run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def test_waits_for_a_thread():
 
 @pytest.mark.limit_s(0.2)
 def test_waits_on_the_event_loop():
-    async def wait():
+    async def wait_for_what_never_comes():
         await asyncio.Event().wait()
+    async def wait():
+        await wait_for_what_never_comes()
     asyncio.run(wait())
 
 @pytest.mark.limit_s(0.2)
@@ -94,6 +96,7 @@ def test_each_that_hangs_fails_and_reports_where(tmp_path: Path) -> None:
     assert "PASSED test_hanging.py::test_passes" in done.stdout
     assert "not done within 0.2 s" in done.stdout
     assert "--- the-other" in done.stdout
+    assert "--- task " in done.stdout and "in wait_for_what_never_comes" in done.stdout
 
 
 def test_native_code_that_never_comes_back_ends_the_process(tmp_path: Path) -> None:

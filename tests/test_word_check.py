@@ -86,6 +86,14 @@ def test_every_folder_of_inference_is_a_package(check: ModuleType) -> None:
     assert packages == ["inference/wire", "inference", "fleet", "."]
 
 
+def test_a_file_is_kept_by_its_path_and_reason(check: ModuleType, checkout: Path) -> None:
+    write(checkout, "fleet/more.py", "told = 1\n")
+    (checkout / "kept.tsv").write_text("fleet/more.py\tinputs of a check\n")
+    assert ran(check, checkout) == 0
+    write(checkout, "fleet/more_than_kept.py", "told = 1\n")
+    assert ran(check, checkout) == 1
+
+
 def test_prose_is_docstrings_and_comments(check: ModuleType) -> None:
     finder = check.WordFinder(check.read_words(REPOSITORY / "scripts" / "words" / "list.tsv"))
     code = '"""One.\n\nNobody asks."""\n\nnobody = "nobody"  # as nobody does\n'

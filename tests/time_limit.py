@@ -1,15 +1,17 @@
-"""A limit for every test: one that hangs fails, says where all threads are, and the run goes on.
+"""A limit for every test: a hanging one fails and prints where all threads and tasks are; the run
+continues.
 
     setup, call or teardown ─▶ limit ─▶ SIGALRM: TimeLimitExceeded is raised where the test waits
                                 └─▶ long after: stacks to stderr, the process ends
 
 The second is for what no signal reaches: native code that never comes back. pytest-xdist then names
 the test, and starts another process for the rest. Where processes share cores the limit is longer:
-it is there for what never ends, and says nothing of how long a test may take.
+it is there for what never ends, and sets no aim for how long a test may take.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import math
@@ -21,22 +23,23 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
 LIMIT_S = 180.0
-"""For a test's setup, its call and its teardown, each; ``@pytest.mark.limit_s(...)`` says other."""
+"""The limit of a test's setup, its call and its teardown, each. ``@pytest.mark.limit_s()`` sets
+others."""
 SETUP_LIMIT_S = 600.0
-"""Of the first test that uses a server: it is started there."""
+"""The limit of the first test that uses a server: it is started there."""
 AGAIN_S = 60.0
 """After this it is raised again: something may have swallowed it."""
 LIMITS_TO_THE_END = 3
 """The process ends after so many of a test that has a limit of its own."""
 END_S = 1800.0
-"""Of other tests it ends at the latest after this, at the earliest after half of it: later than any
-limit. To put it off with each test would start a thread and wait for the end of another one, which
-takes longer than most tests where cores are busy."""
+"""The limit of other tests' ends: at the latest after this, at the earliest after half of it, later
+than any limit. To put it off with each test would start a thread and wait for the end of another
+one, which takes longer than most tests where cores are busy."""
 
 _stderr = pytest.StashKey[TextIO]()
 
@@ -102,14 +105,14 @@ def _limited(item: pytest.Item, default_s: float) -> Iterator[None]:
 
 
 class End:
-    """Of this process, with the stacks of all threads. It does not hang on the interpreter."""
+    """Ends this process, with the stacks of all threads. It does not hang on the interpreter."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._comes_s = -math.inf
 
     def stay_away(self, stderr: TextIO) -> None:
-        """For half of ``END_S`` and more."""
+        """Stays away for half of ``END_S`` and more."""
         end_s = END_S * processes_per_core()
         if self._comes_s - self._clock() < end_s / 2:
             self.come_after(end_s, stderr)
@@ -132,8 +135,24 @@ def processes_per_core() -> float:
 
 
 def stacks() -> str:
+    """The stacks of all threads, and of what waits on this thread's event loop."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
+    threads = [
         f"--- {names.get(thread_id, thread_id)}\n{''.join(traceback.format_stack(frame))}"
         for thread_id, frame in sys._current_frames().items()
-    )
+    ]
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:  # no loop runs here
+        tasks = set()
+    return "\n".join([*threads, *(f"--- task {task.get_name()}\n{_waits(task)}" for task in tasks)])
+
+
+def _waits(task: asyncio.Task[Any]) -> str:
+    """Where a task waits, outermost first."""
+    lines: list[str] = []
+    awaited: Any = task.get_coro()
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        lines += traceback.format_list(traceback.StackSummary.extract([(frame, frame.f_lineno)]))
+        awaited = awaited.cr_await
+    return "".join(lines)

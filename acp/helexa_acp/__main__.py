@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import sys
-from collections.abc import Mapping
 
 from helexa_acp import __version__
 from helexa_acp.config import load_config
 from helexa_acp.errors import ConfigError
+from helexa_acp.logs import set_up_logging
 
 HELP = """\
 usage: helexa-acp [--help | --version]
@@ -25,6 +24,7 @@ An editor starts it and talks to it over standard input and output.
   HELEXA_ACP_MODEL         the model to begin with
   HELEXA_ACP_CONFIG_PATH   a TOML file with several endpoints and more settings
   HELEXA_ACP_LOG_FILE      where the log goes (default: standard error)
+  HELEXA_LOG_LEVEL         what the log has: debug, info (default), warning or error
 
 The README has an editor's settings and every other setting.
 """
@@ -40,8 +40,8 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(f"helexa-acp: {error}")
     gc.disable()  # Imported objects stay.
-    import helexa_acp.quick_import  # noqa: F401 - before anything that imports the SDK
-    from helexa_acp import lazy_packages
+    import helexa_acp.sdk.quick_import  # noqa: F401 - before anything that imports the SDK
+    from helexa_acp.sdk import lazy_packages
     from helexa_acp.serving import serve
 
     lazy_packages.install()
@@ -65,26 +65,6 @@ def _print_answer(arguments: list[str]) -> int:
         return 0
     print(f"helexa-acp: it takes no {arguments[0]!r}; see helexa-acp --help", file=sys.stderr)
     return 2
-
-
-def set_up_logging(environ: Mapping[str, str]) -> None:
-    """To a file or to standard error: standard output belongs to the protocol."""
-    path = environ.get("HELEXA_ACP_LOG_FILE")
-    failure: OSError | None = None
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if path:
-        try:
-            handler = logging.FileHandler(path)
-        except OSError as error:
-            failure = error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    # These log every request, with its address.
-    for name in ("httpx2", "httpcore2", "openai", "anthropic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    if failure is not None:
-        log = logging.getLogger(__name__)
-        log.warning("HELEXA_ACP_LOG_FILE %s cannot be written, logging here: %s", path, failure)
 
 
 if __name__ == "__main__":

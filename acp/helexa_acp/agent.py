@@ -35,16 +35,16 @@ from helexa_acp import __version__, pickers, updates
 from helexa_acp.client_port import ClientPort
 from helexa_acp.commands import available_commands
 from helexa_acp.config import Config
+from helexa_acp.conversation.prompts import PromptError, parts_of
+from helexa_acp.conversation.sessions import Session, title_of
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import BridgeError, ConfigError, EndpointError
 from helexa_acp.mcp.server import ServerSpec
-from helexa_acp.modes import Mode
-from helexa_acp.prompting import Prompter
-from helexa_acp.prompts import PromptError, parts_of
+from helexa_acp.rounds.modes import Mode
+from helexa_acp.rounds.prompting import Prompter
 from helexa_acp.selectors import parse_selector
 from helexa_acp.server_specs import UnsupportedServerError, server_specs
 from helexa_acp.service import Sessions
-from helexa_acp.sessions import Session, title_of
 from helexa_acp.tools import TOOLS
 
 SESSIONS_PER_PAGE = 100
@@ -138,7 +138,8 @@ class HelexaAgent:
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
-        """As load, for a client that still shows the conversation."""
+        """Opens a stored session without replaying it, for a client that still shows the
+        conversation."""
         session = await self._opened(session_id, cwd, mcp_servers)
         self._soon(self._introduce(session))
         return self._pickers(session)
@@ -258,7 +259,7 @@ class HelexaAgent:
         return pickers.opened(self._config, self._endpoints, session)
 
     async def _introduce(self, session: Session) -> None:
-        """What the editor may know once it knows the session."""
+        """Sends the editor what it may know once it knows the session."""
         port = self._port(session)
         await port.update(available_commands())
         self._endpoints.warm_up()
@@ -267,7 +268,8 @@ class HelexaAgent:
             await port.update(pickers.options_changed(self._config, self._endpoints, session))
 
     def _soon(self, work: Any) -> None:
-        """After the answer that is being made: it goes out before this task first runs."""
+        """Starts ``work`` in the background. The answer under way goes out before the task first
+        runs."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._finished)

@@ -12,14 +12,14 @@ from acp.schema import (
     UnstructuredCommandInput,
 )
 
-from helexa_acp.compaction import NUM_PROTECTED_LAST
 from helexa_acp.config import Config
+from helexa_acp.conversation.compaction import NUM_PROTECTED_LAST
+from helexa_acp.conversation.history import Part, Text
+from helexa_acp.conversation.sessions import Session
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import ConfigError
-from helexa_acp.history import Part, Text
-from helexa_acp.modes import Mode
+from helexa_acp.rounds.modes import Mode
 from helexa_acp.selectors import parse_selector
-from helexa_acp.sessions import Session
 from helexa_acp.tools import tools_for
 
 

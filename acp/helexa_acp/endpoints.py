@@ -167,8 +167,9 @@ class Endpoints:
         return min(known, default=None)
 
     async def context_window_of_loaded(self, selector: Selector) -> int | None:
-        """For a model that has just answered: helexa knows a model's limit once it is loaded, so
-        where it was unknown the endpoint is asked again, once."""
+        """Returns the context window, in tokens, of a model that has just answered. helexa knows a
+        model's limit once it is loaded, so while it is unknown the endpoint is listed again,
+        once."""
         learnt = self.learnt(selector)
         if self.context_window(selector) is None and not learnt.is_listed_again:
             learnt.is_listed_again = True

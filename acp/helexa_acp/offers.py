@@ -19,7 +19,7 @@ class Offer:
 
 
 def read_offers(body: Any) -> tuple[Offer, ...]:
-    """In the endpoint's order, without models that only make vectors."""
+    """Returns the models in the endpoint's order, without those that only make vectors."""
     listed = body.get("data") if isinstance(body, dict) else None
     offers = [_offer(entry) for entry in (listed if isinstance(listed, list) else ())]
     return tuple(offer for offer in offers if offer is not None)

@@ -11,10 +11,10 @@ from typing import Any
 from acp.schema import ConfigOptionUpdate
 
 from helexa_acp.config import Config
+from helexa_acp.conversation.sessions import Session
 from helexa_acp.endpoints import Endpoints
-from helexa_acp.modes import MODE_NAMES, Mode
+from helexa_acp.rounds.modes import MODE_NAMES, Mode
 from helexa_acp.selectors import Selector
-from helexa_acp.sessions import Session
 
 MODEL_OPTION = "model"
 

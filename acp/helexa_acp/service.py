@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from helexa_acp.config import Config
+from helexa_acp.conversation.history import answered
+from helexa_acp.conversation.sessions import Phase, Session
+from helexa_acp.conversation.store import SessionStore, StoredSession, new_session_id
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import ConfigError, StoreError
-from helexa_acp.history import answered
 from helexa_acp.mcp.pool import McpPool
 from helexa_acp.mcp.server import ServerSpec
-from helexa_acp.modes import Mode
+from helexa_acp.rounds.modes import Mode
 from helexa_acp.selectors import Selector, parse_selector
-from helexa_acp.sessions import Phase, Session
-from helexa_acp.store import SessionStore, StoredSession, new_session_id
 
 
 def utc_now() -> str:
@@ -61,7 +61,8 @@ class Sessions:
         return session
 
     async def load(self, session_id: str, cwd: Path, servers: Sequence[ServerSpec]) -> Session:
-        """As its last save left it. Raises StoreError, also while another process has it."""
+        """Opens a session as its last save left it. Raises StoreError, also while another process
+        has it."""
         if session_id in self._open:
             await self.close(session_id)
         hold = self._store.hold(session_id)

@@ -16,10 +16,10 @@ from acp.interfaces import Agent
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import Config, data_dir
+from helexa_acp.conversation.store import SessionStore
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import ConfigError
 from helexa_acp.service import Sessions
-from helexa_acp.store import SessionStore
 from helexa_acp.transport import MAX_LINE_BYTES, LineTransport
 
 
@@ -70,6 +70,6 @@ async def open_transport() -> LineTransport:
 
 
 def _can_be_waited_for(descriptor: int) -> bool:
-    """Neither a file nor ``/dev/null``."""
+    """Whether the descriptor is a pipe, a socket or a terminal, not a file or ``/dev/null``."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class MalformedError(ValueError):
-    """Not a message. ``request_id`` is the request that the error answers."""
+    """A line that is no message. ``request_id`` is the request that the error answers."""
 
     def __init__(self, code: int, why: str, request_id: int | str | None = None) -> None:
         super().__init__(why)
@@ -37,7 +37,8 @@ class LineTransport:
         self._sending = asyncio.Lock()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """In the order of the calls: a message is on its way before this first waits."""
+        """Sends a message, after those of earlier calls. It is written before this first waits,
+        unless another is still being sent. Raises ConnectionError."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         async with self._sending:
             try:

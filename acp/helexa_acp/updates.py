@@ -21,8 +21,7 @@ from acp.schema import (
     UserMessageChunk,
 )
 
-from helexa_acp.errors import ToolError
-from helexa_acp.history import (
+from helexa_acp.conversation.history import (
     AssistantTurn,
     Image,
     Part,
@@ -32,6 +31,7 @@ from helexa_acp.history import (
     Turn,
     UserTurn,
 )
+from helexa_acp.errors import ToolError
 from helexa_acp.tools.base import Tool
 from helexa_acp.tools.update_plan import TOOL as UPDATE_PLAN
 from helexa_acp.tools.update_plan import plan_update
@@ -145,7 +145,8 @@ def _replayed_call(
 
 
 def _title(call: ToolCall) -> str:
-    """Without asking the disk, which may have changed."""
+    """Returns a title from the arguments alone, without reading the disk, which may have
+    changed."""
     for key in ("path", "command", "pattern", "url"):
         if isinstance(value := call.arguments.get(key), str):
             return f"{call.name}: {value}"

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.cuda.rows import Row, measured, print_rows
-from inference.models.batch import Batch, PrefillSpan
+from benchmarks.cuda.rows import Row, UnmeasurableError, measured, print_rows
 from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.cuda.timing import device_ms
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attention, TorchAttention
+from inference.models.step_input import StepInput
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import Tuning
@@ -80,18 +82,18 @@ class Problem:
         shape = -1, NUM_KV_HEADS, HEAD_DIM
         return keys.reshape(shape), values.reshape(shape)
 
-    def decode_batch(self) -> Batch:
-        last = torch.full((self.num_sequences,), self.num_tokens - 1, device=self.device)
-        return Batch(last, last, last, self.block_ids)
-
-    def prefill_batch(self) -> Batch:
-        count = self.num_tokens
-        spans = tuple(
-            PrefillSpan(index * count, (index + 1) * count, 0, count, self.block_ids[index])
-            for index in range(self.num_sequences)
+    def step(self, tokens_each: int) -> DeviceStep:
+        """The last tokens of each sequence: of one each, rows that decode."""
+        count = self.num_sequences
+        step = StepInput.of_queries(
+            [0] * (count * tokens_each),
+            [self.num_tokens - tokens_each] * count,
+            [tokens_each] * count,
+            self.block_ids.int().cpu().numpy(),
+            BLOCK_TOKENS,
+            num_decodes=count if tokens_each == 1 else 0,
         )
-        rows = torch.arange(self.num_sequences * count, device=self.device)
-        return Batch(rows, rows, rows, spans=spans, logit_rows=rows)
+        return DeviceStep.of(step, self.device)
 
 
 def rows() -> Iterator[Row]:
@@ -162,10 +164,19 @@ def varlen(over_blocks: bool, problem: Problem, queries_each: int) -> Work:
     query_ends = torch.arange(count + 1, dtype=torch.int32, device="cuda") * queries_each
     context_ends = torch.arange(count + 1, dtype=torch.int32, device="cuda") * num_tokens
     used = torch.full((count,), num_tokens, dtype=torch.int32, device="cuda")
-    # Older versions of torch have no such arguments.
-    paged: dict[str, Any] = {}
+    takes = signature(varlen_attn).parameters
+    groups_heads = "enable_gqa" in takes
+    if over_blocks and not (groups_heads and "block_table" in takes):
+        raise UnmeasurableError(
+            f"varlen_attn of torch {torch.__version__} takes no blocks of grouped heads"
+        )
+    options: dict[str, Any] = {"is_causal": True}
+    if "window_size" in takes:
+        options = {"window_size": (-1, 0)}
+    if groups_heads:
+        options["enable_gqa"] = True
     if over_blocks:
-        paged = {"seqused_k": used, "block_table": problem.block_ids.int()}
+        options |= {"seqused_k": used, "block_table": problem.block_ids.int()}
 
     def work() -> object:
         if over_blocks:
@@ -174,6 +185,10 @@ def varlen(over_blocks: bool, problem: Problem, queries_each: int) -> Work:
             keys, values = by_block.unbind(2)
         else:
             keys, values = problem.copied_rows()
+            if not groups_heads:
+                keys, values = (
+                    rows.repeat_interleave(NUM_HEADS // NUM_KV_HEADS, 1) for rows in (keys, values)
+                )
         return varlen_attn(
             queries,
             keys,
@@ -182,9 +197,7 @@ def varlen(over_blocks: bool, problem: Problem, queries_each: int) -> Work:
             context_ends,
             queries_each,
             num_tokens,
-            window_size=(-1, 0),
-            enable_gqa=True,
-            **paged,
+            **options,
         )
 
     return work
@@ -223,21 +236,21 @@ OF_TORCH: tuple[tuple[str, Prepare], ...] = (
 
 def _triton(tuning: Tuning, device: torch.device) -> Attention:
     from inference.models.cuda.attention import TritonAttention
-    from inference.models.cuda.setup import processor_count
+    from inference.models.cuda.processors import processor_count
 
     return TritonAttention(None, processor_count(device), tuning)
 
 
 def _decode(problem: Problem, attention: Attention) -> Work:
     queries = problem.queries(1)
-    attend = attention.for_decode(problem.decode_batch(), BLOCK_TOKENS)
-    return lambda: attend(queries, problem.layer)
+    attend = attention.of_step(problem.step(1))
+    return lambda: attend(queries, None, None, problem.layer)
 
 
 def _prefill(problem: Problem, attention: Attention) -> Work:
     queries = problem.queries(problem.num_tokens)
     keys, values = problem.copied_rows()
-    attend = attention.for_prefill(problem.prefill_batch(), BLOCK_TOKENS)
+    attend = attention.of_step(problem.step(problem.num_tokens))
     return lambda: attend(queries, keys, values, problem.layer)
 
 

@@ -59,7 +59,7 @@ class Workload:
 
     @property
     def sequence_tokens(self) -> int:
-        """At most: the first of many sequences decode while the last prompts run."""
+        """The most tokens of a sequence: the first of many decode while the last prompts run."""
         return self.prompt_tokens + 2 * self.output_tokens
 
     @property
@@ -105,11 +105,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where subjects run and what they have there."""
+    """The device that subjects run on, and what they have there."""
 
     device: str
     folder: Path
-    """With the shape's weights."""
+    """The folder with the shape's weights."""
     num_threads: int
     data_dir: Path
     vllm_python: str | None = None
@@ -131,7 +131,7 @@ class PlannedSubject:
 def chosen_rows(
     shapes: Collection[str], weights: Collection[Weights], measures: Collection[Measure]
 ) -> list[Row]:
-    """In the report's order, whatever the order of the words."""
+    """Returns the rows in the report's order, whatever the order of the arguments."""
     return [
         Row(shape=shape, weights=kept, measure=measure, size=size)
         for shape in ALL_SHAPES

@@ -20,12 +20,19 @@ class Row:
         return f"{self.what:<52} {self.result}"
 
 
+class UnmeasurableError(Exception):
+    """This torch cannot do what a row measures; the message is the reason."""
+
+
 def measured(what: str, measure: Callable[[], str]) -> Row:
-    """Without a card, or where the card or this torch cannot do it, the row reports that."""
+    """Returns the row of a measurement. Without a card, or where the card or this torch cannot do
+    it, the row reports that."""
     if not torch.cuda.is_available():
         return Row(what, "unmeasured: no CUDA device")
     try:
         return Row(what, measure())
+    except UnmeasurableError as error:
+        return Row(what, f"unmeasured: {error}")
     except Exception as error:  # noqa: BLE001 - this is the loop's boundary: other rows follow
         reason = str(error).partition("\n")[0]
         return Row(what, f"failed: {type(error).__name__}: {reason}")

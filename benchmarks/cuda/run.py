@@ -28,7 +28,7 @@ class Process(Protocol):
 
 
 OpenProcess = Callable[[str, dict[str, str]], Process]
-"""From a subject's kind and options. Raises ``SubjectError``."""
+"""Opens a process for a subject's kind and options. Raises ``SubjectError``."""
 
 
 class CardRun:

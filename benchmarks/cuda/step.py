@@ -29,6 +29,7 @@ from inference.models.graphed import GraphedDecoder
 from inference.models.layers.grouped_product import GroupedProduct
 from inference.models.layers.linear import LinearFactory
 from inference.models.step_input import StepInput
+from inference.models.weights.lazy import LazyWeight, lazy
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.models.weights.weight_source import Embedding, Linear
 
@@ -38,7 +39,7 @@ PROMPT_TOKENS = 4096
 NUM_ROWS = (1, 8, 32)
 WeightFormat = Literal["bf16", "int8", "int4"]
 BYTES_PER_WEIGHT: dict[WeightFormat, float] = {"bf16": 2, "int8": 1 + 2 / 32, "int4": 0.5 + 4 / 32}
-"""With a half for each scale, and for each minimum, of 32 weights."""
+"""Bytes of one weight with its share of the scale, and of the minimum, of 32 weights."""
 
 
 class RandomWeights:
@@ -62,8 +63,7 @@ class RandomWeights:
         return not name.endswith(".bias")
 
     def linear(self, *names: str) -> Linear:
-        (stored,) = self.stored_parts(*names)
-        return self._factory.linear(stored)[0]
+        return self._factory.linear(self._stacked(names))[0]
 
     def embedding(self, name: str) -> Embedding:
         out_features, in_features = weight_shape(self._config, name)
@@ -71,19 +71,22 @@ class RandomWeights:
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
         def stored(index: int) -> DenseWeight | GroupedWeight:
-            return self.stored_parts(*experts[index])[0]
+            return self._stacked(experts[index])
 
         return self._factory.grouped(stored, len(experts))[0]
 
     def stored(self, name: str) -> DenseWeight | GroupedWeight:
-        return self.stored_parts(name)[0]
+        return self._stacked([name])
 
-    def stored_parts(self, *names: str) -> list[DenseWeight | GroupedWeight]:
+    def stored_parts(self, *names: str) -> list[LazyWeight]:
+        return [lazy(self._stacked(names))]
+
+    def _stacked(self, names: Sequence[str]) -> DenseWeight | GroupedWeight:
         shapes = [weight_shape(self._config, name) for name in names]
         out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
-        if self._format == "bf16" or names == ("lm_head",):
-            return [self._dense(out_features, in_features)]
-        return [self._grouped(out_features, in_features)]
+        if self._format == "bf16" or list(names) == ["lm_head"]:
+            return self._dense(out_features, in_features)
+        return self._grouped(out_features, in_features)
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
         raise NotImplementedError("made as they are asked for")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.dashboard.fleet import make_fleet
-from helexa_site.bootstrap.redis_server import (
+from helexa_site.bootstrap.private_redis.redis_server import (
     configure_private_redis,
     discard_private_redis,
     wait_for_redis,

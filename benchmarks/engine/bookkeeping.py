@@ -6,14 +6,14 @@ import statistics
 import time
 
 from inference.engine.cache.kv_cache import KVCache
+from inference.engine.emission import Sampled
 from inference.engine.engine import Engine
 from inference.engine.faults.kinds import StepFault
-from inference.engine.sampling.sampled import Sampled
 from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.sampling import SamplingParams
 

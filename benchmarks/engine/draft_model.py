@@ -40,7 +40,7 @@ FIRST_CHARACTER = 0x4E00
 PROMPT_TOKENS = 200
 OUTPUT_TOKENS = 160
 TASKS = {"greedy": 0.0, "drawn": 0.8}
-"""And the temperature of each."""
+"""The temperature of each task, by name."""
 
 
 def make_models(directory: Path, agreement: float) -> tuple[Path, Path]:

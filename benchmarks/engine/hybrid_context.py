@@ -13,16 +13,20 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import save_file
 
-from inference.models.batch import LONE_STATE, NUM_LONE_STATES
+from inference.loading.safetensors.tensors import SafetensorsFiles
+from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.families.registry import family_of
+from inference.models.layers.linear import LinearFactory
 from inference.models.layers.recurrent.delta_config import DeltaConfig
-from inference.models.step_input import StepInput, block_table_of
-from inference.models.weights.dense import DenseWeights
+from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput, block_table_of
 
 BLOCK_TOKENS = 32
 CONTEXTS = (512, 2048, 8192, 16384, 32768)
@@ -79,8 +83,12 @@ def _random_model(config: ModelConfig) -> DecoderModel:
         tensor.name: torch.randn(tensor.shape, generator=generator) * 0.05
         for tensor in family_of(config).tensors(config)
     }
-    weights = DenseWeights(tensors, torch.float32, torch.device("cpu"))
-    return DecoderModel(config, weights, config.max_positions, "fp32")
+    factory = LinearFactory(torch.device("cpu"), torch.float32, exact=True)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        save_file(tensors, path)
+        weights = OpenedWeights(SafetensorsFiles([path]), factory, lambda progress: None)
+        return DecoderModel(config, weights, config.max_positions, "fp32")
 
 
 @torch.inference_mode()

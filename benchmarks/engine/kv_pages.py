@@ -20,7 +20,8 @@ import torch
 
 from benchmarks.engine.steps import open_on_cpu
 from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat
-from inference.models.native.model import NativeKV, NativeModel
+from inference.models.native.model import NativeModel
+from inference.models.native.storage import NativeKV
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import StepInput
 
@@ -66,7 +67,7 @@ def _load(model: Path, data_dir: Path, kv_format: KVFormat) -> NativeModel:
 
 
 def _advise(kv: NativeKV, advice: int) -> None:
-    """Before anything is written."""
+    """Passes ``advice`` to ``madvise``, before anything is written. Raises ``OSError``."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     for tensor in (kv.keys, kv.values):
         start, num_bytes = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes)

@@ -36,7 +36,7 @@ def open_model(model: Path, is_drafting: bool, num_draft_tokens: int, num_thread
 
 
 def tokens_per_s(model: Any, task: str, turn: int) -> float:
-    """From the first token on, as ``Subject.run`` counts."""
+    """Returns the decoding speed, counted from the first token on as in ``Subject.run``."""
     text = CHAT.format(TASKS[task].format(turn + 2))
     prompt = model.tokenize(text.encode(), add_bos=False, special=True)
     model.reset()

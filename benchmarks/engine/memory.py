@@ -1,4 +1,4 @@
-"""Where an engine's memory is: what this process has resident, stage by stage, as it becomes one.
+"""Measures an engine's memory: what its process has resident after each stage of its start.
 
 ``python -m benchmarks.engine.memory MODEL.gguf``
 
@@ -50,7 +50,7 @@ def _load(model: Path, data_dir: Path) -> LoadedEngine:
 
 
 def _run_prompts(loaded: LoadedEngine) -> None:
-    """One after the other, each its own: what they leave behind is the prefix cache's."""
+    """Runs different prompts one after the other: what they leave behind is the prefix cache's."""
     from inference.engine.engine import Engine
     from inference.protocol.engine import SubmitSequence
     from inference.protocol.sampling import SamplingParams

@@ -77,8 +77,8 @@ class Comparison:
     ratio: float
     """Median of the turns' ratios of tokens a second."""
     cpu_ratio: float
-    """Of the least CPU time that either took in a turn: below 1 is less. All turns do the same
-    work, and other users of the machine only add to it."""
+    """The ratio of the least CPU time that either took in a turn: below 1 is less. All turns do the
+    same work, and other users of the machine only add to it."""
     accepted: float
     """Part of the drafted tokens that were right."""
     are_same: bool
@@ -99,13 +99,13 @@ class Subject:
         loaded = load_engine(spec, data_dir, lambda progress: None)
         assert isinstance(loaded.engine, Engine), "what is measured is a text model's"
         self.engine = loaded.engine
-        self._speculator = self.engine._scheduler.speculator
+        self._speculator = self.engine.scheduler.speculator
         self._stop_ids = list(loaded.report.eos_token_ids)
         file = Path(loaded.report.tokenizer_dir) / "tokenizer.json"
         self._tokenizer = LLTokenizer(file.read_text(encoding="utf-8"))
 
     def run(self, task: str, at_once: int, is_drafting: bool) -> Decoded:
-        self.engine._scheduler.speculator = self._speculator if is_drafting else None
+        self.engine.scheduler.speculator = self._speculator if is_drafting else None
         found = decode(self.engine, [self._request(task, i) for i in range(at_once)])
         if not found.num_tokens:
             raise RuntimeError(f"the model answers nothing to: {task}")

@@ -38,6 +38,8 @@ class Result:
 
 
 def measure(spec: LoadSpec, turns: int) -> Result:
+    """Raises ``RuntimeError`` where the model answers otherwise after it woke, or runs decode steps
+    uncaptured that the load had captured."""
     cold, asleep, awake = [], [], []
     for _ in range(turns):
         began_s = time.perf_counter()
@@ -49,7 +51,9 @@ def measure(spec: LoadSpec, turns: int) -> Result:
                 seconds, fell = engine.sleep()
                 asleep.append(seconds)
                 began_s = time.perf_counter()
-                engine.wake()
+                woke = engine.wake()
+                if woke.capture_problem:
+                    raise RuntimeError(woke.capture_problem)
                 if engine.first_token(PROMPT) != token:
                     raise RuntimeError("the model answers otherwise after it woke")
                 awake.append(time.perf_counter() - began_s)

@@ -12,7 +12,7 @@ from benchmarks.fleet_simulation.scenario import Scenario, SimModel
 from benchmarks.fleet_simulation.state import SimFleet, SimReplica
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from fleet.placement import Catalogue, Load, place, route
 from fleet.placement.devices.eviction_candidates import capacity_of
 from fleet.placement.expected import with_load
@@ -71,7 +71,7 @@ class Helexa:
             for model in scenario.models.values()
         }
         self.costs = Costs()
-        self._turns: dict[Turn, float] = {}
+        self._time_slices: dict[TimeSlice, float] = {}
         self._seen: tuple[float, FleetSnapshot] | None = None
 
     def load_for(self, model: str, fleet: SimFleet, now_s: float) -> Start | None:
@@ -91,16 +91,16 @@ class Helexa:
         self, fleet: SimFleet, waiting: Mapping[str, Waiting], now_s: float
     ) -> list[tuple[str, str]]:
         snapshot = fleet.snapshot(now_s)
-        turns = tuple(
-            Turn(
-                model=turn.model,
-                neuron=turn.neuron,
-                devices=turn.devices,
-                device_bytes=turn.device_bytes,
-                evicted=turn.evicted,
+        time_slices = tuple(
+            TimeSlice(
+                model=time_slice.model,
+                neuron=time_slice.neuron,
+                devices=time_slice.devices,
+                device_bytes=time_slice.device_bytes,
+                evicted=time_slice.evicted,
                 age_s=now_s - since_s,
             )
-            for turn, since_s in self._turns.items()
+            for time_slice, since_s in self._time_slices.items()
         )
         began_s = time.process_time()
         plan = reconcile(
@@ -108,26 +108,26 @@ class Helexa:
             snapshot,
             jobs=Jobs(),
             observed=Observed(waiting=waiting),
-            turns=turns,
+            time_slices=time_slices,
         )
         self.costs.ticks.append(time.process_time() - began_s)
-        ages = {turn.model: since_s for turn, since_s in self._turns.items()}
-        self._turns = {
-            Turn(
-                model=turn.model,
-                neuron=turn.neuron,
-                devices=turn.devices,
-                device_bytes=turn.device_bytes,
-                evicted=turn.evicted,
-            ): ages.get(turn.model, now_s)
-            for turn in plan.turns
+        ages = {time_slice.model: since_s for time_slice, since_s in self._time_slices.items()}
+        self._time_slices = {
+            TimeSlice(
+                model=time_slice.model,
+                neuron=time_slice.neuron,
+                devices=time_slice.devices,
+                device_bytes=time_slice.device_bytes,
+                evicted=time_slice.evicted,
+            ): ages.get(time_slice.model, now_s)
+            for time_slice in plan.time_slices
         }
         self._seen = None
         return [(a.neuron, a.model) for a in plan.actions if isinstance(a, Unload)]
 
     def _snapshot(self, fleet: SimFleet, now_s: float) -> FleetSnapshot:
         if self._seen is None or now_s - self._seen[0] >= SNAPSHOT_S:
-            snapshot = fleet.snapshot(now_s, tuple(self._turns))
+            snapshot = fleet.snapshot(now_s, tuple(self._time_slices))
             self._seen = (now_s, self._compiled(snapshot))
         return self._seen[1]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.fleet_simulation.scenario import Scenario, SimModel
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 
 
 @dataclass(slots=True)
@@ -64,9 +64,10 @@ class SimFleet:
         )
         return self.scenario.cards[neuron][card] - taken
 
-    def snapshot(self, now_s: float, turns: tuple[Turn, ...] = ()) -> FleetSnapshot:
+    def snapshot(self, now_s: float, time_slices: tuple[TimeSlice, ...] = ()) -> FleetSnapshot:
         return FleetSnapshot(
-            neurons=tuple(self._neuron(name, now_s) for name in self.scenario.cards), turns=turns
+            neurons=tuple(self._neuron(name, now_s) for name in self.scenario.cards),
+            time_slices=time_slices,
         )
 
     def _neuron(self, name: str, now_s: float) -> NeuronView:

@@ -1,7 +1,8 @@
 """scripts/bench-gateway: requests a second, latency, and the gateway's CPU time for a request.
 
 Clients in a closed loop ask for short answers of a neuron without a model: all that is measured is
-the gateway. Servers take turns in rounds; figures are medians of the rounds.
+the gateway. Servers take turns in rounds; figures are medians of the rounds. With ``--upstream``
+each gateway is also asked for a model that an upstream serves.
 """
 
 from __future__ import annotations
@@ -11,23 +12,33 @@ import importlib.util
 import json
 import sys
 from collections import defaultdict
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gateway import litellm_proxy
+from benchmarks.gateway import litellm_proxy, upstream
 from benchmarks.gateway.measure import Cell, Reading, measure, median_of
 from benchmarks.gateway.processes import ProcessFailedError, RunningProcess
-from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
-from helexa_site.config import REPOSITORY_DIR
+from benchmarks.gateway.stage import MODEL, UPSTREAM_MODEL, StageOptions, stage
 
 SERVERS = ("daphne", "uvicorn")
 CLIENTS = (1, 16, 64)
 KINDS = {"streamed": True, "whole": False}
 Results = dict[tuple[str, Cell], list[Reading]]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One row of the report: a server, and the model that its clients ask for."""
+
+    name: str
+    server: RunningProcess
+    model: str
+    authorization: str
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -48,20 +59,32 @@ def _main(arguments: list[str] | None) -> None:
         database_url=options.database_url,
     )
     kinds = _servers(options, parser, console)
-    with stage(wanted) as there:
-        servers = [
-            there.start_gateway(kind, checkout=checkout)
-            for kind in kinds
-            for checkout in (REPOSITORY_DIR, *options.beside)
-        ]
+    if options.beside and options.database_url is not None:
+        parser.error("--beside needs a database for each checkout, not the one of --database-url")
+    with ExitStack() as stack:
+        first = stack.enter_context(stage(wanted))
+        stages = [first]
+        stages += [stack.enter_context(stage(wanted, one.resolve())) for one in options.beside]
+        upstream_port = 0
+        if options.upstream or options.litellm is not None:
+            upstream_port = upstream.start(first.processes, step_ms=options.step_ms).port
+        if options.upstream:
+            for there in stages:
+                there.offer_upstream(upstream_port)
+        subjects = []
+        for kind in kinds:
+            for there in stages:
+                server = there.start_gateway(kind)
+                name, key = server.name, there.authorization
+                subjects.append(Subject(name, server, MODEL, key))
+                if options.upstream:
+                    subjects.append(Subject(f"{name}, upstream", server, UPSTREAM_MODEL, key))
         if options.litellm is not None:
-            processes = there.processes
-            servers.append(
-                litellm_proxy.start(
-                    options.litellm, processes, model=MODEL, step_ms=options.step_ms
-                )
+            proxy = litellm_proxy.start(
+                options.litellm, first.processes, model=MODEL, upstream_port=upstream_port
             )
-        results = _run(there, servers, options, console)
+            subjects.append(Subject(proxy.name, proxy, MODEL, litellm_proxy.AUTHORIZATION))
+        results = _run(subjects, options, console)
     if options.json:
         print(json.dumps(_as_json(results), indent=2))
     else:
@@ -82,9 +105,7 @@ def _servers(
     return [kind for kind in SERVERS if kind not in missing]
 
 
-def _run(
-    there: Stage, servers: list[RunningProcess], options: argparse.Namespace, console: Console
-) -> Results:
+def _run(subjects: list[Subject], options: argparse.Namespace, console: Console) -> Results:
     cells = [
         Cell(streams=KINDS[kind], num_clients=num)
         for kind in options.kinds
@@ -93,26 +114,22 @@ def _run(
     results: Results = defaultdict(list)
     for round_number in range(options.rounds):
         for cell in cells:
-            for server in servers:
+            for subject in subjects:
                 reading = measure(
-                    server,
+                    subject.server,
                     cell,
-                    model=MODEL,
-                    authorization=_authorization(there, server),
+                    model=subject.model,
+                    authorization=subject.authorization,
                     num_tokens=options.tokens,
                     warm_up_s=options.warm_up,
                     seconds=options.seconds,
                 )
-                results[server.name, cell].append(reading)
+                results[subject.name, cell].append(reading)
                 console.print(
-                    f"round {round_number + 1}: {server.name}, {cell.name}: "
+                    f"round {round_number + 1}: {subject.name}, {cell.name}: "
                     f"{reading.cpu_ms_per_request:.2f} ms"
                 )
     return results
-
-
-def _authorization(there: Stage, server: RunningProcess) -> str:
-    return litellm_proxy.AUTHORIZATION if server.name == litellm_proxy.NAME else there.authorization
 
 
 def _print(results: Results, console: Console) -> None:
@@ -158,10 +175,15 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=[],
         metavar="CHECKOUT",
-        help="gateways of other checkouts as well, on the same database and neuron",
+        help="gateways of other checkouts as well, each with a database and neuron of its build",
     )
     parser.add_argument(
         "--litellm", type=Path, help="the Python of an environment that has litellm[proxy]"
+    )
+    parser.add_argument(
+        "--upstream",
+        action="store_true",
+        help="each gateway also forwards to the upstream that LiteLLM's proxy stands before",
     )
     parser.add_argument(
         "--no-key",

@@ -15,7 +15,7 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 
 MEMORY_BYTES = 64 << 30
 CONTEXT_TOKENS = 8192

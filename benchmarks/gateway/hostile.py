@@ -3,7 +3,8 @@
 A gateway, a control, an honest neuron without a model and a hostile one, each on a real Redis. Of
 each attack: honest clients in a closed loop without it, then while it is repeated; how much memory
 the gateway, the control and Redis gain, and the gateway's CPU time a request. An answer of theirs
-that is not 200 and whole ends the run.
+that is not 200 and whole ends the run. The exit status is 1 where an attack is over a bound: the
+p99 grows by more than 100 ms, or one of the processes by more than 50 MB.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -87,6 +88,17 @@ def main() -> None:
     except ProcessFailedError as error:
         sys.exit(f"scripts/bench-hostile: {error}")
     _print(results)
+    if over := over_bounds(results):
+        sys.exit(f"scripts/bench-hostile: over the bounds: {'; '.join(over)}")
+
+
+def over_bounds(results: Mapping[str, Beside]) -> list[str]:
+    """The attacks that are over a bound, each with all of its bounds. Pure."""
+    return [
+        f"{name} ({', '.join(problems)})"
+        for name, one in results.items()
+        if (problems := _problems(one))
+    ]
 
 
 def _beside(

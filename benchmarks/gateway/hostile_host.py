@@ -44,6 +44,8 @@ LURE = "lure"
 MB = 1_000_000
 VALUE_BYTES = MAX_VALUE_BYTES - 1000
 """About the largest that Redis takes."""
+NUM_VALUES = 200
+"""The number of those values that a flood writes unless it is cut off: 800 MiB."""
 NUM_UNREAD = 8
 """Connections whose answers it does not read, and answers of 12 MB that each asks for."""
 
@@ -156,17 +158,17 @@ def end_lure(evil: Evil) -> None:
 
 
 def large_deltas(evil: Evil) -> None:
-    for _ in range(50):
+    for _ in range(NUM_VALUES):
         evil.xadd(evil.events, b"x" * VALUE_BYTES)
 
 
 def large_reports(evil: Evil) -> None:
-    for _ in range(50):
+    for _ in range(NUM_VALUES):
         evil.xadd(keys.usage_key(EVIL), b"x" * VALUE_BYTES, b"r")
 
 
 def valid_batches(evil: Evil) -> None:
-    """As large as an honest neuron's, so that no reader refuses them: 200 MB."""
+    """Sends batches as large as an honest neuron's, so that no reader refuses them: 200 MB."""
     _valid_batches(evil, evil.events)
 
 
@@ -181,17 +183,17 @@ def _valid_batches(evil: Evil, key: str) -> None:
 
 
 def large_log(evil: Evil) -> None:
-    for _ in range(50):
+    for _ in range(NUM_VALUES):
         evil.client.rpush(keys.engine_log_key(EVIL, "a"), b"x" * VALUE_BYTES)
 
 
 def large_queue(evil: Evil) -> None:
-    for _ in range(50):
+    for _ in range(NUM_VALUES):
         evil.client.lpush(keys.neuron_queue(EVIL), b"x" * VALUE_BYTES)
 
 
 def large_fields(evil: Evil) -> None:
-    for number in range(50):
+    for number in range(NUM_VALUES):
         evil.client.hset(keys.specs_key(EVIL), f"{number}", b"x" * VALUE_BYTES)
 
 

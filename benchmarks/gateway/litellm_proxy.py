@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
-from benchmarks.gateway.processes import HOST, Processes, RunningProcess, free_port
+from benchmarks.gateway.processes import HOST, Processes, RunningProcess
+from benchmarks.ports import free_port
 
 NAME = "litellm"
 MASTER_KEY = "sk-benchmark"
 AUTHORIZATION = f"Bearer {MASTER_KEY}"
 
 
-def start(python: Path, processes: Processes, *, model: str, step_ms: float) -> RunningProcess:
-    """Listening, with its upstream behind it. Raises ``ProcessFailedError``."""
-    upstream_port = free_port()
-    upstream = processes.start(
-        "upstream",
-        [
-            *(sys.executable, "-m", "benchmarks.gateway.upstream"),
-            *("--port", str(upstream_port), "--step-ms", str(step_ms)),
-        ],
-        os.environ,
-        port=upstream_port,
-    )
-    upstream.wait_until_listening()
+def start(python: Path, processes: Processes, *, model: str, upstream_port: int) -> RunningProcess:
+    """Listening. Raises ``ProcessFailedError``."""
     port = free_port()
     configuration = processes.folder / "litellm.yaml"
     configuration.write_text(_configuration(model, upstream_port))

@@ -30,8 +30,8 @@ START_APART_S = 0.002
 
 POLL_S = 0.1
 ANSWERS_PER_CLIENT = 3
-"""At the least, however slow the server is: in a shorter time the clients' first answers, which
-come together, would determine the rate."""
+"""The least number of answers a client gets, however slow the server is: in a shorter time the
+clients' first answers, which come together, would determine the rate."""
 
 
 class UnexpectedAnswerError(Exception):

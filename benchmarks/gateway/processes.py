@@ -12,7 +12,7 @@ from typing import Self
 
 import psutil
 
-from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.bootstrap.processes.guardian import Guardian
 from helexa_site.config import REPOSITORY_DIR
 
 HOST = "127.0.0.1"
@@ -133,10 +133,3 @@ class Processes:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gateway.processes import HOST, Processes, RunningProcess, free_port
-from helexa_site.bootstrap.redis_server import (
+from benchmarks.gateway.processes import HOST, Processes, RunningProcess
+from benchmarks.ports import free_port
+from helexa_site.bootstrap.private_redis.redis_server import (
     configure_private_redis,
     discard_private_redis,
     wait_for_redis,
@@ -23,9 +24,11 @@ from helexa_site.bootstrap.redis_server import (
 from helexa_site.config import REPOSITORY_DIR
 
 MODEL = "smollm2-135m-instruct"
+UPSTREAM_MODEL = "far"
+"""The model that ``offer_upstream`` makes."""
 ACCOUNT = "bench"
 CAP_TOKENS = 10**15
-"""More than any run uses: the benchmark measures counting, not refusing."""
+"""The accounts' cap, more than any run uses: the benchmark measures counting, not refusing."""
 PREPARE = """
 import sys
 import django; django.setup()
@@ -55,7 +58,8 @@ class StageOptions:
 
 
 class Stage:
-    """``authorization`` is the bearer that clients send, empty without a key."""
+    """``authorization`` is the bearer that clients send, empty without a key. ``checkout`` has the
+    code of all its processes."""
 
     def __init__(
         self,
@@ -64,12 +68,14 @@ class Stage:
         options: StageOptions,
         env: dict[str, str],
         authorization: str,
+        checkout: Path,
     ) -> None:
         self.processes = processes
         self.redis_process = redis_process
         self.options = options
         self.authorization = authorization
         self._env = env
+        self._checkout = checkout
 
     @property
     def redis_url(self) -> str:
@@ -80,7 +86,7 @@ class Stage:
         command = [sys.executable, "-c", f"import django; django.setup()\n{code}"]
         done = subprocess.run(
             command,
-            cwd=REPOSITORY_DIR,
+            cwd=self._checkout,
             env=self._env,
             check=True,
             stdout=subprocess.PIPE,
@@ -88,23 +94,26 @@ class Stage:
         )
         return done.stdout.strip()
 
+    def offer_upstream(self, port: int) -> None:
+        """Puts a model that the upstream at ``port`` serves into the catalogue."""
+        url = f"http://{HOST}:{port}/v1"
+        self.run_python(
+            "import sys; from django.core.management import call_command\n"
+            f"call_command('upstreams', 'add', 'box', '{url}', stdout=sys.stderr)\n"
+            f"call_command('models', 'add', '{UPSTREAM_MODEL}', 'upstream:box/{MODEL}', "
+            "stdout=sys.stderr)"
+        )
+
     def start_control(self) -> RunningProcess:
         command = [*(sys.executable, "-m", "celery", "-A", "helexa_site.celery", "--quiet")]
         command += ["worker", "-Q", "control", "--pool", "solo", "--loglevel", "WARNING"]
-        return self.processes.start("control", command, self._env)
+        return self.processes.start("control", command, self._env, folder=self._checkout)
 
-    def start_gateway(
-        self,
-        kind: str,
-        *,
-        metrics_port: int | None = None,
-        checkout: Path = REPOSITORY_DIR,
-    ) -> RunningProcess:
-        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any that is free.
-        ``checkout`` has the code of the gateway."""
-        port = free_port()
+    def start_gateway(self, kind: str, *, metrics_port: int | None = None) -> RunningProcess:
+        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any that is free."""
+        port, checkout = free_port(), self._checkout
         metrics = f"{HOST}:{metrics_port or free_port()}" if self.options.with_metrics else "off"
-        env = self._env | {"HELEXA_METRICS_LISTEN": metrics, "PYTHONPATH": str(checkout)}
+        env = self._env | {"HELEXA_METRICS_LISTEN": metrics}
         name = kind if checkout == REPOSITORY_DIR else f"{kind} of {checkout.name}"
         running = self.processes.start(
             name, _command(kind, port, checkout), env, port=port, folder=checkout
@@ -114,7 +123,7 @@ class Stage:
 
 
 @contextmanager
-def stage(options: StageOptions) -> Iterator[Stage]:
+def stage(options: StageOptions, checkout: Path = REPOSITORY_DIR) -> Iterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="helexa-bench-") as folder:
         root = Path(folder)
         server = configure_private_redis(root / "redis")
@@ -123,23 +132,25 @@ def stage(options: StageOptions) -> Iterator[Stage]:
                 redis_process = processes.start("redis", server.command, os.environ)
                 wait_for_redis(server.url)
                 redis_process.check()
-                env = _environment(root, server.url, options)
-                authorization = _prepare(env, with_key=options.with_key)
+                env = _environment(root, server.url, options, checkout)
+                authorization = _prepare(env, checkout, with_key=options.with_key)
                 neuron = [*("-m", "benchmarks.gateway.neuron", "--model", MODEL)]
                 neuron += ["--step-ms", str(options.step_ms)]
                 neuron += ["--stamped"] if options.stamped else []
-                processes.start("neuron", [sys.executable, *neuron], env)
-                yield Stage(processes, redis_process, options, env, authorization)
+                processes.start("neuron", [sys.executable, *neuron], env, folder=checkout)
+                yield Stage(processes, redis_process, options, env, authorization, checkout)
         finally:
             discard_private_redis(server, root / "redis")
 
 
-def _environment(root: Path, redis_url: str, options: StageOptions) -> dict[str, str]:
+def _environment(
+    root: Path, redis_url: str, options: StageOptions, checkout: Path
+) -> dict[str, str]:
     env = os.environ | {
         "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
         "HELEXA_DATA_DIR": str(root),
         "REDIS_URL": redis_url,
-        "PYTHONPATH": str(REPOSITORY_DIR),
+        "PYTHONPATH": str(checkout),
         "PYTHONUNBUFFERED": "1",
         "HELEXA_SECRET_KEY": secrets.token_urlsafe(48),
     }
@@ -161,11 +172,11 @@ def _command(kind: str, port: int, checkout: Path) -> Sequence[str]:
     )
 
 
-def _prepare(env: dict[str, str], *, with_key: bool) -> str:
+def _prepare(env: dict[str, str], checkout: Path, *, with_key: bool) -> str:
     """The bearer that clients send."""
     done = subprocess.run(
         [sys.executable, "-c", PREPARE + MAKE_KEY if with_key else PREPARE],
-        cwd=REPOSITORY_DIR,
+        cwd=checkout,
         env=env,
         check=True,
         stdout=subprocess.PIPE,

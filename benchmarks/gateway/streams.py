@@ -36,7 +36,7 @@ class StreamsResult:
     jitter_p50_ms: float
     jitter_p99_ms: float
     on_its_way_p50_ms: float
-    """From the neuron to the client."""
+    """The median time of a token from the neuron to the client."""
     on_its_way_p99_ms: float
     cpu_share: float
     """The share of one core that the gateway took."""

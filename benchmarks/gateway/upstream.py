@@ -1,5 +1,6 @@
 """The smallest OpenAI-compatible server, for a proxy to stand before: every chat gets as many
-tokens as it asks for, one for each step, as the neuron without a model gives them.
+tokens as it asks for, one for each step, as the neuron without a model gives them, and the usage
+where it asks for it.
 
     python -m benchmarks.gateway.upstream --port 8000 --step-ms 2
 """
@@ -9,12 +10,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import sys
 from typing import Any
 
 from benchmarks.gateway.neuron import DEFAULT_ANSWER_TOKENS, PROMPT_TOKENS, WORD
+from benchmarks.gateway.processes import HOST, Processes, RunningProcess
+from benchmarks.ports import free_port
 
 HEAD_END = b"\r\n\r\n"
-HOST = "127.0.0.1"
+
+
+def start(processes: Processes, *, step_ms: float) -> RunningProcess:
+    """Listening. Raises ``ProcessFailedError``."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.gateway.upstream"]
+    command += ["--port", str(port), "--step-ms", str(step_ms)]
+    running = processes.start("upstream", command, os.environ, port=port)
+    running.wait_until_listening()
+    return running
 
 
 class Upstream:
@@ -29,7 +43,9 @@ class Upstream:
                 body = json.loads(await reader.readexactly(_content_length(head)))
                 num_tokens = body.get("max_tokens") or DEFAULT_ANSWER_TOKENS
                 if body.get("stream"):
-                    await self._stream(writer, body["model"], num_tokens)
+                    options = body.get("stream_options") or {}
+                    with_usage = bool(options.get("include_usage"))
+                    await self._stream(writer, body["model"], num_tokens, with_usage=with_usage)
                 else:
                     await self._whole(writer, body["model"], num_tokens)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -48,7 +64,9 @@ class Upstream:
         )
         await writer.drain()
 
-    async def _stream(self, writer: asyncio.StreamWriter, model: str, num_tokens: int) -> None:
+    async def _stream(
+        self, writer: asyncio.StreamWriter, model: str, num_tokens: int, *, with_usage: bool
+    ) -> None:
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
@@ -60,6 +78,8 @@ class Upstream:
             _write_event(writer, {**base, "choices": [_choice(delta, None)]})
             await writer.drain()
         _write_event(writer, {**base, "choices": [_choice({}, "length")]})
+        if with_usage:
+            _write_event(writer, {**base, "choices": [], "usage": _usage(num_tokens)})
         _write_chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()

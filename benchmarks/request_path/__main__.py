@@ -49,7 +49,7 @@ def _run_engine(file: Path, fd: str) -> int:
     from inference.engine.faults.exit_codes import EngineExit
     from inference.engine.serving import process
     from inference.engine.serving.messenger import Messenger
-    from inference.engine.serving.served import Served
+    from inference.engine.serving.process import Served
 
     recorder, run = EngineRecorder(file), process.run
 

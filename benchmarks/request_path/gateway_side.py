@@ -116,6 +116,8 @@ async def chats(
         max_body_bytes=gateway.config.max_body_bytes,
         errors_of=errors_of,
         check_headers=gateway.check_headers,
+        on_refused=lambda *_: None,
+        on_left=lambda _: None,
         clients=SimpleNamespace(opened=lambda _: None, closed=lambda _: None),  # type: ignore[arg-type]
     )
     server.connections = {}

@@ -28,7 +28,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """In this thread and those that begin meanwhile."""
+        """Records calls in this thread and in those that begin meanwhile."""
         threading.setprofile(self.called)
         sys.setprofile(self.called)
         try:
@@ -50,8 +50,9 @@ class Recorder:
 
 
 class EngineRecorder(Recorder):
-    """In an engine's process, where a chat begins when its frame has come from the neuron. Writes
-    what there is to ``file`` with each frame, the last of which ends the process at once."""
+    """The recorder in an engine's process, where a chat begins when its frame has come from the
+    neuron. Writes all chats so far to ``file`` with each frame; the last frame ends the process at
+    once."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(lambda: "engine")
@@ -63,14 +64,20 @@ class EngineRecorder(Recorder):
         if event == "return" and code.co_qualname == "Channel.receive":
             file = file_of(code.co_filename)
             assert file is not None
-            self._file.write_text(json.dumps(self.chats))
+            self._write()
             self.chats.append({file: [code.co_qualname]})
             self.files = {"engine": self.chats[-1]}
         super().called(frame, event, argument)
 
+    def _write(self) -> None:
+        """Replaces the file by a rename: it is read after the process was killed, at any time."""
+        partial = self._file.with_suffix(".partial")
+        partial.write_text(json.dumps(self.chats))
+        partial.replace(self._file)
+
 
 def file_of(name: str) -> str | None:
-    """Its path in this repository; ``None`` for a file that is in none of its packages."""
+    """Returns the path in this repository; ``None`` for a file that is in none of its packages."""
     if not name.startswith(f"{ROOT}{os.sep}"):
         return None
     path = Path(name).relative_to(ROOT)

@@ -17,7 +17,7 @@ import redis
 
 from benchmarks.gateway.processes import Processes
 from benchmarks.request_path.recorder import Files, Recorder, on_each
-from helexa_site.bootstrap.redis_server import (
+from helexa_site.bootstrap.private_redis.redis_server import (
     configure_private_redis,
     discard_private_redis,
     wait_for_redis,
@@ -32,7 +32,10 @@ from inference.protocol.load import LoadSpec
 NUM_CHATS = 3
 NEURON = "here"
 KV_MEMORY_BYTES = 64 * 2**20
-IDLE_THREADS = ("heartbeat", "cache-report", "pulls", "failed-loads", "devices", "resender")
+IDLE_THREADS = (
+    *("heartbeat", "cache-report", "pulls", "failed-loads", "devices", "resender"),
+    "engine-stderr",
+)
 """Threads of the neuron that no request waits for."""
 
 
@@ -99,7 +102,7 @@ def _neuron(redis_url: str, spec: LoadSpec, engine_file: Path) -> Iterator[Neuro
     rings = redis.Redis.from_url(redis_url)
 
     def drain_when_rung() -> None:
-        """As the task ``drain_inbox`` does."""
+        """Drains the inbox when it is rung, as the task ``drain_inbox`` does."""
         while not stopped.is_set():
             if rings.brpop([neuron_queue(NEURON)], timeout=1):
                 neuron.drain_inbox()

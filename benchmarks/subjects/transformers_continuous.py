@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dequantised import load_dequantised
 from benchmarks.streams import tokens_per_s_together
+from benchmarks.weights.dequantised import load_dequantised
 from benchmarks.workload import (
     DECODE_CONCURRENCIES,
     DECODE_OUTPUT_TOKENS,
@@ -32,7 +32,7 @@ class CacheSize:
     sequence_tokens: int
     """The longest sequence, prompt and output."""
     batch_tokens: int
-    """In one step."""
+    """The most tokens that one step computes."""
     page_tokens: int
 
     @property

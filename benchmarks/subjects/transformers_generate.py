@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dequantised import load_dequantised
+from benchmarks.weights.dequantised import load_dequantised
 from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
 
 LIBRARIES = ("torch", "transformers")
@@ -28,7 +28,8 @@ class TransformersGenerate:
         return f"transformers {self._version} generate, {dtype}, {threads} threads"
 
     def decode(self, concurrency: int, seed: int) -> float:
-        """From the difference of a long and a one-token run, which takes the prompt out."""
+        """Returns tokens per second, from the difference of a long and a one-token run: the
+        prompt's time cancels out."""
         prompts = PromptMaker(seed)
         batch = [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)]
         first_s = self._generate_s(batch, 1)

@@ -6,6 +6,7 @@ from fleet.admin.invitation import FleetPolicyAdmin, InvitationAdmin
 from fleet.admin.load_job import LoadJobAdmin
 from fleet.admin.neuron import DeviceAdmin, NeuronAdmin
 from fleet.admin.replica import ReplicaAdmin
+from fleet.admin.upstream import UpstreamAdmin
 
 __all__ = [
     "AliasAdmin",
@@ -17,4 +18,5 @@ __all__ = [
     "LoadJobAdmin",
     "NeuronAdmin",
     "ReplicaAdmin",
+    "UpstreamAdmin",
 ]

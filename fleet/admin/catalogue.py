@@ -11,11 +11,14 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from fleet import selectors, services
+from fleet.admin.asking import asking_first
 from fleet.admin.catalogue_forms import AliasForm, CatalogueModelForm, fieldsets, setting_field
-from fleet.admin.hub_page import hub_page
+from fleet.admin.home_page import HomePageAdmin
+from fleet.admin.linked_names import linked_column, linked_list
 from fleet.admin.loading import (
     actor_of,
     load_on,
@@ -24,10 +27,13 @@ from fleet.admin.loading import (
     show_outcome,
     unload_everywhere,
 )
-from fleet.admin.models_toml_page import export_file, import_page
+from fleet.admin.model_pages.home import page_of_model
+from fleet.admin.model_pages.hub import hub_page
+from fleet.admin.model_pages.models_toml import export_file, import_page
 from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
-from fleet.lifecycles import NeuronStatus
+from fleet.dashboard.links import model_url, neuron_url
+from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron
 
@@ -40,8 +46,29 @@ class LoadOnNeuronForm(forms.Form):
     )
 
 
+class LoadedFilter(admin.SimpleListFilter):
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("loaded", "Loaded"), ("failed", "Failed"), ("unloaded", "Not loaded")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """A replica of any state but failed counts as loaded."""
+        match self.value():
+            case "loaded":
+                failed = RecordedReplicaStatus.FAILED
+                loaded = [status for status in RecordedReplicaStatus if status != failed]
+                return queryset.filter(replicas__status__in=loaded).distinct()
+            case "failed":
+                return queryset.filter(replicas__status=RecordedReplicaStatus.FAILED).distinct()
+            case "unloaded":
+                return queryset.filter(replicas__isnull=True)
+        return queryset
+
+
 @admin.register(CatalogueModel)
-class CatalogueModelAdmin(UnfoldAdmin):
+class CatalogueModelAdmin(HomePageAdmin):
     form = CatalogueModelForm
     list_display = (
         "name",
@@ -53,9 +80,9 @@ class CatalogueModelAdmin(UnfoldAdmin):
         "weight_size",
         "alias_names",
     )
-    list_filter = ("enabled", "pinned")
+    list_filter = (LoadedFilter, "enabled", "pinned", "replicas__neuron")
     list_before_template = "fleet/catalogue_pages.html"
-    change_form_outer_before_template = "fleet/outdated_wanted.html"
+    change_form_outer_before_template = "fleet/model_page.html"
     search_fields = ("name", "source", "description")
     actions = ("load_selected", "load_selected_on_neuron", "reload_outdated", "unload_selected")
     fieldsets = fieldsets()
@@ -77,6 +104,9 @@ class CatalogueModelAdmin(UnfoldAdmin):
             path(at, self.admin_site.admin_view(page), name=f"fleet_cataloguemodel_{name}")
             for at, name, page in pages
         ] + super().get_urls()
+
+    def home_context(self, obj: CatalogueModel) -> dict[str, Any]:
+        return page_of_model(obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """Clients, neurons and jobs know a model by its name, so it stays."""
@@ -129,13 +159,14 @@ class CatalogueModelAdmin(UnfoldAdmin):
             self.delete_model(request, model)
 
     @display(description="Loaded on")
-    def loaded_on(self, model: CatalogueModel) -> str:
+    def loaded_on(self, model: CatalogueModel) -> SafeString:
         outdated = outdated_replicas(model)
-        replicas = (
-            f"{replica.neuron.name} ({replica.status}{', outdated' * (replica in outdated)})"
+        replicas = [
+            (replica.neuron.name, f"{replica.status}{', outdated' * (replica in outdated)}")
             for replica in model.replicas.all()
-        )
-        return ", ".join([*replicas, *(f"{name} (kept unloaded)" for name in model.unloaded_from)])
+        ]
+        kept_unloaded = [(name, "kept unloaded") for name in model.unloaded_from]
+        return linked_list([*replicas, *kept_unloaded], neuron_url)
 
     @display(description="Weights", ordering="weight_bytes")
     def weight_size(self, model: CatalogueModel) -> str:
@@ -183,6 +214,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
                 messages.info(request, f"Nothing of {model.name} is outdated")
 
     @action(description="Unload", permissions=["operate"])
+    @asking_first
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
         for model in queryset:
             for outcome in unload_everywhere(actor=actor_of(request), model=model):
@@ -208,9 +240,11 @@ class CatalogueModelAdmin(UnfoldAdmin):
 @admin.register(Alias)
 class AliasAdmin(UnfoldAdmin):
     form = AliasForm
-    list_display = ("name", "model")
+    list_display = ("name", "model_link")
     list_select_related = ("model",)
     search_fields = ("name", "model__name")
+
+    model_link = linked_column("model__name", model_url, "Model")
 
     def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
         if change:

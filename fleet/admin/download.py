@@ -11,11 +11,13 @@ from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 
 from fleet import services
-from fleet.admin.cached_page import cached_page
+from fleet.admin.linked_names import linked_column
 from fleet.admin.load_job import LOAD_JOB_LABELS
 from fleet.admin.loading import actor_of
+from fleet.admin.model_pages.cached import cached_page
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
+from fleet.dashboard.links import neuron_url
 from fleet.errors import FleetError
 from fleet.management.sizes import size_text
 from fleet.models import Download
@@ -25,7 +27,8 @@ from fleet.models import Download
 class DownloadAdmin(ReportedAdmin):
     list_before_template = "fleet/download_pages.html"
     list_display = (
-        "__str__",
+        "source_and_file",
+        "neuron_link",
         "kind",
         "status_label",
         "progress_bar",
@@ -61,6 +64,12 @@ class DownloadAdmin(ReportedAdmin):
     def get_urls(self) -> list[URLPattern]:
         page = self.admin_site.admin_view(partial(cached_page, self))
         return [path("cached/", page, name="fleet_download_cached"), *super().get_urls()]
+
+    neuron_link = linked_column("neuron__name", neuron_url, "Neuron")
+
+    @display(description="Source", ordering="source")
+    def source_and_file(self, download: Download) -> str:
+        return f"{download.source} {download.file}".strip()
 
     @display(description="Status", ordering="status", label=LOAD_JOB_LABELS)
     def status_label(self, download: Download) -> str:

@@ -10,14 +10,16 @@ from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.urls import reverse_lazy
+from django.utils.text import format_lazy
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
-from fleet.services.invitations import invitation_check
+from fleet.services.hosts.invitations import invitation_check
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
 
@@ -32,7 +34,11 @@ class InvitationForm(forms.ModelForm):  # type: ignore[type-arg]
         max_length=255,
         required=False,
         widget=UnfoldAdminTextInputWidget,
-        help_text="HOST:PORT at which that host reaches Redis; empty: as serve --share has it.",
+        help_text=format_lazy(
+            "HOST:PORT at which that host reaches Redis; empty: as serve --share or "
+            '<a href="{sharing}">Sharing</a> has it.',
+            sharing=reverse_lazy("sharing"),
+        ),
     )
 
     class Meta:
@@ -103,8 +109,12 @@ class InvitationAdmin(UnfoldAdmin):
 class FleetPolicyAdmin(UnfoldAdmin):
     """One row. ``serve --share`` sets the address at which invited hosts find Redis."""
 
-    list_display = ("admission", "share_address", "share_is_tls")
+    list_display = ("admission", "share")
     fields = ("admission",)
+
+    @display(description="Address for invited hosts")
+    def share(self, policy: FleetPolicy) -> str:
+        return f"{policy.share_address} by TLS" if policy.share_is_tls else policy.share_address
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not FleetPolicy.objects.exists()

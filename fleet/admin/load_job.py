@@ -7,12 +7,15 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.loader import render_to_string
 
+from fleet.admin.linked_names import linked_column
 from fleet.admin.loading import actor_of, cancel, show_outcome
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
+from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.management.sizes import size_text
 from fleet.models import LoadJob
+from fleet.placement.decisions import stage_evictions
 
 LOAD_JOB_LABELS = {
     LoadJobStatus.PENDING.label: "warning",
@@ -33,8 +36,9 @@ DONE = {
 @admin.register(LoadJob)
 class LoadJobAdmin(ReportedAdmin):
     list_display = (
-        "__str__",
         "kind",
+        "model_link",
+        "neuron_link",
         "status_label",
         "progress_bar",
         "created_at",
@@ -48,9 +52,10 @@ class LoadJobAdmin(ReportedAdmin):
     fields = (
         "id",
         "kind",
-        "model_name",
+        "model_link",
         "neuron",
         "devices",
+        "stages_in_words",
         "evict",
         "status_label",
         "note",
@@ -66,13 +71,17 @@ class LoadJobAdmin(ReportedAdmin):
         "failure_message",
     )
 
+    model_link = linked_column("model_name", model_url, "Model")
+    neuron_link = linked_column("neuron__name", neuron_url, "Neuron")
+
     @display(description="Status", ordering="status", label=LOAD_JOB_LABELS)
     def status_label(self, job: LoadJob) -> str:
         return job.get_status_display()
 
     @display(description="Progress")
     def progress_bar(self, job: LoadJob) -> str:
-        """Of the present stage; what failed or was cancelled shows where it ended."""
+        """Renders the progress of the present stage. A failed or cancelled job shows where it
+        ended."""
         fraction = job.progress_fraction
         return render_to_string(
             "fleet/load_progress.html",
@@ -85,6 +94,19 @@ class LoadJobAdmin(ReportedAdmin):
                 "is_active": job.is_active,
             },
         )
+
+    @display(description="Stages")
+    def stages_in_words(self, job: LoadJob) -> str:
+        """How the model's layers are divided, and the plan's prediction."""
+        parts = [
+            f"layers {stage.layers[0]} to {stage.layers[1] - 1} on {stage.device}"
+            f"{' of ' + stage.neuron if stage.neuron else ''}"
+            for stage in job.stage_specs
+        ]
+        parts += [f"{model} leaves {there}" for there, model in stage_evictions(job.stage_specs)]
+        if job.predicted_tokens_per_s:
+            parts.append(f"{job.predicted_tokens_per_s:.1f} tokens per second are predicted")
+        return "; ".join(parts) or "-"
 
     @action(description="Cancel", permissions=["operate"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[LoadJob]) -> None:

@@ -21,10 +21,14 @@ class Outcome:
     level: int
     """One of the levels of ``django.contrib.messages``."""
     message: str
+    job_id: str = ""
+    """The job that was started and has not ended; empty: none."""
 
 
 def show_outcome(request: HttpRequest, outcome: Outcome) -> None:
-    messages.add_message(request, outcome.level, outcome.message)
+    """A message stays on its page, so that of a job states what has happened: it was started."""
+    started = "Started: " if outcome.job_id else ""
+    messages.add_message(request, outcome.level, f"{started}{outcome.message}")
 
 
 def actor_of(request: HttpRequest) -> Actor:
@@ -118,4 +122,4 @@ def _started(job: LoadJob, message: str) -> Outcome:
     """The broker may have refused the job's message by now."""
     if job.status == LoadJobStatus.FAILED:
         return Outcome(messages.ERROR, f"{job}: {job.failure_message}")
-    return Outcome(messages.SUCCESS, message)
+    return Outcome(messages.INFO, message, str(job.pk))

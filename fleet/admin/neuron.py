@@ -8,16 +8,24 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
 from fleet import services
+from fleet.admin.asking import asking_first
+from fleet.admin.home_page import HomePageAdmin
+from fleet.admin.linked_names import linked_column, linked_list
 from fleet.admin.loading import actor_of
+from fleet.admin.replica_report import recent_errors
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
+from fleet.dashboard.home_context import neuron_context
+from fleet.dashboard.links import model_url, neuron_url
 from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text, total_text
 from fleet.models import Device, Neuron
+from metering.requests.links import requests_url
 
 NEURON_LABELS = {
     NeuronStatus.ONLINE.label: "success",
@@ -28,7 +36,7 @@ NEURON_LABELS = {
 
 
 @admin.register(Neuron)
-class NeuronAdmin(ReportedAdmin):
+class NeuronAdmin(HomePageAdmin, ReportedAdmin):
     list_display = (
         "name",
         "status_label",
@@ -40,6 +48,7 @@ class NeuronAdmin(ReportedAdmin):
     )
     list_filter = ("status",)
     search_fields = ("name", "hostname")
+    change_form_outer_before_template = "fleet/neuron_page.html"
     actions = ("drain", "resume", "admit", "refuse", "remove")
     fields = (
         "name",
@@ -51,16 +60,23 @@ class NeuronAdmin(ReportedAdmin):
         "version",
         "hostname",
         "operating_system",
-        "num_cores",
+        "cores",
         "total_memory",
         "free_memory",
         "device_names",
         "replica_names",
+        "held_stage_list",
         "problem_list",
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).prefetch_related("devices", "replicas")
+
+    def home_context(self, obj: Neuron) -> dict[str, Any]:
+        return neuron_context(obj) | {
+            "failures": recent_errors(neuron=obj),
+            "requests_url": requests_url(neuron=obj.name),
+        }
 
     def has_change_neuron_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("fleet.change_neuron")
@@ -69,6 +85,7 @@ class NeuronAdmin(ReportedAdmin):
         return request.user.has_perm("fleet.delete_neuron")
 
     @action(description="Drain: place nothing new there", permissions=["change_neuron"])
+    @asking_first
     def drain(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
         self._each(request, queryset, services.neuron_drain, "is being drained")
 
@@ -81,10 +98,12 @@ class NeuronAdmin(ReportedAdmin):
         self._each(request, queryset, services.neuron_admit, "is admitted")
 
     @action(description="Refuse: use it for nothing", permissions=["change_neuron"])
+    @asking_first
     def refuse(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
         self._each(request, queryset, services.neuron_refuse, "is refused")
 
     @action(description="Remove what is away", permissions=["remove"])
+    @asking_first
     def remove(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
         self._each(request, queryset, services.neuron_remove, "is forgotten")
 
@@ -116,24 +135,33 @@ class NeuronAdmin(ReportedAdmin):
     @display(description="Devices")
     def device_names(self, neuron: Neuron) -> str:
         return ", ".join(
-            f"{device.kind}:{device.index} {device.name} "
-            f"({size_text(device.free_memory_bytes)} of "
-            f"{total_text(device.total_memory_bytes, device.installed_memory_bytes)} free)"
+            f"{device.kind}:{device.index} {device.name} ({_memory_words(neuron, device)})"
             for device in neuron.devices.all()
         )
 
     @display(description="Free memory", ordering="free_memory_bytes")
     def free_memory(self, neuron: Neuron) -> str:
-        return size_text(neuron.free_memory_bytes)
+        """The cell is empty where the neuron is away: the value is not known."""
+        return "" if neuron.status == NeuronStatus.AWAY else size_text(neuron.free_memory_bytes)
+
+    @display(description="Processor cores")
+    def cores(self, neuron: Neuron) -> int:
+        return neuron.num_cores
 
     @display(description="Total memory")
     def total_memory(self, neuron: Neuron) -> str:
         return size_text(neuron.total_memory_bytes)
 
     @display(description="Replicas")
-    def replica_names(self, neuron: Neuron) -> str:
-        return ", ".join(
-            f"{replica.model_name} ({replica.status})" for replica in neuron.replicas.all()
+    def replica_names(self, neuron: Neuron) -> SafeString:
+        replicas = neuron.replicas.all()
+        return linked_list(((one.model_name, one.status) for one in replicas), model_url)
+
+    @display(description="Stages of other hosts' models")
+    def held_stage_list(self, neuron: Neuron) -> SafeString:
+        """Each with its model, which has its engine on another neuron."""
+        return linked_list(
+            ((one["model"], _stage_words(one)) for one in neuron.held_stages), model_url
         )
 
     @display(description="Problems")
@@ -141,10 +169,25 @@ class NeuronAdmin(ReportedAdmin):
         return "; ".join(neuron.problems)
 
 
+def _stage_words(stage: dict[str, Any]) -> str:
+    layers = f"layers {stage['first_layer']} to {stage['last_layer'] - 1} on {stage['device']}"
+    memory = f", {size_text(stage['memory_bytes'])}" if stage["memory_bytes"] else ""
+    why = f": {stage['failure']}" if stage["failure"] else ""
+    return f"{layers} for {stage['engine_neuron']}{memory}, {stage['status']}{why}"
+
+
+def _memory_words(neuron: Neuron, device: Device) -> str:
+    total = total_text(device.total_memory_bytes, device.installed_memory_bytes)
+    if neuron.status == NeuronStatus.AWAY:
+        return total
+    return f"{size_text(device.free_memory_bytes)} of {total} free"
+
+
 @admin.register(Device)
 class DeviceAdmin(ReportedAdmin):
     list_display = (
-        "__str__",
+        "kind_and_index",
+        "neuron_link",
         "name",
         "free_memory",
         "total_memory",
@@ -152,7 +195,7 @@ class DeviceAdmin(ReportedAdmin):
         "driver",
     )
     list_select_related = ("neuron",)
-    list_filter = ("kind", "neuron")
+    list_filter = ("kind", "neuron", "neuron__status")
     fields = (
         "neuron",
         "kind",
@@ -164,9 +207,16 @@ class DeviceAdmin(ReportedAdmin):
         "driver",
     )
 
+    neuron_link = linked_column("neuron__name", neuron_url, "Neuron")
+
+    @display(description="Device", ordering="kind")
+    def kind_and_index(self, device: Device) -> str:
+        return f"{device.kind}:{device.index}"
+
     @display(description="Free memory", ordering="free_memory_bytes")
     def free_memory(self, device: Device) -> str:
-        return size_text(device.free_memory_bytes)
+        is_away = device.neuron.status == NeuronStatus.AWAY
+        return "" if is_away else size_text(device.free_memory_bytes)
 
     @display(description="Total memory", ordering="total_memory_bytes")
     def total_memory(self, device: Device) -> str:

@@ -62,7 +62,7 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
 
 
 def no_host_remark(model: CatalogueModel) -> str:
-    """That no host of the fleet can run it, and why; empty where one can."""
+    """Returns a sentence that no host of the fleet can run it, and why; empty where one can."""
     lines = fleet_overview().models
     why = next((line.no_host for line in lines if line.name == model.name), "")
     return f"No host can run {model.name}: {why}" if why else ""

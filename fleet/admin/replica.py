@@ -9,15 +9,19 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from fleet import selectors
+from fleet.admin.asking import asking_first
+from fleet.admin.linked_names import linked, linked_column
 from fleet.admin.loading import Outcome, actor_of, put_to_sleep, reload, show_outcome, unload, wake
 from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.catalogue.outdated import is_outdated
-from fleet.lifecycles import RecordedReplicaStatus
+from fleet.dashboard.links import model_url, neuron_url
+from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Replica
 from metering.requests.links import requests_url
@@ -39,24 +43,26 @@ SPEC_LABELS = {UP_TO_DATE: "success", OUTDATED: "warning", NOT_OFFERED: "danger"
 @admin.register(Replica)
 class ReplicaAdmin(ReportedAdmin):
     list_display = (
-        "model_name",
-        "neuron",
+        "model_link",
+        "neuron_link",
+        "placed_on",
         "status_label",
         "spec_label",
         "status_since",
-        "in_flight",
-        "queue_depth",
+        "running",
+        "waiting",
         "kv_use",
-        "decode_tokens_per_s",
-        "num_restarts",
+        "tokens_per_s",
+        "restarts",
         "failure_message",
     )
+    list_display_links = ("placed_on",)
     list_select_related = ("neuron",)
     list_filter = ("status", "neuron")
     search_fields = ("model_name",)
     actions = ("unload_selected", "reload_selected", "sleep_selected", "wake_selected")
     fields = (
-        "model_name",
+        "model_link",
         "neuron",
         "status_label",
         "spec_label",
@@ -64,12 +70,12 @@ class ReplicaAdmin(ReportedAdmin):
         "device_names",
         "adapter_names",
         "last_used_at",
-        "job_id",
-        "in_flight",
-        "queue_depth",
+        "job_link",
+        "running",
+        "waiting",
         "kv_use",
-        "decode_tokens_per_s",
-        "num_restarts",
+        "tokens_per_s",
+        "restarts",
         "failure_code",
         "failure_message",
         "quantization",
@@ -80,6 +86,34 @@ class ReplicaAdmin(ReportedAdmin):
         "recent_errors",
         "engine_log",
     )
+
+    model_link = linked_column("model_name", model_url, "Model")
+    neuron_link = linked_column("neuron__name", neuron_url, "Neuron")
+
+    @display(description="Replica")
+    def placed_on(self, replica: Replica) -> str:
+        """The text of the link to the replica's own page."""
+        return ", ".join(replica.devices) or "its page"
+
+    @display(description="Load job")
+    def job_link(self, replica: Replica) -> SafeString | str:
+        return linked(str(replica.job_id or ""), _job_url)
+
+    @display(description="Running", ordering="in_flight")
+    def running(self, replica: Replica) -> str:
+        return _live(replica, f"{replica.in_flight:,}")
+
+    @display(description="Waiting", ordering="queue_depth")
+    def waiting(self, replica: Replica) -> str:
+        return _live(replica, f"{replica.queue_depth:,}")
+
+    @display(description="Tokens/s", ordering="decode_tokens_per_s")
+    def tokens_per_s(self, replica: Replica) -> str:
+        return _live(replica, f"{replica.decode_tokens_per_s:.1f}")
+
+    @display(description="Restarts", ordering="num_restarts")
+    def restarts(self, replica: Replica) -> int:
+        return replica.num_restarts
 
     @display(description="Status", ordering="status", label=REPLICA_LABELS)
     def status_label(self, replica: Replica) -> str:
@@ -104,7 +138,7 @@ class ReplicaAdmin(ReportedAdmin):
 
     @display(description="KV blocks")
     def kv_use(self, replica: Replica) -> str:
-        return f"{replica.kv_blocks_used} of {replica.kv_blocks_total}"
+        return _live(replica, f"{replica.kv_blocks_used:,} of {replica.kv_blocks_total:,}")
 
     @display(description="Weights")
     def quantization(self, replica: Replica) -> str:
@@ -145,7 +179,7 @@ class ReplicaAdmin(ReportedAdmin):
             render_to_string(
                 "fleet/recent_errors.html",
                 {
-                    "errors": recent_errors(replica),
+                    "errors": recent_errors(model_name=replica.model_name, neuron=replica.neuron),
                     "requests_url": requests_url(
                         model=replica.model_name, neuron=replica.neuron.name
                     ),
@@ -154,6 +188,7 @@ class ReplicaAdmin(ReportedAdmin):
         )
 
     @action(description="Unload", permissions=["operate"])
+    @asking_first
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
         _with_each(unload, request, queryset)
 
@@ -168,6 +203,16 @@ class ReplicaAdmin(ReportedAdmin):
     @action(description="Wake", permissions=["operate"])
     def wake_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
         _with_each(wake, request, queryset)
+
+
+def _job_url(job_id: str) -> str:
+    return reverse("admin:fleet_loadjob_change", args=[job_id])
+
+
+def _live(replica: Replica, figure: str) -> str:
+    """A figure of this moment; empty where its neuron is away, as nothing is known of it."""
+    is_away = replica.neuron.status == NeuronStatus.AWAY
+    return "" if is_away or replica.status == RecordedReplicaStatus.AWAY else figure
 
 
 def _with_each(

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
 
 from fleet.lifecycles import LoadJobStatus
 from fleet.management.sizes import size_text
-from fleet.models import LoadJob, Replica
-from metering.models import RequestRecord
-from metering.outcomes import ERRORS
-
-ERRORS_FOR = timedelta(days=1)
-MAX_ERRORS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecentError:
-    at: datetime
-    what: str
-    message: str
-    request_id: str = ""
+from fleet.models import LoadJob, Neuron, Replica
+from metering.requests.recent_errors import (
+    ERRORS_FOR,
+    MAX_ERRORS,
+    RecentError,
+    request_errors,
+)
 
 
 def report_rows(replica: Replica) -> list[tuple[str, str]]:
@@ -37,9 +28,11 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
         ("Weights take", _size(report.get("weight_bytes"))),
         ("Keys and values take", _keys_and_values(report)),
         ("Context", _tokens(report.get("context_tokens"))),
-        ("Vocabulary", _count(report.get("vocab_size"))),
         ("Vectors", _vectors(report)),
         ("Ranks take", _ranks(report)),
+        ("Divided", _stages(report)),
+        ("Devices take", _stage_memory(report)),
+        ("Tokens per second", _prediction(report, replica)),
         ("Decode step", report.get("compiled", "")),
         ("Drafts", report.get("speculation", "")),
         ("Drafts that were right", _acceptance(replica)),
@@ -48,36 +41,22 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
         ("Structured output", report.get("grammar_problem") or ""),
         ("Chat template", report.get("template_problem") or ""),
         ("Warnings", "; ".join(report.get("warnings") or [])),
-        ("Tokenizer in", report.get("tokenizer_dir", "")),
     ]
     return [(name, str(value)) for name, value in rows if value]
 
 
-def recent_errors(replica: Replica) -> list[RecentError]:
-    """The errors of the replica's requests and loads within a day, newest first."""
-    since = timezone.now() - ERRORS_FOR
-    requests = RequestRecord.objects.filter(
-        at__gte=since,
-        model=replica.model_name,
-        neuron=replica.neuron.name,
-        code__isnull=False,
-        outcome__in=ERRORS,
-    )
+def recent_errors(*, model_name: str = "", neuron: Neuron | None = None) -> list[RecentError]:
+    """The errors of requests and loads within a day, newest first: of one model, of one neuron, or
+    of a model on a neuron."""
     jobs = LoadJob.objects.filter(
-        status=LoadJobStatus.FAILED,
-        model_name=replica.model_name,
-        neuron=replica.neuron,
-        finished_at__gte=since,
+        status=LoadJobStatus.FAILED, finished_at__gte=timezone.now() - ERRORS_FOR
     )
-    found = [
-        RecentError(
-            at=one.at,
-            what=f"a request ({one.endpoint})",
-            message=f"{one.code}: {one.message}" if one.message else str(one.code),
-            request_id=one.request_id.hex,
-        )
-        for one in requests[:MAX_ERRORS]
-    ]
+    where = {}
+    if model_name:
+        jobs, where["model"] = jobs.filter(model_name=model_name), model_name
+    if neuron is not None:
+        jobs, where["neuron"] = jobs.filter(neuron=neuron), neuron.name
+    found = request_errors(**where)
     found += [
         RecentError(at=job.finished_at, what=job.kind, message=job.failure_message)
         for job in jobs[:MAX_ERRORS]
@@ -95,11 +74,44 @@ def _tokens(number: int | None) -> str:
 
 
 def _ranks(report: dict[str, Any]) -> str:
-    """Beside keys and values, which are as many on each."""
+    """Describes each rank's actual and estimated memory. Keys and values are left out: they are the
+    same size on every rank."""
     return "; ".join(
         f"{rank['rank']} on {rank['device']}: {_size(rank['actual_bytes'])}, "
         f"{_size(rank['estimated_bytes'])} were estimated"
         for rank in report.get("ranks") or []
+    )
+
+
+def _stages(report: dict[str, Any]) -> str:
+    return "; ".join(
+        f"layers {stage['layers'][0]} to {stage['layers'][1] - 1} on {_device(stage)}: "
+        f"{_size(stage['estimated_bytes'])} estimated, {_size(stage['kv_bytes'])} of keys and "
+        "values"
+        for stage in report.get("stages") or []
+    )
+
+
+def _stage_memory(report: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{one['device']}: {_size(one['actual_bytes'] + one['process_bytes'])}"
+        for one in report.get("stage_memory") or []
+    )
+
+
+def _device(stage: dict[str, Any]) -> str:
+    """``cuda:0``, or ``cuda:0 of attic`` for a stage on another neuron than the engine's."""
+    where = f" of {stage['neuron']}" if stage.get("neuron") else ""
+    return f"{stage['device']}{where}"
+
+
+def _prediction(report: dict[str, Any], replica: Replica) -> str:
+    predicted = report.get("predicted_tokens_per_s")
+    if not predicted:
+        return ""
+    return (
+        f"{predicted:.1f} were predicted for one request; {replica.decode_tokens_per_s:.1f} are "
+        "measured, of all requests together"
     )
 
 

@@ -266,6 +266,14 @@ def text_in(body: dict[str, Any], name: str) -> str:
     return value
 
 
+def flag_in(body: dict[str, Any], name: str) -> bool:
+    """False where it is not given. Raises ``ProblemError``."""
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise ProblemError(400, "invalid_value", f"{name!r} is to be true or false.", param=name)
+    return value
+
+
 def texts_in(body: dict[str, Any], name: str) -> list[str]:
     """Empty where it is not given. Raises ``ProblemError``."""
     value = body.get(name, [])

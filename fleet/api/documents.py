@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.http.response import HttpResponseBase
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.utils import extend_schema
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import FleetView
+from helexa_site.web.pages import render_page
 
 
 class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
@@ -60,10 +64,21 @@ class SchemaView(DocumentView, SpectacularAPIView):
 
 
 class DocumentsView(DocumentView, SpectacularSwaggerSplitView):
-    """The page loads its script from another answer: a page runs no script that stands in it."""
+    """A page in the shell of all others. Its script comes by another answer, ``?script``: no page
+    runs a script that stands in it."""
 
     renderer_classes = SpectacularSwaggerSplitView.renderer_classes
     url_name = "api-schema"
     pagination_class = None
     filter_backends = ()
     filters = {"lang": "", "script": "", "version": ""}
+
+    @extend_schema(exclude=True)
+    def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        answer: Response = super().get(request, *args, **kwargs)  # type: ignore[no-untyped-call]
+        if "script" in request.GET:
+            return answer
+        context = {**answer.data, "base_url": request.build_absolute_uri("/api")}
+        return render_page(
+            request._request, "pages/fleet_api.html", title="Fleet API", context=context
+        )

@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
 
-from fleet import services
+from fleet import selectors, services
 from fleet.api.access import Call, FleetListView, FleetView
 from fleet.api.removal import removal_schema, removed
 from fleet.live.desired_state import AdmissionPolicy
@@ -31,12 +31,16 @@ class InvitationShape(serializers.ModelSerializer[Invitation]):
 
 
 class NewInvitationShape(InvitationShape):
-    """``join`` is shown in this answer alone."""
+    """``join`` and ``voids_earlier`` are shown in this answer alone."""
 
     join = serializers.CharField(read_only=True, help_text="For `neuron --join` on that host.")
 
+    voids_earlier = serializers.BooleanField(
+        read_only=True, help_text="An earlier line of that neuron is void from now on."
+    )
+
     class Meta(InvitationShape.Meta):
-        fields = (*InvitationShape.Meta.fields, "join")  # type: ignore[assignment]
+        fields = (*InvitationShape.Meta.fields, "join", "voids_earlier")  # type: ignore[assignment]
 
 
 class PolicyShape(serializers.ModelSerializer[FleetPolicy]):
@@ -51,17 +55,20 @@ class InvitationsView(FleetListView):
     serializer_class = InvitationShape
     permission_of = "fleet.invitation"
     queryset = Invitation.objects.all()
+    filters = {"neuron": "neuron_name", "invited_by": "invited_by"}
 
     @extend_schema(
         request=new_schema("InvitationStart", INVITATIONS), responses={201: NewInvitationShape}
     )
     def post(self, call: Call) -> Response:
         body = new_row(call, INVITATIONS)
+        voids_earlier = selectors.is_invited(body["neuron"])
         line = services.neuron_invite(
             actor=self.actor, neuron_name=body["neuron"], address=body.get("address") or None
         )
         shown = self.get_serializer(Invitation.objects.get(neuron_name=body["neuron"])).data
-        return Response({**shown, "join": line}, status=201, headers=SHOWN_ONCE)
+        answer = {**shown, "join": line, "voids_earlier": voids_earlier}
+        return Response(answer, status=201, headers=SHOWN_ONCE)
 
 
 class InvitationView(FleetView):

@@ -101,7 +101,8 @@ class LoadJobCancelView(OneJobView):
 
 
 class EventStreamRenderer(JSONRenderer):
-    """For those who accept nothing else. Refusals are JSON all the same."""
+    """A renderer for clients that accept nothing but event streams. Refusals are JSON all the
+    same."""
 
     media_type = "text/event-stream"
     format = "sse"

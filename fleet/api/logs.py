@@ -16,7 +16,7 @@ from metering.api.problems import ProblemError
 
 
 class EngineLogView(FleetView):
-    """Also of an engine that has ended, as long as its neuron has not."""
+    """The last lines of an engine's log, also after it has ended, as long as its neuron has not."""
 
     pagination_class = None
     serializer_class = serializers.Serializer

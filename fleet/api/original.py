@@ -3,6 +3,7 @@ answer when they are through. The live ones read the neuron's last report."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
@@ -21,7 +22,6 @@ from fleet.live import reading as live
 from fleet.models import LoadJob
 from fleet.placement import Load, place
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
-from inference.protocol.load import LoadFailure
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
 
@@ -53,25 +53,35 @@ class OriginalView(FleetView):
     def heartbeat(self, name: str) -> NeuronHeartbeat:
         """Raises ``UnknownNeuronError``, ``SnapshotUnavailableError``, ``ProblemError``."""
         selectors.neuron_known(name)
-        for report in live.read_live_fleet(live.redis_client()).reports:
-            if report.name == name and report.heartbeat is not None:
-                return report.heartbeat
-        raise ProblemError(503, "neuron_away", f"{name} is away")
+        if (report := _report(name)) is None:
+            raise ProblemError(503, "neuron_away", f"{name} is away")
+        return report
 
 
-class VersionView(OriginalView):
+def _report(name: str) -> NeuronHeartbeat | None:
+    """The neuron's last report. Raises ``SnapshotUnavailableError``."""
+    reports = live.read_live_fleet(live.redis_client()).reports
+    return next((report.heartbeat for report in reports if report.name == name), None)
+
+
+class ReportView(OriginalView):
+    """``shape``: the answer out of the neuron's last report."""
+
+    shape: Callable[[NeuronHeartbeat], Any] | None = None
+
     def get(self, call: Call, name: str) -> Response:
-        return Response(shapes.version(self.heartbeat(name)))
+        assert self.shape is not None, "PATHS has one for each"
+        return Response(self.shape(self.heartbeat(name)))
 
 
-class DiscoveryView(OriginalView):
+class ModelsView(ReportView):
+    @extend_schema(responses={200: ROWS})
     def get(self, call: Call, name: str) -> Response:
-        return Response(shapes.discovery(self.heartbeat(name)))
+        return super().get(call, name)
 
 
-class HealthView(OriginalView):
-    def get(self, call: Call, name: str) -> Response:
-        return Response(shapes.health(self.heartbeat(name), _expected(name)))
+def _health(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
+    return shapes.health(heartbeat, _expected(heartbeat.name))
 
 
 def _expected(name: str) -> list[str]:
@@ -90,12 +100,6 @@ def _expected(name: str) -> list[str]:
         and decision.neuron == name
     ]
     return list(dict.fromkeys([*ordered, *kept]))
-
-
-class ModelsView(OriginalView):
-    @extend_schema(responses={200: ROWS})
-    def get(self, call: Call, name: str) -> Response:
-        return Response(shapes.models(self.heartbeat(name)))
 
 
 class EndpointView(OriginalView):
@@ -127,33 +131,25 @@ class LoadView(OriginalView):
         wait_for_job(job, timeout_s=LOAD_TIMEOUT_S)
         if job.status == LoadJobStatus.SUCCEEDED:
             return Response({"status": "loaded"})
-        status, error = shapes.load_failure(job, entry, self._failure(job))
+        states = [] if (report := _report(name)) is None else report.replicas
+        failures = [state.failure for state in states if state.job_id == str(job.pk)]
+        status, error = shapes.load_failure(job, entry, next(iter(failures), None))
         return Response(error, status=status)
 
     def _start(self, model: str, neuron: str, devices: list[str]) -> LoadJob:
         """Start the load. Idle models may leave for it unless the caller named devices."""
-        named: dict[str, Any] = {"model_name": model, "neuron_name": neuron}
-        if devices:
-            return services.model_load_start(actor=self.actor, devices=devices, **named)
         try:
-            return services.model_load_start(actor=self.actor, **named)
+            return services.model_load_start(
+                actor=self.actor, model_name=model, neuron_name=neuron, devices=devices
+            )
         except PlacementRefusedError as error:
             status = 503 if error.code in shapes.CUDA_CODES else 400
             raise ProblemError(status, error.code, str(error)) from error
 
-    def _failure(self, job: LoadJob) -> LoadFailure | None:
-        """The neuron's own failure, which has more detail than its job's."""
-        for report in live.read_live_fleet(live.redis_client()).reports:
-            if report.name == job.neuron.name and report.heartbeat is not None:
-                for state in report.heartbeat.replicas:
-                    if state.job_id == str(job.pk):
-                        return state.failure
-        return None
-
 
 class UnloadView(OriginalView):
-    """Also unloads a pinned model. It stays unloaded until it is loaded or requested, or its neuron
-    restarts, as in the original."""
+    """Unloads a model, also a pinned one. It stays unloaded until it is loaded or requested, or its
+    neuron restarts, as in the original."""
 
     @extend_schema(request=OpenApiTypes.OBJECT)
     def post(self, call: Call, name: str) -> Response:
@@ -171,8 +167,17 @@ class UnloadView(OriginalView):
         if job.status == LoadJobStatus.SUCCEEDED:
             return Response({"status": "unloaded"})
         services.kept_unloaded_forget(model_name=model_name)
-        raise ProblemError(404, "unload_failed", _why(job))
+        why = job.failure_message or f"unloading {job} {job.status}"
+        raise ProblemError(404, "unload_failed", why)
 
 
-def _why(job: LoadJob) -> str:
-    return job.failure_message or f"unloading {job} {job.status}"
+PATHS = {
+    "version": ReportView.as_view(shape=shapes.version),
+    "discovery": ReportView.as_view(shape=shapes.discovery),
+    "health": ReportView.as_view(shape=_health),
+    "models": ModelsView.as_view(shape=shapes.models),
+    "models/<path:model>/endpoint": EndpointView.as_view(),
+    "models/load": LoadView.as_view(),
+    "models/unload": UnloadView.as_view(),
+}
+"""Each path below ``neurons/{name}/``, and what answers it."""

@@ -6,21 +6,26 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 from fleet.models import LoadJob
 from inference.protocol.capabilities import with_text
 from inference.protocol.heartbeat import (
+    BuildInfo,
     DeviceInfo,
     NeuronHeartbeat,
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load import LoadFailure, LoadReport
+from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit
 from metering.api.problems import ProblemError
 
 MIB = 1024**2
+UNKNOWN_BUILD = BuildInfo(git_sha="unknown", git_sha_long="", git_dirty=False, build_timestamp="")
 HARNESS = "helexa"
 STATUSES = {ReplicaStatus.READY: "loaded", ReplicaStatus.RECOVERING: "recovering"}
 """Others are under way or gone; the activation path reports them."""
@@ -35,25 +40,21 @@ CUDA_CODES = frozenset({"cuda_unavailable"})
 
 
 def version(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
-    build = heartbeat.build
     return {
         "package_version": heartbeat.version,
-        "git_sha": build.git_sha if build else "unknown",
-        "git_sha_long": build.git_sha_long if build else "",
-        "git_dirty": build.git_dirty if build else False,
-        "build_timestamp": build.build_timestamp if build else "",
+        **msgspec.structs.asdict(heartbeat.build or UNKNOWN_BUILD),
         "features": [],
         "torch_version": heartbeat.host.torch_version or None,
     }
 
 
 def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
-    cards = _cards(heartbeat)
+    cards, host = _cards(heartbeat), heartbeat.host
     limits = [_limit_of(state, state.report) for state in heartbeat.replicas if state.report]
     described: dict[str, Any] = {
-        "hostname": heartbeat.host.hostname,
-        "os": heartbeat.host.os,
-        "kernel": heartbeat.host.kernel or "unknown",
+        "hostname": host.hostname,
+        "os": host.os,
+        "kernel": host.kernel or "unknown",
         "devices": [
             {
                 "index": card.index,
@@ -66,15 +67,13 @@ def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
         "harnesses": [HARNESS],
         "max_prompt_tokens": max((limit.input for limit in limits), default=0),
     }
-    if cards and cards[0].driver:
-        described["driver_version"] = cards[0].driver
-    if heartbeat.host.cuda_version:
-        described["cuda_version"] = heartbeat.host.cuda_version
-    if heartbeat.host.torch_cuda_version:
-        described["torch_cuda_version"] = heartbeat.host.torch_cuda_version
-    if heartbeat.host.cuda_unavailable:
-        described["cuda_unavailable_reason"] = heartbeat.host.cuda_unavailable
-    return described
+    optional = {
+        "driver_version": cards[0].driver if cards else None,
+        "cuda_version": host.cuda_version,
+        "torch_cuda_version": host.torch_cuda_version,
+        "cuda_unavailable_reason": host.cuda_unavailable,
+    }
+    return described | {name: value for name, value in optional.items() if value}
 
 
 def health(heartbeat: NeuronHeartbeat, expected: Sequence[str] = ()) -> dict[str, Any]:
@@ -192,7 +191,9 @@ def _model(heartbeat: NeuronHeartbeat, state: ReplicaState) -> dict[str, Any]:
         "harness": HARNESS,
         "status": STATUSES[state.status],
         "devices": [
-            int(index) for kind, _, index in map(_parts, state.devices) if kind == "cuda" and index
+            int(device.removeprefix("cuda:"))
+            for device in state.devices
+            if device.startswith("cuda:")
         ],
         "vram_used_mb": None if state.memory_bytes is None else state.memory_bytes // MIB,
         "capabilities": list(with_text(state.capabilities)),
@@ -208,7 +209,3 @@ def _limit_of(state: ReplicaState, report: LoadReport) -> ModelLimit:
     return model_limit(
         report.context_tokens, state.max_output_tokens, only_reads=report.kind != "generation"
     )
-
-
-def _parts(device: str) -> tuple[str, str, str]:
-    return device.partition(":")

@@ -34,4 +34,5 @@ class AssignmentsView(FleetListView):
     queryset = CatalogueModel.objects.none()
 
     def filter_queryset(self, queryset: Any) -> Any:
-        return [asdict(assignment_of(entry)) for entry in selectors.catalogue_list()]
+        loadable = (one for one in selectors.catalogue_list() if one.upstream_model is None)
+        return [asdict(assignment_of(entry)) for entry in loadable]

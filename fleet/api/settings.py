@@ -3,14 +3,15 @@ environment when it starts, so nothing here changes one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
 
-from fleet.api.access import COMMAND_CALLER, Call, FleetView
-from helexa_site.settings_page import ENVIRONMENT, Row, rows_of
+from fleet.api.access import BOOLEANS, COMMAND_CALLER, Call, FleetView
+from helexa_site.web.settings_page import ENVIRONMENT, Row, rows_of
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.principal import Scope
@@ -23,11 +24,12 @@ class SettingShape(serializers.Serializer[Any]):
 
 
 class SettingsView(FleetView):
-    """For superusers, and keys with ``fleet:write``: addresses and paths of the host are among the
-    values. Secrets are not shown."""
+    """The settings, for superusers and keys with ``fleet:write``: addresses and paths of the host
+    are among the values. Secrets are not shown."""
 
     read_scope = Scope.FLEET_WRITE
     filter_backends = ()
+    filters = {"name": "", "set": ""}
     serializer_class = SettingShape
 
     def ensure_may(self, call: Call) -> None:
@@ -37,14 +39,22 @@ class SettingsView(FleetView):
             raise ProblemError(403, "insufficient_scope", "Superusers alone see the settings.")
         super().ensure_may(call)
 
-    @extend_schema(responses={200: SettingShape(many=True)})
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("name", description="Parts of names, separated by commas."),
+            OpenApiParameter("set", bool, description="Whether the environment has it."),
+        ],
+        responses={200: SettingShape(many=True)},
+    )
     def get(self, call: Call) -> Response:
-        shown = [_shown(row) for row in rows_of(ENVIRONMENT)]
+        """Raises ``ProblemError``."""
+        shown = [_shown(row) for row in rows_of(ENVIRONMENT) if _matches(row, call.query_params)]
         return self.get_paginated_response(self.paginate_queryset(shown))
 
 
 class SettingView(SettingsView):
     pagination_class = None
+    filters = {}
 
     @extend_schema(responses={200: SettingShape}, operation_id="settings_retrieve_one")
     def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
@@ -52,6 +62,18 @@ class SettingView(SettingsView):
             if row.setting.name == name:
                 return Response(_shown(row))
         raise ProblemError(404, "setting_not_found", f"There is no setting named {name!r}.")
+
+
+def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
+    """Raises ``ProblemError``."""
+    parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
+    word = wanted.get("set")
+    if word is not None and word not in BOOLEANS:
+        raise ProblemError(
+            400, "invalid_value", f"{word!r} is none of {', '.join(BOOLEANS)}.", param="set"
+        )
+    is_wanted = word is None or BOOLEANS[word] == bool(row.value)
+    return is_wanted and any(part in row.setting.name for part in parts)
 
 
 def _shown(row: Row) -> dict[str, str]:

@@ -45,8 +45,22 @@ class DeviceShape(RowShape):
         return f"{device.kind}:{device.index}"
 
 
+class HeldStageShape(serializers.Serializer[Any]):
+    model = serializers.CharField()
+    engine_neuron = serializers.CharField(help_text="The neuron that serves the model.")
+    device = serializers.CharField()
+    first_layer = serializers.IntegerField()
+    last_layer = serializers.IntegerField(help_text="The one after its last layer.")
+    status = serializers.CharField(help_text="loading, listening, ready or failed.")
+    memory_bytes = serializers.IntegerField(allow_null=True)
+    failure = serializers.CharField(help_text="Why it failed; else empty.")
+
+
 class NeuronShape(RowShape):
     devices = DeviceShape(many=True)
+    held_stages = HeldStageShape(
+        many=True, help_text="Of models whose engines are on other neurons: no replicas."
+    )
     replicas = serializers.SerializerMethodField()
     at_work = serializers.SerializerMethodField(
         help_text="The replicas with requests, or on their way."
@@ -72,6 +86,7 @@ class NeuronShape(RowShape):
             "problems",
             "devices",
             "replicas",
+            "held_stages",
             "at_work",
         )
 
@@ -188,6 +203,8 @@ class LoadJobShape(RowShape):
             "status",
             "note",
             "devices",
+            "stages",
+            "predicted_tokens_per_s",
             "evict",
             "spec_digest",
             "replacement",

@@ -6,18 +6,8 @@ from django.urls import path
 
 from fleet.api import original
 from fleet.api.audit import AuditView
-from fleet.api.catalogue import AliasesView, AliasView, CatalogueModelView, CatalogueView
 from fleet.api.documents import DocumentsView, SchemaView
-from fleet.api.downloads import (
-    CachedView,
-    DownloadCancelView,
-    DownloadEventsView,
-    DownloadsView,
-    DownloadView,
-    NeuronCachedView,
-)
 from fleet.api.drills import DrillView
-from fleet.api.hub import HubRepositoryView, HubSearchView
 from fleet.api.invitations import InvitationsView, InvitationView, PolicyView
 from fleet.api.jobs import (
     LoadJobCancelView,
@@ -27,7 +17,18 @@ from fleet.api.jobs import (
     ModelJobsView,
 )
 from fleet.api.logs import EngineLogView
-from fleet.api.models_toml import ModelsTomlView
+from fleet.api.models.catalogue import AliasesView, AliasView, CatalogueModelView, CatalogueView
+from fleet.api.models.downloads import (
+    CachedView,
+    DownloadCancelView,
+    DownloadEventsView,
+    DownloadsView,
+    DownloadView,
+    NeuronCachedView,
+)
+from fleet.api.models.hub import HubRepositoryView, HubSearchView
+from fleet.api.models.models_toml import ModelsTomlView
+from fleet.api.models.plans import ModelPlanView
 from fleet.api.neurons import (
     DESIRED_STATES,
     DevicesView,
@@ -37,8 +38,8 @@ from fleet.api.neurons import (
     ReplicasView,
 )
 from fleet.api.overview import AssignmentsView, OverviewView
-from fleet.api.plans import ModelPlanView
 from fleet.api.settings import SettingsView, SettingView
+from fleet.api.upstreams import UpstreamsView, UpstreamTestView, UpstreamView
 
 urlpatterns = [
     path("overview", OverviewView.as_view(), name="api-overview"),
@@ -50,14 +51,8 @@ urlpatterns = [
     ),
     path("neurons/<str:name>/drill", DrillView.as_view(), name="api-neuron-drill"),
     path("neurons/<str:name>/cached", NeuronCachedView.as_view(), name="api-neuron-cached"),
-    path("neurons/<str:name>/version", original.VersionView.as_view()),
-    path("neurons/<str:name>/discovery", original.DiscoveryView.as_view()),
-    path("neurons/<str:name>/health", original.HealthView.as_view()),
-    path("neurons/<str:name>/models", original.ModelsView.as_view()),
-    path("neurons/<str:name>/models/load", original.LoadView.as_view()),
-    path("neurons/<str:name>/models/unload", original.UnloadView.as_view()),
     path("neurons/<str:name>/models/<path:model>/logs", EngineLogView.as_view()),
-    path("neurons/<str:name>/models/<path:model>/endpoint", original.EndpointView.as_view()),
+    *(path(f"neurons/<str:name>/{tail}", view) for tail, view in original.PATHS.items()),
     path("invitations", InvitationsView.as_view(), name="api-invitations"),
     path("invitations/<str:name>", InvitationView.as_view(), name="api-invitation"),
     path("policy", PolicyView.as_view(), name="api-policy"),
@@ -78,6 +73,9 @@ urlpatterns = [
     path("models.toml", ModelsTomlView.as_view(), name="api-models-toml"),
     path("aliases", AliasesView.as_view(), name="api-aliases"),
     path("aliases/<path:name>", AliasView.as_view(), name="api-alias"),
+    path("upstreams", UpstreamsView.as_view(), name="api-upstreams"),
+    path("upstreams/<str:name>", UpstreamView.as_view(), name="api-upstream"),
+    path("upstreams/<str:name>/test", UpstreamTestView.as_view(), name="api-upstream-test"),
     path("load-jobs", LoadJobsView.as_view(), name="api-load-jobs"),
     path("load-jobs/<uuid:pk>", LoadJobView.as_view(), name="api-load-job"),
     path("load-jobs/<uuid:pk>/cancel", LoadJobCancelView.as_view()),

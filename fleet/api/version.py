@@ -12,7 +12,7 @@ from inference.build import this_build, version_object
 
 
 class VersionView(FleetView):
-    """For callers who may read the fleet: versions help an attacker."""
+    """The gateway's version, for callers who may read the fleet: versions help an attacker."""
 
     pagination_class = None
     serializer_class = serializers.Serializer

@@ -1,11 +1,13 @@
-"""What the operator offers, as plain data. Pure: no ORM, no clock, no I/O."""
+"""What the operator offers, as plain data. No ORM, no clock, no I/O."""
 
 from fleet.catalogue.entry import CatalogueEntry
 from fleet.catalogue.rules import (
     check_alias_name,
+    check_model_source,
     check_name,
     check_settings,
     check_source,
+    whole_source,
 )
 from fleet.catalogue.setting import Section, Setting
 from fleet.catalogue.settings import DEFAULTS, SETTINGS, CatalogueSettings, SettingValue
@@ -19,7 +21,9 @@ __all__ = [
     "Setting",
     "SettingValue",
     "check_alias_name",
+    "check_model_source",
     "check_name",
     "check_settings",
     "check_source",
+    "whole_source",
 ]

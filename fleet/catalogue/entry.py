@@ -5,15 +5,21 @@ Pure: no ORM, no clock, no I/O. ``fleet.models.catalogue`` stores it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings
+from fleet.catalogue.sources import UpstreamModel, upstream_of
+from fleet.catalogue.targets import Target, parse_targets
 from fleet.live.measurements import DeviceKind, MeasuredLoad, measured_for
+from fleet.upstreams.entry import UpstreamEntry
+from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.load import LoadSpec, spec_digest
+from metering.prices import FREE, Prices, UnitPrices, highest
 
 MIB = 1024**2
 TRAVELLING = tuple(name for name, setting in SETTINGS.items() if setting.travels)
@@ -27,12 +33,72 @@ class CatalogueEntry(CatalogueSettings):
     aliases: tuple[str, ...] = ()
     weight_bytes: int | None = None
     """What its weights took when it was last loaded; ``None`` before the first load."""
+    costs: ModelCosts | None = None
+    """What its layers take; ``None`` while unknown."""
     measured_loads: tuple[MeasuredLoad, ...] = ()
     """The last load on each neuron."""
     unloaded_from: tuple[str, ...] = ()
     """Neurons that it was unloaded from although it is kept loaded: so many replicas less are
     kept."""
     created_unix_s: int = 0
+    upstream: UpstreamEntry | None = None
+    """Which answers for a model without files; ``None`` also where it has been removed."""
+    target_upstreams: tuple[UpstreamEntry, ...] = ()
+    """The upstreams that its targets name; one that has been removed is left out."""
+    upstream_prices: Mapping[str, Prices] = field(default_factory=dict)
+    """Prices by target's name, of those that have their upstream's: what it last named."""
+
+    @property
+    def upstream_model(self) -> UpstreamModel | None:
+        """``None``: it has files, and neurons load them."""
+        return upstream_of(self.source)
+
+    @property
+    def ordered_targets(self) -> tuple[Target, ...]:
+        """The model's targets: at least one, its source where the operator has set none."""
+        if not self.targets:
+            return (Target(upstream_model=self.upstream_model),)
+        return parse_targets(self.targets)
+
+    def upstream_named(self, name: str) -> UpstreamEntry | None:
+        """Returns the upstream of that name, from the source or a target. ``None``: it has been
+        removed."""
+        known = (*self.target_upstreams, *(() if self.upstream is None else (self.upstream,)))
+        return next((one for one in known if one.name == name), None)
+
+    def prices_at(self, target: Target) -> Prices:
+        """Returns the prices of tokens where that target serves. Raises ``KeyError`` where they are
+        the upstream's and it names none."""
+        return self._named_prices_at(target) or FREE
+
+    def charges_tokens_at(self, target: Target) -> bool:
+        """Whether the model has prices of tokens where that target serves."""
+        return self._named_prices_at(target) is not None
+
+    def unit_prices_at(self, target: Target) -> UnitPrices:
+        """Returns the prices of requests and units where that target serves."""
+        if target.prices is None:
+            return self.unit_prices
+        return target.prices.units or UnitPrices()
+
+    @property
+    def highest_prices(self) -> Prices | None:
+        """A price of each kind that no target's is above; ``None``: it has no prices."""
+        known = (one for one in self.ordered_targets if not self.lacks_prices_at(one))
+        found = [prices for one in known if (prices := self._named_prices_at(one)) is not None]
+        return highest(found) if found else None
+
+    def _named_prices_at(self, target: Target) -> Prices | None:
+        named = target.prices
+        if named is None:
+            return self.prices
+        return self.upstream_prices[target.name] if named.are_upstreams else named.prices
+
+    def lacks_prices_at(self, target: Target) -> bool:
+        """Whether the prices there are the upstream's, which names none."""
+        named = target.prices
+        is_upstreams = named is not None and named.are_upstreams
+        return is_upstreams and target.name not in self.upstream_prices
 
     @property
     def effective_min_replicas(self) -> int:
@@ -75,5 +141,6 @@ class CatalogueEntry(CatalogueSettings):
         )
 
     def spec_digest(self) -> str:
-        """Of what it is loaded as now. A replica of another digest is outdated."""
+        """Returns the digest of the spec that the model would be loaded with now. A replica of
+        another digest is outdated."""
         return spec_digest(self.load_spec(job_id="", neuron=""))

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.catalogue.targets import targets_problem
 from inference.protocol.keys import NEURON_NAME
+from metering.prices import MAX_PRICE_MICRO_USD
 
 MAX_COUNT = 2**31 - 1
 MAX_BYTES = 2**63 - 1
-MAX_PRICE_MICRO_USD = 10**15 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,9 @@ class Word:
         return self.synonyms.get(value.lower(), value) if isinstance(value, str) else value
 
     def problem(self, value: object) -> str | None:
-        return None if value in self.words else f"{value!r} is not one of {', '.join(self.words)}"
+        if value in self.words:
+            return None
+        return f"{value!r} is not one of {', '.join(self.words)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,4 +127,14 @@ class NeuronNames:
         return None
 
 
-Kind = Text | Word | Count | Number | Money | Flag | NeuronNames
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """An ordered list of ``fleet.catalogue.targets``, each as its text."""
+
+    def problem(self, value: object) -> str | None:
+        if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
+            return f"{value!r} is not a list of targets"
+        return targets_problem(value)
+
+
+Kind = Text | Word | Count | Number | Money | Flag | NeuronNames | Targets

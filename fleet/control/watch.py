@@ -15,7 +15,7 @@ import msgspec
 
 from fleet.live.absences import Absences
 from fleet.live.snapshot import FleetSnapshot
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from fleet.placement.plan import Observed, Waiting
 from fleet.placement.reconcile import is_queue_long
 from inference.protocol.waiting import WaitingReport
@@ -39,7 +39,7 @@ class FleetWatch:
         self._beats: dict[str, tuple[int, float]] = {}
         """The last beat of each gateway, and since when it is the last."""
         self._long_since_s: dict[str, float] = {}
-        self._turns_since_s: dict[Turn, float] | None = None
+        self._time_slices_since_s: dict[TimeSlice, float] | None = None
         """``None``: nothing has been seen yet, and what another control promised holds."""
 
     def look(
@@ -52,20 +52,25 @@ class FleetWatch:
         )
         return Watched(self._absences.noted(snapshot, now_s), observed, gone)
 
-    def turns(self, snapshot: FleetSnapshot, now_s: float) -> tuple[Turn, ...]:
-        """The turns under way, with their ages."""
-        if self._turns_since_s is None:
-            return snapshot.turns
+    def time_slices(self, snapshot: FleetSnapshot, now_s: float) -> tuple[TimeSlice, ...]:
+        """The time slices under way, with their ages."""
+        if self._time_slices_since_s is None:
+            return snapshot.time_slices
         return tuple(
-            msgspec.structs.replace(turn, age_s=now_s - since_s)
-            for turn, since_s in self._turns_since_s.items()
+            msgspec.structs.replace(time_slice, age_s=now_s - since_s)
+            for time_slice, since_s in self._time_slices_since_s.items()
         )
 
-    def keep(self, turns: Sequence[Turn], now_s: float) -> None:
-        """``turns`` are all that are under way now."""
-        known = self._turns_since_s or {}
-        ageless = [(msgspec.structs.replace(turn, age_s=0.0), turn.age_s) for turn in turns]
-        self._turns_since_s = {turn: known.get(turn, now_s - age_s) for turn, age_s in ageless}
+    def keep(self, time_slices: Sequence[TimeSlice], now_s: float) -> None:
+        """``time_slices`` are all that are under way now."""
+        known = self._time_slices_since_s or {}
+        ageless = [
+            (msgspec.structs.replace(time_slice, age_s=0.0), time_slice.age_s)
+            for time_slice in time_slices
+        ]
+        self._time_slices_since_s = {
+            time_slice: known.get(time_slice, now_s - age_s) for time_slice, age_s in ageless
+        }
 
     def _gone_gateways(self, reports: Mapping[str, WaitingReport], now_s: float) -> tuple[str, ...]:
         gone = []

@@ -5,7 +5,8 @@ load model tiny      unload replica 17      drain neuron beast      cancel job 8
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from django.contrib import messages
 from django.contrib.auth.models import AbstractUser
@@ -23,12 +24,16 @@ from fleet.admin.loading import (
     unload_everywhere,
     wake,
 )
+from fleet.catalogue import SettingValue
+from fleet.dashboard.words import job_progress
 from fleet.errors import FleetError
 from fleet.models import CatalogueModel, LoadJob, Replica
+from fleet.overview.lines import JobLine
 from metering.actor import Actor, user_actor
 
 OPERATE = "fleet.change_cataloguemodel"
 CHANGE_NEURON = "fleet.change_neuron"
+LEVELS = {"succeeded": messages.SUCCESS, "failed": messages.ERROR, "cancelled": messages.WARNING}
 GONE = Outcome(messages.WARNING, "That is not there any more")
 
 
@@ -43,6 +48,13 @@ def act(user: AbstractUser, command: str) -> list[Outcome]:
     if not user.has_perm(permission):
         raise PermissionDenied
     return action(user_actor(user.get_username()), name)
+
+
+def job_outcome(job: JobLine) -> Outcome:
+    """The job's present state; the rows have the reason of a failure."""
+    words = job_progress(job, with_neuron=True, with_failure=False).text
+    job_id = job.id if job.is_active else ""
+    return Outcome(LEVELS.get(job.status, messages.INFO), f"{job.model}: {words}", job_id)
 
 
 def _load_model(actor: Actor, name: str) -> list[Outcome]:
@@ -65,48 +77,26 @@ def _reload_model(actor: Actor, name: str) -> list[Outcome]:
     return [Outcome(messages.SUCCESS, f"Reloading {job}. {job.note}".strip()) for job in jobs]
 
 
-def _unload_replica(actor: Actor, pk: str) -> list[Outcome]:
-    return [
-        unload(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
-        for one in _replicas(pk)
-    ] or [GONE]
-
-
-def _reload_replica(actor: Actor, pk: str) -> list[Outcome]:
-    return [
-        reload(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
-        for one in _replicas(pk)
-    ] or [GONE]
-
-
 def _sleep_model(actor: Actor, name: str) -> list[Outcome]:
     return put_to_sleep_everywhere(actor=actor, model_name=name)
 
 
-def _sleep_replica(actor: Actor, pk: str) -> list[Outcome]:
+def _change_model(
+    settings: Mapping[str, SettingValue], came_of_it: str, actor: Actor, name: str
+) -> list[Outcome]:
+    for model in _models(name):
+        for field, value in settings.items():
+            setattr(model, field, value)
+        services.catalogue_model_update(actor=actor, model=model, changed_fields=list(settings))
+        return [Outcome(messages.SUCCESS, f"{name} {came_of_it}")]
+    return [GONE]
+
+
+def _on_replica(job: Callable[..., Outcome], actor: Actor, pk: str) -> list[Outcome]:
     return [
-        put_to_sleep(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
+        job(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
         for one in _replicas(pk)
     ] or [GONE]
-
-
-def _wake_replica(actor: Actor, pk: str) -> list[Outcome]:
-    return [
-        wake(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
-        for one in _replicas(pk)
-    ] or [GONE]
-
-
-def _drain(actor: Actor, name: str) -> list[Outcome]:
-    return _set_desired(services.neuron_drain, actor, name, "is being drained")
-
-
-def _resume(actor: Actor, name: str) -> list[Outcome]:
-    return _set_desired(services.neuron_resume, actor, name, "takes models and requests again")
-
-
-def _admit(actor: Actor, name: str) -> list[Outcome]:
-    return _set_desired(services.neuron_admit, actor, name, "is admitted")
 
 
 def _cancel_job(actor: Actor, pk: str) -> list[Outcome]:
@@ -118,7 +108,7 @@ def _cancel_job(actor: Actor, pk: str) -> list[Outcome]:
 
 
 def _set_desired(
-    service: Callable[..., object], actor: Actor, name: str, came_of_it: str
+    service: Callable[..., object], came_of_it: str, actor: Actor, name: str
 ) -> list[Outcome]:
     try:
         service(actor=actor, neuron_name=name)
@@ -142,13 +132,27 @@ COMMANDS: dict[tuple[str, str], tuple[str, Action]] = {
     ("load", "model"): (OPERATE, _load_model),
     ("unload", "model"): (OPERATE, _unload_model),
     ("reload", "model"): (OPERATE, _reload_model),
-    ("unload", "replica"): (OPERATE, _unload_replica),
-    ("reload", "replica"): (OPERATE, _reload_replica),
+    ("pin", "model"): (OPERATE, partial(_change_model, {"pinned": True}, "is kept loaded")),
+    ("unpin", "model"): (
+        OPERATE,
+        partial(_change_model, {"pinned": False}, "is loaded when it is requested"),
+    ),
     ("sleep", "model"): (OPERATE, _sleep_model),
-    ("sleep", "replica"): (OPERATE, _sleep_replica),
-    ("wake", "replica"): (OPERATE, _wake_replica),
+    ("unload", "replica"): (OPERATE, partial(_on_replica, unload)),
+    ("reload", "replica"): (OPERATE, partial(_on_replica, reload)),
+    ("sleep", "replica"): (OPERATE, partial(_on_replica, put_to_sleep)),
+    ("wake", "replica"): (OPERATE, partial(_on_replica, wake)),
     ("cancel", "job"): (OPERATE, _cancel_job),
-    ("drain", "neuron"): (CHANGE_NEURON, _drain),
-    ("resume", "neuron"): (CHANGE_NEURON, _resume),
-    ("admit", "neuron"): (CHANGE_NEURON, _admit),
+    ("drain", "neuron"): (
+        CHANGE_NEURON,
+        partial(_set_desired, services.neuron_drain, "is being drained"),
+    ),
+    ("resume", "neuron"): (
+        CHANGE_NEURON,
+        partial(_set_desired, services.neuron_resume, "takes models and requests again"),
+    ),
+    ("admit", "neuron"): (
+        CHANGE_NEURON,
+        partial(_set_desired, services.neuron_admit, "is admitted"),
+    ),
 }

@@ -1,86 +1,186 @@
-"""From an overview to the rows of the board. Pure, but for the addresses of the admin's pages."""
+"""Builds the board's rows from an overview. Pure, except that it resolves addresses of admin
+pages."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from django.urls import reverse
-
+from fleet.dashboard.finding_groups import grouped
 from fleet.dashboard.finding_links import finding_rows
+from fleet.dashboard.links import model_url
+from fleet.dashboard.listing import Listing, page_of
+from fleet.dashboard.neuron_rows import AWAY, neuron_rows
+from fleet.dashboard.neuron_rows import rank_of as neuron_rank
+from fleet.dashboard.query import BoardQuery, Shown
 from fleet.dashboard.rows import (
-    DeviceRow,
+    AuditRow,
     DownloadRow,
     FindingRow,
     ModelRow,
     NeuronRow,
     OutdatedRow,
+    PagingRow,
     ProgressRow,
-    ReplicaRow,
-    SegmentRow,
     Tile,
 )
 from fleet.dashboard.words import count_words, duration_words, job_progress, tone_of
-from fleet.management.sizes import size_text, total_text
 from fleet.overview import (
-    DeviceLine,
     DownloadLine,
     FleetOverview,
     JobLine,
     ModelLine,
     NeuronLine,
     OutdatedLine,
-    ReplicaLine,
 )
 from fleet.overview.lines import AuditLine, RefusalLine
+from fleet.overview.live_readings import REFUSAL_HOURS
+from fleet.overview.selector import UPSTREAM
+from metering.ledger.entries import Outcome
+from metering.links import audited_url
 from metering.money import cost_text
+from metering.requests.links import requests_url
 
-NUM_COLORS = 6
 MAX_JOBS = 3
-"""The most jobs that a model's row shows."""
-REPLICA_ID = 1234567890
-"""Stands in the pattern of a replica's address; reversing a thousand takes too long."""
+"""The most jobs that are shown of a model that is outdated."""
+MODELS_A_PAGE = 12
+NEURONS_A_PAGE = 6
+MAX_AUDIT_LINES = 5
+RANKS = {
+    "failed": 0,
+    "recovering": 0,
+    "loading": 1,
+    "draining": 1,
+    "ready": 2,
+    UPSTREAM: 2,
+    "asleep": 3,
+    "away": 4,
+}
+"""A model's status -> where it stands in the list."""
+LAST_RANK = 5
 
-Jobs = dict[tuple[str, str], list[JobLine]]
+JobsOfModels = dict[str, list[JobLine]]
+Explained = Mapping[tuple[str, str], str]
+"""The failures that the replicas' rows state, by model and neuron."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
+    query: BoardQuery
     attention: tuple[FindingRow, ...]
     tiles: tuple[Tile, ...]
     models: tuple[ModelRow, ...]
+    models_paging: PagingRow
     neurons: tuple[NeuronRow, ...]
+    neurons_paging: PagingRow
     downloads: tuple[DownloadRow, ...]
     refusals: tuple[RefusalLine, ...]
-    audit: tuple[AuditLine, ...]
-    chart: dict[str, list[str] | list[int]]
+    audit: tuple[AuditRow, ...]
     steps: tuple[str, ...]
-    """What an operator whose fleet is empty does next, by its name; empty: nothing is missing."""
+    """What an operator whose fleet is empty does next, by its name; empty: nothing is missing. The
+    first key, request and people are steps of a card of their own: ``fleet.first_steps``."""
 
 
-def board_of(overview: FleetOverview) -> Board:
-    jobs: Jobs = defaultdict(list)
-    jobs_of_model: dict[str, list[JobLine]] = defaultdict(list)
+def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
+    query = query or BoardQuery()
+    jobs: dict[tuple[str, str], list[JobLine]] = defaultdict(list)
+    jobs_of_models: JobsOfModels = defaultdict(list)
     for job in overview.jobs:
         jobs[job.model, job.neuron].append(job)
-        jobs_of_model[job.model].append(job)
+        jobs_of_models[job.model].append(job)
+    explained = {
+        (replica.model, neuron.name): replica.failure
+        for neuron in overview.neurons
+        for replica in neuron.replicas
+    }
+    models = _listed_models(overview.models, jobs_of_models, query)
+    neurons = page_of(
+        [neuron for neuron in overview.neurons if query.neurons.lower() in neuron.name.lower()],
+        rank=neuron_rank,
+        page=query.neurons_page,
+        page_size=NEURONS_A_PAGE,
+        kept=query.kept_neurons,
+    )
     return Board(
-        attention=finding_rows(overview.attention),
+        query=query,
+        attention=finding_rows(grouped(overview.attention)),
         tiles=_tiles(overview),
         models=tuple(
-            _model_row(model, jobs_of_model.get(model.name, [])) for model in overview.models
+            model_row(model, jobs_of_models[model.name], explained) for model in models.lines
         ),
-        neurons=_neuron_rows(overview.neurons, jobs),
-        downloads=tuple(map(_download_row, overview.downloads)),
+        models_paging=_paging(
+            models, MODELS_A_PAGE, lambda page: query.at_models_page(page).url_query()
+        ),
+        neurons=neuron_rows(
+            neurons.lines,
+            jobs,
+            query=query,
+            num_neurons=len(overview.neurons),
+            kept_loaded=frozenset(
+                model.name for model in overview.models if model.min_replicas > 0
+            ),
+        ),
+        neurons_paging=_paging(
+            neurons, NEURONS_A_PAGE, lambda page: query.at_neurons_page(page).url_query()
+        ),
+        downloads=tuple(map(download_row, overview.downloads)),
         refusals=overview.refusals,
-        audit=overview.audit,
-        chart={
-            "labels": [f"{minute.at:%H:%M}" for minute in overview.minutes],
-            "requests": [minute.requests for minute in overview.minutes],
-            "tokens": [minute.tokens for minute in overview.minutes],
-        },
+        audit=tuple(map(_audit_row, overview.audit[:MAX_AUDIT_LINES])),
         steps=_steps(overview),
+    )
+
+
+def _listed_models(
+    models: Iterable[ModelLine], jobs: JobsOfModels, query: BoardQuery
+) -> Listing[ModelLine]:
+    """The page of models that was asked for, problems and running jobs first."""
+
+    def rank(model: ModelLine) -> int:
+        rank = RANKS.get(model.status, LAST_RANK)
+        if model.replicas < model.min_replicas or model.has_outdated:
+            return 0
+        return min(rank, 1) if any(job.is_active for job in jobs[model.name]) else rank
+
+    def is_asked(model: ModelLine) -> bool:
+        if query.models.lower() not in model.name.lower():
+            return False
+        match query.shown:
+            case Shown.LOADED:
+                return model.status != "unloaded"
+            case Shown.UNLOADED:
+                return model.status == "unloaded"
+            case Shown.ACTIVE:
+                return rank(model) == 1
+            case Shown.PROBLEMS:
+                return rank(model) == 0 or bool(model.no_host)
+            case _:
+                return True
+
+    return page_of(
+        filter(is_asked, models),
+        rank=rank,
+        page=query.models_page,
+        page_size=MODELS_A_PAGE,
+        kept=query.kept_models,
+    )
+
+
+def _paging(
+    listing: Listing[ModelLine] | Listing[NeuronLine],
+    page_size: int,
+    query_at: Callable[[int], str],
+) -> PagingRow:
+    first = (listing.page - 1) * page_size + 1
+    words = f"{first:,} to {first + len(listing.lines) - 1:,} of {listing.num_lines:,}"
+    has_more = listing.page < listing.num_pages
+    return PagingRow(
+        words=words if listing.num_pages > 1 else "",
+        page=listing.page,
+        kept=" ".join(line.name for line in listing.lines),
+        previous=query_at(listing.page - 1) or "?" if listing.page > 1 else "",
+        next=query_at(listing.page + 1) if has_more else "",
     )
 
 
@@ -92,13 +192,26 @@ def _steps(overview: FleetOverview) -> tuple[str, ...]:
         steps.append("model")
     elif not any(model.replicas for model in overview.models) and not overview.jobs:
         steps.append("load")
-    if steps or not overview.requests_today:
-        steps.append("key")
-    return tuple(steps) if steps != ["key"] else ()
+    return tuple(steps)
+
+
+def _audit_row(line: AuditLine) -> AuditRow:
+    return AuditRow(
+        at=line.at,
+        actor=line.actor,
+        action=line.action,
+        object_id=line.object_id,
+        url=audited_url(line.action, line.object_id),
+    )
 
 
 def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
-    replicas = [replica for neuron in overview.neurons for replica in neuron.replicas]
+    replicas = [
+        replica
+        for neuron in overview.neurons
+        for replica in neuron.replicas
+        if neuron.status != AWAY
+    ]
     last = overview.minutes[-2] if len(overview.minutes) > 1 else None
     running = sum(replica.in_flight for replica in replicas)
     waiting = sum(replica.queue_depth for replica in replicas)
@@ -109,6 +222,7 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
             title="Requests a minute",
             value=count_words(last.requests if last else 0),
             detail=f"{count_words(overview.requests_today)} today",
+            url=requests_url(),
         ),
         Tile(title="Tokens a minute", value=count_words(last.tokens if last else 0)),
         Tile(
@@ -116,7 +230,12 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
             value=f"{running:,}",
             detail=f"{waiting:,} waiting, {speed:.0f} tok/s",
         ),
-        Tile(title="Refused", value=count_words(refused), detail="in this hour and the last"),
+        Tile(
+            title="Refused",
+            value=count_words(refused),
+            detail="in this hour and the last",
+            url=requests_url(outcome=Outcome.REFUSED.value, since=f"{REFUSAL_HOURS}h"),
+        ),
         Tile(
             title="Spent today",
             value=cost_text(overview.spent_today_micro_usd),
@@ -126,114 +245,57 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
     )
 
 
-def _model_row(model: ModelLine, jobs: list[JobLine]) -> ModelRow:
-    """``jobs`` are this model's; the newest few are shown."""
+def model_row(
+    model: ModelLine, jobs: Sequence[JobLine], explained: Explained = MappingProxyType({})
+) -> ModelRow:
+    """``jobs`` are this model's, active ones before those that have ended."""
+    is_forwarded = model.status == UPSTREAM
     least = f"{model.min_replicas} to " if model.min_replicas != model.max_replicas else ""
+    progress = _progress_of_model(jobs, explained)
     return ModelRow(
         name=model.name,
+        url=model_url(model.name),
         status=model.status,
         tone=tone_of(model.status),
-        replicas=f"{model.replicas} ready, {least}{model.max_replicas} wanted",
-        is_loaded=model.status != "unloaded",
+        replicas=""
+        if is_forwarded
+        else f"{model.replicas} ready, {least}{model.max_replicas} wanted",
+        may_load=model.status not in ("ready", UPSTREAM),
+        may_unload=model.status not in ("unloaded", UPSTREAM) and not model.min_replicas,
+        is_kept_loaded=model.min_replicas > 0,
         is_outdated=model.has_outdated,
-        progress=_progress_of_model(jobs),
+        progress=progress[0] if progress else None,
+        num_more_jobs=max(0, len(progress) - 1),
     )
 
 
 def outdated_rows(lines: Iterable[OutdatedLine]) -> tuple[OutdatedRow, ...]:
     return tuple(
-        OutdatedRow(name=line.model, progress=_progress_of_model(line.jobs)) for line in lines
+        OutdatedRow(name=line.model, progress=_progress_of_model(line.jobs)[:MAX_JOBS])
+        for line in lines
     )
 
 
-def _progress_of_model(jobs: Sequence[JobLine]) -> tuple[ProgressRow, ...]:
-    return tuple(job_progress(job, with_neuron=True) for job in jobs[:MAX_JOBS])
-
-
-def _neuron_rows(neurons: tuple[NeuronLine, ...], jobs: Jobs) -> tuple[NeuronRow, ...]:
-    pattern = reverse("admin:fleet_replica_change", args=(REPLICA_ID,))
-    before, after = pattern.split(str(REPLICA_ID))
-    return tuple(_neuron_row(neuron, jobs, before, after) for neuron in neurons)
-
-
-def _neuron_row(neuron: NeuronLine, jobs: Jobs, before: str, after: str) -> NeuronRow:
-    detail = [f"helexa {neuron.version}"] if neuron.version else []
-    if neuron.disk_free_bytes is not None:
-        detail.append(f"{size_text(neuron.disk_free_bytes)} of disk free")
-    return NeuronRow(
-        name=neuron.name,
-        status=neuron.status,
-        tone=tone_of(neuron.status),
-        detail=", ".join(detail),
-        devices=tuple(map(_device_row, neuron.devices)),
-        replicas=tuple(
-            _replica_row(replica, f"{before}{replica.id}{after}", jobs.get(key, ()))
-            for replica in neuron.replicas
-            for key in ((replica.model, neuron.name),)
-        ),
-        may_drain=neuron.status == "online",
-        may_resume=neuron.status == "draining",
-    )
-
-
-def _device_row(device: DeviceLine) -> DeviceRow:
-    total_bytes = max(1, device.total_memory_bytes)
-    used_bytes = device.total_memory_bytes - device.free_memory_bytes
-    segments = [
-        SegmentRow(
-            label=f"{held.model} {size_text(held.num_bytes)}",
-            percent=f"{min(100.0, 100 * held.num_bytes / total_bytes):.1f}",
-            color=str(number % NUM_COLORS),
+def _progress_of_model(
+    jobs: Sequence[JobLine], explained: Explained = MappingProxyType({})
+) -> tuple[ProgressRow, ...]:
+    """``jobs``, newest first. How an earlier job on the same neuron ended is out of date.
+    ``explained``: the failures that the replicas' rows state."""
+    newest: dict[str, JobLine] = {}
+    for job in jobs:
+        newest.setdefault(job.neuron, job)
+    shown = [job for job in jobs if job.is_active or newest[job.neuron] is job]
+    return tuple(
+        job_progress(
+            job,
+            with_neuron=True,
+            with_failure=explained.get((job.model, job.neuron)) != job.failure,
         )
-        for number, held in enumerate(device.held)
-        if held.num_bytes
-    ]
-    other_bytes = used_bytes - sum(held.num_bytes for held in device.held)
-    if other_bytes > 0:
-        percent = f"{100 * other_bytes / total_bytes:.1f}"
-        label = f"other {size_text(other_bytes)}"
-        segments.append(SegmentRow(label=label, percent=percent, color="other"))
-    return DeviceRow(
-        id=device.id,
-        name=device.name,
-        memory=f"{size_text(used_bytes)} of "
-        f"{total_text(device.total_memory_bytes, device.installed_memory_bytes)}",
-        segments=tuple(segments),
-        readings=_readings(device),
+        for job in shown
     )
 
 
-def _readings(device: DeviceLine) -> str:
-    readings = []
-    if device.utilization_percent is not None:
-        readings.append(f"{device.utilization_percent} % busy")
-    if device.temperature_c is not None:
-        readings.append(f"{device.temperature_c} °C")
-    if device.power_w is not None:
-        readings.append(f"{device.power_w:.0f} W")
-    return ", ".join(readings)
-
-
-def _replica_row(replica: ReplicaLine, url: str, jobs: Sequence[JobLine]) -> ReplicaRow:
-    total = replica.kv_blocks_total
-    return ReplicaRow(
-        id=replica.id,
-        url=url,
-        model=replica.model,
-        status=replica.status,
-        tone=tone_of(replica.status),
-        devices=", ".join(replica.devices),
-        running=replica.in_flight,
-        waiting=replica.queue_depth,
-        kv_percent=round(100 * replica.kv_blocks_used / total) if total else None,
-        tokens_per_s=f"{replica.decode_tokens_per_s:.1f}",
-        remark=replica.failure,
-        is_outdated=replica.is_outdated,
-        progress=job_progress(jobs[0]) if jobs else None,
-    )
-
-
-def _download_row(download: DownloadLine) -> DownloadRow:
+def download_row(download: DownloadLine) -> DownloadRow:
     fraction = download.progress_fraction
     left = "" if download.eta_s is None else f", about {duration_words(download.eta_s)} left"
     share = "" if fraction is None else f" {fraction:.0%}"

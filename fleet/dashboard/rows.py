@@ -6,6 +6,7 @@ Templates only loop over these: a fleet of a thousand replicas is shown every tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,26 +57,40 @@ class ReplicaRow:
     id: int
     url: str
     model: str
+    model_url: str
     status: str
     tone: str
     devices: str
-    running: int
-    waiting: int
+    running: str
+    """Empty, as the other figures, where its neuron is away."""
+    waiting: str
     kv_percent: int | None
     tokens_per_s: str
     remark: str
     is_outdated: bool
+    is_kept_loaded: bool
+    """The model would be loaded or woken again at once, so unload and sleep are refused."""
     progress: ProgressRow | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeuronRow:
+    """``devices`` and ``replicas`` are empty while it is folded; ``num_more`` replicas are not
+    shown although it is not."""
+
     name: str
+    url: str
     status: str
     tone: str
+    memory: str
+    load: str
     detail: str
+    is_unfolded: bool
+    fold: str
+    """The query of the address at which it is folded, or unfolded."""
     devices: tuple[DeviceRow, ...]
     replicas: tuple[ReplicaRow, ...]
+    num_more: int
     may_drain: bool
     may_resume: bool
 
@@ -90,13 +105,31 @@ class OutdatedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
+    """``progress`` has the newest job; ``num_more_jobs`` are beside it."""
+
     name: str
+    url: str
     status: str
     tone: str
     replicas: str
-    is_loaded: bool
+    may_load: bool
+    may_unload: bool
+    is_kept_loaded: bool
     is_outdated: bool
-    progress: tuple[ProgressRow, ...]
+    progress: ProgressRow | None
+    num_more_jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagingRow:
+    """Which rows of a list are shown. ``words`` is empty where these are all; ``kept`` has their
+    names; ``previous`` and ``next`` are queries of addresses, empty at the ends."""
+
+    words: str
+    page: int
+    kept: str
+    previous: str
+    next: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +139,20 @@ class DownloadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    at: datetime
+    actor: str
+    action: str
+    object_id: str
+    url: str
+    """The page of the object; empty: it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
     title: str
     value: str
     detail: str = ""
+    url: str = ""
+    """The page of what it counts; empty: there is none."""
     is_of_money: bool = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from urllib.parse import urlencode
 
 from django.contrib.auth.models import AbstractUser
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
@@ -12,22 +14,88 @@ from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET, require_POST
 
 from fleet.admin.loading import Outcome, show_outcome
-from fleet.dashboard.actions import act
+from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.dashboard.actions import act, job_outcome
 from fleet.dashboard.board import board_of, outdated_rows
+from fleet.dashboard.home_context import model_context, neuron_context
+from fleet.dashboard.query import BoardQuery, Shown
+from fleet.dashboard.words import asks_first, changes_settings
 from fleet.errors import FleetError
+from fleet.first_steps.views import steps_context
 from fleet.live.engine_logs import engine_log
-from fleet.models import Replica
+from fleet.models import CatalogueModel, Neuron, Upstream
 from fleet.overview import fleet_overview, outdated_models
+from fleet.overview.jobs import job_lines_by_id
+
+MAX_FOLLOWED_JOBS = 20
+SHOWN_CHOICES = (
+    (Shown.ALL.value, "All"),
+    (Shown.LOADED.value, "Loaded"),
+    (Shown.ACTIVE.value, "Under way"),
+    (Shown.PROBLEMS.value, "With problems"),
+    (Shown.UNLOADED.value, "Not loaded"),
+)
 
 
-def dashboard_context(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """What the admin's index shows. unfold calls it."""
-    return context | {"title": "Dashboard", "board": board_of(fleet_overview())}
+    board = board_of(fleet_overview(), BoardQuery.of(request.GET))
+    shown = {"title": "Dashboard", "board": board, "shown_choices": SHOWN_CHOICES}
+    return context | shown | steps_context(request)
 
 
 @require_GET
 def board(request: HttpRequest) -> HttpResponse:
-    return _board(request)
+    """``job``: the jobs whose notices the page shows; they are brought up to date."""
+    jobs = job_lines_by_id(request.GET.getlist("job")[:MAX_FOLLOWED_JOBS])
+    context = {"job_outcomes": list(map(job_outcome, jobs))}
+    return _board(request, BoardQuery.of(request.GET), context)
+
+
+@require_GET
+def model(request: HttpRequest) -> HttpResponse:
+    """Leads to the page of the model of that ``name``, also where it is an alias; to replicas of
+    that name where the catalogue has lost it."""
+    name = request.GET.get("name", "")
+    found = CatalogueModel.objects.filter(Q(name=name) | Q(aliases__name=name)).first()
+    if found is None:
+        replicas = reverse("admin:fleet_replica_changelist")
+        return HttpResponseRedirect(f"{replicas}?{urlencode({'q': name})}")
+    return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_change", args=[found.pk]))
+
+
+@require_GET
+def neuron(request: HttpRequest) -> HttpResponse:
+    """Leads to the page of the neuron of that ``name``, as records have it: ``upstream:NAME`` is an
+    upstream. To the list where it has left."""
+    name = request.GET.get("name", "")
+    if name.startswith(UPSTREAM_PREFIX):
+        return _upstream(name.removeprefix(UPSTREAM_PREFIX))
+    found = Neuron.objects.filter(name=name).first()
+    if found is None:
+        neurons = reverse("admin:fleet_neuron_changelist")
+        return HttpResponseRedirect(f"{neurons}?{urlencode({'q': name})}")
+    return HttpResponseRedirect(reverse("admin:fleet_neuron_change", args=[found.pk]))
+
+
+def _upstream(name: str) -> HttpResponse:
+    found = Upstream.objects.filter(name=name).first()
+    if found is None:
+        upstreams = reverse("admin:fleet_upstream_changelist")
+        return HttpResponseRedirect(f"{upstreams}?{urlencode({'q': name})}")
+    return HttpResponseRedirect(reverse("admin:fleet_upstream_change", args=[found.pk]))
+
+
+@require_GET
+def model_part(request: HttpRequest) -> HttpResponse:
+    """The live part of a model's page."""
+    return _model_part(request, request.GET.get("name", ""), [])
+
+
+@require_GET
+def neuron_part(request: HttpRequest) -> HttpResponse:
+    """The live part of a neuron's page."""
+    return _neuron_part(request, request.GET.get("name", ""), [])
 
 
 @require_GET
@@ -37,15 +105,15 @@ def outdated(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-def log(request: HttpRequest, pk: int) -> HttpResponse:
-    """The last lines of a replica's engine, asked of its neuron."""
-    replica = get_object_or_404(Replica.objects.select_related("neuron"), pk=pk)
+def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
+    """The last lines of a model's engines, asked of their neuron. By name: a reload gives the
+    replica another row."""
     lines, problem = "", ""
     try:
-        lines = "\n".join(engine_log(replica.neuron.name, replica.model_name).lines)
+        lines = "\n".join(engine_log(neuron, model).lines)
     except FleetError as error:
         problem = str(error)
-    context = {"replica": replica, "lines": lines, "problem": problem}
+    context = {"neuron": neuron, "model": model, "lines": lines, "problem": problem}
     response = render(request, "fleet/engine_log.html", context)
     add_never_cache_headers(response)
     return response
@@ -53,20 +121,61 @@ def log(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def do(request: HttpRequest) -> HttpResponse:
-    """A button of the board. Without scripts the answer is the page again."""
-    outcomes = act(cast(AbstractUser, request.user), request.POST.get("do", ""))
-    if request.headers.get("hx-request") != "true":
+    """A button of the board, or of a page that shows a part of it. Without scripts, which ask
+    before the button is sent, this asks; and the answer is the page again."""
+    command = request.POST.get("do", "")
+    has_scripts = request.headers.get("hx-request") == "true"
+    if not has_scripts and asks_first(command) and "sure" not in request.POST:
+        return render(request, "fleet/sure.html", {"title": "Are you sure?", "command": command})
+    outcomes = act(cast(AbstractUser, request.user), command)
+    if not has_scripts:
         for outcome in outcomes:
             show_outcome(request, outcome)
         return HttpResponseRedirect(reverse("admin:index"))
-    if request.headers.get("hx-target") == "outdated":
-        return _outdated(request, outcomes)
-    return _board(request, outcomes)
+    if changes_settings(command):
+        return _loaded_again(request, outcomes)
+    match request.headers.get("hx-target"):
+        case "outdated":
+            return _outdated(request, outcomes)
+        case "model-home":
+            return _model_part(request, request.POST.get("home", ""), outcomes)
+        case "neuron-home":
+            return _neuron_part(request, request.POST.get("home", ""), outcomes)
+    context = {
+        "has_notices": True,
+        "outcomes": [one for one in outcomes if not one.job_id],
+        "job_outcomes": [one for one in outcomes if one.job_id],
+    }
+    return _board(request, BoardQuery.of(request.POST), context)
 
 
-def _board(request: HttpRequest, outcomes: list[Outcome] | None = None) -> HttpResponse:
-    context = {"board": board_of(fleet_overview()), "outcomes": outcomes or []}
-    return _part(request, "fleet/board.html", context)
+def _board(request: HttpRequest, query: BoardQuery, context: dict[str, Any]) -> HttpResponse:
+    """The board with its notices (``context``). The page's address becomes that of the query."""
+    board = board_of(fleet_overview(), query)
+    shown = context | {"board": board, "shown_choices": SHOWN_CHOICES}
+    response = _part(request, "fleet/board.html", shown)
+    address = reverse("admin:index") + query.url_query()
+    if not request.headers.get("hx-current-url", "").endswith(address):
+        response["HX-Replace-Url"] = address
+    return response
+
+
+def _loaded_again(request: HttpRequest, outcomes: list[Outcome]) -> HttpResponse:
+    """The page's form of settings would undo the change when it is saved."""
+    for outcome in outcomes:
+        show_outcome(request, outcome)
+    return HttpResponse(headers={"HX-Refresh": "true"})
+
+
+def _model_part(request: HttpRequest, name: str, outcomes: list[Outcome]) -> HttpResponse:
+    model = get_object_or_404(CatalogueModel, name=name)
+    context = model_context(model) | {"outcomes": outcomes}
+    return _part(request, "fleet/model_home.html", context)
+
+
+def _neuron_part(request: HttpRequest, name: str, outcomes: list[Outcome]) -> HttpResponse:
+    context = neuron_context(get_object_or_404(Neuron, name=name)) | {"outcomes": outcomes}
+    return _part(request, "fleet/neuron_home.html", context)
 
 
 def _outdated(request: HttpRequest, outcomes: list[Outcome] | None = None) -> HttpResponse:

@@ -22,6 +22,20 @@ TONES = {
 }
 DONE = {"load": "loaded", "unload": "unloaded", "reload": "reloaded", "sleep": "asleep"}
 
+ASK_FIRST = frozenset({"unload", "drain"})
+
+
+def asks_first(command: str) -> bool:
+    """Whether the reader confirms this command of a button, as it ends what works."""
+    verb, _, _ = command.partition(" ")
+    return verb in ASK_FIRST
+
+
+def changes_settings(command: str) -> bool:
+    """Whether this command of a button changes what its page's form shows."""
+    verb, _, _ = command.partition(" ")
+    return verb in ("pin", "unpin")
+
 
 def tone_of(status: str) -> str:
     return TONES.get(status, "quiet")
@@ -44,13 +58,17 @@ def count_words(number: int) -> str:
     return f"{number / 1_000_000:.1f}M"
 
 
-def job_progress(job: JobLine, *, with_neuron: bool = False) -> ProgressRow:
-    """``with_neuron``: name the neuron, where the surrounding row does not."""
+def job_progress(
+    job: JobLine, *, with_neuron: bool = False, with_failure: bool = True
+) -> ProgressRow:
+    """``with_neuron``: name the neuron, where the surrounding row does not. ``with_failure``: give
+    the reason of a failure, where no other row does."""
     where = f" on {job.neuron}" if with_neuron else ""
     if job.status == "succeeded":
         return ProgressRow(text=f"{DONE[job.kind]}{where}", tone="good")
     if job.status == "failed":
-        return ProgressRow(text=f"{job.kind} failed{where}: {job.failure}", tone="bad")
+        reason = f": {job.failure}" if with_failure and job.failure else ""
+        return ProgressRow(text=f"{job.kind} failed{where}{reason}", tone="bad")
     if job.status == "cancelled":
         return ProgressRow(text=f"{job.kind} cancelled{where}", tone="quiet")
     stage = job.stage or ("waiting for the neuron" if job.status == "pending" else "under way")

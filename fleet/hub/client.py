@@ -1,6 +1,7 @@
-"""Client of the hub: a repository's files and their metadata, and the search.
+"""Client of a hub: a repository's files and their metadata, and the search.
 
-HF_ENDPOINT names another hub, HF_HUB_OFFLINE none. Blocking; for threads.
+HELEXA_SOURCES names hubs beside Hugging Face, HF_ENDPOINT another one in its place, and with
+HF_HUB_OFFLINE none is asked. Blocking; for threads.
 """
 
 from __future__ import annotations
@@ -30,18 +31,26 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
+from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
 from fleet.hub.offers import HubRepository
 from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     ModelFiles,
-    choose_weights,
     config_files,
 )
-from inference.loading.sources.huggingface import HuggingFaceHub
+from inference.loading.sources.hub import HuggingFaceHub, text_architecture
+from inference.loading.sources.hub_sources import (
+    HubSource,
+    default_scheme,
+    hub_schemes,
+    hub_source,
+)
+from inference.loading.sources.projectors import choose_files, wanted_files
+from inference.models.families.registry import may_read_images
 from inference.protocol.load_errors import LoadError
+from inference.settings.storage import SOURCES
 
 TIMEOUT_S = 10.0
 """Bounds each read."""
@@ -51,7 +60,7 @@ MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
 GATED = (
     "{name} is gated: it needs a token that was granted access. Ask for access on the repository's "
-    "page, and set HF_TOKEN here and on the neurons"
+    "page, and set {token} here and on the neurons"
 )
 
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
@@ -70,11 +79,14 @@ class HubMatch:
 
 
 class HubClient:
-    """``endpoint``: another hub than the environment's."""
-
-    def __init__(self, endpoint: str | None = None) -> None:
-        self._endpoint = endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-        self._api = HfApi(endpoint=self._endpoint)
+    def __init__(self, scheme: str | None = None, *, endpoint: str | None = None) -> None:
+        """``scheme``: of a source that is known here; ``None``: the default one. ``endpoint``:
+        another one than the source's. Raises ``UnknownSourceError``."""
+        self._source = source_known(scheme or default_scheme())
+        own = self._source.endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        self._endpoint = endpoint or own
+        self._token = self._source.token
+        self._api = HfApi(endpoint=self._endpoint, token=self._token)
 
     def repository(self, name: str, revision: str | None = None) -> HubRepository:
         """Raises ``HubUnavailableError``, ``RepositoryUnknownError``."""
@@ -88,13 +100,14 @@ class HubClient:
         try:
             problem = self._safetensors_problem(info, sizes)
         except GatedRepoError:
-            access_problem = GATED.format(name=info.id)
+            access_problem = self._gated(info.id)
         return HubRepository(
             name=info.id,
+            scheme=self._source.scheme,
             commit=info.sha or "",
             sizes=sizes,
             is_gated=bool(info.gated),
-            gguf_architecture=(info.gguf or {}).get("architecture"),
+            gguf_architecture=text_architecture(info.gguf),
             safetensors_problem=problem,
             access_problem=access_problem,
         )
@@ -112,31 +125,32 @@ class HubClient:
                     lambda: self._described(name, revision, wanted, free_bytes, scratch),
                 )
             except GatedRepoError:
-                raise RepositoryUnknownError(GATED.format(name=name)) from None
+                raise RepositoryUnknownError(self._gated(name)) from None
 
     def _described(
         self, name: str, revision: str | None, wanted: str | None, free_bytes: int, scratch: Path
     ) -> ModelFiles:
         info = self._api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        names = choose_weights(sizes, wanted, free_bytes)
+        reads_images = may_read_images(text_architecture(info.gguf))
+        chosen = choose_files(sizes, wanted_files(wanted), free_bytes, reads_images=reads_images)
         commit = info.sha or "main"
-        if not names[0].endswith(".gguf"):
-            hub = HuggingFaceHub(self._endpoint)
+        if not chosen.weights[0].endswith(".gguf"):
+            hub = HuggingFaceHub(self._endpoint, self._token)
             directory = hub.fetch(info.id, commit, "config.json", scratch).parent
-            return ModelFiles(directory=directory, weights=tuple(directory / n for n in names))
+            return chosen.at(directory, lambda name: directory / name)
         from fleet.hub.file_headers import fetch_header  # hosts without neurons may lack gguf
 
-        paths = tuple(scratch / f"{index}.gguf" for index in range(len(names)))
-        for file, path in zip(names, paths, strict=True):
+        paths = {name: scratch / f"{index}.gguf" for index, name in enumerate(chosen.names)}
+        for name, path in paths.items():
             fetch_header(
-                hf_hub_url(info.id, file, revision=commit, endpoint=self._endpoint),
+                hf_hub_url(info.id, name, revision=commit, endpoint=self._endpoint),
                 path,
-                num_bytes=sizes[file],
-                headers=build_hf_headers(),
+                num_bytes=sizes[name],
+                headers=build_hf_headers(token=self._token),
                 timeout_s=TIMEOUT_S,
             )
-        return ModelFiles(directory=scratch, weights=paths)
+        return chosen.at(scratch, paths.__getitem__)
 
     def search(self, words: str) -> tuple[HubMatch, ...]:
         """Most downloaded first. Raises ``HubUnavailableError``."""
@@ -148,7 +162,7 @@ class HubClient:
         response = get_session().get(
             f"{self._endpoint}/api/models",
             params={"search": words, "sort": "downloads", "limit": MAX_FOUND},
-            headers=build_hf_headers(),
+            headers=build_hf_headers(token=self._token),
             timeout=TIMEOUT_S,
         )
         hf_raise_for_status(response)
@@ -171,12 +185,19 @@ class HubClient:
         names = config_files(small)
         if "config.json" not in names:
             return "There is no config.json that describes the model"
-        hub = HuggingFaceHub(self._endpoint)
+        hub = HuggingFaceHub(self._endpoint, self._token)
         with tempfile.TemporaryDirectory() as scratch:
             paths = {
                 name: hub.fetch(info.id, info.sha or "main", name, Path(scratch)) for name in names
             }
             return _config_problem(paths["config.json"].parent)
+
+    @property
+    def _owner(self) -> str:
+        return self._source.owner[0].upper() + self._source.owner[1:]
+
+    def _gated(self, name: str) -> str:
+        return GATED.format(name=name, token=self._source.token_words)
 
     @contextmanager
     def _named(self, name: str, revision: str | None) -> Iterator[None]:
@@ -197,7 +218,7 @@ class HubClient:
             raise RepositoryUnknownError(f"{name} has no revision {revision!r}") from error
         except RepositoryNotFoundError as error:
             raise RepositoryUnknownError(
-                f"The hub has no repository {name}, or it is private"
+                f"{self._owner} has no repository {name}, or it is private"
             ) from error
         except HfHubHTTPError as error:
             raise HubUnavailableError(f"{self._endpoint} refused to answer: {error}") from error
@@ -208,8 +229,21 @@ class HubClient:
         except (TransportError, OfflineModeIsEnabled, LocalEntryNotFoundError, OSError) as error:
             raise HubUnavailableError(
                 f"{self._endpoint} cannot be reached from here. Models can be added by name all "
-                "the same, where the neurons reach it; HF_ENDPOINT names another hub"
+                "the same, where the neurons reach it; "
+                f"{SOURCES.name if self._source.named else 'HF_ENDPOINT'} names another hub"
             ) from error
+
+
+def source_known(scheme: str) -> HubSource:
+    """Raises ``UnknownSourceError``."""
+    found = hub_source(scheme)
+    if found is None:
+        known = ", ".join(hub_schemes())
+        raise UnknownSourceError(
+            f"{scheme!r} is no source that is listed here: there is {known}, and {SOURCES.name} "
+            "names others"
+        )
+    return found
 
 
 def _config_problem(directory: Path) -> str | None:

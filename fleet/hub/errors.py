@@ -3,7 +3,8 @@
 FleetError
 └── HubError
     ├── HubUnavailableError       503 hub_unavailable       retryable
-    └── RepositoryUnknownError    404 repository_not_found
+    ├── RepositoryUnknownError    404 repository_not_found
+    └── UnknownSourceError        400 unknown_source
 """
 
 from __future__ import annotations
@@ -24,3 +25,8 @@ class HubUnavailableError(HubError):
 class RepositoryUnknownError(HubError):
     http_status = 404
     code = "repository_not_found"
+
+
+class UnknownSourceError(HubError):
+    http_status = 400
+    code = "unknown_source"

@@ -17,8 +17,9 @@ from inference.loading.sources.files import (
     check_shards,
     gguf_variants,
 )
-from inference.models.families.registry import check_gguf_architecture
+from inference.loading.sources.projectors import projector_beside
 from inference.protocol.load_errors import LoadError
+from inference.settings.named_sources import HUGGINGFACE
 
 MIB = 1024**2
 ROOM = 1.1
@@ -28,12 +29,15 @@ ROOM = 1.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubRepository:
     name: str
+    scheme: str = HUGGINGFACE
+    """The source's: ``huggingface``, or a named one's."""
     commit: str
     sizes: Mapping[str, int]
     """File name -> bytes."""
     is_gated: bool = False
     gguf_architecture: str | None = None
-    """As the hub read it in the headers of its GGUF files; ``None``: it is not reported."""
+    """The architecture that the hub read in the headers of its GGUF files; ``None``: it is not
+    reported."""
     safetensors_problem: str | None = None
     """Why this build does not run its safetensors."""
     access_problem: str | None = None
@@ -41,7 +45,7 @@ class HubRepository:
 
     @property
     def source(self) -> str:
-        return f"huggingface:{self.name}"
+        return f"{self.scheme}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +58,15 @@ class Offer:
     model_name: str
     """What it could be named in the catalogue."""
     names: tuple[str, ...]
+    """The names of the offer's weight files, and last of its ``projector``."""
     num_bytes: int
+    """The size of all its files together."""
     problem: str | None
     """Why this build does not run it; ``None``: nothing speaks against it."""
     access_problem: str | None = None
     """Why the hub denies access, so that it is unknown whether this build runs it."""
+    projector: str | None = None
+    """The mmproj file that is loaded with a GGUF, by which it reads images."""
 
     @property
     def vram_mb(self) -> int:
@@ -162,12 +170,19 @@ def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool
     """An offer goes by its quant where only one file has that, else by the file's name."""
     file = variant.quant if is_unique and variant.quant else variant.names[0]
     base = name_of_id(repository.name).removesuffix("-gguf")
+    # The families' table takes a seventh of a second to import, in every process of the services.
+    from inference.models.families.registry import may_read_images
+
+    reads_images = may_read_images(repository.gguf_architecture)
+    projector = projector_beside(repository.sizes, variant.names) if reads_images else None
+    names = variant.names if projector is None else (*variant.names, projector)
     return Offer(
         file=file,
         label=file,
         model_name=f"{base}-{file.lower()}" if is_unique else name_of_id(variant.stem),
-        names=variant.names,
-        num_bytes=variant.num_bytes,
+        names=names,
+        num_bytes=sum(repository.sizes[name] for name in names),
+        projector=projector,
         problem=_gguf_problem(repository.gguf_architecture) or _missing_shard(variant.names),
     )
 
@@ -175,6 +190,9 @@ def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool
 def _gguf_problem(architecture: str | None) -> str | None:
     if architecture is None:
         return None
+    # As above.
+    from inference.models.families.registry import check_gguf_architecture
+
     try:
         check_gguf_architecture(architecture)
     except LoadError as error:
@@ -192,10 +210,10 @@ def _missing_shard(names: tuple[str, ...] | list[str]) -> str | None:
 
 def _fit(neuron: str, decision: Decision) -> NeuronFit:
     match decision:
-        case Load(evict=()):
+        case Load(evictions=()):
             return NeuronFit(neuron=neuron, fits=True, words="fits")
         case Load():
-            leaving = ", ".join(decision.evict)
+            leaving = ", ".join(model for _, model in decision.evictions)
             return NeuronFit(neuron=neuron, fits=True, words=f"fits when {leaving} leaves")
         case Wait():
             return NeuronFit(neuron=neuron, fits=True, words="fits once others have had their turn")

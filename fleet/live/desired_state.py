@@ -27,7 +27,7 @@ POLICY_FIELD = ""
 class Admission(StrEnum):
     ADMITTED = "admitted"
     WAITING = "waiting"
-    """For an operator's click."""
+    """The neuron waits for an operator's click."""
     REFUSED = "refused"
 
 

@@ -16,7 +16,8 @@ from functools import cache
 import msgspec
 from django.conf import settings
 
-from inference.protocol.heartbeat import NeuronHeartbeat
+from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState
+from inference.protocol.held_stages import HeldStage
 
 PURPOSE = b"helexa load order"
 NUM_HEX = 32
@@ -33,17 +34,23 @@ class LoadOrders:
         return hmac.digest(self._secret, f"{neuron}\n{model}".encode(), "sha256").hex()[:NUM_HEX]
 
     def ordered(self, heartbeat: NeuronHeartbeat) -> tuple[NeuronHeartbeat, list[str]]:
-        """The heartbeat without replicas that lack a valid order, and the models of those."""
-        ordered, others = [], []
-        for state in heartbeat.replicas:
-            expected = self.order(neuron=heartbeat.name, model=state.model)
-            if hmac.compare_digest(state.order.encode(), expected.encode()):
-                ordered.append(state)
-            else:
-                others.append(state.model)
+        """The heartbeat without replicas and held stages that lack a valid order, and the models of
+        those."""
+
+        others: list[str] = []
+
+        def is_ordered(one: ReplicaState | HeldStage) -> bool:
+            expected = self.order(neuron=heartbeat.name, model=one.model)
+            is_valid = hmac.compare_digest(one.order.encode(), expected.encode())
+            if not is_valid:
+                others.append(one.model)
+            return is_valid
+
+        replicas = [state for state in heartbeat.replicas if is_ordered(state)]
+        stages = [stage for stage in heartbeat.stages if is_ordered(stage)]
         if not others:
             return heartbeat, []
-        return msgspec.structs.replace(heartbeat, replicas=ordered), others
+        return msgspec.structs.replace(heartbeat, replicas=replicas, stages=stages), others
 
 
 @cache

@@ -35,7 +35,8 @@ class MeasuredLoad:
     memory_correction_bytes: int
     """What an estimate from the files falls short by."""
     load_s: float | None = None
-    """From its engine's start until it was loaded; ``None`` where it was not measured."""
+    """Seconds from its engine's start until it was loaded; ``None`` where they were not
+    measured."""
     prefill_speed: PrefillSpeed | None
     """Average over the requests since; ``None`` where there were none."""
     context_tokens: int | None = None
@@ -49,7 +50,8 @@ class MeasuredLoad:
         return self.load_bytes + self.process_bytes + (kv_memory_bytes or kv_bytes)
 
     def earlier_loads(self, neuron: str, kv_memory_bytes: int | None = None) -> EarlierLoads:
-        """For a load on ``neuron`` with that KV. Speed is the machine's own and does not travel."""
+        """Returns what this load predicts of one on ``neuron`` with that KV. Speed is the machine's
+        own and does not carry over to another."""
         return EarlierLoads(
             device_kind=self.device_kind,
             needed_bytes=self.needed_bytes(kv_memory_bytes),

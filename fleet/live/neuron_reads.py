@@ -134,7 +134,8 @@ def item_pop(key: str, *, max_bytes: int) -> Read[bytes | None]:
 
 
 def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value | NeuronValueError]:
-    """In one round trip; one neuron's fault is in its place. Raises ``redis.RedisError``."""
+    """Runs the reads in one round trip; one neuron's fault is returned in place of its value.
+    Raises ``redis.RedisError``."""
     pipeline: Any = client.pipeline(transaction=False)
     for read in reads:
         pipeline.execute_command(*read.command)
@@ -144,7 +145,7 @@ def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value |
 async def run_reads_async(
     client: redis.asyncio.Redis, reads: Sequence[Read[Value]]
 ) -> list[Value | NeuronValueError]:
-    """As ``run_reads``."""
+    """Does what ``run_reads`` does, for an asynchronous client."""
     pipeline = client.pipeline(transaction=False)
     for read in reads:
         pipeline.execute_command(*read.command)

@@ -32,7 +32,7 @@ from fleet.live.neuron_reads import (
 )
 from fleet.live.reports import MAX_REPORT_BYTES, Report, read_report
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
-from fleet.live.turns import Turn, decode_turns, encode_turns
+from fleet.live.time_slices import TimeSlice, decode_time_slices, encode_time_slices
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.waiting import WaitingReport, decode_waiting_report
@@ -53,14 +53,14 @@ class LiveFleet:
 
     reports: tuple[Report, ...]
     desired_states: DesiredStates | None
-    turns: tuple[Turn, ...] = ()
+    time_slices: tuple[TimeSlice, ...] = ()
 
     def snapshot(self, before: FleetSnapshot | None = None) -> FleetSnapshot:
         """``before``: its desired states are used if Redis has lost them. Unreadable reports are
         left out: their neurons count as away."""
         known = NO_DESIRED_STATES if before is None else before.desired_states
         heartbeats = [report.heartbeat for report in self.reports if report.heartbeat is not None]
-        return build_snapshot(heartbeats, self.desired_states or known, self.turns)
+        return build_snapshot(heartbeats, self.desired_states or known, self.time_slices)
 
 
 async def read_snapshot(
@@ -68,11 +68,13 @@ async def read_snapshot(
 ) -> FleetSnapshot:
     """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
     try:
-        names, desired_states, turns = _names_states_slices(await _ask_for_names(client).execute())
+        names, desired_states, time_slices = _names_states_slices(
+            await _ask_for_names(client).execute()
+        )
         payloads = await run_reads_async(client, _heartbeat_reads(names))
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, desired_states, turns).snapshot(before)
+    return _live_fleet(names, payloads, desired_states, time_slices).snapshot(before)
 
 
 def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
@@ -84,11 +86,11 @@ def read_live_fleet(client: redis.Redis) -> LiveFleet:
     """Every neuron's report, whole, for those who record them. Raises ``SnapshotUnavailableError``
     when Redis does not answer."""
     try:
-        names, desired_states, turns = _names_states_slices(_ask_for_names(client).execute())
+        names, desired_states, time_slices = _names_states_slices(_ask_for_names(client).execute())
         payloads = run_reads(client, _heartbeat_reads(names))
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, desired_states, turns)
+    return _live_fleet(names, payloads, desired_states, time_slices)
 
 
 def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
@@ -108,14 +110,16 @@ def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
     return reports
 
 
-def publish_turns(
-    client: redis.Redis, turns: Sequence[Turn], gone_gateways: Sequence[str] = ()
+def publish_time_slices(
+    client: redis.Redis, time_slices: Sequence[TimeSlice], gone_gateways: Sequence[str] = ()
 ) -> None:
-    """Publish the turns to every gateway, and delete the reports of gateways that are gone. Raises
-    ``SnapshotUnavailableError``."""
+    """Publish the time slices to every gateway, and delete the reports of gateways that are gone.
+    Raises ``SnapshotUnavailableError``."""
     try:
         pipeline = client.pipeline(transaction=False)
-        pipeline.set(keys.TURNS, encode_turns(tuple(turns)), ex=keys.TURNS_EXPIRY_S)
+        pipeline.set(
+            keys.TIME_SLICES, encode_time_slices(tuple(time_slices)), ex=keys.TIME_SLICES_EXPIRY_S
+        )
         if gone_gateways:
             pipeline.hdel(keys.WAITING, *gone_gateways)
         pipeline.execute()
@@ -139,26 +143,26 @@ def _ask_for_names(client: Any) -> Any:
     pipeline = client.pipeline(transaction=False)
     pipeline.zrange(keys.NEURONS, 0, MAX_NEURONS - 1, desc=True)
     pipeline.hgetall(keys.NEURON_DESIRED_STATES)
-    pipeline.get(keys.TURNS)
+    pipeline.get(keys.TIME_SLICES)
     return pipeline
 
 
 def _names_states_slices(
     replies: Sequence[Any],
-) -> tuple[list[str], DesiredStates | None, tuple[Turn, ...]]:
+) -> tuple[list[str], DesiredStates | None, tuple[TimeSlice, ...]]:
     """The names of neurons that have spoken, and of those that were invited to."""
-    spoken, fields, turns = replies
+    spoken, fields, time_slices = replies
     desired_states = decode_desired_states(fields)
     names = {name.decode(errors="replace") if isinstance(name, bytes) else name for name in spoken}
     names |= set(desired_states.by_neuron if desired_states else ())
-    return sorted(names), desired_states, _decode_turns(turns)
+    return sorted(names), desired_states, _decode_time_slices(time_slices)
 
 
-def _decode_turns(payload: bytes | str | None) -> tuple[Turn, ...]:
+def _decode_time_slices(payload: bytes | str | None) -> tuple[TimeSlice, ...]:
     try:
-        return decode_turns(payload) if payload else ()
+        return decode_time_slices(payload) if payload else ()
     except msgspec.DecodeError as error:
-        _log.log("turns", f"ignoring turns that do not decode: {error}")
+        _log.log("time slices", f"ignoring time slices that do not decode: {error}")
         return ()
 
 
@@ -170,11 +174,11 @@ def _live_fleet(
     names: Sequence[str],
     payloads: Sequence[bytes | NeuronValueError | None],
     desired_states: DesiredStates | None,
-    turns: tuple[Turn, ...],
+    time_slices: tuple[TimeSlice, ...],
 ) -> LiveFleet:
     reports = (
         read_report(name, payload, load_orders())
         for name, payload in zip(names, payloads, strict=True)
         if payload is not None
     )
-    return LiveFleet(tuple(reports), desired_states, turns)
+    return LiveFleet(tuple(reports), desired_states, time_slices)

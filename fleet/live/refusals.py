@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import redis
 
-from inference.protocol.refusals import Refused, newest_keys, sum_of
+from inference.protocol.refusals import COUNTED_BY_KEY, Refused, newest_keys, sum_of
 
 
 def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
-    """Refusals of so many hours, the present one included; at most a day. Raises
+    """``only_refused`` of ``read_counts``. Raises ``redis.RedisError``."""
+    return only_refused(read_counts(client, hours=hours))
+
+
+def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
+    """Without requests that broke a worker, which are counted beside the refusals and have failed:
+    see ``metering.ledger.entries``."""
+    return {one: number for one, number in counts.items() if one.code not in COUNTED_BY_KEY}
+
+
+def read_counts(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
+    """All counts of so many hours, the present one included; at most a day. Raises
     ``redis.RedisError``."""
     pipeline = client.pipeline(transaction=False)
     for key in newest_keys(time.time(), hours):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.live.desired_state import NO_DESIRED_STATES, Admission, DesiredStates
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,
@@ -22,7 +22,9 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+from inference.protocol.held_stages import HeldStage, HeldStageStatus
+from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import LoadReport
 
 EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING)
 NO_STATS = EngineStats(
@@ -46,7 +48,8 @@ class ReplicaView:
     job_id: str
     status: ReplicaStatus
     status_age_s: float
-    """By the neuron's own clock, so hosts need not agree on the time."""
+    """Seconds since it came to this status, by the neuron's own clock, so hosts need not agree on
+    the time."""
     num_restarts: int = 0
     num_failed_loads: int = 0
     """Loads of it that failed there in a row, the last one included."""
@@ -63,13 +66,13 @@ class ReplicaView:
     """Prompt tokens served from the prefix cache since its engine started."""
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
-    """As in ``EngineStats``."""
+    """The count of ``EngineStats`` of the same name."""
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     last_forward_age_s: float | None = None
     """``None``: no forward pass yet."""
     engine_age_s: float | None = None
-    """Since the engine of its load under way was started."""
+    """Seconds since the engine of its load under way was started."""
     progress: LoadProgress | None = None
     report: LoadReport | None = None
     capabilities: tuple[Capability, ...] = ()
@@ -78,7 +81,7 @@ class ReplicaView:
     """The bound on an answer that its neuron enforces."""
     failure: LoadFailure | None = None
     spec_digest: str = ""
-    """Of the spec that it was loaded from; empty where the neuron does not report it."""
+    """The digest of the spec that it was loaded from; empty where the neuron does not report it."""
     devices: tuple[str, ...] = ()
     memory_bytes: int | None = None
     """Most device memory that the model may allocate; ``None`` where it was not measured. For a
@@ -88,7 +91,7 @@ class ReplicaView:
     last_used_age_s: float | None = None
     """``None``: it was not used since it was loaded."""
     sleep_refused_age_s: float | None = None
-    """Since it was last to fall asleep and could not; ``None``: never."""
+    """Seconds since it was last to fall asleep and could not; ``None``: never."""
 
     @property
     def num_requests(self) -> int:
@@ -119,6 +122,19 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStageView:
+    """A stage that a neuron holds for the engine of another one."""
+
+    neuron: str
+    stage: HeldStage
+    status_age_s: float
+
+    @property
+    def is_failed(self) -> bool:
+        return self.stage.status is HeldStageStatus.FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NeuronView:
     name: str
     epoch: str
@@ -141,6 +157,9 @@ class NeuronView:
     """False: nothing is placed or routed there."""
     speaks_our_protocol: bool = True
     """False: its build is too old or too new for this one. Nothing is placed or routed there."""
+    stage_host: str = ""
+    """The host at which engines of other neurons reach its stages; empty: it holds none."""
+    held_stages: tuple[HeldStageView, ...] = ()
 
     @property
     def may_load(self) -> bool:
@@ -171,11 +190,11 @@ class FleetSnapshot:
 
     neurons: tuple[NeuronView, ...]
     desired_states: DesiredStates = NO_DESIRED_STATES
-    """As last published, also of neurons that are not in the snapshot."""
+    """The desired states as last published, also of neurons that are not in the snapshot."""
 
     absent: tuple[Absence, ...] = ()
     """What they hold is expected back."""
-    turns: tuple[Turn, ...] = ()
+    time_slices: tuple[TimeSlice, ...] = ()
     """Room that is promised to models that wait for it."""
 
     @cached_property
@@ -197,6 +216,10 @@ class FleetSnapshot:
     def replicas_of(self, model: str) -> tuple[ReplicaView, ...]:
         return self.by_model.get(model, ())
 
+    def held_stages(self) -> Iterator[HeldStageView]:
+        for neuron in self.neurons:
+            yield from neuron.held_stages
+
     def neuron(self, name: str) -> NeuronView | None:
         return self._by_name.get(name)
 
@@ -212,11 +235,11 @@ class FleetSnapshot:
 def build_snapshot(
     heartbeats: Iterable[NeuronHeartbeat],
     desired_states: DesiredStates = NO_DESIRED_STATES,
-    turns: tuple[Turn, ...] = (),
+    time_slices: tuple[TimeSlice, ...] = (),
 ) -> FleetSnapshot:
     views = (_neuron_view(heartbeat, desired_states) for heartbeat in heartbeats)
     neurons = tuple(sorted(views, key=lambda view: view.name))
-    return FleetSnapshot(neurons=neurons, desired_states=desired_states, turns=turns)
+    return FleetSnapshot(neurons=neurons, desired_states=desired_states, time_slices=time_slices)
 
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
@@ -256,6 +279,15 @@ def _neuron_view(heartbeat: NeuronHeartbeat, desired_states: DesiredStates) -> N
         is_ready=heartbeat.is_ready,
         is_admitted=desired.admission is Admission.ADMITTED,
         speaks_our_protocol=heartbeat.protocol == PROTOCOL,
+        stage_host=heartbeat.stage_host,
+        held_stages=tuple(
+            HeldStageView(
+                neuron=heartbeat.name,
+                stage=stage,
+                status_age_s=max(0.0, heartbeat.time_unix_s - stage.since_unix_s),
+            )
+            for stage in sorted(heartbeat.stages, key=lambda one: (one.model, one.index))
+        ),
     )
 
 
@@ -301,5 +333,6 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
 
 
 def _age_s(heartbeat: NeuronHeartbeat, moment_unix_s: float | None) -> float | None:
-    """By the neuron's own clock."""
+    """Returns the seconds since that moment by the neuron's own clock, at least 0; ``None`` without
+    a moment."""
     return None if moment_unix_s is None else max(0.0, heartbeat.time_unix_s - moment_unix_s)

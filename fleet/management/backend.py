@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import urllib.error
-import urllib.parse
 import urllib.request
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from django.core.management.base import CommandError
 from django.db import Error as DjangoDatabaseError
 
 from helexa_site.exit_codes import ExitCode, exit_code
+from helexa_site.server_url import checked_url
 from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
 from inference.version import VERSION
@@ -39,7 +39,7 @@ class Backend(Protocol):
         ...
 
     def understood(self) -> AbstractContextManager[None]:
-        """In which that JSON is read."""
+        """Returns the context in which that JSON is read."""
         ...
 
 
@@ -94,7 +94,7 @@ class LocalBackend:
 
 @contextmanager
 def understood(url: str) -> Iterator[None]:
-    """For reading what that server answered. Raises ``CommandError`` where it is something else
+    """Wraps the reading of that server's JSON. Raises ``CommandError`` where it is something else
     than this version's answer."""
     try:
         yield
@@ -118,18 +118,6 @@ def backend_of(options: dict[str, Any]) -> Backend:
             raise CommandError("--key goes with --url (or HELEXA_URL)")
         return LocalBackend()
     return RestBackend(checked_url(url), options["key"] or API_KEY.read(os.environ))
-
-
-def checked_url(url: str) -> str:
-    """Raises ``CommandError`` for what no server can have."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_one = False
-    if not is_one:
-        raise CommandError(f"{url!r} is not like http://gpu-box:31313")
-    return url
 
 
 def rows_of(backend: Backend, path: str) -> list[dict[str, Any]]:

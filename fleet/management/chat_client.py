@@ -28,7 +28,7 @@ class Answer:
     text: str
     completion_tokens: int
     seconds: float
-    """Since the first token."""
+    """Seconds since the first token."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -45,11 +45,7 @@ class ChatClient:
     def model_to_ask(self) -> str:
         """One that is loaded, else the first that is offered, of those that may chat: what a model
         can do is not known before it was loaded. Raises ``CommandError``."""
-        with self._open("/v1/models", None) as response:
-            try:
-                cards = json.load(response)["data"]
-            except (*NO_ANSWER, LookupError, TypeError) as error:
-                raise CommandError(f"{self._url} answers with no list of models") from error
+        cards = self.model_cards()
         if not cards:
             raise CommandError(f"No model is offered yet: {program()} models add offers one")
         talking = [card for card in cards if "chat" in (card.get("capabilities") or ["chat"])]
@@ -57,6 +53,15 @@ class ChatClient:
             raise CommandError("No model that is offered writes text: they make embeddings")
         loaded = [card for card in talking if card.get("loaded")]
         return str((loaded or talking)[0]["id"])
+
+    def model_cards(self) -> list[dict[str, Any]]:
+        """Returns the models of ``GET /v1/models``. Raises ``CommandError``."""
+        with self._open("/v1/models", None) as response:
+            try:
+                cards: list[dict[str, Any]] = json.load(response)["data"]
+            except (*NO_ANSWER, LookupError, TypeError) as error:
+                raise CommandError(f"{self._url} answers with no list of models") from error
+        return cards
 
     def ask(
         self,

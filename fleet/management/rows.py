@@ -93,7 +93,7 @@ def add_filter_arguments(parser: ArgumentParser, noun: Noun) -> None:
             flags.get(word, f"--{word.replace('_', '-')}"),
             dest=FILTER + word,
             metavar="VALUE",
-            help=f"only those of this {word}; several by commas",
+            help=noun.filter_help.get(word, f"only those of this {word}; several by commas"),
         )
 
 
@@ -139,11 +139,14 @@ class ShowRow:
 
     def run(self, run: Run) -> None:
         row = self.row(run)
+        run.show(row, self.text(row))
+
+    def text(self, row: Row) -> str:
         others = {*self.tables, *self.hidden}
         plain = [[name, cell_of(value)] for name, value in row.items() if name not in others]
         parts = [table_text(("", ""), plain)]
         parts += [rows_text(self.tables[name], row[name]) for name in self.tables if row[name]]
-        run.show(row, "\n\n".join(parts))
+        return "\n\n".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from fleet.models.load_measurement import LoadMeasurement
 from fleet.models.neuron import Device, Neuron
 from fleet.models.replica import Replica
 from fleet.models.standing import FleetPolicy, NeuronWish
+from fleet.models.upstream import Upstream
 
 __all__ = [
     "Alias",
@@ -23,4 +24,5 @@ __all__ = [
     "Neuron",
     "NeuronWish",
     "Replica",
+    "Upstream",
 ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
+import msgspec
 from django.db import models
 
 from fleet.catalogue import CatalogueEntry
 from fleet.models.columns import EMPTY_LIST, CatalogueColumns, setting_constraints
+from inference.loading.costs.model_costs import ModelCosts
+from inference.loading.costs.packed_costs import unpacked
+from inference.protocol.layer_costs import PackedCosts
 
 
 class CatalogueModel(CatalogueColumns):
-    """A name and its settings. Written by ``fleet.services.catalogue``."""
+    """A name and its settings. Written by ``fleet.services.offers.catalogue``."""
 
     name = models.CharField(
         max_length=100,
@@ -23,6 +28,13 @@ class CatalogueModel(CatalogueColumns):
         blank=True,
         editable=False,
         help_text="Measured when it was last loaded; placement goes by it.",
+    )
+    layer_costs = models.JSONField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="What its layers take, once a load did not fit on one device; stages are planned "
+        "by it.",
     )
     unloaded_from = models.JSONField(
         default=list,
@@ -64,17 +76,22 @@ class CatalogueModel(CatalogueColumns):
         ``fleet.services.catalogue_model_check`` does."""
 
     def entry(self) -> CatalogueEntry:
-        """Its frozen twin; reads the aliases and the measurements with their neurons (prefetch
-        them when building many)."""
+        """Returns the row as a ``CatalogueEntry``; reads the aliases and the measurements with
+        their neurons (prefetch them when building many)."""
         return CatalogueEntry(
             name=self.name,
             aliases=tuple(alias.name for alias in self.aliases.all()),
             weight_bytes=self.weight_bytes,
+            costs=_costs(self.layer_costs),
             measured_loads=tuple(row.measured_load() for row in self.load_measurements.all()),
             unloaded_from=tuple(self.unloaded_from),
             created_unix_s=int(self.created_at.timestamp()),
             **self.setting_values(),
         )
+
+
+def _costs(stored: Any) -> ModelCosts | None:
+    return None if stored is None else unpacked(msgspec.convert(stored, PackedCosts))
 
 
 class Alias(models.Model):

@@ -20,6 +20,7 @@ from fleet.catalogue.kinds import (
     Money,
     NeuronNames,
     Number,
+    Targets,
     Text,
     Word,
 )
@@ -135,7 +136,7 @@ def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
             return models.PositiveBigIntegerField(null=True, blank=True, **options)
         case Flag():
             return models.BooleanField(default=default, db_default=default, **options)
-        case NeuronNames():
+        case NeuronNames() | Targets():
             return models.JSONField(default=list, db_default=EMPTY_LIST, blank=True, **options)
         case _:
             assert_never(setting.kind)

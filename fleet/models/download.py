@@ -16,8 +16,9 @@ PULLS = models.Q(kind=DownloadKind.PULL)
 
 
 class Download(Job):
-    """On a neuron at most one pull of the same files is active. It moves by the table of load jobs;
-    ``fleet.services.download_moves`` moves it. The id is what the neuron calls it by."""
+    """A pull of a model's files to a neuron, or their deletion there. On a neuron at most one pull
+    of the same files is active. It moves by the table of load jobs;
+    ``fleet.services.model_files.download_moves`` moves it. Neurons know it by its id."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=DownloadKind.choices, default=DownloadKind.PULL)

@@ -6,8 +6,8 @@ from django.db import models
 
 
 class Invitation(models.Model):
-    """Written by ``fleet.services.invitations`` only. The control makes the user in Redis from it
-    again wherever Redis has forgotten it."""
+    """Written by ``fleet.services.hosts.invitations`` only. The control makes the user in Redis
+    from it again wherever Redis has forgotten it."""
 
     neuron_name = models.CharField(max_length=63, unique=True)
     secret_sha256 = models.CharField(

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import uuid
 
+import msgspec
 from django.db import models
 
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
 from fleet.models.catalogue import CatalogueModel
+from fleet.models.columns import EMPTY_LIST
 from fleet.models.job import ACTIVE, Job, status_constraints
 from fleet.models.neuron import Neuron
-from inference.protocol.load import LoadStage
+from inference.protocol.load import StageSpec
+from inference.protocol.load_progress import LoadStage
 
 LEAVING = models.Q(kind__in=LEAVING_KINDS)
 
 
 class LoadJob(Job):
-    """For a model on a neuron at most one load or reload is active, and at most one unload or sleep
-    beside it: a load under way ends when its neuron has dropped it, not when that was asked for.
-    ``fleet.services`` moves jobs along the table in ``fleet.lifecycles``. The id is a UUID because
-    neurons remember it across lives and databases."""
+    """A load, reload, unload or sleep of a model on a neuron. At most one load or reload of a model
+    is active on a neuron, and at most one unload or sleep beside it: a load under way ends when its
+    neuron has dropped it, not when that was asked for. ``fleet.services`` moves jobs along the
+    table in ``fleet.lifecycles``. The id is a UUID because neurons remember it across restarts and
+    databases."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=LoadJobKind.choices, default=LoadJobKind.LOAD)
@@ -36,6 +40,28 @@ class LoadJob(Job):
     neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="load_jobs")
     devices = models.JSONField(
         default=list, blank=True, help_text="Where on the neuron; empty: the neuron decides."
+    )
+    stages = models.JSONField(
+        default=list,
+        db_default=EMPTY_LIST,
+        blank=True,
+        help_text="How its layers are divided over those devices; empty: they are not.",
+    )
+    predicted_tokens_per_s = models.FloatField(
+        null=True, blank=True, help_text="What the plan of its stages expects for one request."
+    )
+    stage_links = models.TextField(
+        blank=True,
+        default="",
+        db_default="",
+        editable=False,
+        help_text="Of its stages' links, encrypted, until the stages on other neurons listen.",
+    )
+    may_divide = models.BooleanField(
+        default=False,
+        db_default=False,
+        editable=False,
+        help_text="Placement chose its device: where that is too small it may be divided.",
     )
     evict = models.JSONField(
         default=list, blank=True, help_text="Models that leave the neuron for this one."
@@ -91,9 +117,14 @@ class LoadJob(Job):
         return f"{self.model_name} on {self.neuron.name}"
 
     @property
+    def stage_specs(self) -> list[StageSpec]:
+        """The load's stages, as its orders have them; empty: the model is whole."""
+        return msgspec.convert(self.stages, list[StageSpec])
+
+    @property
     def progress_fraction(self) -> float | None:
-        """Of the present stage, 0 to 1; ``None`` while its total is not known. What has succeeded
-        is complete."""
+        """The progress of the present stage, 0 to 1; ``None`` while its total is not known, 1 once
+        the job has succeeded."""
         if self.status == LoadJobStatus.SUCCEEDED:
             return 1.0
         return self.progress_done / self.progress_total if self.progress_total else None

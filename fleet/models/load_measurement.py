@@ -11,8 +11,9 @@ from inference.protocol.prefill_speed import PrefillSpeed
 
 
 class LoadMeasurement(models.Model):
-    """Written by ``fleet.services.load_measurements``; gone when the model's files or their form
-    change, because it would speak of something else."""
+    """The last load of one model on one neuron. Written by
+    ``fleet.services.jobs.load_measurements``; deleted when the model's files or their form change,
+    because it no longer holds then."""
 
     model = models.ForeignKey(
         CatalogueModel, on_delete=models.CASCADE, related_name="load_measurements"
@@ -65,7 +66,8 @@ class LoadMeasurement(models.Model):
         )
 
     def measured_load(self) -> MeasuredLoad:
-        """Its frozen twin; reads the neuron (prefetch it when building many)."""
+        """Returns the row as a ``MeasuredLoad``; reads the neuron (prefetch it when building
+        many)."""
         kind: DeviceKind = "cuda" if self.device_kind == "cuda" else "cpu"
         return MeasuredLoad(
             neuron=self.neuron.name,

@@ -25,6 +25,12 @@ class Neuron(models.Model):
     total_memory_bytes = models.PositiveBigIntegerField(default=0)
     free_memory_bytes = models.PositiveBigIntegerField(default=0)
     problems = models.JSONField(default=list, blank=True)
+    held_stages = models.JSONField(
+        default=list,
+        db_default=models.Value([], models.JSONField()),
+        blank=True,
+        help_text="The stages that it holds of models whose engines are on other neurons.",
+    )
     is_leaving = models.BooleanField(default=False, help_text="It was asked to stop.")
     drained_at = models.DateTimeField(
         null=True, blank=True, help_text="Since when nothing runs on it, where it is draining."

@@ -8,7 +8,8 @@ from fleet.live.desired_state import Admission, AdmissionPolicy, DesiredState
 
 
 class NeuronWish(models.Model):
-    """Also of a neuron that has not reported yet. Written by ``fleet.services.neurons`` only."""
+    """The state that the operator wants of a neuron, which may not have reported yet. Written by
+    ``fleet.services.hosts.neurons`` only."""
 
     neuron_name = models.CharField(max_length=100, unique=True)
     admission = models.CharField(

@@ -18,6 +18,8 @@ from fleet.models_toml.entry import EntryError, Note, read_entry
 from fleet.models_toml.lines import Lines
 from fleet.models_toml.names import name_of_id
 from fleet.models_toml.problems import ModelsTomlError, Problem
+from fleet.models_toml.upstreams import read_upstream
+from fleet.upstreams.entry import UpstreamEntry
 
 MAX_BYTES = 1_000_000
 
@@ -37,8 +39,10 @@ class WrittenModel:
 class Document:
     models: tuple[WrittenModel, ...]
     aliases: Mapping[str, str]
-    """To a model's name; of a model that the file does not have, where it names another."""
+    """The model's name for each alias. A model that the file does not have may have an alias
+    too."""
     alias_lines: Mapping[str, int]
+    upstreams: tuple[UpstreamEntry, ...] = ()
     problems: tuple[Problem, ...] = ()
     """Why entries are refused. Those are not among the models."""
     refused: frozenset[str] = frozenset()
@@ -63,14 +67,18 @@ class _Reader:
         self._lines = Lines(text, len(self._entries))
         self._problems: list[Problem] = []
         self._models: dict[str, WrittenModel] = {}
+        self._upstreams: dict[str, UpstreamEntry] = {}
         self._name_of_id: dict[str, str] = {}
         self._refused: set[str] = set()
         table = raw.get("aliases", {})
         self._alias_targets: dict[str, Any] = table if isinstance(table, dict) else {}
 
     def read(self) -> Document:
-        for key in sorted(self._raw.keys() - {"models", "aliases"}):
-            self._problems.append(Problem(key=key, message="A file has [[models]] and [aliases]"))
+        for key in sorted(self._raw.keys() - {"models", "aliases", "upstreams"}):
+            message = "A file has [[upstreams]], [[models]] and [aliases]"
+            self._problems.append(Problem(key=key, message=message))
+        for raw in self._table_list(self._raw.get("upstreams", []), "upstreams"):
+            self._read_upstream(raw)
         for index, raw in enumerate(self._entries):
             self._read_model(index, raw)
         aliases = self._ids_as_aliases() | self._read_aliases()
@@ -78,15 +86,18 @@ class _Reader:
             models=tuple(self._models.values()),
             aliases=aliases,
             alias_lines={name: line for name in aliases if (line := self._lines.of_alias(name))},
+            upstreams=tuple(self._upstreams.values()),
             problems=tuple(self._problems),
             refused=frozenset(self._refused),
         )
 
     @staticmethod
-    def _table_list(value: Any) -> list[dict[str, Any]]:
+    def _table_list(value: Any, key: str = "models") -> list[dict[str, Any]]:
         if isinstance(value, list) and all(isinstance(each, dict) for each in value):
             return value
-        raise ModelsTomlError([Problem(key="models", message="Models are written as [[models]]")])
+        raise ModelsTomlError(
+            [Problem(key=key, message=f"{key.capitalize()} are written as [[{key}]]")]
+        )
 
     def _read_model(self, index: int, raw: dict[str, Any]) -> None:
         label = str(raw.get("id", f"entry {index + 1}"))
@@ -110,6 +121,19 @@ class _Reader:
             notes=entry.notes,
             line=self._lines.of_model(index),
         )
+
+    def _read_upstream(self, raw: dict[str, Any]) -> None:
+        label = f"upstream {raw.get('name', len(self._upstreams) + 1)}"
+        try:
+            entry = read_upstream(raw)
+            if entry.name in self._upstreams:
+                raise EntryError([("name", "An upstream of this file has that name")])
+        except EntryError as error:
+            self._problems += [
+                Problem(entry=label, key=key, message=message) for key, message in error.problems
+            ]
+            return
+        self._upstreams[entry.name] = entry
 
     def _ids_as_aliases(self) -> dict[str, str]:
         """An id that is no name of ours is what clients ask for all the same."""

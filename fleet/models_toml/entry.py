@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.catalogue import SETTINGS, CatalogueSettings, check_alias_name, check_name, check_source
+from fleet.catalogue import (
+    SETTINGS,
+    CatalogueSettings,
+    check_alias_name,
+    check_model_source,
+    check_name,
+    whole_source,
+)
 from fleet.catalogue.rules import check_settings
 from fleet.errors import CatalogueValueError
 from fleet.models_toml.keys import (
@@ -19,9 +26,11 @@ from fleet.models_toml.keys import (
 )
 from fleet.models_toml.names import free_name
 from fleet.models_toml.quant import KNOWN, names_a_file, unknown_quant, while_loading
+from inference.loading.sources.hub_sources import default_scheme
 
+OF_UNITS = frozenset({"cost.request", "cost.unit"})
+"""Prices of models that have none for tokens."""
 OUR_HARNESS = "helexa"
-DEFAULT_SCHEME = "huggingface"
 ZERO_IS_OPEN = ("vram_mb", "min_device_vram_mb", "min_devices")
 """Keys for which 0 means unset in the original."""
 
@@ -113,7 +122,7 @@ class _Reading:
                 self._values[name] = from_toml(name, value)
             except ValueError as error:
                 self._problems.append((key, str(error)))
-        if any(key.startswith("cost.") for key in self._flat):
+        if any(key.startswith("cost.") and key not in OF_UNITS for key in self._flat):
             self._values.setdefault("input_price_micro_usd", 0)
             self._values.setdefault("output_price_micro_usd", 0)
 
@@ -127,13 +136,15 @@ class _Reading:
     def read_source(self) -> None:
         """A whole source of ours, or the original's: the name of a scheme, of which the id is the
         rest."""
-        given = self._flat.get("source") or DEFAULT_SCHEME
+        given = self._flat.get("source") or default_scheme()
         if not isinstance(given, str):
             self._problems.append(("source", f"{given!r} is not text"))
             return
-        source = given if ":" in given else f"{given}:{self._id}"
+        source = whole_source(given)
+        if ":" not in source:
+            source = f"{source}:{self._id}"
         try:
-            check_source(source)
+            check_model_source(source)
         except CatalogueValueError as error:
             self._problems.append(("source", str(error)))
         self._values["source"] = source

@@ -8,12 +8,14 @@ from fleet.catalogue import SETTINGS, CatalogueSettings
 from fleet.models_toml.entry import OUR_HARNESS
 from fleet.models_toml.keys import KEY_OF_SETTING, TABLES, to_toml, toml_value
 from fleet.models_toml.state import CatalogueState
+from fleet.models_toml.upstreams import written_upstream
 
 HEAD = "# The catalogue. What an entry leaves out has its default.\n"
 
 
 def write_document(state: CatalogueState) -> str:
     parts = [HEAD]
+    parts += [written_upstream(state.upstreams[name]) for name in sorted(state.upstreams)]
     parts += [_model(name, state.models[name]) for name in sorted(state.models)]
     if state.aliases:
         lines = [

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from fleet.catalogue import SETTINGS, SettingValue
-from fleet.catalogue.kinds import Count, Money, NeuronNames, Number, Word
+from fleet.catalogue.kinds import Count, Money, NeuronNames, Number, Targets, Word
 
 KEY_OF_SETTING = {name: name for name in SETTINGS} | {
     "max_context_tokens": "limit.context",
@@ -15,6 +15,8 @@ KEY_OF_SETTING = {name: name for name in SETTINGS} | {
     "input_price_micro_usd": "cost.input",
     "cached_input_price_micro_usd": "cost.cache_read",
     "output_price_micro_usd": "cost.output",
+    "request_price_micro_usd": "cost.request",
+    "unit_price_micro_usd": "cost.unit",
 }
 """Dots are for keys of a table. Settings that the original has no key for have their own name."""
 SETTING_OF_KEY = {key: name for name, key in KEY_OF_SETTING.items()}
@@ -54,7 +56,7 @@ def from_toml(name: str, value: Any) -> Any:
             return _micro_usd(value)
         case Number() if isinstance(value, Decimal):
             return float(value)
-        case NeuronNames():
+        case NeuronNames() | Targets():
             return tuple(value) if isinstance(value, list) else value
         case Word():
             return kind.canonical(value)

@@ -1,4 +1,4 @@
-"""Where the entries and keys of a models.toml stand. Pure.
+"""Finds the line numbers of the entries and keys of a models.toml. Pure.
 
 TOML parsers give values without their lines. This looks for what usual files have: ``[[models]]``,
 ``[aliases]`` and keys at the start of a line. A file that is written otherwise has no line numbers.

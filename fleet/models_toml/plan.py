@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fleet.catalogue import SETTINGS, CatalogueSettings
@@ -13,6 +13,8 @@ from fleet.models_toml.document import Document, WrittenModel
 from fleet.models_toml.keys import KEY_OF_SETTING, to_toml
 from fleet.models_toml.problems import Problem
 from fleet.models_toml.state import CatalogueState
+from fleet.models_toml.upstreams import differences
+from fleet.upstreams.entry import UpstreamEntry
 
 Action = Literal["add", "change", "remove"]
 SIGNS: dict[Action, str] = {"add": "+", "change": "~", "remove": "-"}
@@ -45,6 +47,14 @@ class AliasChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamChange:
+    action: Action
+    name: str
+    settings: tuple[tuple[str, ...], ...] = ()
+    """The settings that differ: name, earlier and later value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EntryNote:
     entry: str
     key: str
@@ -62,13 +72,15 @@ class Plan:
     problems: tuple[Problem, ...]
     """Why entries are refused. While there are any, nothing is imported."""
     left_alone: tuple[str, ...]
-    """Models and aliases that the file does not name."""
+    """Models, aliases and upstreams that the file does not name."""
     wanted: Mapping[str, CatalogueSettings]
     """The models of the file."""
+    upstreams: tuple[UpstreamChange, ...] = ()
+    wanted_upstreams: Mapping[str, UpstreamEntry] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return not self.models and not self.aliases
+        return not self.models and not self.aliases and not self.upstreams
 
     @property
     def digest(self) -> str:
@@ -76,7 +88,13 @@ class Plan:
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
     def lines(self) -> Iterator[str]:
-        """For people: one change, note or problem a line, and what stays as it is."""
+        """Yields lines for people: one for each change, note or problem, and for what stays as it
+        is."""
+        for upstream in self.upstreams:
+            yield f"{SIGNS[upstream.action]} upstream {upstream.name}"
+            for name, before, after in upstream.settings:
+                earlier = f"{before} -> " if upstream.action == "change" else ""
+                yield f"    {name} = {earlier}{after}"
         for model in self.models:
             yield f"{SIGNS[model.action]} model {model.name}"
             for change in model.settings:
@@ -105,6 +123,7 @@ def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Pl
         state,
         kept_models=set() if prune else set(unnamed_models),
         kept_aliases=set() if prune else set(unnamed_aliases),
+        prunes=prune,
     )
     written = [model for model in document.models if model.name not in contradictions.models]
     models = [change for model in written if (change := _model_change(model, state))]
@@ -114,7 +133,11 @@ def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Pl
         for alias, target in document.aliases.items()
         if state.aliases.get(alias) != target and alias not in contradictions.aliases
     ]
+    upstreams = list(_upstream_changes(document, state))
+    named_upstreams = {entry.name for entry in document.upstreams}
+    unnamed_upstreams = sorted(state.upstreams.keys() - named_upstreams)
     if prune:
+        upstreams += [UpstreamChange(action="remove", name=name) for name in unnamed_upstreams]
         models += [ModelChange(action="remove", name=name) for name in unnamed_models]
         aliases += [
             AliasChange(action="remove", name=alias, model=state.aliases[alias])
@@ -130,9 +153,21 @@ def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Pl
         ),
         unchanged=tuple(model.name for model in written if model.name not in changed),
         problems=(*document.problems, *contradictions.problems),
-        left_alone=() if prune else (*unnamed_models, *unnamed_aliases),
+        left_alone=() if prune else (*unnamed_models, *unnamed_aliases, *unnamed_upstreams),
         wanted={model.name: model.settings for model in written},
+        upstreams=tuple(upstreams),
+        wanted_upstreams={entry.name: entry for entry in document.upstreams},
     )
+
+
+def _upstream_changes(document: Document, state: CatalogueState) -> Iterator[UpstreamChange]:
+    for entry in document.upstreams:
+        present = state.upstreams.get(entry.name)
+        changes = tuple(differences(present, entry))
+        if present is None:
+            yield UpstreamChange(action="add", name=entry.name, settings=changes)
+        elif changes:
+            yield UpstreamChange(action="change", name=entry.name, settings=changes)
 
 
 def _model_change(model: WrittenModel, state: CatalogueState) -> ModelChange | None:

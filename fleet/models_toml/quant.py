@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
+from inference.loading.sources.hub_sources import is_of_hub
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 KNOWN = "q4k, q5k, q6k, q8_0, bf16, f16, f32"
@@ -56,4 +57,4 @@ def names_a_file(quant: str, source: str, num_ranks: int) -> bool:
 
 
 def _is_dense(source: str) -> bool:
-    return source.startswith("huggingface:") and "gguf" not in source.lower()
+    return is_of_hub(source) and "gguf" not in source.lower()

@@ -7,8 +7,8 @@ Noun ─▶ bodies of POST and PATCH      fleet.nouns.bodies
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fleet.nouns.field import Field
 
@@ -24,6 +24,8 @@ class Noun:
     fields: tuple[Field, ...]
     filters: tuple[str, ...] = ()
     """Query parameters of the list, which are the flags of its command."""
+    filter_help: Mapping[str, str] = field(default_factory=dict)
+    """Help of the filters that are no lists of whole values."""
     id_help: str = ""
     id_pattern: str = ".+"
     """What its ids match. No URL has another one."""
@@ -32,4 +34,4 @@ class Noun:
 
     @property
     def changeable(self) -> tuple[Field, ...]:
-        return tuple(field for field in self.fields if field.may_change)
+        return tuple(one for one in self.fields if one.may_change)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fleet.catalogue.kinds import Text, Word
+from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.nouns.field import Field
 from fleet.nouns.noun import Noun
+from fleet.upstreams.rules import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
 
 UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -50,6 +51,75 @@ INVITATIONS = Noun(
             may_change=False,
         ),
     ),
+    filters=("neuron", "invited_by"),
+)
+UPSTREAMS = Noun(
+    path="upstreams",
+    word="upstream",
+    id_field="name",
+    fields=(
+        Field(
+            name="name",
+            kind=Text(max_length=63, is_required=True),
+            help="how it is called here",
+            is_required=True,
+            may_change=False,
+        ),
+        Field(
+            name="url",
+            kind=Text(max_length=500, is_required=True),
+            help="where its API begins, as http://gpu-box:8000/v1",
+            flag="endpoint",  # --url is the server's
+            placeholder="URL",
+            is_required=True,
+        ),
+        Field(
+            name="dialect",
+            kind=Word(("openai", "anthropic", "ollama")),
+            help="whose API it speaks: openai, anthropic or ollama; openai where none is given",
+        ),
+        Field(
+            name="key",
+            kind=Text(max_length=MAX_SECRET_LENGTH, is_required=True),
+            help="its secret, which is stored encrypted and never shown; empty removes it",
+        ),
+        Field(
+            name="leaves_network",
+            kind=Flag(),
+            help="whether requests to it leave your network",
+        ),
+        Field(
+            name="concurrency",
+            kind=Count(most=MAX_CONCURRENCY, is_optional=False),
+            help="how many requests each gateway sends it at once",
+        ),
+        Field(
+            name="connect_timeout_s",
+            kind=Count(most=MAX_TIMEOUT_S, is_optional=False),
+            help="seconds until it has accepted a connection",
+        ),
+        Field(
+            name="first_token_timeout_s",
+            kind=Count(most=MAX_TIMEOUT_S, is_optional=False),
+            help="seconds until the first part of an answer",
+        ),
+        Field(
+            name="token_timeout_s",
+            kind=Count(most=MAX_TIMEOUT_S, is_optional=False),
+            help="seconds between two parts of an answer",
+        ),
+        Field(
+            name="proxy",
+            kind=Text(max_length=500, is_required=True),
+            help="an HTTP proxy on the way to it; empty: none",
+        ),
+        Field(
+            name="ca_file",
+            kind=Text(max_length=500, is_required=True),
+            help="certificates of a private CA, a file on every gateway's host; empty: none",
+        ),
+    ),
+    filters=("dialect", "leaves_network"),
 )
 POLICY = Noun(
     path="policy",
@@ -89,7 +159,14 @@ DOWNLOADS = Noun(
     id_pattern=UUID_PATTERN,
     filters=("kind", "status", "source", "neuron"),
 )
-SETTINGS = Noun(path="settings", word="setting", id_field="name", fields=())
+SETTINGS = Noun(
+    path="settings",
+    word="setting",
+    id_field="name",
+    fields=(),
+    filters=("name", "set"),
+    filter_help={"name": "only those with this in their names", "set": "true or false"},
+)
 AUDIT = Noun(
     path="audit",
     word="audit entry",

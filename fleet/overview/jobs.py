@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from datetime import timedelta
+from uuid import UUID
 
 from django.db.models import Q
 from django.utils import timezone
@@ -14,6 +16,7 @@ from fleet.overview.lines import JobLine
 
 ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
 MAX_ENDED_JOBS = 20
+UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def job_lines(*, models: Collection[str] | None = None) -> tuple[JobLine, ...]:
@@ -26,6 +29,13 @@ def job_lines(*, models: Collection[str] | None = None) -> tuple[JobLine, ...]:
     lines = [_job_line(job) for job in rows.order_by("-created_at")]
     ended = [line for line in lines if not line.is_active]
     return (*(line for line in lines if line.is_active), *ended[:MAX_ENDED_JOBS])
+
+
+def job_lines_by_id(ids: Collection[str]) -> tuple[JobLine, ...]:
+    """The jobs of these ids that exist, oldest first. Other texts than ids of jobs are skipped."""
+    known = [UUID(one) for one in ids if UUID_TEXT.fullmatch(one)]
+    rows = LoadJob.objects.filter(pk__in=known).select_related("neuron")
+    return tuple(map(_job_line, rows.order_by("created_at")))
 
 
 def _job_line(job: LoadJob) -> JobLine:

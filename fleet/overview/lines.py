@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.overview.findings import Attention
@@ -11,7 +12,7 @@ from metering.selectors import MinuteSums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """What one replica holds of a device. A replica on several devices counts in equal parts."""
+    """What one replica holds of a device. Of ranks, equal parts are on each."""
 
     model: str
     num_bytes: int
@@ -22,7 +23,7 @@ class DeviceLine:
     id: str
     name: str
     total_memory_bytes: int
-    """That its neuron may use."""
+    """The memory that its neuron may use."""
     free_memory_bytes: int
     installed_memory_bytes: int | None = None
     """All of it, where an operator's limit is less."""
@@ -50,6 +51,23 @@ class ReplicaLine:
     """The weights of a replica that sleeps take it."""
     adapters: tuple[str, ...] = ()
     """Loaded beside it."""
+    device_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What a divided model takes of each device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStageLine:
+    """A part of a model whose engine is on another neuron."""
+
+    model: str
+    engine_neuron: str
+    device: str
+    first_layer: int
+    last_layer: int
+    """The one after its last layer."""
+    status: str
+    memory_bytes: int | None
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +78,7 @@ class NeuronLine:
     problems: tuple[str, ...]
     devices: tuple[DeviceLine, ...]
     replicas: tuple[ReplicaLine, ...]
+    held_stages: tuple[HeldStageLine, ...] = ()
     disk_total_bytes: int | None = None
     """The size of the disk that downloads go to. ``None``: the neuron does not report it."""
     disk_free_bytes: int | None = None
@@ -107,7 +126,7 @@ class OutdatedLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLine:
-    """Under way on a neuron, without a load."""
+    """A download under way on a neuron, without a load."""
 
     neuron: str
     source: str
@@ -146,7 +165,7 @@ class FleetOverview:
     refusals: tuple[RefusalLine, ...]
     """The refusals of this hour and the one before, the most frequent first."""
     requests_today: int
-    """Since midnight in UTC."""
+    """Requests since midnight in UTC."""
     spent_today_micro_usd: int
     audit: tuple[AuditLine, ...]
     """The newest entries."""

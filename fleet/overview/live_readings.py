@@ -10,7 +10,7 @@ import redis
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.cache_reports import read_cache_reports
-from fleet.live.refusals import read_refusals
+from fleet.live.refusals import read_counts
 from fleet.live.snapshot import FleetSnapshot
 from fleet.overview.lines import DeviceLine
 from inference.protocol.downloads import CacheReport
@@ -28,9 +28,9 @@ class Disk:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReadings:
     devices: Mapping[tuple[str, str], DeviceLine] = field(default_factory=dict)
-    """By neuron and device."""
+    """The devices' readings, by neuron and device."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
-    """By neuron."""
+    """The disks' readings, by neuron."""
     refused: Mapping[Refused, int] = field(default_factory=dict)
     """How many requests of whom and why, in this hour and the last."""
 
@@ -44,7 +44,7 @@ def read_live() -> LiveReadings | None:
     try:
         snapshot = live.read_snapshot_sync(client)
         reports = read_cache_reports(client, [neuron.name for neuron in snapshot.neurons])
-        refused = read_refusals(client, hours=REFUSAL_HOURS)
+        refused = read_counts(client, hours=REFUSAL_HOURS)
     except (SnapshotUnavailableError, redis.RedisError, OSError):
         return None
     return LiveReadings(

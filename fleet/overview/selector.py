@@ -12,6 +12,7 @@ from django.utils import timezone
 from fleet import selectors
 from fleet.catalogue import CatalogueEntry
 from fleet.lifecycles import DownloadKind
+from fleet.live.refusals import only_refused
 from fleet.models import Device, Neuron, Replica
 from fleet.overview.attention import attention
 from fleet.overview.feasible import why_no_host
@@ -22,6 +23,7 @@ from fleet.overview.lines import (
     DownloadLine,
     FleetOverview,
     HeldMemory,
+    HeldStageLine,
     ModelLine,
     NeuronLine,
     RefusalLine,
@@ -36,6 +38,8 @@ from metering.selectors import UsageFilter, UsagePeriod
 
 BEST_FIRST = ("ready", "recovering", "loading", "asleep", "draining", "failed", "away")
 NOT_LOADED = "unloaded"
+UPSTREAM = "upstream"
+"""The status of a model that an upstream serves: nothing of it is loaded."""
 MAX_AUDIT_ENTRIES = 8
 
 
@@ -67,7 +71,7 @@ def fleet_overview() -> FleetOverview:
         jobs=job_lines(),
         downloads=_downloads(),
         minutes=metering_selectors.traffic(now=now),
-        refusals=_refusal_lines(readings.refused),
+        refusals=_refusal_lines(only_refused(readings.refused)),
         requests_today=used.requests,
         spent_today_micro_usd=used.cost_micro_usd,
         audit=_audit(),
@@ -104,6 +108,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
         "kv_blocks_total",
         "decode_tokens_per_s",
         "failure_message",
+        "report__stage_memory",
     ):
         digest = digests.get(row["model_name"], "")
         line = ReplicaLine(
@@ -113,6 +118,10 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
             is_outdated=bool(digest) and row["spec_digest"] not in ("", digest),
             devices=tuple(row["devices"]),
             memory_bytes=row["memory_bytes"],
+            device_bytes={
+                one["device"]: one["actual_bytes"] + one["process_bytes"]
+                for one in row["report__stage_memory"] or ()
+            },
             host_memory_bytes=row["host_memory_bytes"],
             adapters=tuple(row["adapters"]),
             in_flight=row["in_flight"],
@@ -133,6 +142,11 @@ def _neuron_line(
     readings: LiveReadings,
 ) -> NeuronLine:
     held = _held_memory(replicas)
+    stages = tuple(HeldStageLine(**stage) for stage in neuron.held_stages)
+    for stage in stages:
+        if stage.memory_bytes:
+            memory = HeldMemory(model=stage.model, num_bytes=stage.memory_bytes)
+            held.setdefault(stage.device, []).append(memory)
     disk = readings.disks.get(neuron.name)
     return NeuronLine(
         name=neuron.name,
@@ -141,6 +155,7 @@ def _neuron_line(
         problems=tuple(neuron.problems),
         devices=tuple(_device_line(neuron, device, held, readings) for device in devices),
         replicas=replicas,
+        held_stages=stages,
         disk_total_bytes=disk.total_bytes if disk else None,
         disk_free_bytes=disk.free_bytes if disk else None,
     )
@@ -170,7 +185,8 @@ def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]
     for replica in replicas:
         for device in replica.devices:
             share_bytes = (replica.memory_bytes or 0) // len(replica.devices)
-            held[device].append(HeldMemory(model=replica.model, num_bytes=share_bytes))
+            num_bytes = replica.device_bytes.get(device, share_bytes)
+            held[device].append(HeldMemory(model=replica.model, num_bytes=num_bytes))
         if replica.host_memory_bytes:
             away = HeldMemory(model=replica.model, num_bytes=replica.host_memory_bytes)
             held["cpu"].append(away)
@@ -184,7 +200,8 @@ def _models(
     for neuron in neurons:
         for replica in neuron.replicas:
             loaded[replica.model].append(replica)
-    no_host = {entry.name: why_no_host(entry, neurons) for entry in entries if entry.base is None}
+    loadable = [entry for entry in entries if entry.base is None and not entry.upstream_model]
+    no_host = {entry.name: why_no_host(entry, neurons) for entry in loadable}
     return tuple(
         _model_line(
             entry, _replicas_of(entry, loaded), no_host=no_host.get(entry.base or entry.name, "")
@@ -206,7 +223,7 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: 
     statuses = [replica.status for replica in replicas]
     return ModelLine(
         name=entry.name,
-        status=min(statuses, key=BEST_FIRST.index) if statuses else NOT_LOADED,
+        status=_status(entry, statuses),
         pinned=entry.pinned,
         replicas=statuses.count("ready"),
         min_replicas=entry.effective_min_replicas,
@@ -214,6 +231,12 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: 
         has_outdated=entry.base is None and any(replica.is_outdated for replica in replicas),
         no_host="" if replicas else no_host,
     )
+
+
+def _status(entry: CatalogueEntry, statuses: Sequence[str]) -> str:
+    if entry.upstream_model is not None:
+        return UPSTREAM
+    return min(statuses, key=BEST_FIRST.index) if statuses else NOT_LOADED
 
 
 def _downloads() -> tuple[DownloadLine, ...]:

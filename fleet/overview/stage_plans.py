@@ -6,33 +6,26 @@ CatalogueEntry ─▶ files that describe it ─▶ ModelCosts ─▶ the plan, 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import PlanUnavailableError
+from fleet.hub.layer_costs import entry_costs
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
 from fleet.placement.stages.devices import stage_devices
 from fleet.placement.stages.planning import KV_TOKENS
 from inference.loading.costs.model_costs import ModelCosts
-from inference.loading.sources import pypi
-from inference.loading.sources.files import ModelFiles
-from inference.loading.sources.sources import directory_files, parse_source, path_files
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import LoadError
-from inference.settings.storage import DATA_DIR
 
 MIB = 1024**2
 FEWER_TOKENS = (4096, 256)
 """Plans with room for so many tokens follow where none has room for ``KV_TOKENS``."""
-NOT_LOADED_YET = (
-    "More than one stage, and experts apart in host memory, can be planned and not loaded yet: "
-    "loads go to one device"
+WHAT_LOADS_DO = (
+    "A load divides a model only where no device could hold it: by whole layers, over devices of "
+    "one host; with spread fleet over several hosts where no one could hold it. Experts apart in "
+    "host memory can be planned and are not served yet"
 )
 
 
@@ -57,6 +50,8 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
     ``PlanUnavailableError``, ``HubError``."""
     if entry.base is not None:
         raise PlanUnavailableError(f"{entry.name} is an adapter: plan its base, {entry.base}")
+    if entry.upstream_model is not None:
+        raise PlanUnavailableError(f"{entry.name} is served by an upstream: it needs no devices")
     if entry.tensor_parallel > 1:
         raise PlanUnavailableError(
             f"{entry.name} has {entry.tensor_parallel} ranks (tensor_parallel), which lie on as "
@@ -65,20 +60,7 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
     devices = _devices(entry, snapshot)
     spec = entry.load_spec(job_id="", neuron="")
     free_bytes = max((one.free_bytes for one in devices), default=0)
-    from inference.loading.costs.read_costs import read_costs  # few processes need it
-
-    try:
-        with _described(spec, free_bytes) as files:
-            costs = read_costs(files, spec)
-    except LoadError as error:
-        raise PlanUnavailableError(f"{entry.name} cannot be planned: {error}") from None
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "gguf":
-            raise
-        raise PlanUnavailableError(
-            "this host has no package gguf, which reads the headers of GGUF files: ask a host with "
-            "a neuron, or install it (pip install gguf)"
-        ) from None
+    costs = entry_costs(entry, free_bytes)
     return _planned(costs, devices, _devices(entry, snapshot, is_empty=True), _tokens(spec, costs))
 
 
@@ -91,7 +73,7 @@ def _devices(
         (neuron.name, info.kind, info.index)
         for neuron in snapshot.neurons
         for info in neuron.devices
-        if info.kind == "cpu" or info.total_memory_bytes >= least_bytes
+        if info.total_memory_bytes >= least_bytes and not (info.kind == "cpu" and least_bytes)
     }
     names = {
         (neuron, "cpu" if kind == "cpu" else f"{kind}:{index}") for neuron, kind, index in large
@@ -103,35 +85,8 @@ def _devices(
     ]
 
 
-@contextmanager
-def _described(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
-    """Raises ``LoadError``, ``HubError``, ``PlanUnavailableError``."""
-    source = parse_source(spec.source)
-    if source.scheme == "huggingface":
-        from fleet.hub.client import HubClient  # takes a second, and few processes need it
-
-        with tempfile.TemporaryDirectory() as scratch:
-            yield HubClient().described(
-                source.location, spec.revision, spec.file, free_bytes, Path(scratch)
-            )
-    elif source.scheme == "path":
-        yield path_files(Path(source.location).expanduser(), spec.file, free_bytes)
-    else:
-        requirement = source.location
-        if spec.revision is not None:
-            requirement = f"{requirement}=={spec.revision}"
-        cache_dir = (DATA_DIR.read(os.environ) or Path("var")) / "models"
-        package = pypi.package_directory(requirement, spec.sha256, cache_dir)
-        if not package.is_dir():
-            raise PlanUnavailableError(
-                f"{spec.source} is not downloaded on this host, and a wheel has to be there to be "
-                "read: models pull downloads it"
-            )
-        yield directory_files(pypi.model_directory(package), spec.file, free_bytes)
-
-
 def _tokens(spec: LoadSpec, costs: ModelCosts) -> tuple[int, ...]:
-    """Of keys and values, the most wanted first."""
+    """Returns how many tokens of keys and values to plan for, the most wanted number first."""
     if spec.kv_memory_bytes is not None:
         token_bytes = sum(layer.kv_token_bytes.cuda for layer in costs.layers)
         return (spec.kv_memory_bytes // max(1, token_bytes),)

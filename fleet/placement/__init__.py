@@ -1,4 +1,5 @@
-"""Where models and requests go, and what leaves for them. Pure: snapshots in, decisions out.
+"""Decides where models and requests go, and what leaves for them. Pure: snapshots in, decisions
+out.
 
 place        one request: Route | Load | Wait | Reject
 route        the same, for a model that is loaded

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
+from inference.protocol.load import StageSpec
 
 Catalogue = Mapping[str, CatalogueEntry]
 """Every enabled model by its name: what evictable models are worth."""
+
+
+def stage_evictions(stages: Sequence[StageSpec]) -> tuple[tuple[str, str], ...]:
+    """The neuron and the model of each that leaves for stages on other neurons; each once."""
+    found = ((stage.neuron, model) for stage in stages for model in stage.evict)
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +26,23 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """``devices`` are where on that neuron, ``evict`` names the models that must leave it first."""
+    """``devices`` are where on that neuron, ``evict`` names the models that must leave it first;
+    ``stages`` have those of other neurons."""
 
     neuron: str
     model: str
     devices: tuple[str, ...] = ()
+    stages: tuple[StageSpec, ...] = ()
+    """How its layers are divided over those; empty: they are not."""
+    predicted_tokens_per_s: float | None = None
+    """One request's, by the plan of those stages."""
     evict: tuple[str, ...] = ()
+
+    @property
+    def evictions(self) -> tuple[tuple[str, str], ...]:
+        """The neuron and the model of each that must leave."""
+        own = ((self.neuron, model) for model in self.evict)
+        return (*own, *stage_evictions(self.stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +55,9 @@ class Wait:
     eta_s: float | None = None
     share: float | None = None
     """How much of the load that is waited for is done, 0 to 1; ``None``: it is unknown."""
-    needs_turn: bool = False
-    """Only replicas that are in use could make room: the model waits for its turn."""
+    needs_time_slice: bool = False
+    """Whether only replicas that are in use could make room, so that the model waits for a time
+    slice."""
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""Where a download goes that names no neuron. Pure."""
+"""Chooses the neuron of a download that names none. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def download_neuron(
     reports: Mapping[str, CacheReport],
     wanted: Collection[str] = (),
 ) -> str | None:
-    """Where some of it lies already, else where the disk has most room. ``wanted``: the neurons
-    that the model is for; empty: any. ``None``: no such neuron takes downloads now."""
+    """Returns a neuron that already has files of ``source``, else the one whose disk has most room.
+    ``wanted``: the neurons that the model is for; empty: any. ``None``: no such neuron takes
+    downloads now."""
 
     def worth(name: str) -> tuple[bool, int]:
         report = reports.get(name)

@@ -5,22 +5,24 @@ A caller that makes several decisions on one snapshot applies each before the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from fleet.placement.decisions import Load
-from fleet.placement.devices.eviction_candidates import devices_of, freed_bytes
+from fleet.placement.devices.eviction_candidates import devices_of, freed_on
 from fleet.placement.devices.needs import Needs
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
+from inference.protocol.load import StageSpec
 
 
-def with_turns(snapshot: FleetSnapshot, turns: Iterable[Turn]) -> FleetSnapshot:
-    return replace(snapshot, turns=tuple(turns))
+def with_time_slices(snapshot: FleetSnapshot, time_slices: Iterable[TimeSlice]) -> FleetSnapshot:
+    return replace(snapshot, time_slices=tuple(time_slices))
 
 
 def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> FleetSnapshot:
@@ -28,14 +30,8 @@ def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> Fle
     neuron = snapshot.neuron(load.neuron)
     if neuron is None:
         return snapshot
-    staying = [r for r in neuron.replicas if r.model not in (*load.evict, load.model)]
-    freed = dict.fromkeys(map(device_name, neuron.devices), 0)
-    for replica in neuron.replicas:
-        if replica not in staying:
-            for name in devices_of(replica, neuron):
-                freed[name] = freed.get(name, 0) + freed_bytes(replica)
-    kind = "cpu" if "cpu" in load.devices else "cuda"
-    each = Needs(entry).device_bytes(neuron.name, "cpu" if kind == "cpu" else "cuda") or 0
+    neuron = _without(neuron, {*load.evict, load.model})
+    taken = _taken_bytes(load, entry)
     loading = ReplicaView(
         neuron=neuron.name,
         model=load.model,
@@ -43,17 +39,56 @@ def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> Fle
         status=ReplicaStatus.LOADING,
         status_age_s=0.0,
         devices=load.devices,
-        memory_bytes=each * len(load.devices),
+        memory_bytes=sum(taken.values()),
     )
     changed = replace(
         neuron,
         devices=tuple(
-            _with_free(info, freed[device_name(info)] - each * (device_name(info) in load.devices))
+            _with_free(info, -taken.get(device_name(info), 0)) for info in neuron.devices
+        ),
+        replicas=tuple(sorted([*neuron.replicas, loading], key=lambda replica: replica.model)),
+    )
+    for stage in load.stages:
+        if stage.neuron and (other := snapshot.neuron(stage.neuron)) is not None:
+            cleared = _without(other, {*stage.evict})
+            snapshot = _with_neuron(snapshot, _with_stage(cleared, stage))
+    return _with_neuron(snapshot, changed)
+
+
+def _without(neuron: NeuronView, models: Collection[str]) -> NeuronView:
+    """The neuron, without its replicas of these models: what they held is free."""
+    leaving = [replica for replica in neuron.replicas if replica.model in models]
+    if not leaving:
+        return neuron
+    freed = dict.fromkeys(map(device_name, neuron.devices), 0)
+    for replica in leaving:
+        for name in devices_of(replica, neuron):
+            freed[name] = freed.get(name, 0) + freed_on(replica, name, neuron)
+    return replace(
+        neuron,
+        devices=tuple(_with_free(info, freed[device_name(info)]) for info in neuron.devices),
+        replicas=tuple(one for one in neuron.replicas if one.model not in models),
+    )
+
+
+def _with_stage(neuron: NeuronView, stage: StageSpec) -> NeuronView:
+    """The neuron, with that stage's memory taken."""
+    return replace(
+        neuron,
+        devices=tuple(
+            _with_free(info, -stage.memory_bytes) if device_name(info) == stage.device else info
             for info in neuron.devices
         ),
-        replicas=tuple(sorted([*staying, loading], key=lambda replica: replica.model)),
     )
-    return _with_neuron(snapshot, changed)
+
+
+def _taken_bytes(load: Load, entry: CatalogueEntry) -> dict[str, int]:
+    """What the load takes of each device of its own neuron; 0 where unknown."""
+    if load.stages:
+        return {stage.device: stage.memory_bytes for stage in load.stages if not stage.neuron}
+    kind: DeviceKind = "cpu" if "cpu" in load.devices else "cuda"
+    each = Needs(entry).device_bytes(load.neuron, kind) or 0
+    return dict.fromkeys(load.devices, each)
 
 
 def with_unload(snapshot: FleetSnapshot, neuron_name: str, model: str) -> FleetSnapshot:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +11,9 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import ReplicaView
 from inference.backoff import Backoff
+from inference.loading.costs.packed_costs import unpacked
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_progress import TOO_LARGE
 
 FAILED_LOAD_BACKOFF_S = 30.0
 """A load that failed on a neuron is not tried there again for this long; after each further failure
@@ -28,7 +32,8 @@ LOCAL_FAILURES = frozenset({"exceeds_device", "repo_fetch_failed"})
 
 @dataclass(frozen=True, slots=True)
 class FailedLoads:
-    """Where one model is not tried now, and why."""
+    """The failed loads of one model. They decide where it is not tried now, and give the
+    reasons."""
 
     recent: tuple[ReplicaView, ...] = ()
     unfit: tuple[ReplicaView, ...] = ()
@@ -46,8 +51,28 @@ class FailedLoads:
             replica.neuron for replica in (*self.recent, *self.unchanged, *self.permanent)
         )
 
+    @property
+    def neurons_as_stages(self) -> frozenset[str]:
+        """Neurons where it is not tried divided over devices. A failure of the whole model that
+        lacked memory on one of them does not count."""
+        failed = (*self.recent, *self.unchanged, *self.permanent)
+        return frozenset(replica.neuron for replica in failed if not _lacked_a_device(replica))
+
 
 NONE_FAILED = FailedLoads()
+
+
+def with_reported_costs(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> CatalogueEntry:
+    """The entry, with the costs of its layers where a failed load has just reported them and the
+    catalogue does not have them yet. ``replicas`` are the model's own."""
+    if entry.costs is not None:
+        return entry
+    for replica in replicas:
+        costs = None if replica.failure is None else replica.failure.costs
+        if costs is not None and replica.spec_digest in ("", entry.spec_digest()):
+            with contextlib.suppress(ValueError):
+                return dataclasses.replace(entry, costs=unpacked(costs))
+    return entry
 
 
 def failed_loads(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> FailedLoads:
@@ -91,12 +116,19 @@ def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
     """Whether placement already knows the need: the failed load reported it, and no measurement of
     the model there is smaller."""
     failure = failed.failure
+    if len(failed.devices) > 1 and entry.tensor_parallel == 1 and entry.costs is not None:
+        return False  # what one stage lacked
     if failure is None or failure.code != DOES_NOT_FIT or failure.needed_bytes is None:
         return False
     kind: DeviceKind = "cpu" if "cpu" in failed.devices else "cuda"
     known_bytes = entry.needed_memory_bytes(failed.neuron, kind)
     needed_bytes = failure.needed_bytes * max(1, len(failed.devices))
     return known_bytes is None or known_bytes >= needed_bytes
+
+
+def _lacked_a_device(failed: ReplicaView) -> bool:
+    is_whole = len(failed.devices) <= 1
+    return is_whole and failed.failure is not None and failed.failure.code in TOO_LARGE
 
 
 def _is_local(failed: ReplicaView) -> bool:

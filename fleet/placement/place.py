@@ -1,11 +1,13 @@
-"""Where a request for a model goes. Pure: an entry and a snapshot in, one decision out.
+"""Decides where a request for a model goes. Pure: an entry and a snapshot in, one decision out.
 
     READY replica ────────────▶ Route    the conversation's own, else the least busy
     LOADING or RECOVERING ────▶ Wait     a load is under way, or its neuron blinks
     asleep, and room for it ──▶ Load     it wakes: a load that is several times cheaper
     room on a device ─────────▶ Load     cards before processors, where it can do most
     room if idle ones leave ──▶ Load     that names what leaves first: where least is lost
-    room after a turn ────────▶ Wait     those that are in use there have their turn first
+    no device could hold it ──▶ Load     divided over devices of one neuron, in the same ways,
+                                         or of several where no one neuron could hold it
+    room after time slices ───▶ Wait     those that are in use there keep theirs first
     only DRAINING ────────────▶ Wait     it may be loaded again once it is gone
     did not fit just now ─────▶ Wait     what it needs is known in a moment, and placed by
     its host is away ─────────▶ Reject   model_recovering, with when its host is expected back
@@ -38,7 +40,8 @@ from fleet.placement.devices.candidates import PlacementCandidate
 from fleet.placement.devices.eviction_candidates import capacity_of
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import WAKE_AGAIN_S, asleep_of
-from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s
+from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s, with_reported_costs
+from fleet.placement.held_stages import failing_stages, stage_failed, stages_under_way
 from fleet.placement.refusals import never_loads, refuse
 from fleet.placement.returning import returning_hosts
 from inference.protocol.heartbeat import ReplicaStatus
@@ -65,27 +68,39 @@ def place(
         return _wait(entry, min(under_way, key=_soonest))
     if absent := snapshot.absent_holders(entry.name):
         return _wait_for_return(entry, absent)
+    if held := stages_under_way(entry.name, snapshot):
+        return held
+    entry = with_reported_costs(entry, replicas)
     failed = NONE_FAILED if tries_again else failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return never_loads(entry, failed.everywhere)
     capacity = capacity_of(snapshot, catalogue)
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
-    excluded = failed.neurons | {replica.neuron for replica in draining}
+    leaving = {replica.neuron for replica in draining}
+    failing = () if tries_again else failing_stages(entry, snapshot)
     asleep = asleep_of(entry, replicas)
-    room = find_room(entry, capacity, excluded=excluded, asleep=asleep)
+    room = find_room(
+        entry,
+        capacity,
+        excluded=failed.neurons | leaving,
+        excluded_as_stages=failed.neurons_as_stages | leaving | {one.neuron for one in failing},
+        asleep=asleep,
+    )
     if room.candidate is not None:
         return load_decision(entry, room.candidate)
     if draining:
         return _wait(entry, min(draining, key=_soonest))
-    if room.turn is not None:
-        return _wait_for_turn(entry, room.turn)
+    if room.after_time_slices is not None:
+        return _wait_for_time_slice(entry, room.after_time_slices)
     if failed.unfit:
         return _wait_for_retry(failed.unfit)
     if len(asleep.wakeable) < len(asleep.neurons):
         return _wait_to_wake(entry, asleep.neurons)
+    if failing:
+        return stage_failed(entry, failing)
     permanent = {replica.neuron for replica in failed.permanent}
     returning = returning_hosts(entry, snapshot, excluded=permanent)
-    return refuse(entry, snapshot, capacity, failed, returning)
+    return refuse(entry, snapshot, capacity, failed, returning, division=room.division)
 
 
 def route(
@@ -97,7 +112,7 @@ def route(
 ) -> Route | None:
     """``None``: no replica serves it now. ``sent`` counts, by neuron, requests for it that were
     sent there and that no heartbeat shows yet."""
-    ready = _serving(entry, snapshot, _reachable(snapshot, entry.name))
+    ready = serving(entry, snapshot)
     if not ready:
         return None
     if sent:
@@ -110,7 +125,12 @@ def route(
 
 def load_decision(entry: CatalogueEntry, candidate: PlacementCandidate) -> Load:
     return Load(
-        neuron=candidate.neuron, model=entry.name, devices=candidate.devices, evict=candidate.evict
+        neuron=candidate.neuron,
+        model=entry.name,
+        devices=candidate.devices,
+        stages=candidate.stages,
+        predicted_tokens_per_s=candidate.predicted_tokens_per_s,
+        evict=candidate.evict,
     )
 
 
@@ -123,12 +143,10 @@ def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
     ]
 
 
-def _serving(
-    entry: CatalogueEntry, snapshot: FleetSnapshot, replicas: Sequence[ReplicaView]
-) -> Sequence[ReplicaView]:
+def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
     """The READY replicas that requests go to: those of a neuron that drains only while no other
     serves, those of an older spec only while none of the present one does."""
-    ready = _with_status(replicas, ReplicaStatus.READY)
+    ready = _with_status(_reachable(snapshot, entry.name), ReplicaStatus.READY)
     if len(ready) < 2:
         return ready
     serving = [replica for replica in ready if _stays(snapshot, replica)] or ready
@@ -207,15 +225,15 @@ def _wait_for_return(entry: CatalogueEntry, absent: Sequence[str]) -> Wait:
     )
 
 
-def _wait_for_turn(entry: CatalogueEntry, turn: PlacementCandidate) -> Wait:
-    where = f"{' and '.join(turn.devices)} of {turn.neuron}"
-    users = ", ".join(turn.evict)
+def _wait_for_time_slice(entry: CatalogueEntry, candidate: PlacementCandidate) -> Wait:
+    where = f"{' and '.join(candidate.devices)} of {candidate.neuron}"
+    users = ", ".join(candidate.evict)
     return Wait(
-        neuron=turn.neuron,
+        neuron=candidate.neuron,
         model=entry.name,
-        reason=f"{entry.name} waits for its turn on {where}, which {users or 'others'} use",
-        eta_s=turn.ready_in_s,
-        needs_turn=True,
+        reason=f"{entry.name} waits for a time slice on {where}, which {users or 'others'} use",
+        eta_s=candidate.ready_in_s,
+        needs_time_slice=True,
     )
 
 

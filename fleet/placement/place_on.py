@@ -10,7 +10,7 @@ from fleet.placement.decisions import Catalogue, Load, Reject
 from fleet.placement.devices.eviction_candidates import FleetCapacity
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import asleep_of
-from fleet.placement.failures import NONE_FAILED
+from fleet.placement.failures import NONE_FAILED, with_reported_costs
 from fleet.placement.place import load_decision
 from fleet.placement.refusals import refuse
 
@@ -30,11 +30,12 @@ def place_on(
     capacity = FleetCapacity(alone, catalogue)
     here = capacity.only(neuron.name)
     held = neuron.replica_of(entry.name)
+    entry = with_reported_costs(entry, [held] if held is not None else [])
     asleep = asleep_of(entry, [held] if held is not None else [])
     room = find_room(entry, here, asleep=asleep)
     if room.candidate is not None:
         return load_decision(entry, room.candidate)
-    return refuse(entry, alone, here, NONE_FAILED, only=(neuron.name,))
+    return refuse(entry, alone, here, NONE_FAILED, only=(neuron.name,), division=room.division)
 
 
 def choose_devices(entry: CatalogueEntry, neuron: NeuronView) -> tuple[str, ...] | Reject:

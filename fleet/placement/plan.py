@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from fleet.placement.decisions import Load
 
 
@@ -63,15 +63,15 @@ class Observed:
 
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     queue_long_s: Mapping[str, float] = field(default_factory=dict)
-    """For how long each model's queue has been long on all its replicas without a break."""
+    """Seconds for which each model's queue has been long on all its replicas without a break."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``turns`` are all that are under way now, those that have just been given among them.
+    """``time_slices`` are all that are under way now, those that have just been given among them.
     ``restored`` are models, by neuron, that are loaded there again after its drain, or that cannot
     be."""
 
     actions: tuple[Action, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    time_slices: tuple[TimeSlice, ...] = ()
     restored: Mapping[str, frozenset[str]] = field(default_factory=dict)

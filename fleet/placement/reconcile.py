@@ -1,10 +1,11 @@
 """Decides the control plane's actions of one tick. Pure.
 
-    too few replicas ─▶ Load, with back-off after failures; replicas of a briefly absent neuron
-    count a long queue ─────▶ Load of one more, where there is room without an eviction too
-    many, idle ───▶ Unload, or Sleep where the operator enabled it and the host has room a neuron
-    drains ──▶ Load assigned and used models elsewhere, then Unload them there its drain is over ▶
-    Load there the models from before the drain, as room allows models that wait ─▶ turns
+    too few replicas ──▶ Load, with back-off after failures; a briefly absent neuron's count
+    a long queue ──────▶ Load of one more, where there is room without an eviction
+    too many, idle ────▶ Unload, or Sleep where the operator enabled it and the host has room
+    a neuron drains ───▶ Load assigned and used models elsewhere, then Unload them there
+    its drain is over ─▶ Load there the models from before the drain, as room allows
+    models that wait ──▶ time slices
 
 Each action is seen by those after it, as if its load had begun. A tick starts a few loads at most:
 the next one is a second away.
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from fleet.placement.assignments import Assignment, assignment_of
 from fleet.placement.decisions import Catalogue
 from fleet.placement.devices.candidates import PlacementCandidate
@@ -25,11 +26,12 @@ from fleet.placement.devices.eviction_candidates import HELD, REPLACEABLE, capac
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import asleep_of, has_just_refused, may_sleep
 from fleet.placement.devices.surplus import surplus_leaves, unknown_leaves
-from fleet.placement.expected import with_load, with_turns, with_unload
-from fleet.placement.failures import failed_loads
+from fleet.placement.expected import with_load, with_time_slices, with_unload
+from fleet.placement.failures import failed_loads, with_reported_costs
+from fleet.placement.held_stages import failing_stages, stage_neurons
 from fleet.placement.place import load_decision
 from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Waiting
-from fleet.placement.turns import turn_given, turns_kept
+from fleet.placement.time_slices import time_slice_given, time_slices_kept
 from inference.backoff import Backoff
 from inference.protocol.heartbeat import ReplicaStatus
 
@@ -52,10 +54,10 @@ def reconcile(
     *,
     jobs: Jobs,
     observed: Observed,
-    turns: Sequence[Turn] = (),
+    time_slices: Sequence[TimeSlice] = (),
 ) -> Plan:
-    """``turns`` are those of the last tick, with their ages now."""
-    return _Tick(catalogue, snapshot, jobs, observed).plan(turns)
+    """``time_slices`` are those of the last tick, with their ages now."""
+    return _Tick(catalogue, snapshot, jobs, observed).plan(time_slices)
 
 
 def is_queue_long(replicas: Sequence[ReplicaView]) -> bool:
@@ -81,15 +83,15 @@ class _Tick:
             if view is not None and view.replica_of(model) is None:
                 self._pending[model].add(neuron)
 
-    def plan(self, turns: Sequence[Turn]) -> Plan:
+    def plan(self, time_slices: Sequence[TimeSlice]) -> Plan:
         missing = [
             entry
             for entry in self._catalogue.values()
             if entry.effective_min_replicas and self._num_missing(entry) > 0
         ]
         wanted = {entry.name: NONE_WAITING for entry in missing} | dict(self._observed.waiting)
-        kept = turns_kept(turns, self._snapshot, wanted)
-        self._snapshot = with_turns(self._snapshot, kept)
+        kept = time_slices_kept(time_slices, self._snapshot, wanted)
+        self._snapshot = with_time_slices(self._snapshot, kept)
         for entry in missing:
             for _ in range(self._num_missing(entry)):
                 self._load(entry)
@@ -97,8 +99,10 @@ class _Tick:
         for model, replicas in list(self._snapshot.by_model.items()):
             self._look_at(model, replicas)
         self._empty_draining_neurons()
-        self._give_turns(wanted)
-        return Plan(actions=tuple(self._actions), turns=self._snapshot.turns, restored=restored)
+        self._give_time_slices(wanted)
+        return Plan(
+            actions=tuple(self._actions), time_slices=self._snapshot.time_slices, restored=restored
+        )
 
     def _restore_drained(self) -> dict[str, frozenset[str]]:
         """Load the models from before a drain, or from before an eviction. Returns, by neuron, the
@@ -152,7 +156,7 @@ class _Tick:
             self._load_one_more(entry, assignment)
 
     def _load_one_more(self, entry: CatalogueEntry, assignment: Assignment) -> None:
-        """Only where it needs no eviction, and one at a time."""
+        """Orders one load that needs no eviction; one at a time."""
         held = [r for r in self._snapshot.replicas_of(entry.name) if r.status in HELD]
         is_under_way = any(r.status is not ReplicaStatus.READY for r in held)
         if len(held) < assignment.max_replicas and not is_under_way:
@@ -160,12 +164,18 @@ class _Tick:
 
     def _empty_draining_neurons(self) -> None:
         for neuron in self._snapshot.neurons:
-            if neuron.is_draining and neuron.may_serve:
-                for replica in neuron.replicas:
-                    if replica.status is ReplicaStatus.READY:
-                        self._move(replica)
-                    elif replica.status is ReplicaStatus.ASLEEP:
-                        self._unload(_leaving(replica, "its neuron drains"))
+            for replica in neuron.replicas if neuron.may_serve else ():
+                if not neuron.is_draining and not self._drains_elsewhere(replica):
+                    continue
+                if replica.status is ReplicaStatus.READY:
+                    self._move(replica)
+                elif replica.status is ReplicaStatus.ASLEEP:
+                    self._unload(_leaving(replica, "its neuron drains"))
+
+    def _drains_elsewhere(self, replica: ReplicaView) -> bool:
+        """Whether another neuron that holds a stage of it drains."""
+        others = (self._snapshot.neuron(name) for name in stage_neurons(replica))
+        return any(neuron is not None and neuron.is_draining for neuron in others)
 
     def _move(self, replica: ReplicaView) -> None:
         """Away from a neuron that drains, without a gap where there is room."""
@@ -186,13 +196,15 @@ class _Tick:
         elif not entry.effective_min_replicas:  # otherwise it is missing, and has been looked at
             self._load(entry)
 
-    def _give_turns(self, wanted: Mapping[str, Waiting]) -> None:
+    def _give_time_slices(self, wanted: Mapping[str, Waiting]) -> None:
         """Who has waited longest comes first."""
         for model in sorted(wanted, key=lambda name: (-wanted[name].oldest_s, name)):
-            given = turn_given(model, self._snapshot, self._catalogue)
+            given = time_slice_given(model, self._snapshot, self._catalogue)
             if given is not None:
-                turn, leaving = given
-                self._snapshot = with_turns(self._snapshot, (*self._snapshot.turns, turn))
+                time_slice, leaving = given
+                self._snapshot = with_time_slices(
+                    self._snapshot, (*self._snapshot.time_slices, time_slice)
+                )
                 for unload in leaving:
                     self._unload(unload)
 
@@ -210,14 +222,23 @@ class _Tick:
         if not self._may_begin(entry.name):
             return
         replicas = self._snapshot.replicas_of(entry.name)
+        entry = with_reported_costs(entry, replicas)
         failed = failed_loads(entry, replicas)
         if failed.everywhere is not None:
             return
         excluded = {r.neuron for r in replicas if r.status not in REPLACEABLE}
-        excluded |= failed.neurons | self._pending[entry.name]
+        excluded |= self._pending[entry.name]
+        failing = {one.neuron for one in failing_stages(entry, self._snapshot)}
         capacity = capacity_of(self._snapshot, self._catalogue)
         asleep = asleep_of(entry, replicas)
-        room = find_room(entry, capacity, excluded=excluded, may_evict=may_evict, asleep=asleep)
+        room = find_room(
+            entry,
+            capacity,
+            excluded=excluded | failed.neurons,
+            excluded_as_stages=excluded | failed.neurons_as_stages | failing,
+            may_evict=may_evict,
+            asleep=asleep,
+        )
         if room.candidate is not None:
             self._begin_load(entry, room.candidate)
 
@@ -249,7 +270,8 @@ class _Tick:
 
     def _stays(self, replica: ReplicaView) -> bool:
         neuron = self._snapshot.neuron(replica.neuron)
-        return neuron is not None and neuron.may_load
+        is_there = neuron is not None and neuron.may_load
+        return is_there and not self._drains_elsewhere(replica)
 
 
 def _leaving(replica: ReplicaView, reason: str) -> Unload:

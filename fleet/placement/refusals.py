@@ -11,11 +11,13 @@ from fleet.placement.decisions import Reject
 from fleet.placement.devices.capacity import DeviceCapacity
 from fleet.placement.devices.eviction_candidates import FleetCapacity
 from fleet.placement.devices.needs import Needs
+from fleet.placement.devices.staged import Division, why_not_divided
 from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
 from fleet.placement.returning import UnavailableHost, recovering
+from fleet.placement.stages.plans import StageRefusal
 from fleet.placement.unmet import unmet_devices
-from inference.protocol.load import SUGGESTIONS
-from inference.settings.neuron import MEMORY_LIMIT
+from inference.protocol.load_progress import SUGGESTIONS
+from inference.settings.neuron import MEMORY_LIMIT, STAGE_LISTEN
 
 NO_NEURON_RETRY_AFTER_S = 5.0
 NOT_ENOUGH_MEMORY_RETRY_AFTER_S = 30.0
@@ -54,12 +56,14 @@ def refuse(
     failed: FailedLoads,
     returning: Sequence[UnavailableHost] = (),
     only: Collection[str] = (),
+    division: Division | None = None,
 ) -> Reject:
     """``returning`` are hosts that could hold it once they are back: while there are any, it is
-    refused for now and not for good. ``only``: the neurons that count, where not all do."""
+    refused for now and not for good. ``only``: the neurons that count, where not all do.
+    ``division``: the entry's on ``capacity``, where it was made already."""
     if failed.recent:
         return _load_failed(entry, failed.recent)
-    short = _short(entry, capacity, failed)
+    short = _short(entry, capacity, failed, division)
     if short is not None and short.retry_after_s is not None:
         return short
     if returning:
@@ -119,9 +123,16 @@ def _load_unchanged(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
     )
 
 
-def _short(entry: CatalogueEntry, capacity: FleetCapacity, failed: FailedLoads) -> Reject | None:
+def _short(
+    entry: CatalogueEntry,
+    capacity: FleetCapacity,
+    failed: FailedLoads,
+    division: Division | None,
+) -> Reject | None:
     """The refusal of the neuron that comes closest; those with large enough devices come first."""
     needs = Needs(entry)
+    if division is not None or (division := Division.of(needs, capacity)) is not None:
+        return _short_divided(entry, division)
     closest = min(
         (
             found
@@ -146,7 +157,7 @@ def _short(entry: CatalogueEntry, capacity: FleetCapacity, failed: FailedLoads) 
             f"has {total:,} in all{by_limit}; no neuron comes closer",
             retry_after_s=None,
             model_id=_model_id(entry),
-            suggestion=SUGGESTIONS["exceeds_device"],
+            suggestion=_larger(entry),
         )
     return Reject(
         code="not_enough_memory",
@@ -157,6 +168,45 @@ def _short(entry: CatalogueEntry, capacity: FleetCapacity, failed: FailedLoads) 
         model_id=_model_id(entry),
         suggestion=SUGGESTIONS["does_not_fit"],
     )
+
+
+def _short_divided(entry: CatalogueEntry, division: Division) -> Reject:
+    """The refusal of a model that no device could hold: what its layers lack."""
+    in_all = division.in_all()
+    if isinstance(in_all, StageRefusal):
+        return Reject(
+            code="exceeds_device",
+            message=f"{entry.name} fits no device, nor, divided, {_of_whom(division)}: "
+            f"{in_all.words}",
+            retry_after_s=None,
+            model_id=_model_id(entry),
+            suggestion=SUGGESTIONS["exceeds_device"],
+        )
+    now = division.now()
+    lacking = f": {now.words}" if isinstance(now, StageRefusal) else ""
+    # Over several hosts it waits for no time slice.
+    in_use = "is in use, or " if division.spread == "fleet" else ""
+    return Reject(
+        code="not_enough_memory",
+        message=f"{entry.name} fits no device, and is divided over {in_all.where} once there is "
+        f"room{lacking}; what else is loaded there {in_use}may not leave for it",
+        retry_after_s=NOT_ENOUGH_MEMORY_RETRY_AFTER_S,
+        model_id=_model_id(entry),
+        suggestion=SUGGESTIONS["does_not_fit"],
+    )
+
+
+def _of_whom(division: Division) -> str:
+    if division.spread == "fleet":
+        return f"the devices of all hosts with {STAGE_LISTEN.name}"
+    return "the devices of one host"
+
+
+def _larger(entry: CatalogueEntry) -> str:
+    """What would mend a model that is larger than any device."""
+    suggestion = SUGGESTIONS["exceeds_device"]
+    why = why_not_divided(entry)
+    return suggestion if why is None else f"{suggestion} It is not divided over devices: {why}."
 
 
 def _is_limited(capacity: FleetCapacity, neuron: str, device: str) -> bool:

@@ -14,6 +14,7 @@ from fleet.live.desired_state import Admission, KnownDevice
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Reject
 from fleet.placement.devices.needs import Needs
+from fleet.placement.devices.staged import are_large_enough_together
 from inference.protocol.heartbeat import DeviceInfo
 
 MIN_RETURN_S = 5.0
@@ -33,7 +34,7 @@ class UnavailableHost:
 
     @property
     def how_long(self) -> str:
-        """Its state as a predicate: "has been away for 70 s"."""
+        """The state as a predicate: "has been away for 70 s"."""
         if self.since_s is None:
             return f"is {self.state}"
         return f"has been {self.state} for {self.since_s:.0f} s"
@@ -68,8 +69,8 @@ def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
 def returning_hosts(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, excluded: Collection[str] = ()
 ) -> list[UnavailableHost]:
-    """Those that may hold the model and have devices as many and as large as it asks for, the
-    first to return first. ``excluded`` are hosts that have refused it for good."""
+    """Returns the hosts that may hold the model and have devices as many and as large as it asks
+    for, the first to return first. ``excluded`` are hosts that have refused it for good."""
     needs = Needs(entry)
     found = [
         host
@@ -82,14 +83,14 @@ def returning_hosts(
 
 
 def is_large_enough(needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]) -> bool:
-    """Whether the devices of one neuron are as many and as large as a model needs, ignoring what
-    they hold. If the need is unknown, their number decides."""
+    """Whether the devices of one neuron are as many and as large as a model needs, whole or
+    divided over them, ignoring what they hold. If the need is unknown, their number decides."""
     for kind in needs.kinds:
         least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
         sizes = [device.total_memory_bytes for device in devices if device.kind == kind]
         if sum(size >= least for size in sizes) >= needs.num_devices:
             return True
-    return False
+    return are_large_enough_together(needs, neuron, devices)
 
 
 def recovering(entry: CatalogueEntry, hosts: Sequence[UnavailableHost]) -> Reject:

@@ -91,5 +91,5 @@ def _num_fitting(needs: Needs, devices: Devices) -> int:
 
 
 def _least_bytes(needs: Needs, kind: DeviceKind) -> int:
-    """Of each device; 0 where the need is unknown."""
+    """Returns the least bytes that each device must have; 0 where the need is unknown."""
     return max(needs.least_total_bytes, needs.least_device_bytes(kind) or 0)

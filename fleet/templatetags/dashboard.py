@@ -1,20 +1,30 @@
-"""Sizes and counts in words; and the board's devices and replicas.
+"""Sizes and counts in words; and the board's models, devices and replicas.
 
-There may be hundreds of the ones and a thousand of the others every two seconds, which as a
-template's loops take most of a second: here they are plain text, and everything in it is escaped.
+Loops of a template over them take long, and the board is asked for every two seconds: here they are
+plain text, and everything in it is escaped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from django import template
-from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
-from fleet.dashboard.rows import DeviceRow, NeuronRow, ReplicaRow, SegmentRow
-from fleet.dashboard.words import count_words
+from fleet.dashboard.rows import (
+    DeviceRow,
+    ModelRow,
+    NeuronRow,
+    ProgressRow,
+    ReplicaRow,
+    SegmentRow,
+)
+from fleet.dashboard.words import asks_first, count_words
 from fleet.management.sizes import size_text
+
+GAP = '<span class="hx-gap"></span>'
+"""It stands in the place of a button that is not offered."""
 
 register = template.Library()
 register.filter("size", size_text)
@@ -47,24 +57,62 @@ def _segment(segment: SegmentRow) -> str:
 
 
 @register.simple_tag
-def replica_rows(neuron: NeuronRow, may_operate: bool) -> SafeString:
-    """``may_operate``: whether the user may unload and reload."""
-    return mark_safe("".join(_row(one, neuron.name, may_operate) for one in neuron.replicas))
+def model_rows(models: Iterable[ModelRow], may_operate: bool) -> SafeString:
+    """``may_operate``: whether the user may load and unload."""
+    return mark_safe("".join(_model(one, may_operate) for one in models))
 
 
-def _row(replica: ReplicaRow, neuron: str, may_operate: bool) -> str:
+def _model(model: ModelRow, may_operate: bool) -> str:
+    labels = [_label(model.tone, model.status)]
+    if model.is_outdated:
+        labels.append(_label("warning", "outdated"))
+    if model.is_kept_loaded:
+        labels.append(_label("quiet", "kept loaded"))
+    job = "" if model.progress is None else _job(model.progress, may_operate)
+    more = f" +{model.num_more_jobs}" if model.num_more_jobs else ""
+    buttons = "".join(_model_buttons(model)) if may_operate else ""
+    name = escape(model.name)
+    return (
+        f'<tr><th scope="row"><a id="open-model-{name}" href="{escape(model.url)}">{name}</a></th>'
+        f"<td>{' '.join(labels)}</td><td>{escape(model.replicas)}</td><td>{job}{more}</td>"
+        f'<td class="hx-actions">{buttons}</td></tr>'
+    )
+
+
+def _model_buttons(model: ModelRow) -> Iterator[str]:
+    """Each has a place of its own: none is pressed in another's stead."""
+    name = escape(model.name)
+    offered = {"reload": model.is_outdated, "load": model.may_load, "unload": model.may_unload}
+    for verb, is_offered in offered.items():
+        words = f"{verb.capitalize()} {name}"
+        yield _command(verb, "model", name, words) if is_offered else GAP
+
+
+@register.simple_tag
+def replica_rows(neuron: NeuronRow, may_operate: bool, *, by_neuron: bool = False) -> SafeString:
+    """``may_operate``: whether the user may unload and reload. ``by_neuron``: rows begin with the
+    neuron, as the model is known."""
+    rows = (_row(one, neuron, may_operate, by_neuron) for one in neuron.replicas)
+    return mark_safe("".join(rows))
+
+
+def _row(replica: ReplicaRow, neuron: NeuronRow, may_operate: bool, by_neuron: bool) -> str:
+    devices = escape(replica.devices) or "its page"
     cells = (
         _status(replica, may_operate),
-        escape(replica.devices),
-        f"{replica.running}",
-        f"{replica.waiting}",
+        f'<a id="replica-{replica.id}" href="{escape(replica.url)}">{devices}</a>',
+        replica.running,
+        replica.waiting,
         _kv(replica.kv_percent),
         escape(replica.tokens_per_s),
     )
-    model = f'<a id="replica-{replica.id}" href="{escape(replica.url)}">{escape(replica.model)}</a>'
-    buttons = _buttons(replica, neuron) if may_operate else ""
+    url, name = replica.model_url, replica.model
+    if by_neuron:
+        url, name = neuron.url, neuron.name
+    head = f'<a id="open-replica-{replica.id}" href="{escape(url)}">{escape(name)}</a>'
+    buttons = "".join(_buttons(replica, neuron.name)) if may_operate else ""
     return (
-        f'<tr><th scope="row">{model}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}'
+        f'<tr><th scope="row">{head}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}'
         f'<td class="hx-actions">{buttons}</td></tr>'
     )
 
@@ -73,13 +121,31 @@ def _status(replica: ReplicaRow, may_operate: bool) -> str:
     parts = [_label(replica.tone, replica.status)]
     if replica.is_outdated:
         parts.append(_label("warning", "outdated"))
-    if replica.remark:
-        parts.append(f'<div class="hx-remark">{escape(replica.remark)}</div>')
-    if replica.progress is not None:
-        perms = {"fleet": {"change_cataloguemodel": may_operate}}
-        context = {"progress": replica.progress, "perms": perms}
-        parts.append(render_to_string("fleet/progress.html", context))
+    is_active = replica.progress is not None and replica.progress.tone == "info"
+    if replica.remark and not is_active:
+        remark = escape(replica.remark)
+        parts.append(f'<span class="hx-bad" title="{remark}">{remark}</span>')
+    elif replica.progress is not None:
+        parts.append(_job(replica.progress, may_operate))
     return " ".join(parts)
+
+
+def _job(progress: ProgressRow, may_operate: bool) -> str:
+    """One line, whose title has all of its words where they do not fit."""
+    text = escape(progress.text)
+    parts = [f'<span class="hx-{escape(progress.tone)}" title="{text}">{text}</span>']
+    if progress.percent is not None and progress.tone == "info":
+        percent = progress.percent
+        parts.append(
+            f'<span class="hx-bar" role="progressbar" aria-valuenow="{percent}" aria-valuemin="0" '
+            f'aria-valuemax="100" aria-label="{text}"><span style="width: {percent}%"></span>'
+            "</span>"
+        )
+    if progress.job_id and may_operate:
+        job = escape(progress.job_id)
+        cancel = _button("cancel", "job", job, f"cancel-{job}", f"Cancel {text}")
+        parts.insert(0, cancel)
+    return "".join(parts)
 
 
 def _label(tone: str, words: str) -> str:
@@ -95,21 +161,30 @@ def _kv(percent: int | None) -> str:
     )
 
 
-def _buttons(replica: ReplicaRow, neuron: str) -> str:
-    buttons = [_button("unload", replica, f"Unload {replica.model} from {neuron}", "Unload")]
-    if replica.status == "ready":
-        buttons.append(
-            _button("sleep", replica, f"Put {replica.model} to sleep on {neuron}", "Sleep")
-        )
-    if replica.status == "asleep":
-        buttons.append(_button("wake", replica, f"Wake {replica.model} on {neuron}", "Wake"))
+def _buttons(replica: ReplicaRow, neuron: str) -> Iterator[str]:
+    pk, model, host = f"{replica.id}", escape(replica.model), escape(neuron)
     if replica.is_outdated:
-        buttons.append(_button("reload", replica, f"Reload {replica.model} on {neuron}", "Reload"))
-    return " ".join(buttons)
+        yield _command("reload", "replica", pk, f"Reload {model} on {host}")
+    if replica.status == "asleep":
+        yield _command("wake", "replica", pk, f"Wake {model} on {host}")
+    elif replica.status == "ready" and not replica.is_kept_loaded:
+        yield _command("sleep", "replica", pk, f"Put {model} to sleep on {host}")
+    else:
+        yield GAP
+    if replica.is_kept_loaded:
+        yield GAP
+    else:
+        yield _command("unload", "replica", pk, f"Unload {model} from {host}")
 
 
-def _button(verb: str, replica: ReplicaRow, label: str, words: str) -> str:
+def _command(verb: str, noun: str, about: str, label: str) -> str:
+    """``about`` and ``label`` are escaped. What ends something asks first."""
+    ask = f' data-ask="{label}?"' if asks_first(verb) else ""
+    return _button(verb, noun, about, f"{verb}-{about}", label, ask)
+
+
+def _button(verb: str, noun: str, about: str, html_id: str, label: str, ask: str = "") -> str:
     return (
-        f'<button class="hx-button" id="{verb}-{replica.id}" name="do" '
-        f'value="{verb} replica {replica.id}" aria-label="{escape(label)}">{words}</button>'
+        f'<button class="hx-button" id="{html_id}" name="do" value="{verb} {noun} {about}" '
+        f'aria-label="{label}"{ask}>{verb.capitalize()}</button>'
     )

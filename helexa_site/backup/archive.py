@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import tarfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from helexa_site.backup.errors import BackupError
+from helexa_site.tar_extraction import extract
+from helexa_site.whole_file import written_whole
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -49,19 +50,12 @@ def pack(folder: Path, manifest: Manifest, target: Path) -> None:
     }
     manifest_json = json.dumps(asdict(manifest) | {"files": files}, indent=2)
     (folder / MANIFEST).write_text(manifest_json)
-    new = target.with_name(f".{target.name}.new")
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)
-            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-                for name in (MANIFEST, *files):
-                    tar.add(folder / name, arcname=name, filter=_nobodys)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(target)
-    finally:
-        new.unlink(missing_ok=True)
+    with (
+        written_whole(target) as file,
+        tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar,
+    ):
+        for name in (MANIFEST, *files):
+            tar.add(folder / name, arcname=name, filter=_nobodys)
 
 
 def unpack(source: Path, folder: Path) -> Manifest:
@@ -69,7 +63,7 @@ def unpack(source: Path, folder: Path) -> Manifest:
     is of a format that this version does not know."""
     try:
         with tarfile.open(source, "r:gz") as tar:
-            tar.extractall(folder, filter="data")
+            extract(tar, folder)
         fields: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, EOFError, tarfile.TarError, ValueError) as error:
         if getattr(error, "errno", None) in NO_ROOM:

@@ -42,8 +42,8 @@ def copy_tables(folder: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
 def load_tables(
     folder: Path, migrations: list[list[str]], rows: dict[str, int], columns: dict[str, list[str]]
 ) -> None:
-    """Into an empty database: first its tables as they were, then all rows in one transaction.
-    Raises ``BackupError``."""
+    """Loads a backup into an empty database: first its tables as they were, then all rows in one
+    transaction. Raises ``BackupError``."""
     _migrate_to(migrations)
     with transaction.atomic(), connection.cursor() as cursor:
         # Migrations have put rows of their own there; all that was backed up replaces them.

@@ -22,8 +22,8 @@ from helexa_site.backup.archive import Manifest, unpack
 from helexa_site.backup.errors import BackupError
 from helexa_site.backup.files_part import restore_files
 from helexa_site.backup.secrets_part import ensure_key_fits, restore_secrets
-from helexa_site.bootstrap.data_directory import LOCK_FILE
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.serving.data_directory import LOCK_FILE
 from helexa_site.config import Config
 from helexa_site.program import program
 from inference.settings.storage import FILES_DIR
@@ -44,11 +44,11 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
     """Raises ``BackupError``, ``django.db.Error``."""
     with (
         tempfile.TemporaryDirectory(prefix="helexa-restore-") as scratch,
-        _nobody_serves(config.data_dir),
+        without_serve(config.data_dir),
     ):
         folder = Path(scratch)
         manifest = unpack(source, folder)
-        _ensure_restorable(manifest)
+        ensure_restorable(manifest)
         ensure_key_fits(config, folder)
         kept = None
         if manifest.vendor == "sqlite":
@@ -116,7 +116,7 @@ def _restore_postgresql(folder: Path, manifest: Manifest) -> None:
     postgres_part.load_tables(folder, manifest.migrations, manifest.rows, manifest.columns)
 
 
-def _ensure_restorable(manifest: Manifest) -> None:
+def ensure_restorable(manifest: Manifest) -> None:
     if manifest.vendor != connection.vendor:
         raise BackupError(
             f"the backup is of {manifest.vendor}, and DATABASE_URL names a {connection.vendor}"
@@ -131,7 +131,7 @@ def _ensure_restorable(manifest: Manifest) -> None:
 
 
 @contextmanager
-def _nobody_serves(data_dir: Path) -> Iterator[None]:
+def without_serve(data_dir: Path) -> Iterator[None]:
     """Holds the lock that serve holds. Raises ``BackupError`` where a serve runs here."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from helexa_site.backup.errors import BackupError
-from helexa_site.bootstrap.joining import FOLDER as JOINED
+from helexa_site.bootstrap.private_redis.joining import FOLDER as JOINED
 from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.doctor.settings_check import SET_BY_THE_START
 from helexa_site.secret_key import secret_key
+from helexa_site.whole_file import write_whole
 from inference.settings.commands import URL
 from inference.settings.gateway import SECRET_KEY
 from inference.settings.table import NAMES
@@ -25,8 +25,8 @@ OF_THE_MOMENT = SET_BY_THE_START | {
 
 
 def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -> None:
-    _write(folder / SECRET_KEY_FILE, secret_key(config))
-    _write(folder / SETTINGS, settings_text(environment))
+    write_whole(folder / SECRET_KEY_FILE, secret_key(config))
+    write_whole(folder / SETTINGS, settings_text(environment))
     if (joined := config.data_dir / JOINED).is_dir():
         shutil.copytree(joined, folder / JOINED)
 
@@ -67,17 +67,6 @@ def restore_secrets(config: Config, folder: Path) -> Path:
 def _put(source: Path, target: Path) -> None:
     """Copies the file. An existing one with other content is kept beside it."""
     text = source.read_text()
-    new = target.with_name(f".{target.name}.new")
-    try:
-        _write(new, text)
-        if target.exists() and target.read_text() != text:
-            target.replace(target.with_name(f"{target.name}.before-restore"))
-        new.replace(target)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    if target.exists() and (existing := target.read_text()) != text:
+        write_whole(target.with_name(f"{target.name}.before-restore"), existing)
+    write_whole(target, text)

@@ -93,7 +93,8 @@ def take_back(database: Path, kept: Path | None) -> None:
 
 
 def _put_aside(database: Path) -> Path:
-    """With its log, which a damaged database may have left."""
+    """Renames the database with its log, which a damaged one may have left; returns the new
+    path."""
     kept = database.with_name(f"{database.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
     with contextlib.suppress(sqlite3.Error):
         with contextlib.closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as connection:

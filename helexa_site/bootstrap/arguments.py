@@ -10,8 +10,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa_site.bootstrap.addresses import ANY_ADDRESS, reached_at
-from helexa_site.bootstrap.sharing import Share
+from helexa_site.bootstrap.private_redis.addresses import ANY_ADDRESS, reached_at
+from helexa_site.bootstrap.private_redis.sharing import Share
 from helexa_site.program import program
 from inference.protocol.joining import Joining, JoinLineError, decode_joining
 from inference.settings.storage import REDIS_URL
@@ -31,7 +31,7 @@ class ServeOptions:
     with_model: bool
     with_neuron: bool = True
     share: Share | None = None
-    """Where invited hosts reach the private Redis."""
+    """The address at which invited hosts reach the private Redis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_host(host: str) -> str:
-    """Where this machine itself reaches a server that is bound to ``host``."""
+    """Returns the host at which this machine itself reaches a server bound to ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
@@ -164,7 +164,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def shown_urls(host: str, port: int) -> list[str]:
-    """Where the server is reached, for people. The first one works from other machines where any
+    """Returns the server's URLs, for people. The first one works from other machines where any
     does."""
     here = base_url(host, port)
     if host not in ANY_ADDRESS:

@@ -22,9 +22,8 @@ from helexa_site.bootstrap.arguments import (
     parse_serve,
 )
 from helexa_site.bootstrap.console import complain, print_line, print_step
-from helexa_site.bootstrap.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
+from helexa_site.bootstrap.installing.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.offline_help import (
     HELP_FLAGS,
     asks_for_help,
@@ -32,10 +31,12 @@ from helexa_site.bootstrap.offline_help import (
     offline_help,
     unknown_word,
 )
+from helexa_site.bootstrap.private_redis.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.exit_codes import ExitCode
 from helexa_site.program import Installation, installation, neuron_program, program
 from inference.build import this_build, version_object
 from inference.descriptors import raise_descriptor_limit
+from inference.garbage import uncollected
 from inference.settings.gateway import LISTEN_HOST
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.storage import DATA_DIR, REDIS_URL
@@ -49,7 +50,8 @@ SUCCESS = 0
 FAILURE = 1
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
-"""As of a program that SIGPIPE ended: the reader closed the pipe, as in ``status | head -1``."""
+"""The exit code of a program that SIGPIPE ended: the reader closed the pipe, as in ``status | head
+-1``."""
 VERSION_WORDS = ("--version", "version")
 SETS_UP = ("migrate", "makemigrations", "restore", "shell")
 """Commands that a database need not be set up for."""
@@ -128,7 +130,7 @@ def _serve(arguments: list[str]) -> int:
     options = parse_serve(arguments)
     _check_settings()
     ensure_environment(REQUIREMENTS_FOR["neuron" if options.with_neuron else "gateway"])
-    from helexa_site.bootstrap.serve import serve
+    from helexa_site.bootstrap.serving.serve import serve
 
     return serve(options)
 
@@ -159,7 +161,7 @@ def _neuron(arguments: list[str]) -> int:
         )
     os.environ[DATA_DIR.name] = str(data_dir)
     sys.stdout.flush()
-    from helexa_site.bootstrap.children import child_environment
+    from helexa_site.bootstrap.processes.children import child_environment
     from inference.environment import Role
 
     name = options.name or (joining.neuron if joining else default_neuron_name())
@@ -241,10 +243,11 @@ def _django(arguments: list[str]) -> int:
         # reads a command's flags.
         os.environ[LISTEN_HOST.name] = gateway_host(arguments[1:])
         _check_settings()
-    from django.core.management import execute_from_command_line
-    from django.db import Error
+    with uncollected():
+        from django.core.management import execute_from_command_line
+        from django.db import Error
 
-    from helexa_site.databases import open_only_what_is_there
+        from helexa_site.databases import open_only_what_is_there
 
     if not asks_for_help(arguments) and arguments[0] not in SETS_UP:
         open_only_what_is_there()

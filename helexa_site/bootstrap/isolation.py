@@ -24,7 +24,7 @@ ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
 
 
 def isolate(environment: MutableMapping[str, str]) -> None:
-    """Once for a run, in its first process."""
+    """Isolates a test run. Only the call in its first process changes ``environment``."""
     if _is_isolated(environment):
         return
     for name in [name for name in environment if name.startswith(PREFIX)]:

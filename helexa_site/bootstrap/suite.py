@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 from helexa_site.bootstrap.console import print_step
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.isolation import isolate
 from inference.loading.host_memory import host_memory
 from inference.loading.sources.sources import fetch_files
-from inference.protocol.load import LoadProgress, LoadSpec
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadProgress
 
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by every run, and by the servers that tests start."""
@@ -25,7 +26,7 @@ FEWEST_PROCESSES, MOST_PROCESSES = 2, 3
 """Some wait for servers while others compute: three keep two cores busy. Each imports torch and
 collects all tests, so that more take longer."""
 PROCESS_BYTES = 3 * 2**30
-"""Of one, with the servers and engines that its tests start."""
+"""The memory of one test process, with the servers and engines that its tests start."""
 
 
 def run_suite(arguments: list[str]) -> int:
@@ -79,12 +80,12 @@ def fetch_default_model() -> Path:
 
 
 def default_model_spec() -> LoadSpec:
-    """As the catalogue of a fresh start has it."""
+    """Returns the load spec of the default model, as the catalogue of a fresh start has it."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     import django
 
     django.setup()
-    from fleet.services import catalogue  # models import only after django.setup()
+    from fleet.services.offers import catalogue
 
     return LoadSpec(
         job_id="test",

@@ -22,7 +22,7 @@ def database_findings(config: Config) -> Iterator[Finding]:
         yield ok(CHECK, "none on this host: serve makes one, and a neuron needs none")
         return
     try:
-        yield from _schema()
+        yield from schema_findings()
         yield from _postgresql() if connection.vendor == "postgresql" else _sqlite()
     except DatabaseError as error:
         reason = str(error).strip().partition("\n")[0]
@@ -31,7 +31,7 @@ def database_findings(config: Config) -> Iterator[Finding]:
         connection.close()
 
 
-def _schema() -> Iterator[Finding]:
+def schema_findings() -> Iterator[Finding]:
     try:
         ensure_schema_is_not_newer()
     except NewerSchemaError as error:

@@ -18,7 +18,7 @@ CHECK = "disk"
 GIB = 1024**3
 LEAST_BYTES = 1 * GIB
 LITTLE_BYTES = 10 * GIB
-"""Less than a model of 14 billion parameters in 4 bits."""
+"""Free bytes below which the doctor warns, less than a model of 14 billion parameters in 4 bits."""
 
 
 def disk_findings(

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from helexa_site.bootstrap.arguments import DoctorOptions
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
-from helexa_site.bootstrap.requirements import (
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.installing.requirements import (
     installed_version,
     read_requirements,
     unmet,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.doctor.findings import Finding, failed, ok, warning
 from helexa_site.program import Installation, installation, program
 from inference.environment import Role, environment_for

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from helexa_site.bootstrap.arguments import reachable_host
-from helexa_site.bootstrap.ports import try_to_listen
+from helexa_site.bootstrap.serving.ports import try_to_listen
 from helexa_site.doctor.findings import Finding, failed, ok
 from helexa_site.instance import INSTANCE_HEADER, known_instance_id
 from inference.settings.metrics_listen import MetricsListen

@@ -21,7 +21,8 @@ MIN_VERSION = (6, 2)
 INVITING_VERSION = (7, 0)
 TIMEOUT_S = 5.0
 MAX_APART_S = 2.0
-"""More than this, and times in logs, leases and budgets' windows no longer agree."""
+"""The largest difference between clocks. Beyond it times in logs, leases and budgets' windows no
+longer agree."""
 USED_SHARE = 0.8
 BOUNDS = {"maxmemory-clients": MAX_CLIENTS_BYTES, "proto-max-bulk-len": MAX_VALUE_BYTES}
 """The most that these settings may be where a host is invited; 0 is no bound."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
 
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.exit_codes import ExitCode
 
 PAGE = REPOSITORY_DIR / "docs" / "operating" / "commands.md"

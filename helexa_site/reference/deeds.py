@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
-    """``services`` are dotted below ``fleet.services`` or ``metering.services``; none: it reads.
-    ``admin`` is MODEL: VERB, where VERB is view, add, change, delete, ``action NAME``,
-    ``inline MODEL`` or ``page URL-NAME``. ``why`` is the reason for an empty door."""
+    """``services`` name modules and functions of ``fleet.services`` and ``metering.services``;
+    none: it reads. ``admin`` is MODEL: VERB, where VERB is view, add, change, delete,
+    ``action NAME``, ``inline MODEL`` or ``page URL-NAME``. ``why`` is an empty door's reason."""
 
     noun: str
     verb: str
@@ -130,6 +130,20 @@ INVITATIONS = (
         admin="fleet.invitation: delete",
         services=("invitations.neuron_revoke",),
     ),
+    Deed(
+        noun="sharing",
+        verb="open",
+        admin="page sharing",
+        services=("sharing.redis_share",),
+        why="serve --share at a start; whoever finds a key shall open no address with it",
+    ),
+    Deed(
+        noun="sharing",
+        verb="close",
+        admin="page sharing",
+        services=("sharing.redis_unshare",),
+        why="a start of serve without it",
+    ),
 )
 MODELS = (
     *_reading("models and adapters", "/api/catalogue", "models", "fleet.cataloguemodel", "{name}"),
@@ -228,6 +242,29 @@ ALIASES = (
         "fleet.alias",
         "{name}",
         ("catalogue.alias_create", "catalogue.alias_update", "catalogue.alias_delete"),
+    ),
+)
+UPSTREAMS = (
+    *_reading("upstreams", "/api/upstreams", "upstreams", "fleet.upstream", "{name}"),
+    *_writing(
+        "upstreams",
+        "/api/upstreams",
+        "upstreams",
+        "fleet.upstream",
+        "{name}",
+        (
+            "upstreams.upstream_create",
+            "upstreams.upstream_update",
+            "upstreams.upstream_delete",
+        ),
+    ),
+    Deed(
+        noun="upstreams",
+        verb="test",
+        rest="POST /api/upstreams/{name}/test",
+        command="upstreams test",
+        admin="fleet.upstream: action test_selected",
+        services=("upstream_tests.upstream_test", "upstreams.upstream_discovered"),
     ),
 )
 JOBS = (
@@ -366,11 +403,26 @@ REQUESTS = (
     ),
     Deed(
         noun="requests",
+        verb="read bodies",
+        rest="GET /api/requests/{id}/capture",
+        command="requests show",
+        admin="page requests",
+        services=("captures.captured_request_read",),
+    ),
+    Deed(
+        noun="requests",
         verb="change",
         why="Records are not changed; the control deletes old ones.",
     ),
 )
 OTHERS = (
+    Deed(
+        noun="series",
+        verb="list",
+        rest="GET /api/series",
+        command="series list",
+        admin="page series-panel",
+    ),
     Deed(
         noun="settings",
         verb="list",
@@ -408,6 +460,7 @@ DEEDS = (
     *INVITATIONS,
     *MODELS,
     *ALIASES,
+    *UPSTREAMS,
     *JOBS,
     *DOWNLOADS,
     *ACCOUNTS,
@@ -420,8 +473,8 @@ NOT_DONE_BY_OPERATORS = {
     "catalogue.default_model_ensure": "the command ensure_default_model, of the packages",
     "catalogue.default_model_offer": "each start of serve",
     "cut_off.neuron_cut_off": "the gateway and the control, of a host that floods",
-    "invitations.share_record": "serve --share",
-    "job_starts.job_create": "a part of every start of a job",
+    "invitations.share_record": "serve --share, and a part of opening and closing it on the page",
+    "starts.job_create": "a part of every start of a job",
     "placed_loads.placed_load_start": "what placement decides",
     "pulled_models.pulled_model_offer": "the end of a pull by Ollama's API",
     "audit.audit_entry_create": "a part of every service",
@@ -445,8 +498,8 @@ OTHER_ROUTES = {
 OTHER_COMMANDS = frozenset(
     {
         *("backup", "bench once", "bench run", "bench report", "bench compare", "bench import"),
-        *("bench score", "chat", "deploy_gate", "ensure_default_model", "gateway", "logs"),
-        *("restore", "status", "tp_smoke", "usage", "logins"),
+        *("bench score", "chat", "connect", "deploy_gate", "ensure_default_model", "gateway"),
+        *("logs", "restore", "status", "tp_smoke", "usage", "logins"),
     }
 )
 """Commands that manage no noun."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.reference.deeds import ADMIN_ALONE, DEEDS, NOT_DONE_BY_OPERATORS, Deed
 
 PAGE = REPOSITORY_DIR / "docs" / "operating" / "surface.md"

@@ -39,7 +39,7 @@ class FileRecord:
     size_bytes: int
     created_at: datetime
     expires_at: datetime | None = None
-    """From then on it is not found, and its content is deleted."""
+    """When the file ends: from then on it is not found, and its content is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

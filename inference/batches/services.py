@@ -80,7 +80,7 @@ def file_delete(*, file_id: str, account: str) -> bool:
 
 
 def files_forget(*, file_ids: Collection[str]) -> None:
-    """Of files that have expired; their contents are gone."""
+    """Deletes the records of files that have expired; their contents are gone."""
     StoredFile.objects.filter(pk__in=file_ids, expires_at__lte=timezone.now()).delete()
 
 

@@ -21,6 +21,8 @@ from metering.services.audit import audit_entry_create
 LEASE_S = 30.0
 """Many times the period in which gateways renew it."""
 FORGET_BATCH = 500
+MAX_FORGOTTEN_BATCHES = 200
+"""How many batches one call deletes: the control has other work."""
 
 
 def response_save(
@@ -123,13 +125,17 @@ def leases_renew(*, response_ids: Collection[str]) -> set[str]:
 
 
 def responses_forget(*, actor: Actor, older_than: timedelta) -> int:
-    """Delete the responses older than this, except unfinished ones. Returns how many. Deletes in
+    """Deletes the responses older than this, except unfinished ones: the oldest ``FORGET_BATCH``
+    times ``MAX_FORGOTTEN_BATCHES`` of them; the next call continues. Returns how many. Deletes in
     batches, so that no transaction holds the database for long."""
     old = StoredResponse.objects.filter(created_at__lt=timezone.now() - older_than).exclude(
         status__in=ACTIVE, lease_until__gte=timezone.now()
     )
     num_deleted = 0
-    while batch := list(old.order_by("created_at").values_list("pk", flat=True)[:FORGET_BATCH]):
+    for _ in range(MAX_FORGOTTEN_BATCHES):
+        batch = list(old.order_by("created_at").values_list("pk", flat=True)[:FORGET_BATCH])
+        if not batch:
+            break
         with transaction.atomic():
             StoredResponse.objects.filter(pk__in=batch).delete()
             audit_entry_create(

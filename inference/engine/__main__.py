@@ -2,6 +2,9 @@
 
 import sys
 
-from inference.engine.serving.process import main
+from inference.garbage import uncollected
+
+with uncollected():
+    from inference.engine.serving.process import main
 
 sys.exit(main())

@@ -31,7 +31,7 @@ class LoadedAdapter:
 
 class AdapterSource(Protocol):
     def load(self, spec: AdapterSpec) -> Future[LoadedAdapter]:
-        """Does not wait. The future raises ``AdapterError``, which says to clients why not."""
+        """Does not wait. The future raises ``AdapterError``, whose message clients receive."""
         ...
 
 
@@ -91,7 +91,8 @@ class Adapters:
             self._without_slot = [w for w in self._without_slot if w[0] is not sequence]
 
     def drop(self, name: str) -> None:
-        """Adapters of that name leave once nobody uses them; who asks again loads them anew."""
+        """Unloads the adapters of that name once no sequence uses them. The next sequence that asks
+        for one loads it again."""
         for slot in [slot for slot in self._slots.values() if slot.spec.name == name]:
             slot.is_dropped = True
             if not slot.users:
@@ -136,10 +137,11 @@ class Adapters:
             log.warning("adapter %s is not loaded: %s", name, error)
             return f"the adapter {name} cannot be loaded: {error}"
         log.error("loading adapter %s broke", name, exc_info=error)
-        return f"the adapter {name} cannot be loaded; the neuron's log says more"
+        return f"the adapter {name} cannot be loaded; the neuron's log has the details"
 
     def _give_slots(self) -> None:
-        """In order of arrival; one that finds no room lets those pass whose adapter is here."""
+        """Gives slots to the sequences that wait for one, in order of arrival. One that finds no
+        room lets later ones pass whose adapter already has a slot."""
         still: list[tuple[Sequence, AdapterSpec]] = []
         for sequence, spec in self._without_slot:
             slot = self._slots.get(spec)

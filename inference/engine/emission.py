@@ -1,14 +1,98 @@
-"""From what a step sampled to what clients are told: a ``SequenceStep`` for each sequence that got
-tokens. Ends nobody: that is the engine's.
-"""
+"""Turns a step's sampled tokens, which are plain values, into events: a ``SequenceStep`` for each
+sequence that got tokens. Ends no sequence: the engine does. ``PendingOutputs`` holds the events
+until the neuron is sent them. Knows no tensors."""
 
 from __future__ import annotations
 
-from inference.engine.pending_outputs import PendingOutputs
-from inference.engine.sampling.sampled import Sampled
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from inference.engine.faults.kinds import NumericalFault
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence, SequenceState
-from inference.protocol.engine import SequenceStep
+from inference.protocol.engine import (
+    EngineStats,
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceStep,
+    SequenceUsage,
+    StepOutputs,
+)
+from inference.protocol.sampling import TokenLogprob
+
+
+@dataclass(slots=True)
+class Run:
+    """Drafts that turned out right, in order."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """The log probabilities of each token, where they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers, with
+    how many were not finite; their token ids mean nothing. ``logprobs`` are those of rows that
+    asked for them.
+
+    Where a sequence had drafts, its row is its last that counts, and those before are a run.
+    """
+
+    token_ids: list[int]
+    failed: Mapping[int, int]
+    logprobs: dict[int, TokenLogprob]
+    complete: frozenset[int] = frozenset()
+    """Rows whose grammar allows nothing after this token."""
+    ended: Set[int] = frozenset()
+    """Rows whose grammar allowed nothing but the end; their token ids mean nothing."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
+    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    """The log probabilities of prompts that asked for them, by sequence id."""
+    runs: dict[int, Run] = field(default_factory=dict)
+    """The run of tokens that comes before a row's token, by row."""
+
+    @property
+    def num_run_tokens(self) -> int:
+        return sum(len(run.token_ids) for run in self.runs.values())
+
+    def failure(self, row: int) -> tuple[str, str] | None:
+        """Code and message, where the row has no token."""
+        if row in self.failed:
+            num_logits = self.failed[row]
+            counted = f"{NumericalFault.client_message}: {num_logits} logits are not finite"
+            return NumericalFault.code, counted
+        problem = self.broken.get(row)
+        return None if problem is None else ("invalid_grammar", problem)
+
+
+Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
+NOTHING_USED = SequenceUsage()
+
+
+class PendingOutputs:
+    """The outputs not yet sent to the neuron, oldest first. Truthy while there are any."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Output] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._outputs)
+
+    def add(self, output: Output) -> None:
+        self._outputs.append(output)
+
+    def fail(
+        self, sequence_id: str, code: str, message: str, used: SequenceUsage = NOTHING_USED
+    ) -> None:
+        self.add(SequenceFailed(sequence_id=sequence_id, code=code, message=message, used=used))
+
+    def take(self, stats: EngineStats) -> StepOutputs:
+        """Removes and returns all of them."""
+        outputs, self._outputs = self._outputs, []
+        return StepOutputs(outputs=outputs, stats=stats)
 
 
 def emit_step(
@@ -41,10 +125,11 @@ def emit_step(
                 token_ids=[] if is_stop else [token_id],
                 logprobs=None if logprob is None or is_stop else [logprob],
                 num_cached_tokens=sequence.num_cached_tokens if num_output_tokens == 1 else None,
+                prefill_ms=sequence.prefill_ms(step_end_s) if num_output_tokens == 1 else None,
                 finish_reason="stop" if is_complete else "length" if is_end else None,
                 num_output_tokens=num_output_tokens if is_end else 0,
                 timing=sequence.timing(step_end_s) if is_end else None,
-                # Of a sequence with a run, that says it.
+                # The event of the accepted drafts already reported this.
                 num_drafted_tokens=0
                 if row in sampled.runs
                 else len(schedule.drafts.get(sequence, ())),

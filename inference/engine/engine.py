@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache.prefix_disk import PrefixDisk
-from inference.engine.emission import emit_step
-from inference.engine.faults.containment import Outcome, contain, divide_schedule
+from inference.engine.emission import PendingOutputs, Sampled, emit_step
+from inference.engine.faults.bisection import (
+    NumericalWatch,
+    Outcome,
+    divide_schedule,
+    isolate_faults,
+)
 from inference.engine.faults.kinds import StepFault
-from inference.engine.faults.numerical_watch import NumericalWatch
-from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
-from inference.engine.sampling.sampled import Sampled
 from inference.engine.scheduling.admission import EngineLimits, command_problem, prompt_images
-from inference.engine.scheduling.long_waits import LongWaits
-from inference.engine.scheduling.rates import PrefillAverage
-from inference.engine.scheduling.run_ahead import RunAhead
+from inference.engine.scheduling.pace import PrefillAverage, StepTimes
+from inference.engine.scheduling.run_ahead import StepsAhead
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.scheduling.step_times import StepTimes
+from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,
@@ -49,12 +50,12 @@ class Executor(Protocol):
         ...
 
     def recover(self, error: Exception) -> StepFault:
-        """What ``error``, raised by ``execute``, says of the step and the device. Frees what the
-        attempt held."""
+        """Classifies ``error``, raised by ``execute``, as a fault of the step or of the device.
+        Frees the memory of the attempt."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """``sequence`` ended: drop what is kept for it."""
+        """Drops the state kept for ``sequence``, which has ended."""
         ...
 
 
@@ -65,7 +66,7 @@ class Engine:
         scheduler: Scheduler,
         limits: EngineLimits,
         *,
-        run_ahead: RunAhead[Any] | None = None,
+        run_ahead: StepsAhead | None = None,
         grammars: GrammarSource | None = None,
         adapters: Adapters | None = None,
         prefix_disk: PrefixDisk | None = None,
@@ -73,10 +74,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         check_when_idle: bool = False,
     ) -> None:
-        self._executor = executor
-        self._scheduler = scheduler
+        self.executor = executor
+        self.scheduler = scheduler
         self._limits = limits
-        self._run_ahead = run_ahead
+        self.run_ahead = run_ahead
         self._pending_grammars = PendingGrammars(grammars)
         self._adapters = adapters or Adapters(None)
         self._prefix_disk = prefix_disk
@@ -86,7 +87,7 @@ class Engine:
         self._outputs = PendingOutputs()
         self._num_submitted = 0
         self._step_end_s = 0.0
-        self._long_waits = LongWaits(scheduler.overdue, scheduler.limits.max_queue_wait_s)
+        self._long_waits = LongWaits(self._overdue_by_limit, scheduler.limits.max_queue_wait_s)
         self._times = StepTimes(scheduler.limits, prefill_average)
         if scheduler.speculator is not None:
             scheduler.speculator.weigh_by(self._times.pacer.step_time)
@@ -103,7 +104,12 @@ class Engine:
     @property
     def has_prompts(self) -> bool:
         """Whether prompts wait or are being computed: a step with them takes long."""
-        return self._scheduler.has_prompts
+        return self.scheduler.has_prompts
+
+    @property
+    def running_limit(self) -> int:
+        """How many sequences the measured step times let run at once."""
+        return self._times.pacer.running_limit
 
     def step(self) -> StepOutputs:
         """Advance every sequence that can be; those at fault when the device refuses fail alone.
@@ -111,7 +117,8 @@ class Engine:
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._long_waits.warn(started_s)
-        self._take_compiled()
+        if self._pending_grammars.pending:
+            self._take_compiled()
         self._take_adapters()
         if self._prefix_disk is not None:
             self._prefix_disk.before_step()
@@ -119,12 +126,12 @@ class Engine:
         if schedule.is_empty:
             self._wait()
         else:
-            if self._run_ahead is not None and self._run_ahead.is_ahead:
+            if self.run_ahead is not None and self.run_ahead.is_ahead:
                 started_s = self._step_end_s  # until then the device had another
             for chunk in schedule.prefills:
                 if chunk.sequence.started_s is None:
                     chunk.sequence.started_s = started_s
-            outcome = contain(schedule, execute, self._executor.recover, divide_schedule)
+            outcome = isolate_faults(schedule, execute, self.executor.recover, divide_schedule)
             self._step_end_s = self._clock()
             self._settle(outcome)
             if outcome.faults:
@@ -134,12 +141,12 @@ class Engine:
         if self._prefix_disk is not None:
             self._prefix_disk.after_step()
         if self._check_when_idle and not self._sequences:
-            self._scheduler.check_integrity()
+            self.scheduler.check_integrity()
         return self.take_outputs()
 
     def submit(self, command: SubmitSequence) -> None:
         """Queue a sequence, or refuse it by an event in the next step's outputs."""
-        problem = command_problem(command, self._limits, self._scheduler, self._adapters)
+        problem = command_problem(command, self._limits, self.scheduler, self._adapters)
         if problem is None and command.sequence_id in self._sequences:
             problem = "engine_error", "a sequence with this sequence id is running"
         if problem is not None:
@@ -153,7 +160,7 @@ class Engine:
             command.params,
             context_tokens=self._limits.context_tokens,
             arrival=self._num_submitted,
-            deadline_s=now_s + self._scheduler.limits.max_queue_wait_s,
+            deadline_s=now_s + self._queue_wait_s(command),
             submitted_s=now_s,
             # One that has ended already cannot be waited for, nor need it be.
             same_prompt_as=self._sequences.get(command.same_prompt_as or ""),
@@ -163,17 +170,19 @@ class Engine:
             cache_salt=command.cache_salt,
             images=prompt_images(command, self._limits),
             prediction=command.prediction,
+            is_traced=command.is_traced,
         )
         self._sequences[command.sequence_id] = sequence
-        self._pending_grammars.add(sequence)
+        if command.params.grammar is not None:
+            self._pending_grammars.add(sequence, command.params.grammar)
         if command.adapter is not None:
             self._adapters.add(sequence, command.adapter)
         if self._prefix_disk is not None and not command.images:
             self._prefix_disk.add(sequence)
-        self._scheduler.add(sequence)
+        self.scheduler.add(sequence)
 
     def close(self) -> None:
-        """Nothing more will be asked of it: what is to be on disk is written."""
+        """Writes the prefix cache to disk. The engine is not used afterwards."""
         if self._prefix_disk is not None:
             self._prefix_disk.flush()
 
@@ -185,9 +194,11 @@ class Engine:
         """Free what the sequence holds, now. An unknown id has already ended: nothing to do."""
         if (sequence := self._sequences.get(command.sequence_id)) is None:
             return
-        self._scheduler.end(sequence)
+        self.scheduler.end(sequence)
         self._forget(sequence)
-        cancelled = SequenceCancelled(sequence_id=command.sequence_id, used=sequence.usage())
+        cancelled = SequenceCancelled(
+            sequence_id=command.sequence_id, used=sequence.usage(self._clock())
+        )
         self._outputs.add(cancelled)
 
     def cancel_all(self) -> StepOutputs:
@@ -196,27 +207,29 @@ class Engine:
         return self.take_outputs()
 
     def stats(self) -> EngineStats:
-        allocator = self._scheduler.kv_cache.allocator
+        allocator = self.scheduler.kv_cache.allocator
+        speculator = self.scheduler.speculator
         times, average, now_s = self._times, self._times.prefill_average, self._clock()
         return EngineStats(
-            in_flight=len(self._scheduler.running),
-            queue_depth=len(self._scheduler.waiting),
+            in_flight=len(self.scheduler.running),
+            queue_depth=len(self.scheduler.waiting),
             kv_blocks_used=allocator.num_used,
             kv_blocks_total=allocator.num_blocks,
             decode_tokens_per_s=times.rates.decode_tokens_per_s(now_s),
             prefill_tokens_per_s=times.rates.prefill_tokens_per_s(now_s),
             last_forward_unix_s=times.last_forward_unix_s,
-            num_preemptions=self._scheduler.num_preemptions,
-            prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
+            num_preemptions=self.scheduler.num_preemptions,
+            prefix_hit_tokens=self.scheduler.prefix_hit_tokens,
             prefill_speed=average.speed if average is not None else None,
             adapters=self._adapters.names,
-            num_drafted_tokens=self._scheduler.num_drafted_tokens,
-            num_accepted_drafts=self._scheduler.num_accepted_drafts,
+            num_drafted_tokens=self.scheduler.num_drafted_tokens,
+            num_accepted_drafts=self.scheduler.num_accepted_drafts,
+            speculation="" if speculator is None else speculator.status,
             warnings=self._warnings,
         )
 
     def check_integrity(self) -> None:
-        self._scheduler.check_integrity()
+        self.scheduler.check_integrity()
 
     @property
     def _warnings(self) -> list[str]:
@@ -226,25 +239,25 @@ class Engine:
 
     @property
     def has_outputs(self) -> bool:
-        """Refusals and cancellations that nobody has been told of."""
+        """Whether refusals or cancellations are not sent yet."""
         return bool(self._outputs)
 
     def take_outputs(self) -> StepOutputs:
         return self._outputs.take(self.stats())
 
     def _next_schedule(self) -> tuple[Schedule, Callable[[Schedule], Sampled]]:
-        """And what executes it."""
+        """Returns the next schedule, and what executes it."""
         pacer = self._times.pacer
-        if self._run_ahead is None:
-            return self._scheduler.schedule(pacer), self._executor.execute
-        return self._run_ahead.next_schedule(pacer), self._run_ahead.execute
+        if self.run_ahead is None:
+            return self.scheduler.schedule(pacer), self.executor.execute
+        return self.run_ahead.next_schedule(pacer), self.run_ahead.execute
 
     def _record_time(
         self, schedule: Schedule, outcome: Outcome[Schedule, Sampled], step_s: float
     ) -> None:
         """Records how long a step took that ran whole."""
         num_run_tokens = sum(sampled.num_run_tokens for _, sampled in outcome.done)
-        speculator = self._scheduler.speculator
+        speculator = self.scheduler.speculator
         self._times.record(
             schedule,
             step_s=step_s,
@@ -254,13 +267,13 @@ class Engine:
         )
 
     def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
-        """Commit and emit what ran, end what is at fault."""
+        """Commits and emits the parts that ran; fails the sequences at fault."""
         for part, sampled in outcome.done:
-            self._scheduler.commit(part, sampled.token_ids, sampled.runs)
+            self.scheduler.commit(part, sampled.token_ids, sampled.runs)
             self._emit(part, sampled)
         for part, fault in outcome.failed:
             for sequence in part.sequences:
-                self._scheduler.end(sequence)
+                self.scheduler.end(sequence)
                 self._fail(sequence, fault.code, fault.client_message)
         self._numerical_watch.record(
             num_rows=sum(len(sampled.token_ids) for _, sampled in outcome.done),
@@ -273,15 +286,15 @@ class Engine:
             self._forget(sequence)
         for row, sequence in failed:
             if row in sampled.failed:
-                self._scheduler.kv_cache.distrust(sequence)
+                self.scheduler.kv_cache.invalidate_prefix(sequence)
             failure = sampled.failure(row)
             assert failure is not None
             self._fail(sequence, *failure, num_unusable_tokens=1)
             ended.append(sequence)
-        self._scheduler.end_many(ended)
+        self.scheduler.end_many(ended)
 
     def _wait(self) -> None:
-        """For what a sequence waits for, when there is nothing else to do."""
+        """Blocks on whatever a sequence waits for, when there is nothing else to do."""
         if self._prefix_disk is not None and self._prefix_disk.wait(COMPILE_WAIT_S):
             return
         if not self._adapters.wait(COMPILE_WAIT_S):
@@ -290,33 +303,45 @@ class Engine:
     def _take_compiled(self) -> None:
         """Let sequences start whose grammar is compiled, and fail those whose does not compile."""
         for sequence, problem in self._pending_grammars.take_done():
-            self._scheduler.end(sequence)
+            self.scheduler.end(sequence)
             self._fail(sequence, "invalid_grammar", problem)
 
     def _take_adapters(self) -> None:
         """The same of adapters."""
         for sequence, problem in self._adapters.take_done():
-            self._scheduler.end(sequence)
+            self.scheduler.end(sequence)
             self._fail(sequence, "model_load_failed", problem)
 
     def _fail_overdue(self, now_s: float) -> None:
-        for sequence in self._scheduler.overdue(now_s):
-            self._scheduler.end(sequence)
-            wait_s = self._scheduler.limits.max_queue_wait_s
-            self._fail(sequence, "queue_timeout", f"waited {wait_s:g} s without starting")
+        for sequence in self.scheduler.overdue(now_s):
+            self.scheduler.end(sequence)
+            wait_s = now_s - sequence.submitted_s
+            self._fail(sequence, "queue_timeout", f"waited {wait_s:.1f} s without starting")
+
+    def _queue_wait_s(self, command: SubmitSequence) -> float:
+        most_s = self.scheduler.limits.max_queue_wait_s
+        asked_s = command.max_queue_wait_s
+        return most_s if asked_s is None else min(most_s, asked_s)
+
+    def _overdue_by_limit(self, now_s: float) -> list[Sequence]:
+        """Returns the sequences that have waited for as long as the model's limit allows."""
+        most_s = self.scheduler.limits.max_queue_wait_s
+        late = self.scheduler.overdue(now_s)
+        return [one for one in late if now_s - one.submitted_s >= most_s]
 
     def _fail(
         self, sequence: Sequence, code: str, message: str, *, num_unusable_tokens: int = 0
     ) -> None:
         self._forget(sequence)
-        used = sequence.usage(num_unusable_tokens=num_unusable_tokens)
+        used = sequence.usage(self._clock(), num_unusable_tokens=num_unusable_tokens)
         self._outputs.fail(sequence.sequence_id, code, message, used)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
         self._long_waits.forget(sequence.sequence_id)
-        self._pending_grammars.forget(sequence)
+        if sequence.params.grammar is not None:
+            self._pending_grammars.forget(sequence)
         self._adapters.forget(sequence)
         if self._prefix_disk is not None:
             self._prefix_disk.forget(sequence)
-        self._executor.forget(sequence)
+        self.executor.forget(sequence)

@@ -4,7 +4,9 @@
     ├── IntegrityError        our own accounting contradicts itself: a bug
     ├── ChannelError
     │   ├── ChannelClosedError   the other end of the socket is gone
-    │   └── FrameTooLargeError   a length prefix that cannot be a frame of ours
+    │   ├── FrameTooLargeError   a length prefix that cannot be a frame of ours
+    │   ├── BadRowsError         rows, or a header of some, that no stage of this model sends
+    │   └── UnexpectedFrameError a frame that its sender may not send, or not now
     ├── AdapterError          an adapter cannot be loaded
     ├── GrammarError          a grammar does not compile, or the tokenizer allows none
     ├── DoesNotFitError       not even a short context fits the memory measured
@@ -34,6 +36,14 @@ class ChannelClosedError(ChannelError):
 
 class FrameTooLargeError(ChannelError):
     """A frame announced more bytes than ``MAX_FRAME_BYTES``: the stream is out of step."""
+
+
+class BadRowsError(ChannelError):
+    """Rows were announced that cannot be this model's: the stream is out of step."""
+
+
+class UnexpectedFrameError(ChannelError):
+    """The other end sent a frame that it may not send, or not now."""
 
 
 class AdapterError(EngineError):

@@ -1,9 +1,10 @@
-"""Turns a schedule into one ``StepInput``, and that into logits: one forward a step.
+"""The tensor half of a step: ``ModelRunner``, then the sampler, both called by ``TensorExecutor``.
 
     rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
     drafts  [ its last token ][ its drafts ][ the next one's ... ]
 
-Knows no sampling.
+The runner turns a schedule into one ``StepInput``, and that into logits: one forward a step. It
+knows no sampling.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from inference.engine.adapters import Adapters
-from inference.engine.cache.block_tables import BlockTables
+from inference.engine.emission import Sampled
+from inference.engine.faults.fault_classes import recover
+from inference.engine.faults.kinds import StepFault
 from inference.engine.images.image_rows import ImageRows
-from inference.engine.images.step_images import step_images
+from inference.engine.images.step_images import last_seen, step_images
+from inference.engine.sampling.logprobs import prompt_logprobs
+from inference.engine.sampling.sampler import SampledTokens, Sampler
+from inference.engine.sampling.verifying import SampledDrafts, choose_drafted, read_drafted
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.predictor_runner import PredictorRunner
 from inference.models.backend import AnyModel, KVStorage
-from inference.models.batch import EMPTY_STATE, LONE_STATE
-from inference.models.step_input import StepInput
+from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
+from inference.models.to_device import on_device
 
 
 class ModelRunner:
@@ -37,7 +45,7 @@ class ModelRunner:
         """``images``: of a model that is given any. ``predictor``: of a ``DecoderModel``."""
         self._model = model
         self._adapters = adapters
-        self._kv = kv
+        self.kv = kv
         self._images = images
         self._predictor = predictor
         self._block_tables = BlockTables()
@@ -48,17 +56,22 @@ class ModelRunner:
         (num_sampled + num_scored, vocab_size) float32; those of a sequence with drafts are followed
         by its drafts'. ``unread_ids`` (num_decodes,) int64: one
         more token of each decoding sequence, which only the device knows so far."""
-        step = self._step(schedule, unread_ids)
-        if self._images is not None:
-            device = self._model.device
-            images = step_images(schedule, step.positions, self._images.of, device)
-            step = step if images is None else replace(step, images=images)
+        step = self.step_input(schedule, unread_ids)
         if self._predictor is None:
-            return self._model.forward(step, self._kv)
+            return self._model.forward(step, self.kv)
         assert unread_ids is None
-        logits, hidden = self._model.forward_with_hidden(step, self._kv)
+        logits, hidden = self._model.forward_with_hidden(step, self.kv)
         self._predictor.follow(schedule, hidden)
         return logits
+
+    def step_input(self, schedule: Schedule, unread_ids: torch.Tensor | None = None) -> StepInput:
+        step = self._step(schedule, unread_ids)
+        if self._images is None:
+            return step
+        images = step_images(schedule, step.positions, self._images.of, self._model.device)
+        if images is None:
+            return step
+        return replace(step, images=images, last_seen=last_seen(schedule, step.positions))
 
     def forget(self, sequence: Sequence) -> None:
         self._block_tables.forget(sequence.sequence_id)
@@ -83,7 +96,7 @@ class ModelRunner:
             rows.starts,
             rows.query_lens,
             self._block_tables.rows(sequences),
-            self._kv.block_tokens,
+            self.kv.block_tokens,
             num_decodes=len(schedule.decodes),
             logit_rows=rows.wanted(schedule),
             state_slots=states,
@@ -152,3 +165,115 @@ def _adapters_of(sequences: list[Sequence]) -> tuple[Any, ...] | None:
     """The adapter of each; ``None``: no sequence has one."""
     found = tuple(sequence.adapter for sequence in sequences)
     return None if all(adapter is None for adapter in found) else found
+
+
+class BlockTables:
+    """Rows grow by doubling; unused entries hold block 0, which padding may read and never use."""
+
+    def __init__(self) -> None:
+        self._table: npt.NDArray[np.int32] = np.zeros((8, 16), dtype=np.int32)
+        self._row_of: dict[str, int] = {}
+        self._free_rows = list(range(7, -1, -1))
+        self._copied: dict[str, tuple[list[int], int]] = {}
+        """Request id -> the list object its row was copied from, and how much of it."""
+
+    def rows(self, sequences: list[Sequence]) -> npt.NDArray[np.int32]:
+        """(num_sequences, most blocks that any of them has)."""
+        num_columns = 1
+        rows = [0] * len(sequences)
+        for index, sequence in enumerate(sequences):
+            copied = self._copied.get(sequence.sequence_id)
+            num_blocks = len(sequence.block_ids)
+            if copied is None or copied[1] != num_blocks or copied[0] is not sequence.block_ids:
+                self._update(sequence, copied)
+            rows[index] = self._row_of[sequence.sequence_id]
+            num_columns = max(num_columns, num_blocks)
+        return self._table[rows, :num_columns]
+
+    def forget(self, sequence_id: str) -> None:
+        if self._copied.pop(sequence_id, None) is not None:
+            self._free_rows.append(self._row_of.pop(sequence_id))
+
+    def _update(self, sequence: Sequence, copied: tuple[list[int], int] | None) -> None:
+        block_ids = sequence.block_ids
+        if copied is None:
+            if not self._free_rows:
+                self._grow_rows()
+            self._row_of[sequence.sequence_id] = self._free_rows.pop()
+        while len(block_ids) > self._table.shape[1]:
+            self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
+        # After a preemption the sequence has another list: everything is new.
+        start = copied[1] if copied is not None and copied[0] is block_ids else 0
+        row = self._row_of[sequence.sequence_id]
+        self._table[row, start : len(block_ids)] = block_ids[start:]
+        self._copied[sequence.sequence_id] = (block_ids, len(block_ids))
+
+    def _grow_rows(self) -> None:
+        num_rows = self._table.shape[0]
+        self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=0)
+        self._free_rows.extend(range(2 * num_rows - 1, num_rows - 1, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    schedule: Schedule
+    logits: torch.Tensor
+    """Rows of the sampled sequences, then of the scored tokens: see ``ModelRunner.run``."""
+    unread: SampledTokens | SampledDrafts
+
+    def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
+        """What it sampled for each of them: (num_sequences,) int64, on the device."""
+        assert isinstance(self.unread, SampledTokens), "nothing starts from unread drafts"
+        token_ids, sampled = self.unread.token_ids(), self.unread.sequences
+        if sequences == sampled:
+            return token_ids
+        row_of = {sequence.sequence_id: row for row, sequence in enumerate(sampled)}
+        rows = [row_of[sequence.sequence_id] for sequence in sequences]
+        return token_ids.index_select(0, on_device(rows, torch.int64, token_ids.device))
+
+
+class TensorExecutor:
+    def __init__(self, runner: ModelRunner, sampler: Sampler, device: torch.device) -> None:
+        self.runner = runner
+        self.sampler = sampler
+        self._device = device
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        return self.read(self.launch(schedule))
+
+    def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
+        """Waits for nothing on the device. ``after``: see ``run_ahead.LaunchingExecutor``."""
+        unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
+        logits = self.runner.run(schedule, unread_ids)
+        return self._choose(schedule, logits, num_ahead=0 if after is None else 1)
+
+    def sample(self, schedule: Schedule, logits: torch.Tensor) -> Sampled:
+        """Samples from logits that are already computed and returns what ``execute`` does. For the
+        order of their rows see ``ModelRunner.run``."""
+        return self.read(self._choose(schedule, logits, num_ahead=0))
+
+    def read(self, step: LaunchedStep) -> Sampled:
+        if isinstance(step.unread, SampledDrafts):
+            return read_drafted(self.sampler, step.unread)
+        sampled, chunks = self.sampler.read(step.unread), step.schedule.prefills
+        if not any(chunk.scored for chunk in chunks):
+            return sampled
+        logits = step.logits[len(step.unread.sequences) :]
+        return replace(sampled, prompt_logprobs=prompt_logprobs(chunks, logits))
+
+    def _choose(self, schedule: Schedule, logits: torch.Tensor, *, num_ahead: int) -> LaunchedStep:
+        if schedule.drafts:
+            return LaunchedStep(schedule, logits, choose_drafted(self.sampler, schedule, logits))
+        sampled = schedule.sampled
+        unread = self.sampler.choose(sampled, logits[: len(sampled)], num_ahead=num_ahead)
+        return LaunchedStep(schedule, logits, unread)
+
+    def is_settled(self, sequence: Sequence) -> bool:
+        return self.sampler.is_settled(sequence)
+
+    def recover(self, error: Exception) -> StepFault:
+        return recover(error, self._device.type)
+
+    def forget(self, sequence: Sequence) -> None:
+        self.runner.forget(sequence)
+        self.sampler.forget(sequence)

@@ -20,15 +20,13 @@ class BackgroundLoops:
     """Belong to one event loop."""
 
     def __init__(self) -> None:
+        self.are_running = False
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def are_running(self) -> bool:
-        return bool(self._tasks)
 
     def begin(self, name: str, loop: Loop) -> asyncio.Task[None]:
         task = asyncio.create_task(_supervised(name, loop), name=f"gateway {name}")
         self._tasks.append(task)
+        self.are_running = True
         return task
 
     async def stop(self) -> None:
@@ -40,10 +38,11 @@ class BackgroundLoops:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
         self._tasks = []
+        self.are_running = False
 
 
 async def _supervised(name: str, loop: Loop) -> None:
-    """Until ``loop`` returns or its task is cancelled."""
+    """Runs ``loop``, again after each failure, until it returns or its task is cancelled."""
     record = FailureRecord(f"gateway's loop {name}")
     try:
         while not record.has_ended:

@@ -85,7 +85,8 @@ class DatabaseCatalogue:
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
         self._away: tuple[float, ServiceUnavailableError] | None = None
-        """Since when the database is: it is asked once in ``CACHE_S``."""
+        """The time since which the database is away, with the error; ``None``: it answers. It is
+        asked once in ``CACHE_S``."""
 
     async def find(self, name: str) -> CatalogueEntry:
         try:

@@ -4,7 +4,8 @@
              ├─ Liveness            alive key out, heartbeats in
              ├─ Dispatcher          frames out
              ├─ HeldRequestsWatch   open here and held there are the same
-             └─ Placer              where to
+             ├─ Placer              where to
+             └─ UpstreamLinks       connections to endpoints of others
 
 Starts on the first request (or an ASGI lifespan), on whatever event loop serves it; importing it
 starts nothing. Must not know HTTP.
@@ -18,17 +19,17 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from django.conf import settings
 
 from helexa_site.config import Config
-from inference.garbage import keep_imports, make_full_collections_rare
+from inference.garbage import freeze_heap, make_full_collections_rare
 from inference.gateway.background_loops import BackgroundLoops, Loop
-from inference.gateway.bounds import Bounds
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.images.request_images import ImageParser, ImageSender, image_rules
+from inference.gateway.metrics.queues import watch_ledger, watch_records
 from inference.gateway.metrics.requests import Metrics, client_family
 from inference.gateway.neurons.conduct import NeuronConduct
 from inference.gateway.neurons.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
@@ -38,21 +39,25 @@ from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.redis.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.refusal_counts import RefusalCounts
-from inference.gateway.request.accounting import Accounting, Ledger
+from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStreams
-from inference.gateway.request.identify import SENDER, Directory, Identifier
+from inference.gateway.request.identify import SENDER, Directory, Identifier, pseudonym_of
 from inference.gateway.request.place import Placer
-from inference.gateway.request.rate_limit import Limiting
+from inference.gateway.request.reserve import Accounting, Ledger
 from inference.gateway.request.settle import (
+    PROBES,
     Outcomes,
     RequestOutcome,
     RequestRecords,
     counted_by,
+    end_spans,
     recorded_by,
 )
 from inference.gateway.request.token_bounds import PromptRatios
 from inference.gateway.server.paths import api_path_of
+from inference.gateway.tracing.start import started_tracing
+from inference.gateway.upstreams.links import UpstreamLinks
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.redis_connections import redis_client
@@ -60,13 +65,16 @@ from inference.redis_link import RedisLink
 from inference.supervised_threads import SupervisedPool
 from metering.ledger.receipts import Receipts
 from metering.limits.rate_limiter import RateLimiter
-from metering.principal import Principal, Scope
+from metering.principal import Scope
+
+if TYPE_CHECKING:
+    from inference.gateway.tracing.exporter import Tracing
 
 logger = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 3.0
 MAX_READ_BYTES = 16 * 1024 * 1024
-"""Of events at once: twice what an honest neuron's entries are together."""
+"""The most bytes of events in one read: twice what an honest neuron's entries are together."""
 READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
 FINAL_USAGE_STOP_S = 0.4
@@ -74,6 +82,7 @@ FINAL_USAGE_STOP_S = 0.4
 FINAL_USAGE_POLL_S = 0.02
 LEDGER_STOP_S = 5.0
 RECORDS_STOP_S = 2.0
+SPANS_STOP_S = 2.0
 FLUSH_S = 1.0
 """What frames that are on their way get when the gateway stops."""
 FAREWELL_S = 1.0
@@ -98,23 +107,10 @@ class Gateway:
         self.metrics = Metrics()
         self.identifier = Identifier(config, directory)
         self.receipts = Receipts(settings.SECRET_KEY)
+        self.pseudonym = pseudonym_of(settings.SECRET_KEY)
         self._directory = directory
         self._ledger = make_ledger(self.gateway_id)
-        self.metrics.watch(
-            "helexa_ledger_queue_operations",
-            "What this gateway has yet to write into the ledger.",
-            lambda: self._ledger.depth,
-        )
-        self.metrics.watch(
-            "helexa_ledger_queue_age_seconds",
-            "How long the oldest of that has waited.",
-            lambda: self._ledger.age_s,
-        )
-        self.metrics.watch(
-            "helexa_ledger_spooled_bills",
-            "Bills that wait for the database in this gateway's data directory.",
-            lambda: self._ledger.num_spooled,
-        )
+        watch_ledger(self.metrics, self._ledger)
         self.accounting = Accounting(
             self._ledger, self.gateway_id, max_waiting=config.max_waiting_requests
         )
@@ -127,14 +123,17 @@ class Gateway:
         self.refusals = RefusalCounts()
         self._records = records
         if records is not None:
-            self._watch_records(records)
+            watch_records(self.metrics, records)
         self.outcomes = Outcomes(
             self.accounting.settle,
             counted_by(self.metrics),
             self._free_limits,
-            self.refusals.observe,
             *(() if records is None else (recorded_by(records),)),
+            *(() if config.traces_url is None else (end_spans,)),
+            on_error=self.refusals.observe,
         )
+        self._tracing: Tracing | None = None
+        """``None``: requests are not traced."""
         self.draining = False
         self._drain_ended = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -147,7 +146,7 @@ class Gateway:
             return
         # ``asyncio.to_thread``: what its jobs raise must not end the loop.
         asyncio.get_running_loop().set_default_executor(SupervisedPool(thread_name_prefix="files"))
-        keep_imports()
+        freeze_heap()
         make_full_collections_rare()
         self._redis = redis_client(self.config.redis_url, COMMAND_TIMEOUT_S)
         self._frames_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
@@ -169,7 +168,7 @@ class Gateway:
         self.liveness = Liveness(
             self._redis, self.gateway_id, self.streams, self.readers, stall_limit_s=stall_limit_s
         )
-        self._held = HeldRequestsWatch(
+        self.held = HeldRequestsWatch(
             self._redis, self.gateway_id, self.streams, self.dispatcher, self.readers
         )
         limiter = RateLimiter(self._limits_link)
@@ -185,7 +184,11 @@ class Gateway:
             self.streams,
             max_waiting=self.config.max_waiting_requests,
         )
+        self.upstreams = UpstreamLinks(
+            settings.SECRET_KEY, max_waiting=self.config.max_waiting_requests
+        )
         self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
+        self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
         for name, loop in (
             ("alive", self.liveness.run_alive),
             ("watch", self.liveness.run_watch),
@@ -199,14 +202,21 @@ class Gateway:
             begin()
 
     def open_call(
-        self, *, request_id: str, endpoint: str, user_agent: str, principal: Principal | None = None
+        self,
+        *,
+        request_id: str,
+        endpoint: str,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> Call:
+        """``headers``, as in an ASGI scope, name the client's program and may name its trace."""
+        user_agent = dict(headers).get(b"user-agent", b"").decode("latin-1")
+        tracing = None if endpoint in PROBES else self._tracing
         return Call(
             request_id=request_id,
             endpoint=endpoint,
             client=client_family(user_agent),
-            principal=principal,
             record=self.outcomes.record,
+            spans=None if tracing is None else tracing.begin(headers),
         )
 
     async def is_gateway_alive(self, gateway_id: str) -> bool:
@@ -234,18 +244,6 @@ class Gateway:
         sender = await self.identifier.sender_of(headers)
         await self.identifier.identify(headers, scope=Scope.INFERENCE, sender=sender)
         return {SENDER: sender}
-
-    def _watch_records(self, records: RequestRecords) -> None:
-        self.metrics.watch(
-            "helexa_request_records_queued",
-            "Requests that this gateway has yet to record.",
-            lambda: records.depth,
-        )
-        self.metrics.watch_total(
-            "helexa_request_records_dropped",
-            "Requests that this gateway could not record.",
-            lambda: records.num_dropped,
-        )
 
     def _free_limits(self, outcome: RequestOutcome) -> None:
         self.limits.settle(outcome)
@@ -299,6 +297,7 @@ class Gateway:
             return
         await self.dispatcher.close(FLUSH_S)
         await self._await_final_usage()
+        await self.upstreams.close()
         await self._loops.stop()
         await self.readers.close()
         await self._limiter.flush()
@@ -306,6 +305,8 @@ class Gateway:
         await self._ledger.stop(LEDGER_STOP_S)
         if self._records is not None:
             await self._records.stop(RECORDS_STOP_S)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.stop, SPANS_STOP_S)
         await self._count_refusals()
         await self._queue_demand.withdraw()
         await self.liveness.withdraw()
@@ -314,7 +315,7 @@ class Gateway:
         await self._limits_link.aclose()
 
     async def _look_at_held(self) -> None:
-        await self._held.look(self.liveness.neuron_names())
+        await self.held.look(self.liveness.neuron_names())
 
     async def _publish_waiting(self) -> None:
         """The control gives time slices by it. Raises ``ServiceUnavailableError``."""

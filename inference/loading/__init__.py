@@ -1,1 +1,1 @@
-"""Where model files come from, whether they fit, and how they become weights."""
+"""Finds and fetches model files, checks whether they fit, and turns them into weights."""

@@ -4,46 +4,52 @@ architecture first, then that every tensor is there, in its shape. Reads no weig
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from inference.loading.config.checked_config import check_tower
 from inference.loading.config.checked_shapes import check_module_tensors, check_tensors
 from inference.loading.config.hub_config import read_directory_config
 from inference.loading.config.learnt_config import learnt_config
 from inference.loading.config.malformed import refuses_malformed
-from inference.loading.gguf.config import read_gguf_config
-from inference.loading.gguf.header import GGUFHeader, read_headers
+from inference.loading.gguf.header import GGUFHeader
 from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.loading.gguf.tower import read_gguf_model
 from inference.loading.gguf.vocabulary import check_vocabulary
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.safetensors.model import open_safetensors
 from inference.loading.sources.files import ModelFiles
 from inference.loading.weights.expert_files import by_expert
+from inference.loading.weights.joined_tensors import with_joined_tensors
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
+from inference.models.families.predictor import has_gguf_predictor
 from inference.models.families.registry import family_of
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """Its ``files`` are open until they are closed."""
+    """A model's config and its open files. The caller closes ``files``."""
 
     config: ModelConfig
     files: TensorFiles
     left_out: str
-    """In words: what of the files the model does not compute with."""
+    """A sentence for people: what of the files the model does not compute with."""
     gguf_header: GGUFHeader | None
-    """With a vocabulary that can be read, for a GGUF that has no tokenizer.json beside it."""
+    """The header, with a vocabulary that can be read, of a GGUF that has no tokenizer.json beside
+    it."""
+    projector: Path | None = None
+    """The mmproj file whose tower is computed."""
 
 
 def describe_model(
     files: ModelFiles, device_type: str, *, wants_predictor: bool = False
 ) -> DescribedModel:
     """``device_type``: torch's name of it, which bounds the size of images. ``wants_predictor``:
-    also open the multi-token prediction layer, where safetensors have one. Raises
+    also open the multi-token prediction layer, where the files have one. Raises
     ``UnknownArchitectureError``, ``BadFileError``, ``MissingFileError``."""
     described = (
-        _described_gguf(files)
+        _described_gguf(files, device_type, wants_predictor=wants_predictor)
         if files.is_gguf
         else _described_safetensors(files, device_type, wants_predictor=wants_predictor)
     )
@@ -59,15 +65,20 @@ def _described_safetensors(
     files: ModelFiles, device_type: str, *, wants_predictor: bool
 ) -> DescribedModel:
     config = read_directory_config(files.directory)
-    config = learnt_config(with_bounded_pixels(config, device_type, os.environ))
+    config = learnt_config(_bounded(config, files, device_type))
     with refuses_malformed("a header of the safetensors files"):
         model = open_safetensors(files, config, wants_predictor=wants_predictor)
     return DescribedModel(model.config, model.tensors, model.left_out, gguf_header=None)
 
 
-def _described_gguf(files: ModelFiles) -> DescribedModel:
-    header = read_headers(files.weights)
-    config = read_gguf_config(header)
+def _described_gguf(
+    files: ModelFiles, device_type: str, *, wants_predictor: bool
+) -> DescribedModel:
+    model = read_gguf_model(files, lambda config: _bounded(config, files, device_type))
+    header, config = model.header, model.config
+    if wants_predictor and family_of(config).predictor_name is not None:
+        has_predictor = has_gguf_predictor(config, header.tensors)
+        config = replace(config, has_predictor=has_predictor)
     has_tokenizer = (files.directory / "tokenizer.json").is_file()
     if not has_tokenizer:
         check_vocabulary(header)
@@ -76,10 +87,20 @@ def _described_gguf(files: ModelFiles) -> DescribedModel:
         from inference.loading.gguf.module import DequantisedTensors  # imports transformers
 
         tensors = DequantisedTensors(header, config)
-        return DescribedModel(config, tensors, "", vocabulary)
+        return DescribedModel(config, tensors, model.no_images, vocabulary)
     with refuses_malformed(f"the header of {header.path.name}"):
         found = GGUFTensorFiles(header, config)
-        return DescribedModel(config, by_expert(found), found.left_out, vocabulary)
+        left_out = "; ".join(filter(None, (found.left_out, model.no_images)))
+        whole = by_expert(with_joined_tensors(found))
+        return DescribedModel(config, whole, left_out, vocabulary, model.projector)
+
+
+def _bounded(config: ModelConfig, files: ModelFiles, device_type: str) -> ModelConfig:
+    """Returns the config with images bounded to what the device takes; without vision where the
+    files are to be a text model."""
+    if files.is_text_only:
+        return replace(config, vision=None)
+    return with_bounded_pixels(config, device_type, os.environ)
 
 
 def _check_tensors(described: DescribedModel) -> None:

@@ -1,5 +1,5 @@
 """``python -m inference.loading.file_check`` reads a model's configs and file headers, as a load
-does first, and reports what the load would refuse.
+does first, and reports what the load would refuse, or what the model's layers take.
 
     stdin: one ``FileCheckOrder``, then nothing; its end means that the parent has gone
     stdout: one ``FileCheckResult``
@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from inference.loading.order_child import read_order, send
-from inference.loading.sources.files import ModelFiles, gguf_variants
+from inference.loading.sources.files import ModelFiles, gguf_variants, is_projector
+from inference.loading.sources.projectors import WantedFiles, wanted_files
 from inference.loading.sources.sources import fetch_files, parse_source
-from inference.protocol.load import LoadFailure, LoadSpec, draft_spec
+from inference.protocol.layer_costs import PackedCosts
+from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadFailure
 
 if TYPE_CHECKING:
     from inference.models.config import ModelConfig
@@ -33,12 +36,15 @@ class FileCheckOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of the downloaded weight files, the model's own before its draft model's; empty for a
     ``path:`` source."""
     free_memory_bytes: int
-    """That a choice among several quants must fit."""
+    """The free memory that a choice among several quants must fit."""
+    weighs: bool = False
+    """Whether what its layers take is wanted instead."""
 
 
 class FileCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     failure: LoadFailure | None
     """``None``: nothing speaks against the files."""
+    costs: PackedCosts | None = None
 
 
 decode_order = msgspec.json.Decoder(FileCheckOrder).decode
@@ -52,10 +58,21 @@ def main() -> NoReturn:
 
 def check(order: FileCheckOrder) -> FileCheckResult:
     try:
+        if order.weighs:
+            return FileCheckResult(failure=None, costs=_costs(order))
         _check_files(order)
     except LoadError as error:
         return FileCheckResult(failure=error.failure)
     return FileCheckResult(failure=None)
+
+
+def _costs(order: FileCheckOrder) -> PackedCosts:
+    """Raises ``LoadError``."""
+    from inference.loading.costs.packed_costs import packed
+    from inference.loading.costs.read_costs import read_costs
+
+    paths = [Path(path) for path in order.weights]
+    return packed(read_costs(_model_files(order.spec, paths, order.free_memory_bytes), order.spec))
 
 
 def _check_files(order: FileCheckOrder) -> None:
@@ -69,7 +86,7 @@ def _check_files(order: FileCheckOrder) -> None:
     drafting = draft_spec(spec)
     if drafting is None or config is None or not takes_draft_model(config):
         return
-    others = [path for path in paths if path not in own.weights]
+    others = [path for path in paths if path not in own.all_weights]
     if others or _is_local(drafting):
         draft = _model_files(drafting, others, order.free_memory_bytes)
         draft_config = _checked_config(draft, drafting)
@@ -102,11 +119,12 @@ def _model_files(spec: LoadSpec, paths: Sequence[Path], free_memory_bytes: int) 
         # A hash would read the weights.
         spec = msgspec.structs.replace(spec, sha256=None)
         return fetch_files(spec, Path(), free_memory_bytes, lambda _: None)
-    return _first_model(paths)
+    return _first_model(paths, wanted_files(spec.file))
 
 
-def _first_model(paths: Sequence[Path]) -> ModelFiles:
-    """Several models may lie in one directory as GGUF."""
+def _first_model(paths: Sequence[Path], wanted: WantedFiles) -> ModelFiles:
+    """Several models may lie in one directory as GGUF. An mmproj file is among ``paths`` where a
+    load reads one."""
     first = paths[0]
     beside = {path.name: path for path in paths if path.parent == first.parent}
     if first.suffix == ".gguf":
@@ -114,7 +132,13 @@ def _first_model(paths: Sequence[Path]) -> ModelFiles:
         names = next(one.names for one in variants if first.name in one.names)
     else:
         names = tuple(name for name in beside if name.endswith(first.suffix))
-    return ModelFiles(directory=first.parent, weights=tuple(beside[name] for name in names))
+    return ModelFiles(
+        directory=first.parent,
+        weights=tuple(beside[name] for name in names),
+        projector=next((path for path in paths if is_projector(path.name)), None),
+        is_projector_named=wanted.projector not in (None, NO_PROJECTOR),
+        is_text_only=wanted.projector == NO_PROJECTOR,
+    )
 
 
 if __name__ == "__main__":

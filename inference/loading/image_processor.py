@@ -4,11 +4,12 @@ Pillow when a model with a tower is loaded, and not before."""
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,20 @@ import numpy.typing as npt
 from inference.loading.config.hub_config import PROCESSOR, read_json
 from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
-from inference.models.vision_config import VisionConfig
-from inference.protocol.images import ImageRatioError, VisionInput, image_grid
+from inference.models.vision_config import TowerKind, VisionConfig
+from inference.protocol.image_layout import (
+    ImageRatioError,
+    image_grid,
+    longest_side_px,
+    most_pixels,
+)
+from inference.protocol.images import VisionInput
+from inference.protocol.load_errors import BadSettingError
 from inference.settings.neuron import VISION_MAX_PIXELS, VISION_MIN_PIXELS
 
 KEPT_KEYS = ("image_mean", "image_std", "resample", "rescale_factor", "do_rescale", "do_normalize")
-"""The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``."""
+"""The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``. An mmproj file
+has all of it in its metadata."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What clients may send: no other decoder is ever started."""
 
@@ -35,7 +44,9 @@ def with_bounded_pixels(
 ) -> ModelConfig:
     """Images between HELEXA_VISION_MIN_PIXELS and HELEXA_VISION_MAX_PIXELS; without them as the
     model has it, on a CPU ``MOST_PIXELS_ON_CPU`` at most. Where the largest is 0 the model is given
-    none, and is the text model that its decoder is alone. Raises ``ValueError``."""
+    none, and is the text model that its decoder is alone. No other bound changes a model all of
+    whose images have one size, and no smallest one a model that divides them: it scales all images
+    to the largest, or enlarges none. Raises ``BadSettingError``."""
     vision = config.vision
     if vision is None:
         return config
@@ -47,56 +58,63 @@ def with_bounded_pixels(
             return replace(config, vision=None)
     elif device_type == "cpu":
         most = min(most, MOST_PIXELS_ON_CPU)
+    if vision.image_px and vision.division == "none":
+        return config
     least_possible = (vision.patch_px * vision.merge) ** 2
     if most < least_possible:
-        raise ValueError(f"HELEXA_VISION_MAX_PIXELS is below one token's {least_possible} pixels")
+        raise BadSettingError(
+            f"{VISION_MAX_PIXELS.name} is {most}, and an image of one token has {least_possible} "
+            "pixels: raise it, or set it to 0 for no images"
+        )
+    if vision.division != "none":
+        return replace(config, vision=replace(vision, max_pixels=most))
     least = VISION_MIN_PIXELS.read(environment)
     if least is not None and least > most:
-        raise ValueError(f"HELEXA_VISION_MIN_PIXELS ({least}) is above the largest image's {most}")
+        raise BadSettingError(
+            f"{VISION_MIN_PIXELS.name} is {least}, above the largest image's {most} pixels: lower "
+            f"it, or raise {VISION_MAX_PIXELS.name}"
+        )
     least = min(vision.min_pixels, most) if least is None else least
     return replace(config, vision=replace(vision, min_pixels=least, max_pixels=most))
 
 
 def open_image_processor(
     directory: Path, config: ModelConfig
-) -> tuple[QwenImageProcessor | None, str]:
+) -> tuple[ImageFileProcessor | None, str]:
     """The processor of a model that is given images; where it cannot be had, and there is a tower,
     in words why not. Raises ``LoadError``."""
     if config.vision is None:
         return None, ""
     if find_spec("PIL") is None:
         return None, "no images: Pillow is not installed"
-    return QwenImageProcessor(directory, config.vision), ""
+    return ImageFileProcessor(directory, config.vision), ""
 
 
-class QwenImageProcessor:
+class PatchMaker(Protocol):
+    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
+        """An image of PIL's -> (num_patches, patch_features), in the order in which patches are
+        merged."""
+        ...
+
+
+class ImageFileProcessor:
     """The ``ImageProcessor`` of a model's directory. Images are read as they are displayed: rotated
     by their Exif orientation, the first frame of animations, without transparency."""
 
     def __init__(self, directory: Path, vision: VisionConfig) -> None:
         """Raises ``LoadError``."""
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil,
-        )
-
-        declared = read_json(directory / PROCESSOR)
-        kept: dict[str, Any] = {key: declared[key] for key in KEPT_KEYS if key in declared}
         self._vision = vision
-        self._processor = Qwen2VLImageProcessorPil(
-            size={"shortest_edge": vision.min_pixels, "longest_edge": vision.max_pixels},
-            patch_size=vision.patch_px,
-            merge_size=vision.merge,
-            temporal_patch_size=vision.temporal_patch,
-            **kept,
-        )
+        make = MAKERS[vision.kind]
+        self._patches: PatchMaker = make(vision, _declared(directory, vision))
 
     def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
         """See ``ImageProcessor``. Raises ``InvalidImageError``."""
         image = self._decoded(data, grid)
-        found = self._processor(images=[image], return_tensors="np")
-        if tuple(found["image_grid_thw"][0].tolist()) != grid:
+        is_low_detail = not self._may_be(image.size, grid, is_low_detail=False)
+        found = self._patches(image, is_low_detail=is_low_detail)
+        if len(found) != math.prod(grid):
             raise InvalidImageError("its patches are not as it was counted")
-        return np.ascontiguousarray(found["pixel_values"], dtype=np.float32)
+        return np.ascontiguousarray(found, dtype=np.float32)
 
     def _decoded(self, data: bytes, grid: tuple[int, int, int]) -> Any:
         """Looked at before its pixels are: no more of them than the request was counted by."""
@@ -104,7 +122,11 @@ class QwenImageProcessor:
 
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if not self._may_be(image.size, grid) and not self._may_be(image.size[::-1], grid):
+                if not any(
+                    self._may_be(size, grid, is_low_detail=is_low_detail)
+                    for size in (image.size, image.size[::-1])
+                    for is_low_detail in (False, True)
+                ):
                     raise InvalidImageError("it is not of the size that it was counted by")
                 return ImageOps.exif_transpose(image).convert("RGB")
         except InvalidImageError:
@@ -114,11 +136,141 @@ class QwenImageProcessor:
         except Exception as error:
             raise InvalidImageError(f"it cannot be decoded ({type(error).__name__})") from error
 
-    def _may_be(self, size: tuple[int, int], grid: tuple[int, int, int]) -> bool:
+    def _may_be(
+        self, size: tuple[int, int], grid: tuple[int, int, int], *, is_low_detail: bool
+    ) -> bool:
         try:
-            return image_grid(*size, self._vision) == grid
+            return image_grid(*size, self._vision, is_low_detail=is_low_detail) == grid
         except ImageRatioError:
             return False
+
+
+class QwenPatches:
+    """Images of any size, within bounds of pixels."""
+
+    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+
+        self._processors = {
+            is_low_detail: Qwen2VLImageProcessorPil(
+                size={
+                    "shortest_edge": vision.min_pixels,
+                    "longest_edge": most_pixels(vision, is_low_detail=is_low_detail),
+                },
+                patch_size=vision.patch_px,
+                merge_size=vision.merge,
+                temporal_patch_size=vision.temporal_patch,
+                **declared,
+            )
+            for is_low_detail in (False, True)
+        }
+
+    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
+        found = self._processors[is_low_detail](images=[image], return_tensors="np")
+        patches: npt.NDArray[np.float32] = found["pixel_values"]
+        return patches
+
+
+class SquarePatches:
+    """Every image as a square of one size, whatever its shape: Gemma 3 without pan and scan."""
+
+    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        self._vision = vision
+        size = {"height": vision.image_px, "width": vision.image_px}
+        self._processor = Gemma3ImageProcessorPil(size=size, do_pan_and_scan=False, **declared)
+
+    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
+        (pixels,) = self._processor(images=[image], return_tensors="np")["pixel_values"]
+        return merged_patches(pixels, self._vision.patch_px, self._vision.merge)
+
+
+class TilePatches:
+    """Every image as tiles of one size, and behind them as one such tile: Idefics3. In low detail,
+    or where a model does not cut images, as that one alone."""
+
+    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
+        from transformers.models.idefics3.image_processing_pil_idefics3 import (
+            Idefics3ImageProcessorPil,
+        )
+
+        self._vision = vision
+        self._processors = {
+            is_low_detail: Idefics3ImageProcessorPil(
+                size={"longest_edge": longest_side_px(vision)},
+                max_image_size={"longest_edge": vision.image_px},
+                do_image_splitting=vision.division == "tiles" and not is_low_detail,
+                **declared,
+            )
+            for is_low_detail in (False, True)
+        }
+
+    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
+        (tiles,) = self._processors[is_low_detail](images=[image], return_tensors="np")[
+            "pixel_values"
+        ]
+        patch_px, merge = self._vision.patch_px, self._vision.merge
+        whole_px = self._vision.image_px // patch_px * patch_px
+        return np.concatenate(
+            [merged_patches(tile[:, :whole_px, :whole_px], patch_px, merge) for tile in tiles]
+        )
+
+
+class RowPatches:
+    """Images of any shape, reduced to a longest side and never enlarged: Pixtral."""
+
+    def __init__(self, vision: VisionConfig, declared: dict[str, Any]) -> None:
+        from transformers.models.pixtral.image_processing_pil_pixtral import (
+            PixtralImageProcessorPil,
+        )
+
+        self._vision = vision
+        unit_px = vision.patch_px * vision.merge
+        self._processors = {
+            is_low_detail: PixtralImageProcessorPil(
+                size={"longest_edge": math.isqrt(most_pixels(vision, is_low_detail=is_low_detail))},
+                patch_size={"height": unit_px, "width": unit_px},
+                **declared,
+            )
+            for is_low_detail in (False, True)
+        }
+
+    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
+        (pixels,) = self._processors[is_low_detail](images=[image], return_tensors="np")[
+            "pixel_values"
+        ]
+        return merged_patches(pixels, self._vision.patch_px, self._vision.merge)
+
+
+MAKERS: dict[TowerKind, Callable[[VisionConfig, dict[str, Any]], PatchMaker]] = {
+    "qwen3_vl": QwenPatches,
+    "qwen2_5_vl": QwenPatches,
+    "gemma3": SquarePatches,
+    "idefics3": TilePatches,
+    "pixtral": RowPatches,
+}
+
+
+def merged_patches(
+    pixels: npt.NDArray[np.float32], patch_px: int, merge: int
+) -> npt.NDArray[np.float32]:
+    """(num_channels, height, width), of whole merged patches -> (num_patches, num_channels *
+    patch_px**2): those that are merged stand after each other."""
+    channels, height, width = pixels.shape
+    rows, columns = (side // (patch_px * merge) for side in (height, width))
+    parts = pixels.reshape(channels, rows, merge, patch_px, columns, merge, patch_px)
+    return parts.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * patch_px**2)
+
+
+def _declared(directory: Path, vision: VisionConfig) -> dict[str, Any]:
+    """Raises ``LoadError``."""
+    if vision.image_mean:
+        return {"image_mean": list(vision.image_mean), "image_std": list(vision.image_std)}
+    declared = read_json(directory / PROCESSOR)
+    return {key: declared[key] for key in KEPT_KEYS if key in declared}
 
 
 def vision_input(config: ModelConfig) -> VisionInput | None:
@@ -131,4 +283,11 @@ def vision_input(config: ModelConfig) -> VisionInput | None:
         merge=vision.merge,
         min_pixels=vision.min_pixels,
         max_pixels=vision.max_pixels,
+        image_px=vision.image_px,
+        placeholder="" if vision.text is None else vision.text.placeholder,
+        written="" if vision.text is None else vision.text.written,
+        division=vision.division,
+        part="" if vision.text is None else vision.text.part,
+        row_break="" if vision.text is None else vision.text.row_break,
+        parts_end="" if vision.text is None else vision.text.parts_end,
     )

@@ -1,4 +1,4 @@
-"""From a load spec to opened weights: fetch, preflight, tokenizer, weights. The one way in.
+"""Opens the weights of a load spec: fetch, preflight, tokenizer, weights. The one way in.
 
     spec ─▶ files (sources) ─▶ config, tensors, memory (preflight) ─▶ tokenizer directory ─▶ weights
                                   └─▶ an embedding model: OpenedEmbeddingModel
@@ -40,27 +40,33 @@ from inference.loading.preflight import (
 from inference.loading.progress import OnProgress
 from inference.loading.safetensors.packed_files import FP8 as FP8_CODES
 from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.hub_sources import is_of_hub
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer
 from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
 from inference.loading.triton_needs import triton_problem
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.loading.weights.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.weights.rank_files import RankFiles, rank_shares
+from inference.loading.weights.stage_files import StageFiles, layers_of_stage
 from inference.loading.weights.tensor_files import TensorFiles, has_fp8
 from inference.loading.weights.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.cuda.expert_trial import has_expert_kernel
 from inference.models.families.registry import family_of
+from inference.models.families.tower import TOWER
 from inference.models.layers.linear import LinearFactory
 from inference.models.native.build import find_compiler
 from inference.models.parallel.cuts import rank_cuts
 from inference.models.parallel.shares import RankShare, rank_config
+from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.weights.weight_source import WeightSource
-from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.settings.named_sources import HUGGINGFACE
 
 TABLE = "embed_tokens.weight"
 EXPERTS = ".mlp.experts."
-"""In the names of experts' weights and biases."""
+"""The part that names of experts' weights and biases have."""
 COPY_MARGIN = 2
 """Copies that only make prompts faster are kept where they leave this many times their own size."""
 
@@ -80,13 +86,18 @@ class OpenedModel:
     factory: LinearFactory
     files: TensorFiles
     weight_paths: tuple[Path, ...] = ()
+    projector: Path | None = None
+    """The mmproj file whose tower the model computes."""
     left_out: str = ""
-    """In words: what of the files the model does not compute with."""
+    """A sentence for people: what of the files the model does not compute with."""
     unquantized: Unquantized | None = None
     """The dense weights of a model that is quantised while it loads, whole."""
     shares: tuple[RankShare, ...] = ()
     """The shares of all ranks, where several share the model; ``config`` is of the whole,
     ``weights`` and ``need`` are of one rank."""
+    layers: LayerRange | None = None
+    """Those of one stage, where the model has several; ``config``, ``weight_bytes`` and
+    ``num_parameters`` are of the whole, ``weights`` and ``need`` are of the stage."""
 
     @property
     def estimated_load_bytes(self) -> int:
@@ -100,32 +111,37 @@ class OpenedModel:
 
 
 def open_model(
-    spec: LoadSpec, cache_dir: Path, on_progress: OnProgress, *, rank: int = 0
+    spec: LoadSpec, cache_dir: Path, on_progress: OnProgress, *, rank: int = 0, stage: int = 0
 ) -> OpenedModel | OpenedEmbeddingModel:
     """Open a generating or an embedding model, as its files declare. Blocks while it downloads.
-    ``on_progress`` is called from this thread only. ``rank``: whose part of the weights. Raises
-    ``LoadError``."""
+    ``on_progress`` is called from this thread only. ``rank`` or ``stage``: whose part of the
+    weights. Raises ``LoadError``."""
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
     device = choose_device(spec, rank)
     use_device(device)
     planned_kv_format(spec, device, _is_native(spec, device))
     free_bytes = max(0, free_memory_bytes(device) - spec.promised_bytes)
     check_kv_memory(spec.kv_memory_bytes, free_bytes, str(device))
-    files = fetch_files(spec, cache_dir, free_bytes, on_progress)
+    files = fetch_files(spec, cache_dir, _free_for_files(spec, free_bytes), on_progress)
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
         return open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
-    wants_predictor = spec.speculation == "mtp" and not _is_native(spec, device)
+    is_whole = spec.tensor_parallel == 1 and not spec.stages
+    wants_predictor = spec.speculation == "mtp" or (spec.speculation == "auto" and is_whole)
     described = describe_model(files, device.type, wants_predictor=wants_predictor)
-    tokenizer_dir = _tokenizer_dir(described, files, cache_dir, on_progress)
+    tokenizer_dir = _tokenizer_dir(described, files, spec, cache_dir, on_progress)
     dense = described.files
     described = replace(described, files=_quantized(described, spec, device))
     whole = described.files
+    layers = layers_of_stage(spec, described.config, stage)
+    if layers is not None:
+        described = replace(described, files=StageFiles(whole, layers))
     shares = rank_shares(described.config, whole, spec.tensor_parallel)
     if shares:
         cuts = rank_cuts(described.config, shares[rank])
         described = replace(described, files=RankFiles(whole, cuts))
-    need = _memory_need(spec, described, device, shares[rank : rank + 1])
+    own = _config_of_part(described.config, shares[rank] if shares else None, layers)
+    need = _memory_need(spec, described, device, own)
     num_sharing = ranks_on_one_device(spec, device)
     free_bytes //= num_sharing
     if rank == 0 or device.type != "cpu":  # else the first has looked, and has begun to load
@@ -134,7 +150,7 @@ def open_model(
     return OpenedModel(
         config=described.config,
         directory=files.directory,
-        weights=OpenedWeights(described.files, factory, on_progress, _detail(described.files)),
+        weights=OpenedWeights(described.files, factory, on_progress, _detail(whole)),
         tokenizer_dir=tokenizer_dir,
         weight_bytes=sum(whole.bytes_of(name) for name in whole.names),
         num_parameters=sum(math.prod(whole.shape_of(name)) for name in whole.names),
@@ -143,14 +159,27 @@ def open_model(
         factory=factory,
         files=described.files,
         weight_paths=files.weights,
+        projector=described.projector,
         left_out=described.left_out,
         unquantized=None
-        if dense is whole or shares
+        if dense is whole or shares or stage
         else open_unquantized(
             dense, described.config, files.weights, device, choose_dtype(spec, device)
         ),
         shares=shares,
+        layers=layers,
     )
+
+
+def _free_for_files(spec: LoadSpec, free_bytes: int) -> int:
+    """What the chosen files may take: stages add up their devices, those of other neurons by what
+    the plan allots to them. ``free_bytes``: of the one."""
+    if not spec.stages:
+        return free_bytes
+    own = "" if spec.stage_of is None else spec.stages[spec.stage_of.index].neuron
+    names = dict.fromkeys(stage.device for stage in spec.stages if stage.neuron == own)
+    elsewhere_bytes = sum(stage.memory_bytes for stage in spec.stages if stage.neuron != own)
+    return elsewhere_bytes + sum(free_memory_bytes(torch.device(name)) for name in names)
 
 
 def _quantized(described: DescribedModel, spec: LoadSpec, device: torch.device) -> TensorFiles:
@@ -167,22 +196,40 @@ def _detail(files: TensorFiles) -> str:
 
 
 def _tokenizer_dir(
-    described: DescribedModel, files: ModelFiles, cache_dir: Path, on_progress: OnProgress
+    described: DescribedModel,
+    files: ModelFiles,
+    spec: LoadSpec,
+    cache_dir: Path,
+    on_progress: OnProgress,
 ) -> Path:
-    """Where the tokenizer's files lie. Raises ``LoadError``."""
+    """Returns the directory of the tokenizer's files. Raises ``LoadError``."""
     if described.gguf_header is not None:
         return tokenizer_directory(
             described.gguf_header,
             cache_dir,
             lambda repo: fetch_tokenizer(repo, cache_dir, on_progress),
+            spec.source.partition(":")[0] if is_of_hub(spec.source) else HUGGINGFACE,
         )
     return files.directory if files.is_gguf else directory_tokenizer(files.directory, cache_dir)
 
 
+def _config_of_part(
+    config: ModelConfig, share: RankShare | None, layers: LayerRange | None
+) -> ModelConfig:
+    """Returns the config of what a rank or a stage takes memory for. Later stages have no logits
+    and no images."""
+    if share is not None:
+        return rank_config(config, share)
+    if layers is None:
+        return config
+    own = stage_config(config, layers)
+    return own if layers.is_first else replace(own, vocab_size=0, vision=None)
+
+
 def _memory_need(
-    spec: LoadSpec, described: DescribedModel, device: torch.device, share: tuple[RankShare, ...]
+    spec: LoadSpec, described: DescribedModel, device: torch.device, config: ModelConfig
 ) -> MemoryNeed:
-    """``share``: of the rank, where there are several."""
+    """``config``: of what the device gets of the model."""
     files, earlier = described.files, earlier_loads_on(spec, device)
     dtype = choose_dtype(spec, device)
     is_native = _is_native(spec, device)
@@ -191,7 +238,7 @@ def _memory_need(
     tables = _quantized_tables(described, device)
     is_tied = described.config.tie_embeddings
     return memory_need(
-        rank_config(described.config, share[0]) if share else described.config,
+        config,
         [
             (_kept_format(described, name, device), math.prod(files.shape_of(name)))
             for name in files.names
@@ -229,16 +276,16 @@ def _quantized_tables(described: DescribedModel, device: torch.device) -> list[s
 
 
 def _has_packed_kernels(spec: LoadSpec, described: DescribedModel, device: torch.device) -> bool:
-    """As far as is known before one is tried."""
+    """Whether packed kernels run here, as far as that can be answered before one is tried."""
     is_exact = spec.dtype == "float32" or family_of(described.config).uses_transformers
     return device.type == "cuda" and not is_exact and triton_problem() is None
 
 
 def _kept_format(described: DescribedModel, name: str, device: torch.device) -> str:
-    """Transformers' own modules take dense weights alone, and so does a card of experts whose
-    formats it does not keep."""
+    """Transformers' own modules and towers take dense weights alone, and so does a card of experts
+    whose formats it does not keep."""
     is_expert = device.type != "cpu" and EXPERTS in name
-    if is_expert or family_of(described.config).uses_transformers:
+    if is_expert or name.startswith(TOWER) or family_of(described.config).uses_transformers:
         return "dense"
     return described.files.format_of(name)
 

@@ -19,7 +19,7 @@ SHORTEST_CONTEXT_TOKENS = 256
 GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "INT4", "q4"})
 GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q5", "q6", "q8", "MXFP4"})
 MXFP4, FP8_FILES = "MXFP4", "F8_E4M3"
-"""Only experts are kept in these."""
+"""The formats in which only experts are kept."""
 FP8 = "fp8"
 """Small letters: quantised while loading. torch's kernel takes q5 and q6 as 8 bits."""
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
@@ -32,8 +32,10 @@ NATIVE_BYTES_PER_WEIGHT = {
     "q5": 0.6875,
     "q6": 0.8125,
 }
-"""As the native decoder packs them: ``inference/models/native/formats.h``."""
+"""The bytes of a weight as the native decoder packs it: ``native/cpp/formats.h``."""
 CARD_BYTES_PER_WEIGHT = {
+    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "Q1_0"), 0.5625),
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "NVFP4"), 0.625),
     "Q4_0": 0.625,
     "Q4_1": 0.625,
     "Q5_0": 0.8125,
@@ -53,10 +55,12 @@ CARD_BYTES_PER_WEIGHT = {
     "Q6_K": 0.875,
     "F8_E4M3": 1.0625,
 }
-"""As a card's own kernels keep experts and projections, ``inference/models/cuda/packed.py`` and
-``experts.py``. Of fp8: with scales of blocks."""
+"""The bytes of a weight as a card's own kernels keep experts and projections,
+``inference/models/cuda/packed.py`` and ``experts.py``. Those of fp8 count scales of blocks. Places
+in a table take four bits, with a scale for each 32 or 16."""
 BYTES_PER_TABLE_WEIGHT = 1 + 4 / 32
-"""Of a quantised table on a card, whose rows are looked up: a byte for each code."""
+"""The bytes of a weight in a quantised table on a card, whose rows are looked up: a byte for each
+code."""
 COPY_BYTES = 2
 """What the bfloat16 copy takes of each weight that prompt rows are multiplied with."""
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
@@ -77,9 +81,9 @@ class LargestStep:
 class MemoryNeed:
     weight_bytes: int
     kv_bytes: int
-    """As the operator asked for, else of the shortest context that is worth serving."""
+    """The bytes that the operator asked for, else of the shortest context that is worth serving."""
     copy_bytes: int
-    """On top, for a second copy of quantised weights that makes prompts faster."""
+    """The additional bytes of a second copy of quantised weights that makes prompts faster."""
     step_bytes: int = 0
     """Activations of the largest step."""
     image_bytes: int = 0
@@ -205,7 +209,8 @@ def check_fits(need: MemoryNeed, free_bytes: int, device: str, *, num_sharing: i
 
 
 def check_kv_memory(kv_memory_bytes: int | None, free_bytes: int, device: str) -> None:
-    """Before anything is fetched. Raises ``DoesNotFitError`` with both numbers."""
+    """Checks the memory asked for, before anything is fetched. Raises ``DoesNotFitError`` with both
+    numbers."""
     if kv_memory_bytes is not None and kv_memory_bytes > free_bytes:
         raise DoesNotFitError(
             f"{_gigabytes(kv_memory_bytes)} of memory for keys and values are asked for, and "

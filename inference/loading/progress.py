@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference.protocol.load import LoadProgress
+from inference.protocol.load_progress import LoadProgress
 
 OnProgress = Callable[[LoadProgress], None]

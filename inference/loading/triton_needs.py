@@ -36,7 +36,8 @@ def triton_problem(
 
 
 def _compiler(environment: Mapping[str, str]) -> str | None:
-    """As Triton chooses it: what ``CC`` names, and nothing else where that is set."""
+    """Finds the compiler that Triton chooses: what ``CC`` names, and nothing else where that is
+    set."""
     path = environment.get("PATH")
     named = environment.get("CC")
     candidates = COMPILERS if named is None else (named,)

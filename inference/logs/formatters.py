@@ -2,6 +2,8 @@
 
 2026-11-22 10:00:00,123 INFO gateway helexa.requests: one line, whatever is in it
     Traceback (most recent call last):       each further line is indented
+
+``phases`` writes how long the phases of a sequence took.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inference.logs.redaction import Redactor
+
+if TYPE_CHECKING:
+    from inference.protocol.engine import SequenceTiming
 
 INDENT = "    "
 OWN_ATTRIBUTES = frozenset(
@@ -37,7 +42,7 @@ def indented(text: str) -> str:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Its text. A record whose arguments do not fit its text is not lost."""
+    """Returns the record's text. A record whose arguments do not fit its text is not lost."""
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 - whatever an argument's __str__ raises
@@ -109,3 +114,21 @@ class JsonFormatter(RecordFormatter):
             return self._redact(str(value))
         except Exception:  # noqa: BLE001 - a record is not lost for one field of it
             return f"<{type(value).__name__}>"
+
+
+def phases(timing: SequenceTiming, num_output_tokens: int) -> str:
+    """`` queue_ms=1 prefill_ms=20 prefill_tokens=400 prefill_tokens_per_s=20000 …``, and the memory
+    of the device that the engine held at its end."""
+    prefill_rate = _rate(timing.prefill_tokens, timing.prefill_ms)
+    decode_rate = _rate(num_output_tokens - 1, timing.decode_ms)
+    return (
+        f" queue_ms={timing.queue_ms:.0f}"
+        f" prefill_ms={timing.prefill_ms:.0f} prefill_tokens={timing.prefill_tokens}"
+        f" prefill_tokens_per_s={prefill_rate:.0f}"
+        f" decode_ms={timing.decode_ms:.0f} decode_tokens_per_s={decode_rate:.1f}"
+        f" memory_bytes={timing.memory_bytes}"
+    )
+
+
+def _rate(num_tokens: int, ms: float) -> float:
+    return 1000 * num_tokens / ms if ms > 0 else 0.0

@@ -23,8 +23,9 @@ class _Interval:
 
 
 class ThrottledLog:
-    """For each key, logs at most ``max_messages`` different messages in an interval, each once. The
-    first message of the next interval gives the number that were left out. For one thread."""
+    """Logs for each key at most ``max_messages`` different messages in an interval, each once. The
+    first message of the next interval gives the number that were left out. Belongs to one
+    thread."""
 
     def __init__(
         self,

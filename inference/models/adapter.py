@@ -2,8 +2,8 @@
 
     y = W x  ─▶  y += up (down x)      of each row whose sequence has the adapter
 
-A model makes its own form of an adapter with ``prepare_adapter``; a ``Batch`` says which sequence
-has which. Rows without one cost nothing, and steps without any take one look.
+A model makes its own form of an adapter with ``prepare_adapter``; a ``StepInput`` names the adapter
+of each sequence. Rows without one cost nothing, and steps without any take one check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from inference.models.errors import UnsupportedAdapterError
 
 if TYPE_CHECKING:
-    from inference.models.batch import Batch
+    from inference.models.step_input import StepInput
     from inference.models.weights.weight_source import Phased
 
 
@@ -39,8 +39,8 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """On the CPU, as the files hold them. By Hugging Face's names of the weights that they change,
-    without ``.weight``."""
+    """An adapter's weights on the CPU, as the files hold them. The keys are Hugging Face's names of
+    the weights that they change, without ``.weight``."""
 
     modules: Mapping[str, LowRank]
 
@@ -125,15 +125,17 @@ def _projection(
 
 
 class StepAdapters:
-    """Which rows of one batch have which adapter.
+    """Which rows of one step have which adapter.
 
-    Prompts' rows meet their adapter span by span. Rows that decode meet it one by one on a CPU, so
-    that a row's sums do not depend on how many others there are; elsewhere together.
+    Prompts' rows meet their adapter prompt by prompt. Rows that decode meet it one by one on a CPU,
+    so that a row's sums do not depend on how many others there are; elsewhere together.
     """
 
-    def __init__(self, batch: Batch, device: torch.device, *, together: bool | None = None) -> None:
+    def __init__(
+        self, step: StepInput, device: torch.device, *, together: bool | None = None
+    ) -> None:
         """``together``: of rows that decode; ``None``: as suits the device."""
-        groups = row_groups(batch, together=device.type != "cpu" if together is None else together)
+        groups = row_groups(step, together=device.type != "cpu" if together is None else together)
         scattered = [rows for _, rows in groups if isinstance(rows, list)]
         uploaded = iter(_uploaded(scattered, device))
         self._groups: list[tuple[TorchAdapter, slice | torch.Tensor]] = [
@@ -157,22 +159,23 @@ class StepAdapters:
         return y
 
 
-def row_groups(batch: Batch, *, together: bool) -> list[tuple[TorchAdapter, slice | list[int]]]:
+def row_groups(step: StepInput, *, together: bool) -> list[tuple[TorchAdapter, slice | list[int]]]:
     """Each adapter with rows that meet it at once; a slice where they are neighbours."""
-    assert batch.adapters is not None
-    num_decodes = batch.num_decodes
+    assert step.adapters is not None
     groups: list[tuple[TorchAdapter, slice | list[int]]] = []
-    rows_of: dict[int, list[int]] = {}
-    for row, adapter in enumerate(batch.adapters[:num_decodes]):
+    rows_of: dict[int, tuple[TorchAdapter, list[int]]] = {}
+    for row, sequence in enumerate(step.sequences[: step.num_decode_rows].tolist()):
+        adapter = step.adapters[sequence]
         if adapter is not None:
-            rows_of.setdefault(id(adapter) if together else row, []).append(row)
-    for rows in rows_of.values():
+            _, rows = rows_of.setdefault(id(adapter) if together else row, (adapter, []))
+            rows.append(row)
+    for adapter, rows in rows_of.values():
         are_neighbours = rows[-1] - rows[0] + 1 == len(rows)
-        found = slice(rows[0], rows[-1] + 1) if are_neighbours else rows
-        groups.append((batch.adapters[rows[0]], found))
-    for span, adapter in zip(batch.spans, batch.adapters[num_decodes:], strict=True):
+        groups.append((adapter, slice(rows[0], rows[-1] + 1) if are_neighbours else rows))
+    for query in step.prompts:
+        adapter = step.adapters[query.sequence]
         if adapter is not None:
-            groups.append((adapter, slice(span.first_row, span.last_row)))
+            groups.append((adapter, slice(query.first_row, query.last_row)))
     return groups
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 
-ADAPTABLE_ROLES = frozenset({"column", "row", "state"})
-"""Of ``state`` the matrices: a Gated DeltaNet's projections of its decays and betas."""
+ADAPTABLE_ROLES = frozenset({"column", "whole_column", "row", "state"})
+"""The roles that adapters may change. Those of ``state`` are matrices: a Gated DeltaNet's
+projections of its decays and betas."""
 PLANNED_RANK = 16
 """The rank of the adapters that a card keeps room for. One of four times that takes the room of
 four."""

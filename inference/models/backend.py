@@ -6,17 +6,18 @@ Outside ``inference.models`` nothing asks which of them it is. What they differ 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from inference.models.adapter import AdapterWeights
-from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.kv_format import KVFormat, cache_bytes
 from inference.models.config import ModelConfig
 from inference.models.native.structs import Draw
+from inference.models.remote_device import AnyDevice
 from inference.models.step_input import StepInput
-from inference.models.vision.tower import VisionTower
+from inference.models.vision.build import AnyTower
 
 
 class KVStorage(Protocol):
@@ -58,7 +59,7 @@ class Model(Protocol[KV]):
     def kv_format(self) -> KVFormat: ...
 
     @property
-    def tower(self) -> VisionTower | None:
+    def tower(self) -> AnyTower | None:
         """Makes rows of images, where the model is given any."""
         ...
 
@@ -88,6 +89,12 @@ class Model(Protocol[KV]):
         recurrent layers, zeroed."""
         ...
 
+    def cache_bytes(
+        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
+    ) -> Mapping[AnyDevice, int]:
+        """What ``new_kv`` takes of each device that the model computes on; ``device`` is first."""
+        ...
+
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
         """The model's own form of an adapter whose names and shapes have been checked, for
         ``StepInput.adapters``. Any thread may call it while the model is stepped. Raises
@@ -102,7 +109,7 @@ class Model(Protocol[KV]):
 
     def forward_with_hidden(self, step: StepInput, kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the rows that the output head reads, (num_rows, hidden_size). Only of a
-        model that a ``Predictor`` was built for."""
+        model that a predictor was built for."""
         ...
 
     def capture(self, kv: KV, *, max_rows: int, context_tokens: int) -> None:
@@ -119,7 +126,7 @@ class Model(Protocol[KV]):
         ...
 
     def wake(self) -> None:
-        """After ``sleep``, before the next step. Raises ``MemoryError``."""
+        """Undoes ``sleep``, before the next step. Raises ``MemoryError``."""
         ...
 
 
@@ -127,12 +134,68 @@ class Model(Protocol[KV]):
 AnyModel = Model[Any]
 
 
+class Predictor(Protocol[KV]):
+    """A layer of multi-token prediction beside a model, whose tables it may share. The engine's
+    owner thread calls it."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_positions(self) -> int:
+        """Rows at later positions it does not compute."""
+        ...
+
+    def new_kv(self, num_blocks: int, block_tokens: int) -> KV:
+        """Room for the layer's keys and values of as many blocks as the model has."""
+        ...
+
+    def block_bytes(self, block_tokens: int) -> int: ...
+
+    def forward(self, step: StepInput, hidden: torch.Tensor, kv: KV) -> torch.Tensor:
+        """``step``: at position i token i + 1. ``hidden`` (num_rows, hidden_size): what the head
+        reads at i. Writes the rows' keys and values, returns the predicted rows that the head reads
+        at i + 1, of the same shape: see ``logits``."""
+        ...
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden_size), as ``forward`` gives them -> (num_rows, vocab_size) float32."""
+        ...
+
+    def sleep(self) -> None:
+        """Release what ``wake`` makes again. The weights stay where they are."""
+        ...
+
+    def wake(self) -> None:
+        """Undoes ``sleep``, before the next step. Raises ``MemoryError``."""
+        ...
+
+
+AnyPredictor = Predictor[Any]
+
+
+class _OnOneDevice(Protocol):
+    config: ModelConfig
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def kv_format(self) -> KVFormat: ...
+
+
 class PlainBackend:
     """What holds of a backend that captures no steps, samples nothing and holds nothing but
     tensors."""
 
-    tower: VisionTower | None = None
+    tower: AnyTower | None = None
     has_own_threads = False
+
+    def cache_bytes(
+        self: _OnOneDevice, num_blocks: int, block_tokens: int, num_state_slots: int = 0
+    ) -> Mapping[AnyDevice, int]:
+        sizes = num_blocks, block_tokens, num_state_slots
+        return {self.device: cache_bytes(self.config, self.kv_format, *sizes)}
 
     @property
     def capture_in_words(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from inference.models.cache.module_cache import ModuleCache
 from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.latent_config import LatentConfig
 from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.models.layers.recurrent.state_config import ShortConvConfig, StateShape
@@ -40,25 +41,34 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryGrowth:
-    """Queries are multiplied by ``1 + beta * log(1 + position // positions)``: the longer the
-    context, the sharper its scores."""
+    """Queries are multiplied by ``1 + beta * log(1 + (position + offset) // positions)``: the
+    longer the context, the sharper its scores."""
 
     beta: float
     positions: int
+    offset: int = 0
+    of_unrotated: bool = False
+    """Whether only the queries of ``unrotated`` layers grow."""
 
 
-MixerKind = Literal["attention", "sliding", "unrotated", "delta", "conv", "mamba", "none"]
+MixerKind = Literal[
+    "attention", "sliding", "chunked", "unrotated", "latent", "delta", "conv", "mamba", "none"
+]
 """
 attention    over the whole context
 sliding      attention within ``sliding_window``
+chunked      attention within the row's chunk of ``chunk_tokens``, which begin with the sequence
 unrotated    attention over the whole context, without rotary embedding
+latent       multi-head latent attention, over the whole context
 delta        Gated DeltaNet: a state instead of keys and values
 conv         a gated convolution over a few rows: a state as well
 mamba        Mamba-2: a state as well
 none         the layer is an MLP alone
 """
-ATTENTION_KINDS: frozenset[MixerKind] = frozenset({"attention", "sliding", "unrotated"})
-"""Mixers that have keys and values."""
+ATTENTION_KINDS: frozenset[MixerKind] = frozenset(
+    {"attention", "sliding", "chunked", "unrotated", "latent"}
+)
+"""Mixers that keep something of each token, in blocks: keys and values, or latents."""
 STATE_KINDS: frozenset[MixerKind] = frozenset({"delta", "conv", "mamba"})
 """Mixers that keep a state."""
 MlpKind = Literal["dense", "sparse", "none"]
@@ -66,7 +76,7 @@ MlpKind = Literal["dense", "sparse", "none"]
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """``rms_plus_one``: the files hold a norm's weight less one."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
-"""``relu2``: what is above 0, squared."""
+"""``relu2``: ``relu(x) ** 2``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +105,22 @@ class ModelConfig:
     """How many heads each layer's keys and values have, and how wide they are: no heads where a
     layer reads another's. Empty: all have ``num_kv_heads`` of ``head_dim``."""
     qk_norm: bool = False
-    """RMS norm of q and k before the rotation, of each head."""
+    """RMS norm of q and k, of each head."""
     is_qk_norm_wide: bool = False
     """Whether that norm is of all heads together."""
+    has_plain_qk_norm: bool = False
+    """Whether queries and keys that are rotated have such a norm without weights."""
+    is_qk_norm_after_rotation: bool = False
+    """Whether that norm is of rotated heads; else it comes before the rotation."""
     sliding_window: int | None = None
-    """The window of ``sliding`` layers, which are all layers where ``mixers`` says nothing."""
+    """The window of ``sliding`` layers, which are all layers where ``mixers`` is empty."""
+    chunk_tokens: int | None = None
+    """How many tokens a chunk of ``chunked`` layers has."""
     mixers: tuple[MixerKind, ...] = ()
     """Each layer's mixer; empty: all attention."""
+    latent: LatentConfig | None = None
+    """The shape of ``latent`` layers, which all are where one is. The model has then one head of
+    keys, ``head_dim`` wide: a token's latent and rotated key, which all queries meet."""
     delta: DeltaConfig | None = None
     """The shape of ``delta`` layers."""
     short_conv: ShortConvConfig | None = None
@@ -109,8 +128,8 @@ class ModelConfig:
     mamba: MambaConfig | None = None
     """The shape of ``mamba`` layers."""
     has_output_gate: bool = False
-    """Whether attention's queries come with a gate as wide, whose sigmoid weighs what was
-    attended to. Head by head: a head's queries, then its gate."""
+    """Whether attention's queries come with a gate as wide, whose sigmoid weighs the attention's
+    output. Head by head: a head's queries, then its gate."""
     has_sinks: bool = False
     """Whether each head of attention has a score of its own that takes weight from the context and
     adds nothing."""
@@ -119,7 +138,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     """The experts of ``sparse`` layers."""
     norm: NormKind = "rms"
-    """With ``rms_norm_eps``, whichever it is."""
+    """The kind of norm, with ``rms_norm_eps`` for either kind."""
     has_norm_bias: bool = False
     is_parallel: bool = False
     """Whether mixer and MLP read the same norm and are added together."""
@@ -140,13 +159,13 @@ class ModelConfig:
     """``cap * tanh(x / cap)``, of scores and of logits."""
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    """What is multiplied with whatever a mixer or an MLP adds."""
+    """Multiplies the output of each mixer and MLP before it is added."""
     logit_multiplier: float = 1.0
     has_predictor: bool = False
-    """Whether the layer that foresees the token after the next (multi-token prediction) is computed
+    """Whether the layer that predicts the token after the next (multi-token prediction) is computed
     as well: see ``families.predictor``."""
     vision: VisionConfig | None = None
-    """The tower of a model that is given pictures; ``None``: it reads text alone."""
+    """The vision tower of a model that accepts images; ``None``: it reads text alone."""
     module_config: Mapping[str, Any] | None = None
     """config.json, of a model that transformers' own module computes."""
     module_cache: ModuleCache | None = None
@@ -162,15 +181,14 @@ class ModelConfig:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def kv_elements_per_token(self) -> int:
-        """Key plus value elements that one token adds over all layers."""
-        kinds = zip(self.kv_shapes, self.mixer_kinds, strict=True)
-        return sum(2 * heads * width for (heads, width), kind in kinds if kind in ATTENTION_KINDS)
-
-    @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
         """Heads of keys and values and their width, one a layer."""
         return self.layer_kv or ((self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def kv_vectors(self) -> int:
+        """How many vectors of a head are kept of a token: a key and a value, or a latent alone."""
+        return 2 if self.latent is None else 1
 
     @property
     def state(self) -> StateShape | None:
@@ -179,7 +197,7 @@ class ModelConfig:
 
     @property
     def kept_rows_bytes(self) -> int:
-        """What a model may keep of pictures beside its keys and values."""
+        """Bytes of image embeddings that a model may keep beside its keys and values."""
         return 0 if self.vision is None else KEPT_ROWS_BYTES
 
     @property
@@ -203,4 +221,10 @@ class ModelConfig:
         return self.sliding_window if set(self.mixer_kinds) == {"sliding"} else None
 
     def window_of(self, kind: MixerKind) -> int | None:
-        return self.sliding_window if kind == "sliding" else None
+        """How many tokens a row sees at most, its own among them; of ``chunked`` layers it sees
+        fewer, as many as its chunk has up to it. ``None``: all before it."""
+        return {"sliding": self.sliding_window, "chunked": self.chunk_tokens}.get(kind)
+
+    def grows_queries(self, kind: MixerKind) -> bool:
+        growth = self.query_growth
+        return growth is not None and (kind == "unrotated" or not growth.of_unrotated)

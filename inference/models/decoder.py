@@ -1,4 +1,4 @@
-"""The decoder, written once: norm · mixer · norm · mlp, over a batch of decoding rows and prompts.
+"""The decoder, written once: norm · mixer · norm · mlp, over a step of decoding rows and prompts.
 
     hidden ─▶ norm ─▶ mixer ─▶ (norm) ─▶ + ─▶ norm ─▶ mlp ─▶ (norm) ─▶ +
 
@@ -18,23 +18,23 @@ import torch
 from inference.models.adapter import AdapterWeights, TorchAdapter, torch_adapter
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.backend import PlainBackend
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import MixerKind, MlpKind, ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.families.registry import family_of
 from inference.models.layers.attention_mixer import load_attention
+from inference.models.layers.latent_mixer import load_latent
 from inference.models.layers.mlp import load_dense_mlp
 from inference.models.layers.norms import NoNorm, Norm, load_norm
 from inference.models.layers.pointwise import Pointwise
 from inference.models.layers.recurrent.delta_mixer import load_delta
 from inference.models.layers.recurrent.mamba_mixer import load_mamba
 from inference.models.layers.recurrent.short_conv import load_short_conv
-from inference.models.layers.rope import check_positions
 from inference.models.step import Operators, Step
-from inference.models.step_batch import batch_on
-from inference.models.step_input import StepInput
-from inference.models.vision.tower import PictureRows, VisionTower
+from inference.models.step_input import StepInput, check_positions
+from inference.models.vision.build import build_tower
+from inference.models.vision.tower import ImageEmbeddings
 from inference.models.weights.experts_loading import load_sparse_mlp
 from inference.models.weights.named_weights import NamedWeights
 from inference.models.weights.weight_source import WeightSource
@@ -58,7 +58,9 @@ class Mlp(Protocol):
 MIXERS: dict[MixerKind, Callable[[ModelConfig, WeightSource, int], Mixer]] = {
     "attention": load_attention,
     "sliding": load_attention,
+    "chunked": load_attention,
     "unrotated": load_attention,
+    "latent": load_latent,
     "delta": load_delta,
     "conv": load_short_conv,
     "mamba": load_mamba,
@@ -72,8 +74,8 @@ MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Between layers: ``hidden`` (rows, features), and what is still to be added to it, which the
-    norm that follows does in the same go."""
+    """Rows between layers: ``hidden`` (rows, features), and a residual that is not added to it yet.
+    The norm that follows adds it in the same kernel."""
 
     hidden: torch.Tensor
     added: torch.Tensor | None = None
@@ -81,6 +83,9 @@ class Rows:
     def norm(self, norm: Norm, pointwise: Pointwise) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum, and its norm."""
         return norm(self.hidden, self.added, pointwise)
+
+    def sum(self) -> torch.Tensor:
+        return self.hidden if self.added is None else self.hidden + self.added
 
     def select(self, rows: torch.Tensor) -> Rows:
         added = None if self.added is None else self.added.index_select(0, rows)
@@ -158,26 +163,20 @@ def _load_whole_layer(config: ModelConfig, weights: WeightSource, index: int) ->
     )
 
 
-class DecoderModel(PlainBackend):
-    """The ``Model`` of ``registry`` on torch's operators."""
+class DecoderLayers(PlainBackend):
+    """A run of layers on torch's operators: hidden rows in, hidden rows out."""
 
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
-        weights = named = NamedWeights(weights)
+        """``config``: of these layers, and ``weights`` as well."""
+        named = NamedWeights(weights)
         self.config = config
         self.dtype = weights.activation_dtype
         self.device = weights.device
         self.kv_format = kv_format
         self.operators = Operators(config, context_tokens, self.device, self.dtype)
-        self.embedding = weights.embedding("model.embed_tokens")
-        self.layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
-        self._final_norm = load_norm(config, weights, "model.norm")
-        self.tower = None if config.vision is None else VisionTower(config.vision, weights)
-        """What turns images into rows, where the model is given any."""
-        self.head = (
-            self.embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
-        )
+        self.layers = [load_layer(config, named, i) for i in range(config.num_layers)]
         self._stacked = _adaptable(config, named)
 
     @property
@@ -192,40 +191,96 @@ class DecoderModel(PlainBackend):
     def prepare_adapter(self, weights: AdapterWeights) -> TorchAdapter:
         return torch_adapter(weights, self._stacked, self.device, self.dtype)
 
-    def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        return self.forward_batch(batch_on(self.device, step), kv)
+    def forward_rows(
+        self, step: StepInput, hidden: torch.Tensor | None, kv: PagedKV
+    ) -> torch.Tensor:
+        """What the last layer gives for ``step.logit_rows``, (num_logits, hidden_size).
+        ``hidden`` (num_rows, hidden_size), on the device: what the layers before these gave."""
+        assert hidden is not None, "there is no table of tokens"
+        return self._rows_behind(Rows(hidden), DeviceStep.of(step, self.device), kv)
 
-    def forward_batch(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
-        """``forward`` of what is on the device already."""
-        rows, step = self._through_layers(batch, kv)
-        if batch.logit_rows is not None:
-            rows = rows.select(batch.logit_rows)
-        _, normed = rows.norm(self._final_norm, step.pointwise)
+    def _rows_behind(self, rows: Rows, step: DeviceStep, kv: PagedKV) -> torch.Tensor:
+        rows, _ = self._through_layers(rows, step, kv)
+        if step.logit_rows is not None:
+            rows = rows.select(step.logit_rows)
+        return rows.sum()
+
+    def _through_layers(self, rows: Rows, step: DeviceStep, kv: PagedKV) -> tuple[Rows, Step]:
+        check_positions(step.host.longest_context, self.operators.num_positions)
+        shared, images = self.operators.step(step), step.images
+        layers = zip(self.layers, kv.layers, strict=True)
+        if images is not None and images.rows is not None:
+            rows = run_deepstack_layers(rows, images.row_ids, images.rows, shared, layers)
+        for layer, layer_cache in layers:
+            rows = layer(rows, shared, layer_cache)
+        return rows, shared
+
+
+class DecoderModel(DecoderLayers):
+    """The ``Model`` of ``registry`` on torch's operators."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
+    ) -> None:
+        self.embedding = weights.embedding("model.embed_tokens")
+        super().__init__(config, weights, context_tokens, kv_format)
+        self._final_norm = load_norm(config, weights, "model.norm")
+        self.tower = build_tower(config.vision, weights)
+        """What turns images into rows, where the model is given any."""
+        self.head = (
+            self.embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
+        )
+
+    def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
+        return self.forward_on_device(DeviceStep.of(step, self.device), kv)
+
+    def forward_on_device(self, step: DeviceStep, kv: PagedKV) -> torch.Tensor:
+        """``forward`` of a step that is on the device already."""
+        rows, shared = self._through_layers(self._embedded(step), step, kv)
+        if step.logit_rows is not None:
+            rows = rows.select(step.logit_rows)
+        _, normed = rows.norm(self._final_norm, shared.pointwise)
         return self.logits(normed)
 
     def forward_with_hidden(
         self, step: StepInput, kv: PagedKV
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = batch_on(self.device, step)
-        rows, shared = self._through_layers(batch, kv)
+        return self.forward_with_hidden_on_device(DeviceStep.of(step, self.device), kv)
+
+    def forward_with_hidden_on_device(
+        self, step: DeviceStep, kv: PagedKV
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, shared = self._through_layers(self._embedded(step), step, kv)
         _, normed = rows.norm(self._final_norm, shared.pointwise)
-        wanted = normed if batch.logit_rows is None else normed.index_select(0, batch.logit_rows)
+        chosen = step.logit_rows
+        wanted = normed if chosen is None else normed.index_select(0, chosen)
         return self.logits(wanted), normed
+
+    def forward_rows(
+        self, step: StepInput, hidden: torch.Tensor | None, kv: PagedKV
+    ) -> torch.Tensor:
+        """``hidden`` ``None``: the step's tokens are embedded."""
+        if hidden is not None:
+            return super().forward_rows(step, hidden, kv)
+        on_device = DeviceStep.of(step, self.device)
+        return self._rows_behind(self._embedded(on_device), on_device, kv)
+
+    def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden_size) behind the last layer -> (num_rows, vocab_size) float32."""
+        _, normed = self._final_norm(hidden, None, self.operators.pointwise)
+        return self.logits(normed)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size), normed -> (num_rows, vocab_size) float32."""
         return finished(self.config, self.head.decode(normed).float())
 
-    def _through_layers(self, batch: Batch, kv: PagedKV) -> tuple[Rows, Step]:
-        check_positions(batch.end(kv.block_tokens), self.operators.num_positions)
-        step = self.operators.step(batch, kv.block_tokens)
-        rows = embedded(self.config, self.embedding.lookup(batch.token_ids))
-        layers = zip(self.layers, kv.layers, strict=True)
-        if batch.images is not None and batch.images.rows is not None:
-            rows = through_pictures(rows, batch.images.row_ids, batch.images.rows, step, layers)
-        for layer, layer_cache in layers:
-            rows = layer(rows, step, layer_cache)
-        return rows, step
+    def _embedded(self, step: DeviceStep) -> Rows:
+        """The rows of the step's tokens, and those of its images in their places."""
+        rows = embedded(self.config, self.embedding.lookup(step.token_ids))
+        images = step.images
+        if images is None or images.rows is None:
+            return rows
+        return Rows(rows.hidden.index_copy(0, images.row_ids, images.rows.embeddings))
 
 
 def _adaptable(
@@ -241,16 +296,15 @@ def _adaptable(
     }
 
 
-def through_pictures(
+def run_deepstack_layers(
     rows: Rows,
     row_ids: torch.Tensor,
-    images: PictureRows,
+    images: ImageEmbeddings,
     step: Step,
     layers: Iterator[tuple[DecoderLayer | LoneLayer, Any]],
 ) -> Rows:
-    """Put ``images`` into their rows, and take the rows through as many of ``layers`` as have
-    something of the tower's added to them."""
-    rows = Rows(rows.hidden.index_copy(0, row_ids, images.embeddings))
+    """Runs the first layers, after each of which the tower's deepstack rows are added. Consumes
+    those of ``layers``."""
     for added, (layer, layer_cache) in zip(images.deepstack, layers, strict=False):
         rows = layer(rows, step, layer_cache)
         rows = Rows(rows.hidden.index_add(0, row_ids, added), rows.added)

@@ -46,7 +46,8 @@ def declared_shapes(
 
 
 class EmbeddingModel:
-    """Not thread-safe: the engine's owner thread calls it."""
+    """An embedding model or reranker as transformers builds it. Not thread-safe: the engine's owner
+    thread calls it."""
 
     def __init__(
         self, directory: Path, config: EmbeddingConfig, device: torch.device, dtype: torch.dtype
@@ -61,7 +62,7 @@ class EmbeddingModel:
         logging.disable_progress_bar()
         kind = AutoModel if config.activation is None else AutoModelForSequenceClassification
         try:
-            model, told = kind.from_pretrained(
+            model, loading_info = kind.from_pretrained(
                 directory,
                 dtype=dtype,
                 local_files_only=True,
@@ -74,7 +75,8 @@ class EmbeddingModel:
                 f"the weight files do not fit transformers' {config.architecture}: {error}"
             ) from error
         unused = UNUSED if config.activation is None else ()
-        missing = sorted(name for name in told["missing_keys"] if not name.startswith(unused))
+        keys = loading_info["missing_keys"]
+        missing = sorted(name for name in keys if not name.startswith(unused))
         if missing:
             raise MissingWeightsError(
                 f"the weight files lack {missing[0]}"

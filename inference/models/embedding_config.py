@@ -22,8 +22,8 @@ class EmbeddingConfig:
     """The width of a token's vector, and so of an input's."""
     intermediate_size: int
     max_input_tokens: int
-    """What one input may have, special tokens included: the positions that the model has, or fewer
-    where it says that it was made for fewer."""
+    """The most tokens of one input, special ones included: the model's positions, or fewer where
+    its files declare a lower limit."""
     pad_token_id: int
     pooling: Pooling
     normalize: bool
@@ -35,8 +35,8 @@ class EmbeddingConfig:
     activation: Activation | None = None
     """What a model that scores pairs ends in; ``None``: it makes vectors."""
     separator_token_id: int | None = None
-    """Behind the first text of a pair, where the model tells tokens of the second from those of the
-    first; ``None``: it does not."""
+    """The separator between the texts of a pair, where the model has segment ids for them;
+    ``None``: it has none."""
     prompt_names: tuple[str, ...] = ()
     """Texts that the model knows to be put before inputs. They are not: clients write them."""
 
@@ -46,7 +46,7 @@ class EmbeddingConfig:
         return self.hidden_size if self.activation is None else 1
 
     def describe(self) -> str:
-        """For people."""
+        """Describes what the model returns, for people."""
         if self.activation is not None:
             return f"one score for a pair ({self.activation})"
         words = f"{self.pooling} pooling"

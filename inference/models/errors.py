@@ -6,9 +6,10 @@ ModelError
 ├── PositionError               a step reaches beyond the positions that the model was built for
 ├── RanksDisagreeError          ranks that share a model did not find each other
 ├── UnfitWeightsError           packed weights are not as large as native code would read them
-├── UnknownArchitectureError    no family here is called that
+├── UnlikeKernelsError          a rank cannot run the kernel that rank 0 chose for all
+├── UnregisteredArchitectureError  no family of the registry has that architecture
 ├── UnsupportedAdapterError     this path does not compute what an adapter changes
-├── UnsplittableError           so many ranks cannot share the model
+├── UnsplittableError           ranks, or stages, cannot share the model like that
 ├── UnsupportedModuleError      a module of transformers' does what paged attention cannot follow
 └── UnsupportedKVError          keys and values cannot be stored like that on this path
 """
@@ -32,7 +33,11 @@ class RanksDisagreeError(ModelError):
     """Found by their first sum, before any step."""
 
 
-class UnknownArchitectureError(ModelError):
+class UnlikeKernelsError(ModelError):
+    """A rank cannot run the kernel that rank 0 has chosen for all of them."""
+
+
+class UnregisteredArchitectureError(ModelError):
     """``ModelConfig.architecture`` is not in the registry."""
 
 
@@ -45,7 +50,7 @@ class UnsupportedAdapterError(ModelError):
 
 
 class UnsplittableError(ModelError):
-    """The message names what does not come out even, and the nearest number of ranks."""
+    """The message names what does not come out even, and the nearest number of ranks or layers."""
 
 
 class UnsupportedModuleError(ModelError):

@@ -5,7 +5,7 @@ rows. One is captured for each of a few numbers (``row_buckets``), and a step ru
 that holds it, filled up with rows that write to the scratch block. Lengths are read on the device,
 so a captured step serves any context. What captures is a ``Capture``; this file knows no CUDA.
 
-    batch ─▶ copied into the buffers' first rows ─▶ replay ─▶ logits' first rows
+    StepInput ─▶ copied into the buffers' first rows ─▶ replay ─▶ logits' first rows
 """
 
 from __future__ import annotations
@@ -15,22 +15,33 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from inference.models.adapter import AdapterWeights, TorchAdapter
 from inference.models.backend import PlainBackend
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
+from inference.models.cache.layout import cache_layout
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import MOST_PARTS
-from inference.models.step_batch import batch_on
-from inference.models.step_input import StepInput
+from inference.models.layers.recurrent.state_config import state_bytes
+from inference.models.step_input import StepInput, num_blocks
+from inference.models.to_device import all_on_device, rows_of
 
 logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
+ROW_FIELDS = ("token_ids", "positions", "slots", "state_reads", "state_writes")
+"""The fields of ``StepInput`` with one number for each captured row; states count where a model has
+any."""
+SCRATCH_OF = {"slots": "scratch_slot", "state_writes": "scratch_state_slot"}
+"""Where rows that only fill a step up write to, as the storage names it."""
+STATE_COPIES = 4
+"""The copies of a row's state in a layer that keeps one: read, decayed, written, and one
+between."""
 BUCKET_STEPS = ((16, 64, 8), (80, 128, 16), (160, 1024, 32))
 """(first, last, step), beyond 1, 2, 4 and 8 rows."""
 
@@ -43,46 +54,62 @@ class Capture(Protocol):
 
 
 class DecodeBuffers:
-    """What captured steps read and write, ``max_rows`` long."""
+    """What captured steps read and write, ``max_rows`` long. Rows beyond a step's are at position 0
+    of any block, and write to the scratch block and the scratch state."""
 
     def __init__(self, model: DecoderModel, kv: PagedKV, max_rows: int, num_columns: int) -> None:
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=model.device)
+        device, self._kv = model.device, kv
+        self._rows = torch.zeros((len(ROW_FIELDS), max_rows), dtype=torch.int64, device=device)
+        for name, scratch in SCRATCH_OF.items():
+            self._rows[ROW_FIELDS.index(name)] = getattr(kv, scratch)
+        self._sequences = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self.block_table = torch.zeros((max_rows, num_columns), dtype=torch.int32, device=device)
+        self.logits = torch.zeros((max_rows, model.config.vocab_size), device=device)
+        hidden_size = model.config.hidden_size if model.config.has_predictor else 0
+        self.hidden = torch.zeros((max_rows, hidden_size), dtype=model.dtype, device=device)
+        """What the output head read, of a model that a predictor follows."""
 
-        self.inputs = Batch(
-            token_ids=zeros(max_rows),
-            positions=zeros(max_rows),
-            slots=zeros(max_rows).fill_(kv.scratch_slot),
-            block_ids=zeros(max_rows, num_columns),
+    def first_rows(self, num_rows: int) -> DeviceStep:
+        """Whose row is whose is read on the device, as lengths are: what the host knows are as many
+        sequences as rows, with contexts as long as the table is wide."""
+        num_columns, block_tokens = self.block_table.shape[1], self._kv.block_tokens
+        last = [num_columns * block_tokens - 1] * num_rows
+        table = np.zeros((num_rows, num_columns), dtype=np.int32)
+        return DeviceStep(
+            host=StepInput.of_decodes([0] * num_rows, last, table, block_tokens),
+            sequences=self._sequences[:num_rows],
+            block_table=self.block_table[:num_rows],
+            token_ids=self._field("token_ids", num_rows),
+            positions=self._field("positions", num_rows),
+            slots=self._field("slots", num_rows),
+            state_reads=self._field("state_reads", num_rows),
+            state_writes=self._field("state_writes", num_rows),
         )
-        shape = max_rows, model.config.vocab_size
-        self.logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
-        self._scratch_slot = kv.scratch_slot
 
-    def first_rows(self, num_rows: int) -> Batch:
-        inputs = self.inputs
-        return Batch(
-            token_ids=inputs.token_ids[:num_rows],
-            positions=inputs.positions[:num_rows],
-            slots=inputs.slots[:num_rows],
-            block_ids=inputs.decode_blocks[:num_rows],
-        )
+    def _field(self, name: str, num_rows: int) -> torch.Tensor:
+        return self._rows[ROW_FIELDS.index(name), :num_rows]
 
-    def fill(self, batch: Batch, bucket: int) -> None:
-        """Rows beyond the batch's are at position 0 of any block, and write to the scratch one."""
-        num_rows, num_columns = batch.decode_blocks.shape
-        inputs = self.inputs
-        inputs.token_ids[:num_rows].copy_(batch.token_ids)
-        inputs.positions[:num_rows].copy_(batch.positions)
-        inputs.slots[:num_rows].copy_(batch.slots)
-        inputs.decode_blocks[:num_rows, :num_columns].copy_(batch.decode_blocks)
-        if num_rows < bucket:
-            inputs.positions[num_rows:bucket].zero_()
-            inputs.slots[num_rows:bucket].fill_(self._scratch_slot)
+    def fill(self, step: StepInput, bucket: int) -> None:
+        """Copies it there in one upload."""
+        num_rows, (num_seqs, width) = len(step.positions), step.block_table.shape
+        rows = np.zeros((len(ROW_FIELDS), bucket), dtype=np.int32)
+        for row, name in enumerate(ROW_FIELDS):
+            if name in SCRATCH_OF:
+                rows[row, num_rows:] = getattr(self._kv, SCRATCH_OF[name])
+            if (given := getattr(step, name)) is not None:
+                rows[row, :num_rows] = given
+        tables = [rows, step.sequences, step.block_table]
+        fields, sequences, block_table = all_on_device(self._rows.device, tables=tables)
+        self._rows[:, :bucket].copy_(fields)
+        self._sequences[:num_rows].copy_(sequences)
+        self.block_table[:num_seqs, :width].copy_(block_table)
+        if step.unread_ids is not None:
+            self._rows[0, : len(step.unread_ids)].copy_(step.unread_ids)
 
 
 class CapturedSteps:
-    """Over one KV storage, largest first, so that the smaller find the larger's memory."""
+    """Captured decode steps over one KV storage. The largest is captured first, so that the smaller
+    ones find its memory."""
 
     def __init__(
         self,
@@ -95,7 +122,7 @@ class CapturedSteps:
     ) -> None:
         self.kv = kv
         self._buckets = row_buckets(max_rows)
-        self._num_columns = -(-context_tokens // kv.block_tokens)
+        self._num_columns = num_blocks(context_tokens, kv.block_tokens)
         self._buffers = DecodeBuffers(model, kv, max_rows, self._num_columns)
         self._replays = {
             bucket: capture(_forward(model, kv, self._buffers, bucket))
@@ -106,18 +133,25 @@ class CapturedSteps:
     def max_rows(self) -> int:
         return self._buckets[-1]
 
-    def holds(self, batch: Batch, kv: PagedKV) -> bool:
-        num_rows, num_columns = batch.decode_blocks.shape
-        fits = num_rows <= self.max_rows and num_columns <= self._num_columns
-        return fits and kv is self.kv
+    def holds(self, step: StepInput, kv: PagedKV) -> bool:
+        if step.prompts or step.adapters is not None or step.images is not None:
+            return False
+        if step.has_runs and step.state_reads is not None:
+            return False
+        num_rows, width = len(step.positions), step.block_table.shape[1]
+        return kv is self.kv and num_rows <= self.max_rows and width <= self._num_columns
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        """(num_rows, vocab_size) logits, which are there until the next step."""
-        num_rows = len(batch.token_ids)
+    def run(self, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """(num_logits, vocab_size), and the rows that a predictor reads, (num_rows, hidden_size):
+        both are there until the next step."""
+        num_rows = len(step.positions)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
-        self._buffers.fill(batch, bucket)
+        self._buffers.fill(step, bucket)
         self._replays[bucket]()
-        return self._buffers.logits[:num_rows]
+        logits, hidden = self._buffers.logits[:num_rows], self._buffers.hidden[:num_rows]
+        if step.logit_rows is not None:
+            logits = rows_of(logits, step.logit_rows.tolist())
+        return logits, hidden
 
 
 class GraphedDecoder(PlainBackend):
@@ -126,10 +160,16 @@ class GraphedDecoder(PlainBackend):
 
     def __init__(self, model: DecoderModel, capture: Capture) -> None:
         self.config: ModelConfig = model.config
+        self.tower = model.tower
         self._model = model
         self._record = capture
         self._steps: CapturedSteps | None = None
         self._failure = ""
+
+    @property
+    def decoder(self) -> DecoderModel:
+        """What computes steps that are not captured."""
+        return self._model
 
     @property
     def dtype(self) -> torch.dtype:
@@ -148,23 +188,29 @@ class GraphedDecoder(PlainBackend):
         return self._model.copies_context
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
-        return self._model.new_kv(num_blocks, block_tokens, num_state_slots)
+        """Makes storage with one state more than asked for, which ``captured_bytes`` counts: rows
+        that only fill a captured step up write there."""
+        num_slots = num_state_slots + 1 if num_state_slots else 0
+        return self._model.new_kv(num_blocks, block_tokens, num_slots)
 
     def prepare_adapter(self, weights: AdapterWeights) -> TorchAdapter:
         return self._model.prepare_adapter(weights)
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        """Captured logits are there until the next step. Beside prompts, too, the rows that decode
-        run as captured, so that their numbers do not depend on the prompts'. Steps with adapters
-        are not captured."""
-        batch = batch_on(self.device, step)
-        is_captured = self._steps is not None and batch.num_decodes and batch.adapters is None
-        if self._steps is None or not is_captured or not self._steps.holds(batch, kv):
-            return self._model.forward_batch(batch, kv)
-        logits = self._steps.run(batch.decodes)
-        if not batch.spans:
-            return logits if batch.logit_rows is None else logits[batch.logit_rows]
-        return torch.cat((logits, self._model.forward_batch(batch.prompts, kv)))
+        """Captured logits are there until the next step. Not captured are steps with prompts, with
+        adapters, with images, and with several rows of a sequence whose layers keep states."""
+        if self._steps is not None and self._steps.holds(step, kv):
+            return self._steps.run(step)[0]
+        return self._model.forward(step, kv)
+
+    def forward_with_hidden(
+        self, step: StepInput, kv: PagedKV
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden rows stay: a predictor reads some of them after the next step."""
+        if self._steps is not None and self._steps.holds(step, kv):
+            logits, hidden = self._steps.run(step)
+            return logits, hidden.clone()
+        return self._model.forward_with_hidden(step, kv)
 
     @torch.inference_mode()
     def capture(self, kv: PagedKV, *, max_rows: int, context_tokens: int) -> None:
@@ -190,12 +236,15 @@ class GraphedDecoder(PlainBackend):
 
     def captured_bytes(self, max_rows: int) -> int:
         """About what ``capture`` will take: logits three times (in the activations' dtype,
-        as float32, and in the buffer), attention's float32 sums, and the widest layer's values."""
+        as float32, and in the buffer), attention's float32 sums, the widest layer's values,
+        that layer's states of all rows, and the scratch state."""
         config = self.config
         logits = config.vocab_size * (4 + 4 + self.dtype.itemsize)
         attended = config.num_heads * MOST_PARTS * (config.head_dim + 2) * 4
         widest = (3 * config.intermediate_size + 4 * config.hidden_size) * self.dtype.itemsize
-        return max_rows * (logits + attended + widest)
+        states = 0 if config.state is None else STATE_COPIES * state_bytes(config.state)
+        scratch = cache_layout(config).state_bytes_per_slot
+        return max_rows * (logits + attended + widest + states) + scratch
 
 
 def row_buckets(max_rows: int) -> list[int]:
@@ -209,9 +258,14 @@ def row_buckets(max_rows: int) -> list[int]:
 def _forward(
     model: DecoderModel, kv: PagedKV, buffers: DecodeBuffers, num_rows: int
 ) -> Callable[[], None]:
-    batch = buffers.first_rows(num_rows)
+    step = buffers.first_rows(num_rows)
 
     def forward() -> None:
-        buffers.logits[:num_rows].copy_(model.forward_batch(batch, kv))
+        if not model.config.has_predictor:
+            buffers.logits[:num_rows].copy_(model.forward_on_device(step, kv))
+            return
+        logits, hidden = model.forward_with_hidden_on_device(step, kv)
+        buffers.logits[:num_rows].copy_(logits)
+        buffers.hidden[:num_rows].copy_(hidden)
 
     return forward

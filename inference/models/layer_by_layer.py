@@ -1,7 +1,7 @@
 """A decoder over one prompt with one layer in memory at a time.
 
-Slow beside a model that stays loaded, and it fits wherever one layer fits: what a model's dense
-weights say can be computed where the dense model would never fit. Knows no files.
+Slow beside a model that stays loaded, but it fits wherever one layer fits: the answers of dense
+weights can be computed where the dense model would never fit. Knows no files.
 
     embedding rows ─▶ layer 0, forgotten ─▶ layer 1, forgotten ─▶ … ─▶ head, some rows at a time
 """
@@ -13,15 +13,14 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from inference.models.batch import NUM_LONE_STATES
 from inference.models.cache.paged_kv import FORMAT_OF, new_layer
 from inference.models.cache.state_storage import new_layer_state
 from inference.models.config import STATE_KINDS, ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
+from inference.models.device_step import DeviceStep
 from inference.models.layers.norms import load_norm
 from inference.models.step import Operators
-from inference.models.step_batch import batch_on
-from inference.models.step_input import StepInput
+from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import WeightSource
 
@@ -38,25 +37,26 @@ def prompt_logits(
 ) -> torch.Tensor:
     """Logits of ``prompt.logit_rows``: (num_logits, vocab_size) float32 on the weights' device.
 
-    ``prompt`` is one sequence from its start, in blocks of one token. ``on_layer``
-    hears how many layers are done. Raises ``MissingTensorError``.
+    ``prompt`` is one sequence from its start, in blocks of one token. ``on_layer`` receives the
+    number of finished layers. Raises ``MissingTensorError``.
     """
     num_tokens = prompt.longest_context
     assert len(prompt.positions) == num_tokens and prompt.block_tokens == 1
     device, dtype = weights.device, weights.activation_dtype
-    batch = batch_on(device, prompt)
+    on_device = DeviceStep.of(prompt, device)
     heads = config.num_kv_heads, config.head_dim
-    kv = new_layer(num_tokens, *heads, FORMAT_OF[dtype], device)
+    format, vectors = FORMAT_OF[dtype], config.kv_vectors
+    kv = new_layer(num_tokens, *heads, format, device, num_vectors=vectors)
     states = config.state and new_layer_state(NUM_LONE_STATES, config.state, device)
-    step = Operators(config, num_tokens, device, dtype).step(batch, block_tokens=1)
+    step = Operators(config, num_tokens, device, dtype).step(on_device)
     table = _dense(weights, "model.embed_tokens")
-    rows = embedded(config, table.index_select(0, batch.token_ids.cpu()).to(device, dtype))
+    rows = embedded(config, table.index_select(0, on_device.token_ids.cpu()).to(device, dtype))
     for index, kind in enumerate(config.mixer_kinds):
         cache = states if kind in STATE_KINDS else kv
         rows = load_layer(config, weights, index)(rows, step, cache)
         on_layer(index + 1)
-    if batch.logit_rows is not None:
-        rows = rows.select(batch.logit_rows)
+    if on_device.logit_rows is not None:
+        rows = rows.select(on_device.logit_rows)
     _, normed = rows.norm(load_norm(config, weights, "model.norm"), step.pointwise)
     head = table if config.tie_embeddings else _dense(weights, "lm_head")
     parts = [

@@ -1,4 +1,4 @@
-"""Foresees the token after the next, by a layer that some models bring (multi-token prediction).
+"""Predicts the token after the next, by a layer that some models bring (multi-token prediction).
 
     embedding of token i + 1 ─▶ norm ─┐
                                       ├─▶ fc ─▶ layer ─▶ norm ─▶ head: what token i + 2 may be
@@ -6,7 +6,7 @@
                                                           └─▶ stands for the head's input at i + 1
 
 So it guesses on from its own output. Its layer has keys and values of its own, and where the files
-have them a table and a head; it runs on torch's operators.
+have them a table and a head. This one runs on torch's operators.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import kv_bytes_per_block
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel, Rows, finished, load_layer
+from inference.models.device_step import DeviceStep
 from inference.models.families.predictor import (
     PREDICTOR,
     PREDICTOR_HEAD,
@@ -24,15 +25,18 @@ from inference.models.families.predictor import (
     lone_layer,
     with_layer,
 )
+from inference.models.graphed import GraphedDecoder
 from inference.models.layers.norms import load_norm
-from inference.models.step_batch import batch_on
 from inference.models.step_input import StepInput
 from inference.models.weights.weight_source import WeightSource
 
 
-class Predictor:
+class TorchPredictor:
+    """An ``AnyPredictor``."""
+
     def __init__(self, model: AnyModel, weights: WeightSource) -> None:
         """``model.config.has_predictor``. Raises ``MissingTensorError``."""
+        model = model.decoder if isinstance(model, GraphedDecoder) else model
         assert isinstance(model, DecoderModel), "only torch's operators give hidden rows"
         config = model.config
         self._model = model
@@ -49,8 +53,12 @@ class Predictor:
             self._head = weights.linear(PREDICTOR_HEAD)
 
     @property
-    def model(self) -> DecoderModel:
-        return self._model
+    def num_positions(self) -> int:
+        return self._model.operators.num_positions
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         model = self._model
@@ -62,12 +70,9 @@ class Predictor:
         return kv_bytes_per_block(lone_layer(model.config), block_tokens, model.kv_format)
 
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: PagedKV) -> torch.Tensor:
-        """``step``: at position i token i + 1. ``hidden`` (num_rows, hidden_size): what the head
-        reads at i. Writes the rows' keys and values, returns what it reads at i + 1, as far as is
-        foreseen, of the same shape: see ``logits``."""
-        batch = batch_on(self._model.device, step)
-        shared = self._model.operators.step(batch, kv.block_tokens)
-        embedded = self._embedding.lookup(batch.token_ids)
+        on_device = DeviceStep.of(step, self._model.device)
+        shared = self._model.operators.step(on_device)
+        embedded = self._embedding.lookup(on_device.token_ids)
         _, embedded = self._embedding_norm(embedded, None, shared.pointwise)
         _, hidden = self._hidden_norm(hidden, None, shared.pointwise)
         rows = Rows(shared.product(self._fc, torch.cat((embedded, hidden), dim=-1)))
@@ -76,5 +81,10 @@ class Predictor:
         return normed
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """(num_rows, hidden_size), as ``forward`` gives them -> (num_rows, vocab_size) float32."""
         return finished(self._model.config, self._head.decode(normed).float())
+
+    def sleep(self) -> None:
+        """Does nothing."""
+
+    def wake(self) -> None:
+        """Does nothing."""

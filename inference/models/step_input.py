@@ -21,12 +21,54 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.models.batch import EMPTY_STATE, LONE_STATE, StepImages
+from inference.models.errors import PositionError
+from inference.models.vision.tower import ImageEmbeddings
 
 Ints = npt.NDArray[np.int32]
 ONE = np.int32(1)
 LAST_ROW = slice(-1, None)
 ALL_ROWS = slice(None)
+EMPTY_STATE = 0
+"""Slot of the state of a sequence without tokens."""
+LONE_STATE = 1
+"""Slot of a lone sequence's state, where no step has to be run again."""
+NUM_LONE_STATES = 2
+
+
+@dataclass(frozen=True)
+class StepImages:
+    """What a step needs of images, where sequences with images take part in it."""
+
+    rotary: torch.Tensor | None
+    """(3, num_rows) rotary positions of each row: time, height and width. A text row's three are
+    equal, and may be less than its position: an image advances them by its longer side. ``None``:
+    all rows are rotated by their positions."""
+    row_ids: torch.Tensor
+    """(num_image_rows,) the step's rows that belong to an image."""
+    rows: ImageEmbeddings | None = None
+    """Their embeddings; ``None`` where there are none."""
+
+    def on(self, device: torch.device) -> StepImages:
+        """The same, where its tensors are there already."""
+        rows = None if self.rows is None else self.rows.on(device)
+        rotary = None if self.rotary is None else self.rotary.to(device)
+        return StepImages(rotary, self.row_ids.to(device), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Rows ``[first_row, last_row)`` of the step are positions ``[start, end)`` of a sequence.
+
+    positions   0 .......... start ....... end
+                [ in blocks ][ these rows  )
+    """
+
+    sequence: int
+    """Its row of the block table."""
+    first_row: int
+    last_row: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +102,9 @@ class StepInput:
     ``token_ids`` has any there."""
     images: StepImages | None = None
     """``None`` where no sequence has any: all rows are rotated by their positions."""
+    last_seen: Ints | None = None
+    """(num_rows,) the last position that each row attends to, which a row of the same query has:
+    behind its own within an image that is seen whole. ``None``: each its own."""
 
     @property
     def only_decodes(self) -> bool:
@@ -67,8 +112,34 @@ class StepInput:
         return self.num_decodes == len(self.context_lens) == len(self.positions)
 
     @property
+    def num_decode_rows(self) -> int:
+        """How many rows, the first ones, are of sequences that decode."""
+        return int(self.query_start[self.num_decodes])
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether a sequence that decodes has more than one row."""
+        return self.num_decode_rows > self.num_decodes
+
+    @property
+    def sequences(self) -> Ints:
+        """(num_rows,) the sequence of each row."""
+        numbers = np.arange(len(self.context_lens), dtype=np.int32)
+        return numbers if self.only_decodes else np.repeat(numbers, np.diff(self.query_start))
+
+    @property
+    def prompts(self) -> tuple[Query, ...]:
+        """The queries of sequences that do not decode."""
+        count = self.num_decodes
+        rows, ends = self.query_start[count:].tolist(), self.context_lens[count:].tolist()
+        return tuple(
+            Query(count + index, first, last, end - (last - first), end)
+            for index, (first, last, end) in enumerate(zip(rows, rows[1:], ends, strict=False))
+        )
+
+    @property
     def longest_context(self) -> int:
-        """In tokens: no row's position is that high."""
+        """The longest context in tokens: no row's position is that high."""
         return int(self.context_lens.max())
 
     def with_all_ids(self) -> StepInput:
@@ -190,3 +261,10 @@ def num_blocks(num_tokens: int, block_tokens: int) -> int:
 
 def _array(values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int32)
+
+
+def check_positions(end: int, num_positions: int) -> None:
+    """Checks a step before it runs, because kernels index a table without a bounds check. Raises
+    ``PositionError``."""
+    if end > num_positions:
+        raise PositionError(f"a step up to position {end}, and {num_positions} have angles")

@@ -1,5 +1,5 @@
-"""Small things to a device and back, so that the host waits for the device once a step: when it
-reads what was sampled."""
+"""Small tensors to a device and back, so that the host waits for the device once a step: when it
+reads the sampled tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+Ints = npt.NDArray[np.int32]
+ALIGNED_VALUES = 4
+"""The number of int32 to which arrays are padded: 16 bytes, to which Triton's kernels are
+specialised."""
 Values = Ordered[int] | Ordered[float] | npt.NDArray[np.number[Any]] | torch.Tensor
 
 
@@ -24,20 +28,34 @@ def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch
 
 
 def all_on_device(
-    arrays: Ordered[npt.NDArray[np.signedinteger[Any]]], device: torch.device
+    device: torch.device, *, indices: Ordered[Ints] = (), tables: Ordered[Ints] = ()
 ) -> list[torch.Tensor]:
-    """Arrays of one dtype as int64 tensors, all in one copy."""
+    """``indices`` as int64 tensors, which torch's operators want, then ``tables`` as int32, which
+    kernels read: all in one copy."""
     if device.type != "cuda":
-        return [torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays]
-    joined = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    flat = on_device(joined, joined.dtype, device).long()
-    parts = torch.split(flat, [array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+        wide = [torch.from_numpy(array.astype(np.int64)).to(device) for array in indices]
+        return wide + [torch.from_numpy(np.array(array)).to(device) for array in tables]
+    arrays = [*indices, *tables]
+    parts = aligned(arrays)
+    flat = on_device(torch.from_numpy(np.concatenate(parts)), torch.int32, device)
+    num_wide = sum(map(len, parts[: len(indices)]))
+    sizes = list(map(len, parts))
+    found = [
+        *torch.split(flat[:num_wide].long(), sizes[: len(indices)]),
+        *torch.split(flat[num_wide:], sizes[len(indices) :]),
+    ]
+    return [part[: array.size].view(array.shape) for part, array in zip(found, arrays, strict=True)]
+
+
+def aligned(arrays: Ordered[Ints]) -> list[Ints]:
+    """Flat, each filled up with zeros to a multiple of 16 bytes: so behind one another all of them
+    are aligned alike, whatever their lengths, and Triton compiles one kernel for all steps."""
+    return [np.pad(array.ravel(), (0, -array.size % ALIGNED_VALUES)) for array in arrays]
 
 
 class HostCopy:
-    """Whole numbers and booleans on their way to the host, each tensor flat. The copy is queued
-    when this is made, so that what is launched later is not waited for."""
+    """Integers and booleans on their way to the host, each tensor flat. The copy is queued at
+    construction, so that reading it does not wait for later launches."""
 
     def __init__(self, tensors: Ordered[torch.Tensor]) -> None:
         self._tensors = tensors

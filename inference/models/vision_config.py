@@ -1,5 +1,5 @@
-"""The shape of the tower that turns pictures into rows of a decoder, and what its processor makes
-of a picture. Filled from config.json and preprocessor_config.json. Imports no torch.
+"""The shape of the tower that turns images into rows of a decoder, and its processor's sizes.
+Filled from config.json and preprocessor_config.json, or from an mmproj file. Imports no torch.
 
     pixels ─▶ patches ─▶ blocks ─▶ merged, 2 x 2 to one ─▶ rows of the decoder
                            └─ some blocks' output, merged as well ─▶ added after its first layers
@@ -7,24 +7,54 @@ of a picture. Filled from config.json and preprocessor_config.json. Imports no t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
+
+from inference.protocol.image_layout import ImageDivision, longest_side_px
 
 KEPT_ROWS_BYTES = 128 * 1024**2
-"""Rows of pictures that are kept for prompts that have the same ones, or go on being computed."""
+"""The most bytes of image rows that are kept for prompts with the same image, or for the rest of a
+prompt in chunks."""
+
+
+TowerKind = Literal["qwen3_vl", "qwen2_5_vl", "gemma3", "idefics3", "pixtral"]
+"""
+qwen3_vl      learned positions, and every block sees the whole image
+qwen2_5_vl    most blocks see a window of it, and MLPs have gates
+gemma3        SigLIP over a square of one size, whose patches are averaged to rows
+pixtral       positions are rotations alone, norms have no mean, MLPs have gates
+idefics3      SigLIP over such a square, or tiles of that size, whose patches are joined to rows
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageText:
+    """What becomes of an image's place in a rendered prompt before it is tokenized."""
+
+    placeholder: str
+    """What the chat template writes for an image."""
+    written: str
+    """What replaces it, with one ``image_token_id`` in it."""
+    part: str = ""
+    row_break: str = ""
+    parts_end: str = ""
+    """What replaces it where the image is divided: see ``VisionInput``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
+    kind: TowerKind = "qwen3_vl"
     image_token_id: int
-    """What a prompt holds for each row of a picture."""
+    """The prompt's token for each row of an image."""
     patch_px: int
     merge: int
-    """So many patches each way become one row of the decoder."""
+    """The number of patches each way that become one row of the decoder."""
     temporal_patch: int
-    """How many frames a patch holds: a picture is repeated."""
+    """How many frames a patch holds: an image is repeated."""
     min_pixels: int
     max_pixels: int
-    """A picture is scaled to lie between these, as the tower sees it."""
+    """The processor scales an image to lie between these."""
     num_channels: int
     depth: int
     hidden_size: int
@@ -32,15 +62,47 @@ class VisionConfig:
     num_heads: int
     out_hidden_size: int
     """The decoder's hidden size."""
-    num_position_embeddings: int
-    """How many the square grid has that is stretched over a picture's patches."""
+    num_position_embeddings: int = 0
+    """The number of embeddings of the square grid that is stretched over an image's patches, of
+    ``qwen3_vl``."""
+    window_px: int = 0
+    """The side of the windows of ``qwen2_5_vl``."""
+    full_attention_layers: tuple[int, ...] = ()
+    """The blocks of ``qwen2_5_vl`` that see the whole image."""
     deepstack_layers: tuple[int, ...] = ()
     """Blocks whose output is added to the decoder's rows, the first of them after its first layer,
     and so on."""
-    rope_theta: float
-    """The base of the tower's own rotation, by height and width."""
-    mrope_section: tuple[int, int, int]
-    """How many of the decoder's rotary frequencies turn with time, height and width."""
+    rope_theta: float = 0.0
+    """The base of the tower's own rotation, by height and width; 0: it has none."""
+    mrope_section: tuple[int, int, int] | None = None
+    """How many of the decoder's rotary frequencies turn with time, height and width; ``None``: all
+    turn with a row's position, as a text's do."""
+    is_mrope_interleaved: bool = True
+    """Whether the three take turns, and are not in blocks."""
+    image_px: int = 0
+    """The side of the square that every image becomes, or each of its tiles; 0: sizes vary."""
+    division: ImageDivision = "none"
+    """How an image is cut into parts, with text between their rows in the prompt."""
+    is_bidirectional: bool = False
+    """Whether the decoder's rows of an image attend to all of it, also to rows behind them."""
+    norm_eps: float = 1e-6
+    """The number added to the variance in the tower's norms."""
+    merger_eps: float = 1e-6
+    """The number added to the variance in the norm of ``pixtral``'s merger."""
+    activation: Literal["gelu", "silu"] = "gelu"
+    """Of the gates of ``pixtral``'s MLPs."""
+    has_projector_bias: bool = False
+    """Whether the projections of ``pixtral``'s projector have a bias."""
+    has_norm_plus_one: bool = False
+    """Whether the files hold the weight of ``gemma3``'s last norm less one."""
+    has_swapped_mlp_names: bool = False
+    """Whether the file calls the two projections of ``gemma3``'s MLPs by each other's names."""
+    text: ImageText | None = None
+    """``None``: the template writes ``image_token_id`` itself."""
+    image_mean: tuple[float, ...] = ()
+    image_std: tuple[float, ...] = ()
+    """The deviation of each channel, as an mmproj file declares them; empty:
+    preprocessor_config.json does."""
 
     @property
     def patch_features(self) -> int:
@@ -53,18 +115,37 @@ class VisionConfig:
 
     @property
     def most_patches(self) -> int:
-        """The most patches that one picture has."""
+        """The most patches that attend to each other: those of one image, or of one tile."""
+        if self.image_px:
+            return (self.image_px // self.patch_px) ** 2
+        if self.division == "rows":
+            unit_px = self.patch_px * self.merge
+            return ((math.isqrt(self.max_pixels) - 1) // unit_px + 1) ** 2 * self.merge**2
         return self.max_pixels // self.patch_px**2
 
     @property
+    def most_tiles(self) -> int:
+        """The most tiles of one image."""
+        if self.division != "tiles":
+            return 1
+        per_side = -(-longest_side_px(self) // self.image_px)
+        return per_side**2 + 1 if per_side > 1 else 1
+
+    @property
     def row_features(self) -> int:
-        """Numbers that a row of a picture brings to the decoder."""
+        """Numbers that a row of an image brings to the decoder."""
         return self.out_hidden_size * (1 + len(self.deepstack_layers))
 
     def step_bytes(self, bytes_per_number: int) -> int:
-        """What the tower holds at once of the largest picture: its pixels, what one block makes of
-        it, in float32 where it is rotated, and the decoder's rows."""
-        of_block = (6 * self.hidden_size + 2 * self.intermediate_size) * bytes_per_number
-        of_patch = of_block + 4 * (2 * self.patch_features + 4 * self.hidden_size)
-        num_rows = self.most_patches // self.merge**2
-        return self.most_patches * of_patch + num_rows * self.row_features * bytes_per_number
+        """Peak bytes of the tower over the largest image: its pixels, one block's activations of
+        one tile, in float32 where they are rotated, and the decoder's rows."""
+        is_windowed = self.kind == "qwen2_5_vl"  # heads are copied by window
+        of_block = (9 if is_windowed else 6) * self.hidden_size
+        has_gates = is_windowed or self.kind == "pixtral"
+        of_block += (3 if has_gates else 2) * self.intermediate_size
+        of_block *= bytes_per_number
+        of_tile = self.most_patches * (of_block + 4 * 4 * self.hidden_size)
+        num_patches = self.most_tiles * self.most_patches
+        of_pixels = 4 * 2 * num_patches * self.patch_features
+        num_rows = num_patches // self.merge**2
+        return of_tile + of_pixels + num_rows * self.row_features * bytes_per_number

@@ -9,6 +9,7 @@ import argparse
 import socket
 import sys
 
+from inference.garbage import uncollected
 from inference.protocol.keys import NEURON_NAME
 
 INTERRUPTED = 130
@@ -17,9 +18,10 @@ INTERRUPTED = 130
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     try:
-        from inference.neuron.process.neuron_process import (
-            run,  # a bad argument is refused without its seconds
-        )
+        with uncollected():
+            from inference.neuron.process.neuron_process import (
+                run,  # a bad argument is refused without its seconds
+            )
 
         return run(options.name)
     except KeyboardInterrupt:  # before the neuron is up; from then on it ends in order

@@ -10,7 +10,7 @@ NeuronError
 from __future__ import annotations
 
 from inference.protocol.events import Failure, TooLong
-from inference.protocol.load import LoadFailure
+from inference.protocol.load_progress import LoadFailure
 from inference.protocol.model_limit import ModelLimit
 from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 

@@ -1,8 +1,8 @@
 """The neuron as one object: what its Celery tasks call, and who owns what in this process.
 
-    task drain_inbox ─▶ Inbox ─▶ Intake ─▶ engine process ─▶ replica thread ─▶ EventPublisher
-    task load_model  ─▶ Replica (its own thread)                      ▲
-    heartbeat thread ─▶ Redis, and drains the inbox too ──────────────┘ cancels of dead gateways
+    task drain_inbox ─▶ Requests ─▶ engine process ─▶ replica thread ─▶ events
+    task load_model  ─▶ Replica (its own thread)                          ▲
+    heartbeat thread ─▶ Redis, and drains the inbox too ──────────────────┘ cancels of dead gateways
 
 Every method that a task calls returns at once. Knows no Celery.
 """
@@ -23,18 +23,16 @@ import redis
 
 from inference.build import this_build
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
-from inference.neuron.events.publisher import EventPublisher
-from inference.neuron.events.usage_reports import UsageReportBook, send_due
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.failed_loads import FailedLoads
 from inference.neuron.loads.fetcher import Fetcher
-from inference.neuron.loads.file_checker import FileChecker, check_nothing
+from inference.neuron.loads.file_checker import FileChecker, check_nothing, weigh_nothing
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.drills import Drills
-from inference.neuron.process.heartbeat import GatewayWatch, Heart, HeartbeatWriter
+from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
 from inference.neuron.process.name_lease import NameLease
 from inference.neuron.process.persisted_specs import PersistedSpecs
 from inference.neuron.process.redis_client import Link
@@ -45,19 +43,12 @@ from inference.neuron.replicas.engine_logs import EngineLogs
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.restart_policy import RestartPolicy
-from inference.neuron.requests.dead_gateways import DeadGateways
-from inference.neuron.requests.intake.inbox import Inbox
-from inference.neuron.requests.intake.intake import Intake
-from inference.neuron.requests.intake.preparing_marks import PreparingMarks
-from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.prompt_images import RedisImageReader
-from inference.neuron.requests.request_table import RequestTable
-from inference.protocol.generation import Cancel, InboxFrame, Submit
+from inference.neuron.requests.requests import Requests
+from inference.neuron.stages.held_stage import StageHolder
+from inference.neuron.stages.held_stages import HeldStages
 from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat
-from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
-from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.sandbox.pool import WorkerPool
 from inference.settings.accounts import LoggedBodies
 from inference.settings.memory_limits import MemoryLimits
@@ -68,8 +59,6 @@ from inference.version import VERSION
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S = 0.5
-"""What the last events get to reach Redis when the neuron stops."""
 LEAVING_AT_LEAST_S = 1.5
 """How long it stays after it announced that it leaves: by then gateways have read that, and their
 earlier requests have arrived."""
@@ -95,7 +84,9 @@ class NeuronService:
         bodies: LoggedBodies = LOG_BODIES.default,
         allows_drills: bool = False,
         memory_limits: MemoryLimits = MEMORY_LIMIT.default,
+        stage_host: str = "",
         checks_files: bool = True,
+        workers: WorkerPool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
@@ -103,8 +94,10 @@ class NeuronService:
         ``None``: no limit. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
         this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
         ``allows_drills``: operators may inject faults. ``memory_limits``: what its models may use
-        of each device. ``checks_files``: whether a load's files are read as this build's engine
-        reads them before models leave for it."""
+        of each device. ``stage_host``: where other neurons' engines reach stages that it holds;
+        empty: it holds none. ``checks_files``: whether a load's files are read as this build's
+        engine reads them before models leave for it. ``workers`` prepare its prompts and grammars,
+        and are started and closed with it; ``None``: its own."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
@@ -112,47 +105,30 @@ class NeuronService:
         self._build = BuildInfo(**asdict(this_build()))
         self._discovery = discovery
         self._replicas = Replicas()
+        self._stages = HeldStages(lambda: self._context)
+        self._stage_host = stage_host
         self._is_leaving = False
         self._stuck: list[str] = []
         """Requests that hold a thread of the intake, in words."""
         self._is_ready = True
         self._stopped = threading.Event()
-        self._client = client
-        self._reports = UsageReportBook()
-        self._table = RequestTable(self._reports)
-        self._publisher = EventPublisher(
+        self._requests = Requests(
             client,
             neuron=name,
             epoch=self.epoch,
-            on_lost=self._table.forget,
-            keep_s=stall_limit_s + KEPT_AFTER_LIMIT_S,
+            take=self._take,
+            bodies=bodies,
+            stall_limit_s=stall_limit_s,
         )
-        self._images = RedisImageReader(client, neuron=name)
-        self._marks = PreparingMarks(client, neuron=name, epoch=self.epoch)
-        self._workers = WorkerPool()
-        self._intake = Intake(
-            Starter(
-                table=self._table,
-                publish=self._publisher.publish,
-                take=self._take,
-                read_images=self._images.read,
-                bodies=bodies,
-            ),
-            self._marks,
-        )
-        self._inbox = Inbox(client, neuron=name, handle=self._handle)
+        self._workers = workers or WorkerPool()
         self._heartbeats = HeartbeatWriter(client, lease=self.lease)
-        self._dead_gateways = DeadGateways(
-            GatewayWatch(client), self._table, self._reports, self._publisher
-        )
         self._heart = Heart(self._beat, on_name_lost)
-        self._num_beats = 0
         self._loads = LoadQueue(discovery, memory_limits)
         self._fetcher = Fetcher(
             cache_dir, self._loads.most_free_bytes, stall_limit_s=load_stall_limit_s, clock=clock
         )
         self.downloads = Downloads(
-            client, neuron=name, fetcher=self._fetcher, used_paths=self._replicas.weights_in_use
+            client, neuron=name, fetcher=self._fetcher, used_paths=self._weights_in_use
         )
         self.logs = EngineLogs(client, neuron=name)
         link = client.connection_pool
@@ -163,11 +139,11 @@ class NeuronService:
         )
         self._engine_command = engine_command
         self._context = ReplicaContext(
-            table=self._table,
-            publish=self._publisher.publish,
+            table=self._requests.table,
+            publish=self._requests.publish,
             start_engine=self._start_engine,
             workers=self._workers,
-            marks=self._marks,
+            marks=self._requests.marks,
             loads=self._loads,
             admission=LoadAdmission(
                 self._loads,
@@ -175,6 +151,7 @@ class NeuronService:
                 check_files=FileChecker().check if checks_files else check_nothing,
                 find=self._replicas.find,
             ),
+            weigh=FileChecker().costs if checks_files else weigh_nothing,
             discard=self._discard,
             on_change=self._heart.beat_now,
             on_gone=self._forget,
@@ -195,14 +172,19 @@ class NeuronService:
     def start(self) -> None:
         """Loads again what the last life had, as soon as Redis answers. Returns at once."""
         self._workers.start()
-        self._intake.start()
+        self._requests.intake.start()
         self._heart.start()
         self.downloads.start()
         self._failed_loads.start()
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
-        Another spec for a loaded model replaces it once the requests on the old one are done."""
+        Another spec for a loaded model replaces it once the requests on the old one are done. With
+        ``stage_of``, one stage is held for another neuron's engine instead."""
+        if spec.stage_of is not None:
+            self._stages.hold(spec)
+            self._heart.beat_now()
+            return
         replica, current = self._replicas.add(spec, self._context)
         if replica is not None:
             log.info("loading %s from %s", spec.model, spec.source)
@@ -224,6 +206,10 @@ class NeuronService:
         replica.drain()
         self._persisted_specs.save()
 
+    def release_stages(self, model: str, job_id: str) -> None:
+        """Ends the stages of that load. Those that are not here have ended already."""
+        self._stages.release(model, job_id)
+
     def sleep_model(self, model: str, job_id: str) -> None:
         """Waits, elsewhere, for the requests in flight. What cannot sleep serves on."""
         replica = self._replicas.find(model)
@@ -243,10 +229,8 @@ class NeuronService:
 
     def drain_inbox(self) -> int:
         """How many frames were taken. Raises ``redis.RedisError``."""
-        self._heart.mend()  # the one thread that no heartbeat can mend
-        # The marks show which of the frames a dead instance was preparing.
-        self._marks.read_earlier()
-        return self._inbox.drain()
+        self._heart.thread.mend()  # the one thread that no heartbeat can mend
+        return self._requests.drain_inbox()
 
     def heartbeat(self) -> NeuronHeartbeat:
         return NeuronHeartbeat(
@@ -264,6 +248,8 @@ class NeuronService:
             thread_problems=[*thread_problems(), *self._stuck],
             allows_drills=self.drills.is_allowed,
             is_ready=self._is_ready,
+            stage_host=self._stage_host,
+            stages=self._stages.states(),
         )
 
     def _host(self) -> HostInfo:
@@ -284,7 +270,7 @@ class NeuronService:
                 return
             with contextlib.suppress(redis.RedisError):
                 self.drain_inbox()  # a worker that consumes no more tasks is not notified
-            if stayed_s >= LEAVING_AT_LEAST_S and not self._table.gateway_ids():
+            if stayed_s >= LEAVING_AT_LEAST_S and not self._requests.table.gateway_ids():
                 return
 
     def stop(self) -> None:
@@ -299,31 +285,22 @@ class NeuronService:
         self.downloads.stop()
         self._failed_loads.stop()
         self._heart.stop(timeout_s=1.0)
-        self._images.stop()
-        self._intake.stop()
-        self._publisher.publish(self._table.fail_all(neuron_stopping()))
-        self._publisher.flush(FAREWELL_S)
-        for replica in replicas:
-            replica.stop()
+        self._requests.stop()
+        ending: list[Replica | StageHolder] = [*replicas, *self._stages.close()]
+        for one in ending:
+            one.stop()
         deadline_s = time.monotonic() + STOP_GRACE_S
-        for replica in replicas:
-            if not replica.wait_gone(max(0.0, deadline_s - time.monotonic())):
-                replica.kill()
-                replica.wait_gone(1.0)
+        for one in ending:
+            if not one.wait_gone(max(0.0, deadline_s - time.monotonic())):
+                one.kill()
+                one.wait_gone(1.0)
         self._workers.close()
         try:
-            send_due(self._reports, self._client, neuron=self.name)
+            self._requests.send_reports()
             self._heartbeats.remove()
-            self._marks.close()
+            self._requests.marks.close()
         except redis.RedisError as error:
             log.warning("the heartbeat could not be removed: %s", error)
-
-    def _handle(self, frame: InboxFrame, num_bytes: int) -> None:
-        match frame:
-            case Submit():
-                self._intake.put(frame, num_bytes)
-            case Cancel(request_id=request_id):
-                self._publisher.publish(self._table.cancel(request_id))
 
     def _take(self, model: str) -> tuple[EngineProcess, ModelText]:
         replica = self._replicas.find(model)
@@ -345,8 +322,8 @@ class NeuronService:
     def _mend_threads(self) -> None:
         """Replaces threads that are gone or stuck, and notes what could not be replaced."""
         gone = mend_threads()
-        self._stuck = self._intake.relieve_stuck()
-        was_ready, self._is_ready = self._is_ready, not gone and self._intake.is_ready
+        self._stuck = self._requests.intake.relieve_stuck()
+        was_ready, self._is_ready = self._is_ready, not gone and self._requests.intake.is_ready
         if was_ready and not self._is_ready:
             log.critical("this neuron takes no requests: %s", "; ".join([*gone, *self._stuck]))
 
@@ -354,33 +331,35 @@ class NeuronService:
         self._mend_threads()
         for replica in self._replicas.all():
             replica.tick()
+        self._stages.tick()
         try:
             self._speak_to_redis()
         except redis.RedisError:
-            self._dead_gateways.interrupted()
+            self._requests.dead_gateways.interrupted()
             raise
 
     def _speak_to_redis(self) -> None:
         """Raises ``NameLostError``, ``redis.RedisError``."""
         self.lease.renew()
-        self._marks.keep(time.time() - self._started_unix_s)
-        self._marks.read_earlier()
+        self._requests.marks.keep(time.time() - self._started_unix_s)
+        self._requests.marks.read_earlier()
         self._persisted_specs.restore()
         # Before the held requests are published: those that were in the inbox are among them.
         self.drain_inbox()
         heartbeat = self.heartbeat()
         # First, so that a reader of a failed load no longer finds its persisted spec.
         self._persisted_specs.write()
-        self._heartbeats.write(heartbeat, self._held_requests())
-        self._dead_gateways.drop()
-        send_due(self._reports, self._client, neuron=self.name)
+        self._heartbeats.write(heartbeat, self._requests.held())
+        self._requests.dead_gateways.drop()
+        self._requests.send_reports()
 
-    def _held_requests(self) -> dict[str, HeldRequests]:
-        self._num_beats += 1
-        # First: what ends in between is in neither, and has events that are not late yet.
-        behind = self._publisher.behind()
-        return held_requests(self.epoch, self._num_beats, self._table.ids_by_gateway(), behind)
+    def _weights_in_use(self) -> dict[str, list[Path]]:
+        used = self._stages.weights_in_use()
+        for model, paths in self._replicas.weights_in_use().items():
+            used.setdefault(model, []).extend(paths)
+        return used
 
     def _forget(self, load: Load) -> None:
         self._replicas.forget(load)
+        self._stages.forget(load)
         self._heart.beat_now()

@@ -17,4 +17,4 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """``huggingface:org/name`` or ``path:/absolute/path`` of a directory."""
     revision: str | None = None
     sha256: str | None = None
-    """Of adapter_model.safetensors; refused when it differs."""
+    """The digest of adapter_model.safetensors; the adapter is refused when it differs."""

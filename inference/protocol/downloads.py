@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from inference.protocol.load import LoadFailure, LoadProgress
+from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 CACHE_REPORT_INTERVAL_S = 5.0
 CACHE_REPORT_EXPIRY_S = 30.0
@@ -42,7 +42,7 @@ class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_id: str
     source: str
     revision: str
-    """As in the ``CachedModel``."""
+    """The revision as ``CachedModel`` names it."""
     files: list[str] = []
     """Names as in ``CachedFile``; empty: all."""
 
@@ -83,7 +83,7 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A commit on the hub; a version, or empty where the newest was asked for, of a wheel."""
     files: list[CachedFile] = []
     num_bytes: int
-    """On the disk; a file that two revisions share counts for both."""
+    """The size on the disk; a file that two revisions share counts for both."""
     last_used_unix_s: float | None = None
     """When a load last read it; ``None`` where the file system records no access times."""
     used_by: list[str] = []

@@ -27,6 +27,6 @@ FAULTS_THAT_LAST = frozenset({Fault.STALL_ENGINE, Fault.DROP_LINK})
 class FaultOrder(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault
     model: str | None = None
-    """Of ``FAULTS_OF_MODELS``."""
+    """The model, for one of ``FAULTS_OF_MODELS``."""
     lasts_s: int | None = None
-    """Of ``FAULTS_THAT_LAST``, ``MAX_DRILL_S`` at most."""
+    """The duration, for one of ``FAULTS_THAT_LAST``; ``MAX_DRILL_S`` at most."""

@@ -12,7 +12,8 @@ import msgspec
 
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.images import SequenceImage
-from inference.protocol.load import AsleepBytes, LoadFailure, LoadProgress, LoadReport
+from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
@@ -41,6 +42,10 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What it runs with: loaded first, where it is not there yet."""
     prediction: list[int] = []
     """Tokens that the client expects in the output, as a source of drafts. Changes no output."""
+    is_traced: bool = False
+    """The time of its prefill is sent with its first token, or with its end before that."""
+    max_queue_wait_s: float | None = None
+    """``None``, or more than the engine's own limit: that one holds."""
 
 
 class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
@@ -53,7 +58,7 @@ class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     account: str = ""
     weight: int = 1
     is_anonymous: bool = False
-    """As in ``SubmitSequence``."""
+    """Whether the request has no account of its own, as in ``SubmitSequence``."""
 
 
 class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -89,13 +94,13 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
     are shared with others: this is what the sequence saw of them."""
 
     prefill_ms: float
-    """From the start of its first step to its first token."""
+    """The time from the start of its first step to its first token."""
     decode_ms: float
-    """From there to its last token."""
+    """The time from its first token to its last one."""
     prefill_tokens: int
     """How many of the prompt were computed, not taken from the prefix cache."""
     queue_ms: float = 0.0
-    """From its submission to the start of its first step."""
+    """The time from its submission to the start of its first step."""
     memory_bytes: int = 0
     """What the engine held of its device when the sequence ended; 0: not reported."""
 
@@ -125,6 +130,9 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Guesses of the sequence's next tokens that this step has verified."""
     num_accepted_drafts: int = 0
     """How many of those were right: ``token_ids`` begins with them."""
+    prefill_ms: float | None = None
+    """The time from the start of its first step to its first token, sent with that token and only
+    for a traced sequence."""
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,6 +144,9 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_cached_tokens: int = 0
     """How many of those came from the prefix cache."""
     num_output_tokens: int = 0
+    prefill_ms: float | None = None
+    """The time since the start of its first step, for a traced sequence that ended before its first
+    token."""
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
@@ -183,13 +194,16 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that were guessed and run, since the start."""
     num_accepted_drafts: int = 0
     """How many of those are in an answer."""
+    speculation: str = ""
+    """A sentence for people: which origins of drafts were chosen lately; empty where there is no
+    choice."""
     prefill_speed: PrefillSpeed | None = None
     """Live average over the prompts of requests, each step weighing as much as it had tokens;
     ``None`` where it is not measured."""
     adapters: list[str] = []
     """Names of those that are loaded."""
     warnings: list[str] = []
-    """In words: what has been switched off or become slower since the load."""
+    """Sentences for people: what has been switched off or become slower since the load."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
@@ -217,12 +231,15 @@ class LoadFailedMessage(msgspec.Struct, frozen=True, kw_only=True, tag="load_fai
 
 class FellAsleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
     held: AsleepBytes
-    """As measured now."""
+    """The memory that it holds asleep, as just measured."""
 
 
 class Awake(msgspec.Struct, frozen=True, kw_only=True, tag="awake"):
     seconds: float
-    """That it took."""
+    """The time that waking took."""
+    capture_problem: str = ""
+    """A sentence for people: the decode steps that the load captured and waking did not; empty:
+    none."""
 
 
 class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
@@ -231,6 +248,35 @@ class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
 
     code: str
     message: str
+
+
+class StageListening(msgspec.Struct, frozen=True, kw_only=True, tag="stage_listening"):
+    """The process of a load with ``stage_of`` waits for its links, and has read no weights yet."""
+
+    address: str
+    """``host:port``, for ``StageSpec.address`` of the engine's load."""
+
+
+class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):
+    """In place of ``Loaded``: the stage has its layers. Sent again where the memory of its keys and
+    values has changed."""
+
+    report: StageReport
+    memory: DeviceMemory
+    """The memory of this stage alone."""
+
+
+class StageAlive(msgspec.Struct, frozen=True, kw_only=True, tag="stage_alive"):
+    """In place of ``Idle``: sent every second once the stage has its layers, whatever it computes.
+    Its engine watches its steps."""
+
+
+class StageReleased(msgspec.Struct, frozen=True, kw_only=True, tag="stage_released"):
+    """The last message of a stage that ends because its engine has gone, or has not come. The
+    process exits with 0."""
+
+    reason: str
+    """A sentence for operators."""
 
 
 EngineMessage = (
@@ -242,6 +288,10 @@ EngineMessage = (
     | FellAsleep
     | Awake
     | EngineFaulted
+    | StageListening
+    | StageReady
+    | StageAlive
+    | StageReleased
 )
 
 encode_engine_frame = msgspec.msgpack.Encoder().encode

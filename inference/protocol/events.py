@@ -9,6 +9,8 @@
 
 Exactly one terminal event: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled.
 Events of one choice come in order, and a tool call's deltas before the next call starts.
+``Traced`` comes before the terminal event where the request is captured, and ``StageTimes`` where
+it has a ``traceparent``.
 An event that is too large for one entry is sent as ``Fragment``s.
 
 A neuron adds one ``EventBatch`` per message of its engine to its stream for that gateway process.
@@ -43,9 +45,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Of ``prompt_tokens``, how many came from the prefix cache."""
+    """The number of ``prompt_tokens`` that came from the prefix cache."""
     reasoning_tokens: int = 0
-    """Of ``completion_tokens``, how many were thinking."""
+    """The number of ``completion_tokens`` that were thinking."""
     accepted_drafts: int = 0
     """How many of ``completion_tokens`` were draft tokens that the model accepted."""
     rejected_drafts: int = 0
@@ -53,10 +55,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a prompt that does not fit, or that leaves too little room for the answer."""
+    """The sizes of a prompt that does not fit, or that leaves too little room for the answer."""
 
     prompt_tokens: int
-    """At least, where its text was too long to be tokenized."""
+    """The number of the prompt's tokens, or a lower bound where its text was too long to be
+    tokenized."""
     context_tokens: int
 
 
@@ -72,7 +75,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The prompt's length, where it is refused because it is longer than the reservation."""
     too_long: TooLong | None = None
     model_id: str = ""
-    """Of a model that cannot be loaded: its source, as ``huggingface:org/name``."""
+    """The source of a model that cannot be loaded, as ``huggingface:org/name``; empty for other
+    failures."""
     suggestion: str = ""
     """What would mend that."""
 
@@ -251,6 +255,36 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     usage: Usage | None = None
 
 
+MAX_TRACE_BYTES = 256 * 1024
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
+    """The trace of a request whose ``Submit`` captures it, sent before the last event. ``text``, of
+    at most ``MAX_TRACE_BYTES``: the rendered prompt, what parsers decided, and the raw text."""
+
+    request_id: str
+    text: str
+
+
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stage_times"):
+    """The time a request spent in each stage, one after the other, by the neuron's clock. Sent
+    before the last event where its ``Submit`` has a ``traceparent``. ``None``: it ended before that
+    stage, or the stage's share is not known."""
+
+    request_id: str
+    total_ms: float
+    """The time from the arrival of its ``Submit`` to its end."""
+    prepare_ms: float
+    """The time until its engine had it, or its end before that: waiting for a thread, rendering,
+    tokenizing."""
+    queue_ms: float | None = None
+    """The time from there until the start of its first step."""
+    prefill_ms: float | None = None
+    """The time from there until its first token; of several choices the first one's."""
+    decode_ms: float | None = None
+    """The time from there until its last token."""
+
+
 class Fragment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):
     """The next bytes of one event in msgpack. The last fragment completes it, and no other event of
     its request comes before that."""
@@ -276,6 +310,8 @@ Event = (
     | Tokenized
     | Failed
     | Cancelled
+    | Traced
+    | StageTimes
     | Fragment
 )
 ANSWERS = (Finished, Embedded, TokensCounted, Tokenized)

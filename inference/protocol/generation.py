@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -57,6 +58,10 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | None = None
 
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the switch: Qwen and most others; DeepSeek and Granite."""
+
+
 class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="chat"):
     messages: list[ChatMessage]
     tools: list[ToolDefinition] = []
@@ -67,6 +72,9 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     thinking: bool | None = None
     """What the client set explicitly; ``None``: it set nothing. ``template_kwargs`` that name
     ``enable_thinking`` themselves win."""
+    adaptive_thinking: bool = False
+    """The client has asked that the model decide whether it thinks. Templates decide anyway; it
+    matters to upstreams that think only where they are asked to."""
     thinking_budget_tokens: int | None = None
     """The thinking block is closed after so many tokens."""
     reasoning_effort: str | None = None
@@ -82,6 +90,26 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     shows_reasoning: bool = False
     """Whether the client sees the model's reasoning. If it does not and has not asked for thinking,
     the template gets ``enable_thinking: false``."""
+
+    @property
+    def images(self) -> list[ImageRef]:
+        return [image for message in self.messages for image in message.images]
+
+    @property
+    def wants_thinking(self) -> bool | None:
+        """The template's ``enable_thinking``: the client's template_kwargs, else its explicit
+        ``thinking``, else false when it will not see any. ``None``: unset, the template decides."""
+        for name in THINKING_SWITCHES:
+            if name in self.template_kwargs:
+                return bool(self.template_kwargs[name])
+        if self.thinking is None and not self.shows_reasoning:
+            return False
+        return self.thinking
+
+    @property
+    def rendered_tools(self) -> Sequence[ToolDefinition]:
+        """The tools that the prompt describes: none when the model may not call any."""
+        return () if self.tool_choice.mode == "none" else self.tools
 
 
 class TextInput(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
@@ -127,6 +155,21 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.regex is None and not self.choices and self.grammar is None
 
 
+class CacheMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a client asks an upstream to cache the prompt up to: after a turn or inside it, after a
+    tool, or, where it names neither, where the upstream sees fit. Prefixes on replicas are cached
+    without marks."""
+
+    message: int | None = None
+    """An index of the chat's messages."""
+    tool: int | None = None
+    """An index of the chat's tools."""
+    at: int | None = None
+    """Characters of the message's content before the mark; ``None``: it stands after the turn."""
+    ttl: str = ""
+    """How long the prefix is kept, as the client writes it; empty: the upstream decides."""
+
+
 class GenerationRequest(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generation"
 ):
@@ -155,6 +198,10 @@ class GenerationRequest(
     """``max_tokens`` may be more than the context has left, or than the operator allows: the answer
     then ends there, with the reason ``context`` or ``length``. Otherwise such a request is
     refused."""
+    end_user: str = ""
+    """The name that the client gave for whom it asks; the gateway keeps it to itself."""
+    cache_marks: list[CacheMark] = []
+    """The places of cache marks, for upstreams of Anthropic's dialect; no neuron is sent them."""
 
 
 class EmbeddingRequest(
@@ -170,6 +217,8 @@ class EmbeddingRequest(
     """Inputs are truncated to ``max_input_tokens``, because the client asked for it."""
     max_input_tokens: int | None = None
     """Special tokens included; ``None``: as many as the model takes."""
+    end_user: str = ""
+    """The name that the client gave for whom it asks; the gateway keeps it to itself."""
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="score"):
@@ -178,6 +227,8 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     model: str
     input: PairsInput
+    end_user: str = ""
+    """The name that the client gave for whom it asks; the gateway keeps it to itself."""
 
 
 class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_count"):
@@ -240,6 +291,15 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     ``max_tokens``: the answer ends there with the reason ``length``."""
     adapter: AdapterSpec | None = None
     """What the model is to run with."""
+    captures: bool = False
+    """An operator captures its bodies: the neuron reports ``Traced``."""
+    traceparent: str = ""
+    """The span of this attempt, as W3C Trace Context writes it: the neuron reports ``StageTimes``.
+    Empty: the request is not traced."""
+    max_queue_wait_s: float | None = None
+    """It fails with ``queue_timeout`` where no engine has begun it after as long in its queue: then
+    another target is due. ``None``: as long as the model allows. Only for requests with one
+    choice."""
     num_worker_deaths: int = 0
     """How many neurons have died while they prepared this request. It is delivered once more after
     the first, and never after the second."""

@@ -9,7 +9,9 @@ from typing import Literal
 import msgspec
 
 from inference.protocol.engine import EngineStats
-from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+from inference.protocol.held_stages import HeldStage
+from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.protocol.load_report import LoadReport
 
 
 class ReplicaStatus(StrEnum):
@@ -73,7 +75,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_name(device: DeviceInfo) -> str:
-    """As a load spec names it: ``cuda:1``; a host's CPUs are one device, ``cpu``."""
+    """Returns the device's name in a load spec: ``cuda:1``; a host's CPUs are one device,
+    ``cpu``."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
@@ -126,7 +129,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     spec_digest: str = ""
     """The digest of the spec that it was loaded from; empty where the neuron does not report it."""
     order: str = ""
-    """As its load spec had it: the control ordered this model here."""
+    """The order in its load spec: the control ordered this model here."""
     devices: list[str] = []
     """Where it is or is going: ``["cuda:1"]``."""
     memory_bytes: int | None = None
@@ -155,7 +158,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     num_failed_loads: int = 0
     """How many loads by this spec failed here in a row, that of a FAILED replica included."""
     is_unchanged: bool = False
-    """Of a FAILED one: nothing has changed that the next load could profit from."""
+    """Whether nothing has changed for a FAILED replica that the next load could profit from."""
     last_used_unix_s: float | None = None
     """When it last had work; ``None``: not since it was loaded."""
 
@@ -195,6 +198,10 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an operator may inject faults in it."""
     is_ready: bool = True
     """``False``: a thread that its requests need is gone or hangs and could not be replaced."""
+    stage_host: str = ""
+    """The host at which engines of other neurons reach its stages; empty: it holds none."""
+    stages: list[HeldStage] = []
+    """The stages that it holds for those."""
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

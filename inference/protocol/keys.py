@@ -17,7 +17,7 @@
 | helexa:neuron:<name>:events:<gateway> | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
 | helexa:gateway:<id>:marker | string, expires | gateway → itself |
-| helexa:turns | string, JSON Turns, expires | control → gateway |
+| helexa:turns | string, JSON TimeSlices, expires | control → gateway |
 | helexa:waiting | hash gateway → JSON WaitingReport | gateway → control |
 | helexa:control:leader | string, the id of the control that leads, expires | controls |
 | helexa:refusals:<hour> | hash code and account → number, expires | gateways → pages |
@@ -52,7 +52,8 @@ EVENT_STREAM_MAX_ENTRIES = 50_000
 EVENTS_FIRST_ENTRY_ID = "0-1"
 """A gateway makes a stream with an empty entry of this id and reads what comes after it."""
 EVENTS_EXPIRY_S = 120
-"""Of the streams and the marker of a gateway that is dead; a stall's limit is far below it."""
+"""The expiry of the streams and the marker of a gateway that is dead; a stall's limit is far below
+it."""
 
 INBOX_FRAME_FIELD = b"f"
 INBOX_PART_FIELD = b"p"
@@ -61,13 +62,15 @@ INBOX_EXPIRY_S = 300
 """After the last frame. A living neuron takes frames within a second."""
 
 USAGE_STREAM_MAX_ENTRIES = 8_192
-"""Of a neuron's usage reports, some 5 MiB. Beyond it the neuron keeps reports until the control has
-settled earlier ones, which it deletes."""
+"""The most usage reports that a neuron's stream holds, some 5 MiB. Beyond it the neuron keeps
+reports until the control has settled earlier ones, which it deletes."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
 TASK_UNLOAD_MODEL = "neuron.unload_model"
 TASK_SLEEP_MODEL = "neuron.sleep_model"
+TASK_RELEASE_STAGES = "neuron.release_stages"
+"""Two arguments, the model and the job id of the load whose stages the neuron holds."""
 TASK_DROP_ADAPTER = "neuron.drop_adapter"
 """Two arguments, the model that is loaded and the adapter's name."""
 TASK_PULL_MODEL = "neuron.pull_model"
@@ -84,8 +87,8 @@ TASK_TELL_LOG = "neuron.tell_log"
 DRAIN_INBOX_EXPIRES_S = 10
 """A ring that waited longer is pointless: the heartbeat has drained the inbox since."""
 
-TURNS = "helexa:turns"
-TURNS_EXPIRY_S = 10
+TIME_SLICES = "helexa:turns"
+TIME_SLICES_EXPIRY_S = 10
 """A control that is gone promises nothing any more."""
 WAITING = "helexa:waiting"
 WAITING_INTERVAL_S = 1.0
@@ -116,7 +119,7 @@ def is_events_key(key: bytes) -> bool:
 
 
 def gateway_of_events_key(key: bytes) -> str:
-    """Its id, of a key that ``is_events_key``."""
+    """Returns the gateway's id from a key that ``is_events_key``."""
     return key.split(b":", 4)[4].decode(errors="replace")
 
 

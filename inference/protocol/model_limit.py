@@ -12,13 +12,13 @@ from dataclasses import dataclass
 DEFAULT_OUTPUT_TOKENS = 8192
 """The original system's reserve for answers."""
 SHARE = 4
-"""Without an operator's bound answers get a quarter of the context at most; with one the prompt
-keeps a quarter at least."""
+"""The part of the context that answers get at most without an operator's bound, and prompts at
+least with one: a quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimit:
-    """In tokens; ``input + output <= context``."""
+    """A model's limits in tokens; ``input + output <= context``."""
 
     context: int
     input: int

@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -26,7 +28,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     top_logprobs: int | None = None
     """``None``: no logprobs. ``0``: only the sampled token's. ``n``: the n most likely as well."""
     prompt_logprobs: int | None = None
-    """As ``top_logprobs``, but for the prompt's tokens."""
+    """The number of alternatives for each token of the prompt, like ``top_logprobs`` for the
+    answer's."""
     stop_token_ids: list[int] = []
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -47,9 +50,9 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Once the thinking block holds ``max_tokens`` tokens the next one is ``end_token_id``.
-    ``start_token_id`` opens the block, where ``follows_token_id`` is not ``None`` only right after
-    that token; ``None``: the prompt has opened it already."""
+    """Limits a thinking block: once it holds ``max_tokens`` tokens, the next one is
+    ``end_token_id``. ``start_token_id`` opens the block, where ``follows_token_id`` is not ``None``
+    only right after that token; ``None``: the prompt has opened it already."""
 
     max_tokens: int
     end_token_id: int
@@ -68,6 +71,15 @@ DEFAULTS_OF_MODELS = (
     "frequency_penalty",
 )
 """The options of which a model has defaults: an operator's, else its generation_config's."""
+
+NEUTRAL_VALUES: Mapping[str, float] = {
+    "top_k": 0,
+    "min_p": 0,
+    "repetition_penalty": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
+"""The values that change nothing, of the options that have one."""
 
 SMALLEST_TEMPERATURE = 1e-5
 """Lower ones are greedy, as in vLLM: scores divided by them are no float32 numbers any more."""
@@ -96,7 +108,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_logprobs: int | None = None
     stop_token_ids: list[int] = []
     prompt_logprobs: int | None = None
-    """As ``top_logprobs``, for every prompt token but the first, which nothing precedes."""
+    """The number of alternatives, like ``top_logprobs``, for every prompt token but the first,
+    which nothing precedes."""
     min_tokens: int = 0
     grammar: Grammar | None = None
     thinking_limit: ThinkingLimit | None = None

@@ -35,7 +35,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     code: str | None = None
     """The failure's code, where it failed."""
     time_to_first_token_s: float | None = None
-    """From ``started_unix_s``; ``None``: there was no token."""
+    """The time from ``started_unix_s`` to the first token; ``None``: there was no token."""
 
 
 USAGE_REPORT_FIELD = b"r"

@@ -12,7 +12,7 @@ import msgspec
 class WaitingModel(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     oldest_s: float
-    """For how long at least one request has waited for it without a break."""
+    """Seconds for which at least one request has waited for it without a break."""
 
 
 class WaitingReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,7 +81,7 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     where: str = ""
     """The exception and its line, for the log."""
     steps: Steps = []
-    """To the keyword of a schema that the compiler panicked over, where that is known."""
+    """The steps to the keyword of a schema that the compiler panicked over, where that is known."""
 
 
 Result = Checked | Refused | Rendered | RenderRefused | Broken

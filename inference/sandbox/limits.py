@@ -16,9 +16,6 @@ STATM = Path("/proc/self/statm")
 
 CPU_S = 3.0
 CPU_S_PER_MIB = 0.5
-CLOCK_S = 30.0
-"""How long a worker may take by the clock, which runs on while others have the processors."""
-CLOCK_S_PER_MIB = 3.0
 MEMORY_BYTES = 256 * MIB
 MEMORY_PER_BYTE = 40
 """A character may take four bytes, and a rendered turn is copied several times."""
@@ -34,10 +31,6 @@ def cpu_s(num_bytes: int) -> float:
     return CPU_S + CPU_S_PER_MIB * num_bytes / MIB
 
 
-def clock_s(num_bytes: int) -> float:
-    return CLOCK_S + CLOCK_S_PER_MIB * num_bytes / MIB
-
-
 def memory_bytes(num_bytes: int) -> int:
     return MEMORY_BYTES + MEMORY_PER_BYTE * num_bytes
 
@@ -47,7 +40,7 @@ def output_bytes(num_bytes: int) -> int:
 
 
 def limit_process() -> None:
-    """Once, in a new worker."""
+    """Sets the limits of a new worker; called once."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit(resource.RLIMIT_STACK, STACK_BYTES)
     # The kernel ends it: a handler of Python's would wait for the C code to return.
@@ -55,7 +48,8 @@ def limit_process() -> None:
 
 
 def limit_job(num_bytes: int) -> None:
-    """Until ``lift_limits``: more processor time ends the process, more memory fails."""
+    """Sets a job's limits, until ``lift_limits``: more processor time ends the process, more memory
+    fails."""
     _limit(resource.RLIMIT_DATA, data_bytes() + memory_bytes(num_bytes))
     signal.setitimer(signal.ITIMER_PROF, cpu_s(num_bytes))
 

@@ -37,9 +37,12 @@ from inference.sandbox.jobs import (
     decode_result,
     encode_frame,
 )
-from inference.sandbox.limits import clock_s
+from inference.sandbox.limits import MIB
 from inference.supervised_threads import SupervisedThread
 
+CLOCK_S = 30.0
+"""How long a worker may take by the clock, which runs on while others have the processors."""
+CLOCK_S_PER_MIB = 3.0
 SLICE_S = 0.05
 """How often a caller that waits looks whether it is still wanted."""
 PARKED_AFTER_S = 0.05
@@ -81,7 +84,8 @@ class Wait:
         return time.monotonic() - self._started_s
 
     def check(self) -> None:
-        """After each slice. Raises ``NotWantedError``."""
+        """Checks after each slice whether the result is still wanted, and parks a caller that waits
+        for long. Raises ``NotWantedError``."""
         if not self._caller.is_wanted():
             raise NotWantedError
         if not self._is_parked and self.seconds >= PARKED_AFTER_S:
@@ -93,11 +97,11 @@ log = logging.getLogger(__name__)
 
 MAX_WORKERS = 8
 MAX_OF_EITHER = 4
-"""For one model, or for one account."""
+"""The most workers for one model, or for one account."""
 MAX_OF_BOTH = 2
-"""For one account on one model."""
+"""The most workers for one account on one model."""
 NUM_KEPT = 2
-"""So many idle workers stay; the others end."""
+"""The number of idle workers that stay; the others end."""
 WAIT_LIMIT_S = 60.0
 """How long a job waits for a worker."""
 
@@ -122,7 +126,7 @@ class WorkerPool:
         self._busy: Counter[tuple[str, str]] = Counter()
         """Workers by account and model."""
         self._uses: Counter[str] = Counter()
-        """Of tokenizers, by digest."""
+        """The uses of each tokenizer, by digest."""
         self._released: deque[str] = deque()
         self._generation = 0
         """Workers of an earlier one lack a tokenizer that was read since."""
@@ -221,7 +225,7 @@ class WorkerPool:
         return _Worker(pid, connection, Channel(connection), generation)
 
     def _ask(self, worker: _Worker, frame: bytes, wait: Wait) -> Result:
-        limit_s = clock_s(len(frame))
+        limit_s = CLOCK_S + CLOCK_S_PER_MIB * len(frame) / MIB
         worker.connection.settimeout(limit_s)
         started_s = time.monotonic()
         try:

@@ -10,6 +10,7 @@ from inference.settings.addresses import (
     MetricsAddress,
     Network,
     Networks,
+    Url,
     WebOrigin,
     WordList,
 )
@@ -326,6 +327,36 @@ DRAIN_SECONDS: Setting[int] = Setting(
     doc="how long a gateway that was asked to stop lets open answers finish: long enough for an "
     "agent's. Without any it stops at once, and a second signal ends them at once. Give a service "
     "manager a longer stop timeout",
+)
+OTLP_ENDPOINT: Setting[str | None] = Setting(
+    name="OTEL_EXPORTER_OTLP_ENDPOINT",
+    kind=Url(("http", "https"), "an address like http://collector:4318"),
+    default=None,
+    readers=GATEWAY,
+    doc="the OpenTelemetry collector that gets a [trace of each request](monitoring.md#traces), by "
+    "OTLP over HTTP at `/v1/traces` below it",
+)
+OTLP_TRACES_ENDPOINT: Setting[str | None] = Setting(
+    name="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    kind=Url(("http", "https"), "an address like http://collector:4318/v1/traces"),
+    default=None,
+    readers=GATEWAY,
+    doc="the same as a whole address, instead of the former",
+)
+OTLP_PROTOCOL: Setting[str] = Setting(
+    name="OTEL_EXPORTER_OTLP_PROTOCOL",
+    kind=Choice(("http/protobuf",)),
+    default="http/protobuf",
+    readers=GATEWAY,
+    doc="how traces are sent; there is one way",
+)
+OTLP_HEADERS: Setting[str | None] = Setting(
+    name="OTEL_EXPORTER_OTLP_HEADERS",
+    kind=Text("a list like name=value,name=value"),
+    default=None,
+    is_secret=True,
+    readers=GATEWAY,
+    doc="headers for the collector, such as its key: `authorization=Bearer%20KEY`",
 )
 METRICS_LISTEN: Setting[MetricsSetting] = Setting(
     name="HELEXA_METRICS_LISTEN",

@@ -19,7 +19,7 @@ class WholeNumber:
     minimum: int
     maximum: int
     unit: str
-    """Of what it is a number: ``bytes``, ``seconds``, ``requests``."""
+    """The unit that it counts: ``bytes``, ``seconds``, ``requests``."""
 
     @property
     def rule(self) -> str:
@@ -114,6 +114,21 @@ class Command:
 
     def parse(self, word: str) -> tuple[str, ...]:
         return tuple(shlex.split(word))
+
+
+PYTHON_NAME = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_][\w.]{0,199}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonName:
+    """What ``pkgutil.resolve_name`` finds."""
+
+    rule: str = "a module and a name in it like package.module:name"
+
+    def parse(self, word: str) -> str:
+        if not PYTHON_NAME.fullmatch(word.strip()):
+            raise ValueError
+        return word.strip()
 
 
 LEVELS = ("debug", "info", "warning", "error")

@@ -1,4 +1,4 @@
-"""Where a gateway's metrics are served: ``HELEXA_METRICS_LISTEN``. Pure.
+"""Reads where a gateway's metrics are served: ``HELEXA_METRICS_LISTEN``. Pure.
 
 (not set)         the gateway's host, port 31314
 9100, :9100       the gateway's host, port 9100
@@ -33,7 +33,7 @@ class MetricsListen:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetting:
-    """Where the operator wants metrics to be served. ``host`` ``None``: the gateway's."""
+    """The operator's choice of where metrics are served. ``host`` ``None``: the gateway's."""
 
     is_on: bool = True
     host: str | None = None

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from inference.settings.accounts import Accounts, LoggedBodies
-from inference.settings.kinds import Choice, Command, Decimal, FilePath, Flag, Text, WholeNumber
+from inference.settings.kinds import (
+    Choice,
+    Command,
+    Decimal,
+    Flag,
+    PythonName,
+    Text,
+    WholeNumber,
+)
 from inference.settings.limits import MAX_COUNT, MAX_WAIT_S
 from inference.settings.memory_limits import DeviceMemory, MemoryLimits
 from inference.settings.setting import Reader, Setting
+from inference.settings.stage_listen import StageAddress, StageListen
 
 NEURON = frozenset({Reader.NEURON})
 ENGINE = frozenset({Reader.ENGINE})
@@ -75,7 +82,10 @@ VISION_MAX_PIXELS: Setting[int | None] = Setting(
     default_words="the model's own, on a CPU at most 589824",
     readers=ENGINE,
     doc="the largest image that a model sees: larger ones are scaled down to it. The smaller, the "
-    "fewer tokens an image takes. 0: models get no images, and their towers are not loaded",
+    "fewer tokens an image takes. 0: models get no images, and their towers are not loaded. "
+    "Gemma 3 reads every image in one size, which no other number changes; Idefics3 and SmolVLM "
+    "scale an image's longer side to its square root and then cut it into tiles, and Pixtral and "
+    "Mistral Small 3 reduce the longer side to it",
 )
 VISION_MIN_PIXELS: Setting[int | None] = Setting(
     name="HELEXA_VISION_MIN_PIXELS",
@@ -85,7 +95,8 @@ VISION_MIN_PIXELS: Setting[int | None] = Setting(
     readers=ENGINE,
     doc="the smallest image that a model sees: smaller ones are scaled up to it. The larger, the "
     "more of a small image's detail a model reads, and the more tokens it takes. It may not be "
-    "above the largest",
+    "above the largest. Idefics3 and SmolVLM scale every image to the largest, whatever this is; "
+    "Pixtral and Mistral Small 3 enlarge none",
 )
 ENGINE_CHECKS: Setting[bool] = Setting(
     name="HELEXA_ENGINE_CHECKS",
@@ -110,13 +121,14 @@ FAULT_DRILLS: Setting[bool] = Setting(
     doc="1: an operator may inject faults in this neuron, to see the fleet recover "
     "([drills](drills.md))",
 )
-SIMULATED_DEVICES: Setting[Path | None] = Setting(
-    name="HELEXA_SIMULATED_DEVICES",
-    kind=FilePath(),
+DEVICE_SOURCE: Setting[str | None] = Setting(
+    name="HELEXA_DEVICE_SOURCE",
+    kind=PythonName(),
     default=None,
+    default_words="NVIDIA's driver",
     readers=NEURON,
-    doc="for tests of fleets alone: a JSON file of devices that do not exist "
-    "(`inference/neuron/host/simulated_devices.py`)",
+    doc="`MODULE:CALLABLE` in Python, which returns this host's devices in the driver's place: "
+    "an object with the methods of `Devices` (`inference/neuron/host/device_sampler.py`)",
 )
 DEVICE: Setting[str] = Setting(
     name="HELEXA_DEVICE",
@@ -135,6 +147,17 @@ MEMORY_LIMIT: Setting[MemoryLimits] = Setting(
     doc="how much of each device's memory the models of this neuron may use together, as "
     "`cpu=6GiB,cuda:0=20GiB`; a desktop keeps the rest. Devices that are not named have no limit. "
     "See [Memory and devices](models.md#memory-and-devices)",
+)
+STAGE_LISTEN: Setting[StageListen | None] = Setting(
+    name="HELEXA_STAGE_LISTEN",
+    kind=StageAddress(),
+    default=None,
+    default_words="no stages for other neurons",
+    readers=NEURON | ENGINE,
+    doc="the address at which this host's stages of models that other neurons serve are reached, "
+    "as `10.0.0.5` (any free port) or `10.0.0.5:7400-7499`. Each stage listens on a port of its "
+    "own, encrypted and authenticated, until its links are made. Unset: this neuron holds no such "
+    "stages",
 )
 HF_CACHE: Setting[str | None] = Setting(
     name="HELEXA_HF_CACHE",

@@ -104,5 +104,5 @@ class Setting(Generic[T]):
 
 
 def _plain(markdown: str) -> str:
-    """Without marks of code, and with the words of links alone."""
+    """Returns the text without marks of code, and with the words of links alone."""
     return MARKDOWN_LINK.sub(r"\1", markdown).replace("`", "")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.settings.addresses import Url
+from inference.settings.addresses import Url, WordList
 from inference.settings.kinds import FilePath, WholeNumber
 from inference.settings.limits import MAX_COUNT, MAX_RETENTION_DAYS
+from inference.settings.named_sources import NamedSources, SourceList
 from inference.settings.setting import Reader, Setting
+from inference.settings.variable_names import OTHERS_KEY
 
 EVERYBODY = frozenset(Reader)
 SITE = frozenset({Reader.SERVE, Reader.GATEWAY, Reader.CONTROL, Reader.COMMANDS})
@@ -80,6 +82,13 @@ MAX_REQUEST_RECORDS: Setting[int] = Setting(
     doc="beyond so many, the oldest [request records](monitoring.md#requests) are deleted; 0: no "
     "limit",
 )
+CAPTURE_RETENTION_DAYS: Setting[int] = Setting(
+    name="HELEXA_CAPTURE_RETENTION_DAYS",
+    kind=WholeNumber(1, MAX_RETENTION_DAYS, "days"),
+    default=7,
+    readers=frozenset({Reader.CONTROL}),
+    doc="[captured bodies](monitoring.md#captured-bodies) are deleted after so many days",
+)
 REDIS_STALL_S: Setting[int] = Setting(
     name="HELEXA_REDIS_STALL_S",
     kind=WholeNumber(1, 86_400, "seconds"),
@@ -87,4 +96,26 @@ REDIS_STALL_S: Setting[int] = Setting(
     readers=frozenset({Reader.GATEWAY, Reader.NEURON}),
     doc="how long open requests wait for a Redis that does not answer; set the same for gateways "
     "and neurons",
+)
+SOURCES: Setting[NamedSources] = Setting(
+    name="HELEXA_SOURCES",
+    kind=SourceList(),
+    default=NamedSources(),
+    default_words="none",
+    readers=EVERYBODY,
+    doc="hubs of your own beside Hugging Face, as `helexa=https://hub.example.org "
+    "token=HUB_TOKEN`: models are then added from `helexa:org/name`. The same on the gateway's "
+    "host and on each neuron's. See [Named sources](models.md#named-sources)",
+)
+BENCH_VARIABLES: Setting[tuple[str, ...]] = Setting(
+    name="HELEXA_BENCH_VARIABLES",
+    kind=WordList(
+        OTHERS_KEY, "a list of variables like PEER_API_KEY, none of helexa's own secrets"
+    ),
+    default=(),
+    default_words="none",
+    readers=frozenset({Reader.SERVE}),
+    doc="variables with the keys of [targets](bench.md#targets) that sweeps of the bench page "
+    "measure, like `PEER_API_KEY`. `serve` hands these to the control, and no other secret of "
+    "other programs",
 )

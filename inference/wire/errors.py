@@ -40,10 +40,8 @@ clients. Pure: knows no framework, no clock, no process.
 
 from __future__ import annotations
 
-import math
-
 from inference.protocol.events import Failure
-from inference.wire.common.failures import BROKEN, FAILURES, NOT_REPEATED, failure_extras
+from inference.wire.common.failures import BROKEN, FAILURES, failure_extras
 
 DEFAULT_RETRY_AFTER_S = 1.0
 TOO_MANY_REQUESTS = 429
@@ -357,17 +355,3 @@ class RequestFailedError(ApiError):
     @property
     def extras(self) -> dict[str, str | int]:
         return failure_extras(self.failure)
-
-
-def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs retry every 429
-    and 500 unless ``x-should-retry`` is false."""
-    headers = []
-    is_final = error.status == TOO_MANY_REQUESTS and error.retry_after_s is None
-    if is_final or error.code in NOT_REPEATED:
-        headers.append((b"x-should-retry", b"false"))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
-    if isinstance(error, MethodNotAllowedError):
-        headers.append((b"allow", error.allowed.encode()))
-    return headers

@@ -18,6 +18,7 @@ from inference.version import VERSION
 from inference.wire.common.fields import Field, Support
 from inference.wire.documentation import DIALECTS, PAGE
 from inference.wire.errors import ApiError, InvalidTypeError
+from inference.wire.openai.passed.endpoints import ENDPOINTS, METERED_FIELDS, PassedEndpoint
 
 FILE = PAGE.with_name("openapi.json")
 SAMPLES: dict[str, Any] = {
@@ -72,6 +73,7 @@ READS = {
     "/ping": "The same.",
 }
 """What takes no body."""
+MODEL = ("model", "A catalogue model of the endpoint's task, or an alias.")
 ERROR = {"description": "Refused or failed: docs/api.md lists the codes."}
 
 
@@ -85,6 +87,8 @@ def document() -> dict[str, Any]:
         if method == "POST" and not nested:
             for path in _paths(where):
                 paths.setdefault(path, {})["post"] = _operation(title, CALLS[path])
+    for endpoint in ENDPOINTS:
+        paths[endpoint.path] = {"post": _passed(endpoint)}
     for path, summary in READS.items():
         read: dict[str, Any] = {"summary": summary, "responses": _responses()}
         if "{id}" in path:
@@ -144,6 +148,31 @@ def _operation(title: str, summary: str) -> dict[str, Any]:
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": _responses(),
+    }
+
+
+def passed_summary(endpoint: PassedEndpoint) -> str:
+    return f"Passed through to an upstream: OpenAI's {endpoint.path}."
+
+
+def passed_fields(endpoint: PassedEndpoint) -> tuple[tuple[str, str], ...]:
+    """Names and notes of the fields that are read here."""
+    return (MODEL, *METERED_FIELDS.get(endpoint.path, ()))
+
+
+def _passed(endpoint: PassedEndpoint) -> dict[str, Any]:
+    """Describes only the fields that are read here; the upstream has its own."""
+    schema = {
+        "type": "object",
+        "properties": {name: {"description": note} for name, note in passed_fields(endpoint)},
+        "required": ["model"],
+        "additionalProperties": True,
+    }
+    kind = "multipart/form-data" if endpoint.is_form else "application/json"
+    return {
+        "summary": passed_summary(endpoint),
+        "requestBody": {"required": True, "content": {kind: {"schema": schema}}},
         "responses": _responses(),
     }
 

@@ -1,24 +1,22 @@
-"""Accounts, with their people, budgets and keys."""
+"""Accounts: lists, and each with its people and budgets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.db.models import Count, QuerySet
-from django.http import HttpRequest
-from django.urls import reverse
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.http import HttpRequest, HttpResponse
 
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
 from metering import services
 from metering.actor import Actor
+from metering.admin.account_page import page_of_account
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import AccountForm
-from metering.keys.status import key_status
-from metering.models import Account, ApiKey, Budget, Membership
+from metering.models import Account, Budget, Membership
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 
 if TYPE_CHECKING:
@@ -34,48 +32,10 @@ class MembershipInline(TabularInline):
     verbose_name_plural = "people"
 
 
-class KeyInline(TabularInline):
-    """Keys, only to be looked at: they have pages of their own."""
-
-    model = ApiKey
-    extra = 0
-    can_delete = False
-    fields = readonly_fields = (
-        "link",
-        "name",
-        "status",
-        "caps_left",
-        "expires_at",
-        "last_used_at",
-    )
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    @display(description="Key")
-    def link(self, key: ApiKey) -> SafeString:
-        url = reverse("admin:metering_apikey_change", args=(key.prefix,))
-        return format_html('<a href="{}">{}</a>', url, key.prefix)
-
-    @display(description="Status")
-    def status(self, key: ApiKey) -> str:
-        return key_status(key)
-
-    @display(description="Left of its caps")
-    def caps_left(self, key: ApiKey) -> str:
-        return caps_left_words(key.budgets.all())
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: QuerySet[Any] = super().get_queryset(request).prefetch_related("budgets")
-        return rows
-
-
 @admin.register(Account)
 class AccountAdmin(UnfoldAdmin):
     form = AccountForm
+    change_form_outer_before_template = "metering/account_page.html"
     list_display = (
         "name",
         "description",
@@ -90,8 +50,9 @@ class AccountAdmin(UnfoldAdmin):
     fieldsets = (
         (None, {"fields": ("name", "description", "enabled", "weight")}),
         ("Limits", {"fields": LIMIT_FIELDS}),
+        ("Requests", {"fields": ("capture_until",)}),
     )
-    inlines = (MembershipInline, BudgetInline, KeyInline)
+    inlines = (MembershipInline, BudgetInline)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         counts = {
@@ -100,6 +61,18 @@ class AccountAdmin(UnfoldAdmin):
         }
         rows: QuerySet[Any] = super().get_queryset(request).annotate(**counts)
         return rows.prefetch_related("budgets")
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """An account's page is its home: above its settings stands everything else of it."""
+        account = self.get_object(request, unquote(object_id))
+        context = {} if account is None else page_of_account(account)
+        return super().change_view(request, object_id, form_url, context | (extra_context or {}))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """The ledger knows an account by its name, so it stays."""
@@ -129,10 +102,8 @@ class AccountAdmin(UnfoldAdmin):
     def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
         if formset.model is Budget:
             budgets_save(actor_of(request), formset)
-        elif formset.model is Membership:
-            memberships_save(actor_of(request), formset)
         else:
-            formset.save(commit=False)  # keys are only shown; the admin asks what it has saved
+            memberships_save(actor_of(request), formset)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         services.account_delete(actor=actor_of(request), account=obj)

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
+from fleet.admin.linked_names import linked_column
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
+from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.actor import Actor
 from metering.admin.forms import BudgetForm, status_of
+from metering.links import account_url, key_url
 from metering.models import Budget
-from metering.money import amount_text
+from metering.money import amount_text, amount_words
+from metering.requests.links import requests_url
 from metering.services import Cap
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 else:
     from unfold.admin import TabularInline
 
-STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end")
+STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end", "requests")
 
 
 def caps_left_words(budgets: Iterable[Budget]) -> str:
@@ -32,12 +38,17 @@ def caps_left_words(budgets: Iterable[Budget]) -> str:
     return selectors.left_words(status_of(budget) for budget in budgets)
 
 
+def requests_link(budget: Budget) -> SafeString:
+    owner = {"key": budget.key_id} if budget.key_id else {"account": budget.account_id}
+    return format_html('<a href="{}">Requests</a>', requests_url(**owner))
+
+
 class BudgetStatusColumns:
     """How budgets stand now: a window that is over counts as begun again."""
 
     @display(description="Cap", ordering="cap")
     def cap_now(self, budget: Budget) -> str:
-        return amount_text(budget.unit, budget.cap)
+        return amount_words(budget.unit, budget.cap)
 
     @display(description="Spent")
     def spent_now(self, budget: Budget) -> str:
@@ -51,12 +62,17 @@ class BudgetStatusColumns:
     def left_now(self, budget: Budget) -> str:
         return "" if budget.pk is None else amount_text(budget.unit, status_of(budget).left)
 
+    @display(description="Requests")
+    def requests(self, budget: Budget) -> str:
+        """Those that it has to allow."""
+        return "" if budget.pk is None else requests_link(budget)
+
     @display(description="Window ends")
     def window_end(self, budget: Budget) -> str:
         ends_s = None if budget.pk is None else status_of(budget).window_ends_unix_s
         if ends_s is None:
             return "with its first request" if budget.window == "seconds" else ""
-        return datetime.fromtimestamp(ends_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return moment_text(datetime.fromtimestamp(ends_s, UTC))
 
 
 class BudgetInline(BudgetStatusColumns, TabularInline):
@@ -70,12 +86,15 @@ class BudgetInline(BudgetStatusColumns, TabularInline):
 @admin.register(Budget)
 class BudgetAdmin(BudgetStatusColumns, UnfoldAdmin):
     form = BudgetForm
-    list_display = ("__str__", "account", "key", "window", "cap_now", *STATUS_FIELDS)
+    list_display = ("cap_now", "account_link", "key_link", "window", *STATUS_FIELDS)
     list_select_related = ("account", "key")
     list_filter = ("unit", "window")
     search_fields = ("account__name", "key__prefix", "key__name")
     autocomplete_fields = ("account", "key")
     fields = ("account", "key", "unit", "amount", "window", "window_s", *STATUS_FIELDS)
+
+    account_link = linked_column("account_id", account_url, "Account")
+    key_link = linked_column("key_id", key_url, "Key")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return STATUS_FIELDS if obj is None else ("account", "key", *STATUS_FIELDS)

@@ -51,7 +51,10 @@ class ApiKeyForm(CheckedForm):
             "name",
             "scopes",
             "model_names",
+            "names_end_user",
+            "may_leave_network",
             "expires_at",
+            "capture_until",
             *LIMIT_FIELDS,
         )
 

@@ -8,13 +8,18 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.safestring import SafeString
 
+from fleet.admin.asking import asking_first
+from fleet.admin.linked_names import linked_column, linked_list
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
+from fleet.dashboard.links import model_url
 from metering import services
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
 from metering.admin.forms import ApiKeyForm
 from metering.keys.status import key_status
+from metering.links import account_url
 from metering.models import ApiKey, Budget
 from metering.principal import LIMIT_FIELDS, RateLimits
 
@@ -28,7 +33,7 @@ class ApiKeyAdmin(UnfoldAdmin):
     list_display = (
         "prefix",
         "name",
-        "account",
+        "account_link",
         "status_label",
         "scope_names",
         "model_list",
@@ -42,6 +47,7 @@ class ApiKeyAdmin(UnfoldAdmin):
     actions = ("revoke_selected",)
     fieldsets = (
         (None, {"fields": ("account", "name", "scopes", "model_names", "expires_at")}),
+        ("Requests", {"fields": ("names_end_user", "may_leave_network", "capture_until")}),
         ("Limits", {"fields": LIMIT_FIELDS}),
     )
     recorded = ("Recorded", {"fields": RECORDED})
@@ -78,7 +84,10 @@ class ApiKeyAdmin(UnfoldAdmin):
             name=values["name"],
             scopes=values["scopes"],
             model_names=values["model_names"],
+            names_end_user=values["names_end_user"],
+            may_leave_network=values["may_leave_network"],
             expires_at=values["expires_at"],
+            capture_until=values["capture_until"],
             limits=RateLimits.of(values),
         )
         obj.pk = created.row.pk
@@ -105,6 +114,8 @@ class ApiKeyAdmin(UnfoldAdmin):
             headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"},
         )
 
+    account_link = linked_column("account_id", account_url, "Account")
+
     @display(description="Status", label=STATUS_LABELS)
     def status_label(self, key: ApiKey) -> str:
         return key_status(key)
@@ -122,10 +133,11 @@ class ApiKeyAdmin(UnfoldAdmin):
         return caps_left_words(key.budgets.all())
 
     @display(description="Models")
-    def model_list(self, key: ApiKey) -> str:
-        return ", ".join(key.model_names) or "all"
+    def model_list(self, key: ApiKey) -> SafeString | str:
+        return linked_list(((name, "") for name in key.model_names), model_url) or "all"
 
     @action(description="Revoke, for good", permissions=["revoke"])
+    @asking_first
     def revoke_selected(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
         for key in queryset:
             if services.key_revoke(actor=actor_of(request), key=key):

@@ -6,13 +6,18 @@ import json
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from fleet.admin.linked_names import linked, linked_column
 from fleet.admin.unfold_types import UnfoldAdmin, display
-from metering.models import AuditEntry, LedgerEntry, SetAsideReport, UsageHour
+from fleet.dashboard.links import model_url, neuron_url
+from metering.links import account_url, audited_url, key_url, request_url
+from metering.models import ApiKey, AuditEntry, LedgerEntry, SetAsideReport, UsageHour
 from metering.money import usd_text
+from metering.requests.shown import duration_text, shown_id
 
 
 class ReadOnlyAdmin(UnfoldAdmin):
@@ -35,19 +40,34 @@ class RecordAdmin(ReadOnlyAdmin):
         return False
 
 
+class KeyNames(UnfoldAdmin):
+    """A column with the key's prefix and its name. Records have the prefix alone."""
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        names = ApiKey.objects.filter(prefix=OuterRef("key")).values("name")[:1]
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(key_name=Subquery(names))
+        return rows
+
+    @display(description="Key", ordering="key")
+    def key_link(self, record: Any) -> SafeString | str:
+        words = f"{record.key} ({record.key_name})" if record.key_name else record.key
+        return linked(record.key, key_url, words)
+
+
 @admin.register(LedgerEntry)
-class LedgerEntryAdmin(RecordAdmin):
+class LedgerEntryAdmin(KeyNames, RecordAdmin):
     list_display = (
         "at",
-        "account",
-        "key",
-        "model",
+        "request_link",
+        "account_link",
+        "key_link",
+        "model_link",
         "prompt_tokens",
         "cached_tokens",
         "completion_tokens",
         "cost",
         "outcome",
-        "duration_ms",
+        "duration",
         "client",
     )
     list_filter = ("account", "model", "outcome", "endpoint")
@@ -55,11 +75,12 @@ class LedgerEntryAdmin(RecordAdmin):
     search_fields = ("request_id", "=key", "=account", "=model")
     fields = (
         "request_id",
+        "request_link",
         "at",
-        "account",
-        "key",
-        "model",
-        "neuron",
+        "account_link",
+        "key_link",
+        "model_link",
+        "neuron_link",
         "endpoint",
         "client",
         "outcome",
@@ -67,23 +88,41 @@ class LedgerEntryAdmin(RecordAdmin):
         "cached_tokens",
         "completion_tokens",
         "reasoning_tokens",
+        "num_units",
+        "unit",
         "cost",
-        "time_to_first_token_ms",
-        "duration_ms",
+        "first_token",
+        "duration",
     )
+
+    account_link = linked_column("account", account_url, "Account")
+    model_link = linked_column("model", model_url, "Model")
+    neuron_link = linked_column("neuron", neuron_url, "Neuron")
+
+    @display(description="Request", ordering="request_id")
+    def request_link(self, entry: LedgerEntry) -> SafeString | str:
+        return linked(entry.request_id, request_url, shown_id(entry.request_id))
 
     @display(description="Cost", ordering="cost_micro_usd")
     def cost(self, entry: LedgerEntry) -> str:
         return usd_text(entry.cost_micro_usd)
 
+    @display(description="Until its first token")
+    def first_token(self, entry: LedgerEntry) -> str:
+        return duration_text(entry.time_to_first_token_ms)
+
+    @display(description="Until its end", ordering="duration_ms")
+    def duration(self, entry: LedgerEntry) -> str:
+        return duration_text(entry.duration_ms)
+
 
 @admin.register(UsageHour)
-class UsageHourAdmin(RecordAdmin):
+class UsageHourAdmin(KeyNames, RecordAdmin):
     list_display = (
         "hour",
-        "account",
-        "key",
-        "model",
+        "account_link",
+        "key_link",
+        "model_link",
         "requests",
         "failed_requests",
         "prompt_tokens",
@@ -96,6 +135,9 @@ class UsageHourAdmin(RecordAdmin):
     search_fields = ("=key", "=account", "=model")
     fields = (*list_display[:-1], "reasoning_tokens", "cost")
 
+    account_link = linked_column("account", account_url, "Account")
+    model_link = linked_column("model", model_url, "Model")
+
     @display(description="Cost", ordering="cost_micro_usd")
     def cost(self, hour: UsageHour) -> str:
         return usd_text(hour.cost_micro_usd)
@@ -105,20 +147,29 @@ class UsageHourAdmin(RecordAdmin):
 class SetAsideReportAdmin(ReadOnlyAdmin):
     """An operator may delete the rows once they have been read."""
 
-    list_display = ("at", "neuron", "reason", "request_id", "account", "num_more")
+    list_display = ("at", "neuron_link", "reason", "request_link", "account_link", "num_more")
     list_filter = ("neuron",)
     date_hierarchy = "at"
     search_fields = ("neuron", "request_id", "=account")
     fields = list_display
 
+    neuron_link = linked_column("neuron", neuron_url, "Neuron")
+    request_link = linked_column("request_id", request_url, "Request")
+    account_link = linked_column("account", account_url, "Account")
+
 
 @admin.register(AuditEntry)
 class AuditEntryAdmin(RecordAdmin):
-    list_display = ("at", "actor", "action", "object_id", "summary")
+    list_display = ("at", "actor", "action", "object_link", "summary")
     list_filter = ("action",)
     date_hierarchy = "at"
     search_fields = ("actor", "action", "object_id")
-    fields = ("at", "actor", "action", "object_id", "whole_detail")
+    fields = ("at", "actor", "action", "object_link", "whole_detail")
+
+    @display(description="Object", ordering="object_id")
+    def object_link(self, entry: AuditEntry) -> SafeString | str:
+        url = audited_url(entry.action, entry.object_id)
+        return linked(entry.object_id, lambda _name: url) if url else entry.object_id
 
     @display(description="Detail")
     def summary(self, entry: AuditEntry) -> str:

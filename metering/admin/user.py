@@ -8,33 +8,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from django import forms
+from django.conf import settings
 from django.contrib import admin
+from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group, User
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from django.template.response import TemplateResponse
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm
+from unfold.widgets import (
+    UnfoldAdminSelectWidget,
+)
 
+from fleet.admin.asking import asking_first
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action
 from metering import services
 from metering.admin.account import memberships_save
-from metering.models import Membership
+from metering.models import Account, Membership
+from metering.people.passwords import S_PER_DAY, invitation_path
+from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_of
 
 if TYPE_CHECKING:
     TabularInline = admin.TabularInline[Any, Any]
     BaseUserAdmin = DjangoUserAdmin[User]
+    UserForm = forms.ModelForm[User]
 else:
     from unfold.admin import TabularInline
 
     BaseUserAdmin = DjangoUserAdmin
+    UserForm = forms.ModelForm
+
+SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+USER_FIELDS = ("username", "first_name", "last_name", "email")
+MEMBER_FIELDS = (*USER_FIELDS, "account", "role")
+ADDS_MEMBERS = "metering.add_membership"
 
 
 class AccountInline(TabularInline):
-    """Whose budget the person asks from: without an account they see no playground."""
+    """The account whose budget the person asks from. Without one they see no playground."""
 
     model = Membership
     extra = 0
@@ -43,10 +60,37 @@ class AccountInline(TabularInline):
     verbose_name_plural = "accounts"
 
 
-AUDITED = (
-    *("username", "first_name", "last_name", "email"),
-    *("is_active", "is_staff", "is_superuser"),
-)
+class NewUserForm(UserForm):
+    """Adds a user without a password: it is theirs to choose."""
+
+    class Meta:
+        model = User
+        fields = USER_FIELDS
+
+    def save(self, commit: bool = True) -> Any:
+        self.instance.set_unusable_password()
+        return super().save(commit)
+
+
+class NewMemberForm(NewUserForm):
+    """Creates a member, for admins who may also decide which account pays for them."""
+
+    account = forms.ModelChoiceField(
+        queryset=Account.objects.exclude(name__in=BUILT_IN_ACCOUNTS),
+        required=False,
+        widget=UnfoldAdminSelectWidget,
+        help_text="Pays for their requests; without one they see no playground.",
+    )
+    role = forms.ChoiceField(
+        choices=Membership.Role.choices,
+        initial=Membership.Role.MEMBER,
+        required=False,
+        widget=UnfoldAdminSelectWidget,
+        help_text="Owners and members make keys there; viewers see its usage.",
+    )
+
+
+AUDITED = (*USER_FIELDS, "is_active", "is_staff", "is_superuser")
 """The fields of a user whose old and new values the audit holds."""
 admin.site.unregister([User, Group])
 
@@ -54,17 +98,50 @@ admin.site.unregister([User, Group])
 @admin.register(User)
 class UserAdmin(BaseUserAdmin, UnfoldAdmin):
     form = UserChangeForm
-    add_form = UserCreationForm
+    add_form = NewUserForm
     change_password_form = AdminPasswordChangeForm
-    inlines = (AccountInline,)
+    actions = ("invite_again",)
+
+    def get_form(
+        self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        if obj is None and request.user.has_perm(ADDS_MEMBERS):
+            kwargs.setdefault("form", NewMemberForm)
+        return super().get_form(request, obj, change=change, **kwargs)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        if obj is not None:
+            return super().get_fieldsets(request, obj)
+        adds_members = request.user.has_perm(ADDS_MEMBERS)
+        return ((None, {"fields": MEMBER_FIELDS if adds_members else USER_FIELDS}),)
+
+    def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
+        """Who is added gets one account, in the form itself."""
+        return [] if obj is None else [AccountInline]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._changes: WeakKeyDictionary[HttpRequest, dict[str, Any]] = WeakKeyDictionary()
-        """Of the users that requests have saved and not logged."""
+        """The changes of users that requests have saved and not logged."""
 
     def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
         memberships_save(actor_of(request), formset)
+
+    def response_add(
+        self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        """The page with the link at which the user chooses a password."""
+        if IS_POPUP_VAR in request.POST:
+            return super().response_add(request, obj, post_url_continue)
+        return self._invitations(request, [obj])
+
+    @action(description="Invite again: a link that sets the password", permissions=["change"])
+    @asking_first
+    def invite_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
+        users = list(queryset.filter(is_active=True))
+        for user in users:
+            self._audit(request, "user.invite", user)
+        return self._invitations(request, users)
 
     def user_change_password(
         self, request: HttpRequest, id: str, form_url: str = ""
@@ -77,6 +154,9 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         super().save_model(request, obj, form, change)
         if before is not None:
             self._changes[request] = changes_of(before, obj, AUDITED)
+        elif account := form.cleaned_data.get("account"):
+            role = form.cleaned_data["role"] or Membership.Role.MEMBER
+            services.membership_set(actor=actor_of(request), account=account, user=obj, role=role)
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
         self._audit(request, "user.create", obj)
@@ -96,6 +176,18 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
                 services.membership_remove(actor=actor_of(request), membership=membership)
             self._audit(request, "user.delete", user)
         return super().log_deletions(request, queryset)
+
+    def _invitations(self, request: HttpRequest, users: list[User]) -> HttpResponse:
+        """Nothing keeps the links: a browser's cache has them no longer than the page is open."""
+        context = self.admin_site.each_context(request) | {
+            "title": "An invitation",
+            "opts": self.model._meta,
+            "invited": [
+                (user, request.build_absolute_uri(invitation_path(user))) for user in users
+            ],
+            "days": settings.PASSWORD_RESET_TIMEOUT // S_PER_DAY,
+        }
+        return TemplateResponse(request, "metering/user_invited.html", context, headers=SHOWN_ONCE)
 
     def _audit(
         self, request: HttpRequest, action: str, user: User, detail: dict[str, Any] | None = None

@@ -49,7 +49,7 @@ class AccountView(AccountingView):
 
     @removal_schema
     def delete(self, call: Call, name: str) -> Response:
-        """Only one that never had a key: the ledger names it."""
+        """Deletes an account, if it never had a key: the ledger names any other."""
         account = selectors.account_find(name)
         remove = partial(services.account_delete, actor=self.actor, account=account)
         return removed(call, self.actor, remove)

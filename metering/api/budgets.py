@@ -20,7 +20,7 @@ from metering.services import Cap
 
 
 class BudgetsView(FleetListView, AccountingView):
-    """As they stand now, in the order in which they were made."""
+    """Budgets as they stand now, in the order in which they were made."""
 
     serializer_class = BudgetShape
     permission_of = "metering.budget"
@@ -29,7 +29,7 @@ class BudgetsView(FleetListView, AccountingView):
 
     @extend_schema(request=new_schema("BudgetStart", BUDGETS), responses={201: BudgetShape})
     def post(self, call: Call) -> Response:
-        """On an account, or on a key."""
+        """Adds a budget to an account or to a key."""
         body = new_row(call, BUDGETS)
         account, key = body.pop("account", None), body.pop("key", None)
         budget = services.budget_create(

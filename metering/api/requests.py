@@ -14,25 +14,28 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
 from fleet.api.access import COMMAND_CALLER, Call, FleetView
-from metering import selectors
+from metering import selectors, services
+from metering.api.access import SHOWN_ONCE
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.api.views import CsvRenderer, number_of
 from metering.errors import UnknownRequestError
+from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
-from metering.outcomes import Outcome
 from metering.principal import Scope
 from metering.requests.filters import FILTERS, filter_of
 from metering.requests.rows import MAX_CSV_ROWS, all_fields, csv_text
 from metering.selectors import RequestFilter
+from metering.usage.reader import reader_of_user
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 CSV_HEADERS = {"Content-Disposition": 'attachment; filename="requests.csv"'}
+CAPTURED_TEXTS = ("headers", "request", "trace", "answer")
 PARAMETERS = {
     **dict.fromkeys(FILTERS, ""),
     "key": "A key's prefix or its name.",
-    "id": "The beginning of the id.",
+    "id": "The beginning of the id, eight digits of it or more.",
     "since": "A time in ISO 8601, or 30m, 2h, 7d ago.",
     "until": "As since; not included.",
     "outcome": ", ".join(outcome.value for outcome in Outcome),
@@ -67,6 +70,27 @@ class RequestShape(serializers.Serializer[Any]):
     completion_tokens = serializers.IntegerField()
     reasoning_tokens = serializers.IntegerField()
     cost_micro_usd = serializers.IntegerField()
+    is_usage_estimated = serializers.BooleanField(
+        help_text="An upstream did not report the tokens: they are estimated."
+    )
+    targets_tried = serializers.CharField(
+        help_text="The model's targets that it left, each with its error's code."
+    )
+    unit = serializers.CharField(
+        help_text="What a request without tokens is metered by: request, second, character or "
+        "image; empty: it has tokens."
+    )
+    num_units = serializers.IntegerField()
+
+
+class CaptureShape(serializers.Serializer[Any]):
+    """Masked and cut. Parts that were not captured are empty."""
+
+    id = serializers.CharField()
+    headers = serializers.CharField()
+    request = serializers.CharField()
+    trace = serializers.CharField(help_text="The rendered prompt, the raw text and the parsers.")
+    answer = serializers.CharField()
 
 
 class RequestPageShape(serializers.Serializer[Any]):
@@ -76,7 +100,7 @@ class RequestPageShape(serializers.Serializer[Any]):
 
 
 class RequestView(FleetView):
-    serializer_class = RequestShape
+    serializer_class: type[serializers.Serializer[Any]] = RequestShape
     queryset = RequestRecord.objects.none()
     pagination_class = None
     filter_backends = ()
@@ -91,6 +115,31 @@ class RequestView(FleetView):
         """One request by its id. Raises ``UnknownRequestError``, also for another's."""
         record = selectors.request_find(pk, where=_visible(cast(Caller, call.auth)))
         return Response(all_fields([record])[0])
+
+
+class CaptureView(RequestView):
+    """The captured bodies of a request; each reading is audited."""
+
+    serializer_class = CaptureShape
+
+    def get(self, call: Call, pk: str) -> Response:
+        """Raises ``UnknownRequestError``, ``ProblemError``."""
+        caller = cast(Caller, call.auth)
+        record = selectors.request_find(pk, where=_visible(caller))
+        if not _may_read_bodies(call, caller, record):
+            raise ProblemError(
+                403,
+                "insufficient_scope",
+                "Operators, keys with the scope accounts:write, and people who may change the key "
+                "that asked read captured bodies.",
+            )
+        captured = services.captured_request_read(actor=self.actor, record=record)
+        if captured is None:
+            raise ProblemError(
+                404, "capture_not_found", "No bodies of this request are stored.", param="id"
+            )
+        texts = {name: getattr(captured, name) for name in CAPTURED_TEXTS}
+        return Response({"id": record.request_id.hex, **texts}, headers=SHOWN_ONCE)
 
 
 class RequestsView(RequestView):
@@ -140,6 +189,14 @@ def _visible(caller: Caller) -> RequestFilter:
     if principal.has(Scope.ACCOUNTS_READ):
         return RequestFilter()
     return RequestFilter(accounts=frozenset({principal.account}), own_key=principal.key)
+
+
+def _may_read_bodies(call: Call, caller: Caller, record: RequestRecord) -> bool:
+    if caller is COMMAND_CALLER:
+        return True
+    if caller.username is not None:
+        return reader_of_user(call.user).may_read_bodies(record)
+    return caller.principal is not None and caller.principal.has(Scope.ACCOUNTS_WRITE)
 
 
 def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:

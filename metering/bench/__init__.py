@@ -2,6 +2,6 @@
 
     targets ─▶ probe (build, models) ─▶ plan ─▶ sample over HTTP ─▶ runs ─▶ statistics ─▶ API, pages
 
-``statistics``, ``scenarios``, ``prompts``, ``plan``, ``cells`` and ``comparison`` are pure;
-``client`` speaks HTTP, ``sweep`` acts, ``store`` writes.
+``sweeps`` acts, ``results`` compares, ``client`` speaks HTTP, ``store`` writes. Most
+modules of the first two are pure: their docstrings name it.
 """

@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.admin.unfold_types import UnfoldAdmin, display
 from metering.bench import store
 from metering.bench.errors import BenchValueError
 from metering.bench.models import BenchTarget, SweepPlan
@@ -22,6 +22,9 @@ else:
 
 
 class TargetForm(TargetModelForm):
+    class Meta:
+        labels = {"gpus": "GPUs"}
+
     def _post_clean(self) -> None:
         """Checks the row as it would be saved."""
         super()._post_clean()  # type: ignore[misc]
@@ -33,6 +36,13 @@ class TargetForm(TargetModelForm):
 
 
 class PlanForm(PlanModelForm):
+    class Meta:
+        labels = {
+            "iteration_pause_s": "pause between iterations (seconds)",
+            "request_timeout_s": "timeout of a request (seconds)",
+            "sweep_interval_s": "time between sweeps (seconds)",
+        }
+
     def _post_clean(self) -> None:
         super()._post_clean()  # type: ignore[misc]
         if not self.errors:
@@ -66,8 +76,12 @@ class SweepPlanAdmin(UnfoldAdmin):
     """One row, which is there once it was saved; until then the defaults hold."""
 
     form = PlanForm
-    list_display = ("__str__", "samples_per_version", "max_tokens", "sweep_interval_s")
+    list_display = ("__str__", "samples_per_version", "max_tokens", "interval")
     fields = store.PLAN_FIELDS
+
+    @display(description="Time between sweeps (seconds)", ordering="sweep_interval_s")
+    def interval(self, plan: SweepPlan) -> float:
+        return plan.sweep_interval_s
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not SweepPlan.objects.exists()
@@ -80,6 +94,6 @@ class SweepPlanAdmin(UnfoldAdmin):
 
 
 def _add_error(form: Any, error: BenchValueError) -> None:
-    """Beside its field, where the form has one of that name."""
+    """Adds the error to its field, if the form has one of that name, else to the form."""
     field = {"scenario": "scenarios"}.get(error.field, error.field)
     form.add_error(field if field in form.fields else None, str(error))

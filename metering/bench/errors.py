@@ -4,7 +4,8 @@
     ├── TargetUnreachableError   the endpoint does not answer, or not in its API's format
     ├── SampleFailedError        one measurement came to nothing; ``status`` where there was one
     ├── BenchFileError           a file to import has no content that we understand
-    └── BenchValueError          a scenario, target or selection that there cannot be
+    ├── BenchValueError          a scenario, target or selection that there cannot be
+    └── JobOpenError             another job of the page has not ended
 
 Messages are written for people. Imports nothing.
 """
@@ -39,3 +40,7 @@ class BenchValueError(BenchError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class JobOpenError(BenchError):
+    pass

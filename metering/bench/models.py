@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
-from metering.bench.scenarios import DEFAULT_SCENARIOS
+from metering.bench.sweeps.scenarios import DEFAULT_SCENARIOS
 
 
 def default_scenarios() -> list[str]:
@@ -80,6 +80,58 @@ class SweepPlan(models.Model):
         return "how targets are measured"
 
 
+class BenchJob(models.Model):
+    """One sweep that a person has requested on the page, until the control has done it."""
+
+    class Status(models.TextChoices):
+        PENDING = "pending"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+
+    status = models.CharField(max_length=10, choices=Status.choices, default=Status.PENDING)
+    open_slot = models.PositiveSmallIntegerField(null=True, unique=True, default=1)
+    """1 until it has ended, then ``None``: the database refuses a second open job."""
+    requested_by = models.CharField(max_length=200)
+    requested_at = models.DateTimeField(auto_now_add=True)
+    target = models.CharField(max_length=100, blank=True)
+    """Empty: all neurons that are online, and all enabled targets."""
+    model = models.CharField(max_length=200, blank=True)
+    """Empty: all that are loaded."""
+    scenarios = models.JSONField(default=list)
+    """Empty: those of each target, or of the plan."""
+    samples = models.PositiveSmallIntegerField(null=True)
+    """``None``: the plan's."""
+    is_beside_load = models.BooleanField(default=False)
+    is_cancel_requested = models.BooleanField(default=False)
+    started_at = models.DateTimeField(null=True)
+    beat_at = models.DateTimeField(null=True)
+    """When the control that measures has last shown that it does."""
+    ended_at = models.DateTimeField(null=True)
+    num_planned = models.PositiveIntegerField(default=0)
+    """Samples of the targets that it has come to."""
+    num_ok = models.PositiveIntegerField(default=0)
+    num_failed = models.PositiveIntegerField(default=0)
+    num_cells_done = models.PositiveIntegerField(default=0)
+    """The number of cells that had their samples already."""
+    lines = models.JSONField(default=list)
+    """What ``bench once`` would have printed last."""
+    error = models.TextField(blank=True)
+
+    class Meta:
+        db_table = "bench_jobs"
+        ordering = ["-id"]
+        verbose_name = "job"
+
+    def __str__(self) -> str:
+        return f"job {self.pk}"
+
+    @property
+    def is_open(self) -> bool:
+        return self.open_slot is not None
+
+
 class BenchRun(models.Model):
     """One sample, or one that failed."""
 
@@ -89,7 +141,7 @@ class BenchRun(models.Model):
 
     ts = models.DateTimeField(db_index=True)
     origin = models.CharField(max_length=20, default="measured")
-    """Or the kind of file that it was imported from."""
+    """Where it comes from: ``measured``, or the kind of file that it was imported from."""
     target_name = models.CharField(max_length=100)
     target_kind = models.CharField(max_length=16)
     endpoint = models.CharField(max_length=500, blank=True)

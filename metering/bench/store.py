@@ -11,14 +11,15 @@ from django.db.models import Count
 from django.utils import timezone
 
 from inference.build import this_build
+from inference.settings.variable_names import OTHERS_KEY
 from inference.version import VERSION
 from metering.actor import Actor
 from metering.bench.errors import BenchValueError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
-from metering.bench.plan import CellKey
-from metering.bench.scenarios import parse_scenarios
-from metering.bench.settings import KINDS, Probe, SweepSettings, TargetSpec
-from metering.bench.sweep import Kept
+from metering.bench.sweeps.plan import CellKey
+from metering.bench.sweeps.scenarios import parse_scenarios
+from metering.bench.sweeps.settings import KINDS, Probe, SweepSettings, TargetSpec
+from metering.bench.sweeps.sweep import Kept
 from metering.services.audit import audit_entry_create
 
 PLAN_ID = 1
@@ -175,6 +176,12 @@ def target_check(target: BenchTarget) -> None:
     for name in ("only_models", "scenarios", "gpus"):
         _ensure_texts(name, getattr(target, name))
     parse_scenarios(target.scenarios)
+    if target.api_key_env and not OTHERS_KEY.fullmatch(target.api_key_env):
+        raise BenchValueError(
+            "api_key_env",
+            f"{target.api_key_env!r} is no name of a variable, or a secret of this server, which "
+            "no target is sent",
+        )
 
 
 def plan_find() -> SweepPlan:
@@ -224,6 +231,7 @@ def spec_of(target: BenchTarget, environment: Mapping[str, str]) -> TargetSpec:
         hostname=target.hostname,
         gpus=tuple(target.gpus),
         api_key=environment.get(target.api_key_env) if target.api_key_env else None,
+        key_variable=target.api_key_env,
     )
 
 

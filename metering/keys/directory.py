@@ -144,7 +144,8 @@ class KeyDirectory:
         return self._built_in(SHARED_ACCOUNT)
 
     def _built_in(self, name: str) -> Principal:
-        """Without limits until the database has been read once: nothing is served before."""
+        """Returns the principal of a built-in account, without limits until the database has been
+        read once: nothing is served before."""
         return self._accounts.get(name, AccountRecord(name=name)).principal()
 
     async def _look_up_key(self, prefix: str) -> KeyRecord:

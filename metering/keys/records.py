@@ -46,6 +46,7 @@ class AccountRecord:
     enabled: bool = True
     weight: int = 1
     limits: RateLimits = field(default_factory=RateLimits)
+    capture_until_unix_s: float | None = None
     budgets: tuple[int, ...] = ()
 
     def ensure_enabled(self) -> None:
@@ -57,13 +58,19 @@ class AccountRecord:
         """Callers without a key of their own. Raises ``DisabledAccountError``."""
         self.ensure_enabled()
         if self.name == ANONYMOUS_ACCOUNT:
-            return anonymous_principal(budgets=self.budgets, limits=self.limits, weight=self.weight)
+            return anonymous_principal(
+                budgets=self.budgets,
+                limits=self.limits,
+                weight=self.weight,
+                capture_until_unix_s=self.capture_until_unix_s,
+            )
         return Principal(
             account=self.name,
             scopes=SHARED_SCOPES,
             weight=self.weight,
             budgets=self.budgets,
             account_limits=self.limits,
+            capture_until_unix_s=self.capture_until_unix_s,
         )
 
 
@@ -126,4 +133,5 @@ def person_principal(
         weight=chosen.account.weight,
         budgets=chosen.account.budgets,
         account_limits=chosen.account.limits,
+        capture_until_unix_s=chosen.account.capture_until_unix_s,
     )

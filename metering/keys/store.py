@@ -33,7 +33,7 @@ class KeyStore(Protocol):
     def revision(self) -> int: ...
 
     def keys(self, prefixes: Collection[str]) -> Mapping[str, KeyRecord]:
-        """By prefix; those that are not there are left out."""
+        """Returns the records by prefix. Keys that do not exist are left out."""
         ...
 
     def built_in_accounts(self) -> Mapping[str, AccountRecord]: ...
@@ -93,6 +93,12 @@ class DatabaseKeyStore:
         )
 
     @_database_call
+    def account(self, name: str) -> AccountRecord:
+        """Raises ``Account.DoesNotExist``."""
+        row = Account.objects.get(name=name)
+        return account_record(row, _budgets(Q(account=name), "account_id")[name])
+
+    @_database_call
     def built_in_accounts(self) -> dict[str, AccountRecord]:
         budgets = _budgets(Q(account__in=BUILT_IN_ACCOUNTS), "account_id")
         rows = Account.objects.filter(name__in=BUILT_IN_ACCOUNTS)
@@ -127,6 +133,9 @@ def key_record(row: ApiKey, budgets: tuple[int, ...]) -> KeyRecord:
         budgets=budgets,
         key_limits=row.limits,
         account_limits=row.account.limits,
+        names_end_user=row.names_end_user,
+        may_leave_network=row.may_leave_network,
+        capture_until_unix_s=_latest_unix_s(row.capture_until, row.account.capture_until),
         expires_unix_s=None if row.expires_at is None else row.expires_at.timestamp(),
     )
     return KeyRecord(
@@ -144,7 +153,12 @@ def account_record(row: Account, budgets: tuple[int, ...]) -> AccountRecord:
         weight=row.weight,
         limits=row.limits,
         budgets=budgets,
+        capture_until_unix_s=_latest_unix_s(row.capture_until),
     )
+
+
+def _latest_unix_s(*moments: datetime | None) -> float | None:
+    return max((moment.timestamp() for moment in moments if moment is not None), default=None)
 
 
 def _budgets(where: Q, owner: str) -> defaultdict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""When each key was last used: noted on the event loop, written in batches by a thread.
+"""Records when each key was last used: noted on the event loop, written in batches by a thread.
 
 A key is written at most once a minute. What could not be written is tried again with the next
 batch.
@@ -24,7 +24,8 @@ MAX_REMEMBERED = 10_000
 
 
 class KeyUses:
-    """Has a thread of its own, so that a write that waits for a lock holds up no look-up."""
+    """Notes uses and writes them on a thread of its own, so that a write that waits for a lock
+    holds up no look-up."""
 
     def __init__(self, store: KeyStore) -> None:
         self._store = store

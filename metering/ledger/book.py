@@ -22,7 +22,7 @@ from metering.ledger import windows
 from metering.ledger.entries import Granted, Narrow, Reserve, Settle
 from metering.ledger.windows import Window
 from metering.money import amount_words
-from metering.prices import Prices
+from metering.prices import DearestPrices, Metered, Prices
 
 RETRY_AFTER_RESERVED_S = 1.0
 """When to come back where only reservations of running requests are in the way: they settle, and
@@ -62,13 +62,19 @@ class BudgetState:
         """The amount left once all reservations have settled, if they use nothing."""
         return max(0, self.cap - self.spent)
 
-    def worst_case(self, prices: Prices, prompt_tokens: int, output_tokens: int) -> int:
+    def worst_case(
+        self, prices: Prices | DearestPrices, prompt_tokens: int, output_tokens: int
+    ) -> int:
         if self.unit is Unit.TOKENS:
             return prompt_tokens + output_tokens
         return prices.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
 
+    def metered(self, metered: Metered) -> int:
+        """Returns the part of the use that is no tokens: no budget of tokens counts it."""
+        return 0 if self.unit is Unit.TOKENS else metered.micro_usd
+
     def affordable_output_tokens(
-        self, prices: Prices, prompt_tokens: int, *, amount: int
+        self, prices: Prices | DearestPrices, prompt_tokens: int, *, amount: int
     ) -> int | None:
         """``amount`` buys so many beside the prompt; ``None``: any number."""
         if self.unit is Unit.TOKENS:
@@ -124,7 +130,9 @@ class Book:
                 self.changed.add(budget.id)
         granted = output_tokens_granted(reserve, budgets)
         amounts = [
-            budget.worst_case(reserve.prices, reserve.prompt_tokens, granted) for budget in budgets
+            budget.worst_case(reserve.prices, reserve.prompt_tokens, granted)
+            + budget.metered(reserve.metered)
+            for budget in budgets
         ]
         short = [
             (budget, amount)
@@ -217,7 +225,7 @@ def _refusal(
     # How long the prompt is, is known once a neuron has tokenized it: here is its bound.
     return QuotaExceededError(
         f"This request may need up to {amount_words(budget.unit, needed)} (at most "
-        f"{reserve.prompt_tokens:,} tokens of prompt, and {output_tokens:,} of output), and "
+        f"{_most_words(reserve, output_tokens)}), and "
         f"{amount_words(budget.unit, budget.left)} are left of the {budget.owner}'s budget of "
         f"{amount_words(budget.unit, budget.cap)}{_per_window(budget)}{under_way}.",
         budget=budget.id,
@@ -227,6 +235,13 @@ def _refusal(
         retry_after_s=_retry_after_s(budget, needed, reserve.now_unix_s),
         is_reserved=needed <= budget.unspent,
     )
+
+
+def _most_words(reserve: Reserve, output_tokens: int) -> str:
+    metered = reserve.metered
+    if not metered.unit:
+        return f"{reserve.prompt_tokens:,} tokens of prompt, and {output_tokens:,} of output"
+    return f"{metered.num_units:,} {metered.unit}{'' if metered.num_units == 1 else 's'}"
 
 
 def _retry_after_s(budget: BudgetState, needed: int, now_unix_s: float) -> float | None:

@@ -5,17 +5,24 @@
     Settle                                       when it has ended: exactly one ledger entry
     Release                                      when it was never submitted: no entry
 
-The operations of one request are applied in the order in which they were queued.
+The operations of one request are applied in the order in which they were queued. Amounts are
+integers: tokens and micro-USD.
 
-Amounts are integers: tokens and micro-USD.
+How a request ended is an ``Outcome``, in the four words that every page, metric and record uses:
+
+    answered    the client got what it asked for
+    cancelled   the client left first
+    refused     the request was at fault, or there was no room for it: no engine failed
+    failed      the server failed
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from metering.prices import FREE, Prices
+from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
 
 FINISHED = "finished"
 CANCELLED = "cancelled"
@@ -42,7 +49,9 @@ class Reserve:
     output_tokens: int | None
     default_output_tokens: int
     num_choices: int = 1
-    prices: Prices = FREE
+    prices: Prices | DearestPrices = FREE
+    metered: Metered = NOT_METERED
+    """What it may use at most beside tokens."""
     now_unix_s: float
 
 
@@ -88,6 +97,8 @@ class Settle:
     completion_tokens: int
     reasoning_tokens: int
     prices: Prices = FREE
+    metered: Metered = NOT_METERED
+    """What it used beside tokens."""
     ended_unix_s: float
     duration_ms: int
     time_to_first_token_ms: int | None
@@ -96,7 +107,7 @@ class Settle:
     client: str
     """Its family, by the User-Agent: one of a fixed set of words, never the header's text."""
     is_failure: bool = False
-    """The server failed: ``failed`` of ``metering.outcomes``."""
+    """The server failed: ``failed`` of ``metering.ledger.entries``."""
 
     @property
     def who_and_what(self) -> dict[str, str]:
@@ -108,11 +119,12 @@ class Settle:
 
     @property
     def cost_micro_usd(self) -> int:
-        return self.prices.cost_micro_usd(
+        tokens_micro_usd = self.prices.cost_micro_usd(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=min(self.cached_tokens, self.prompt_tokens),
             completion_tokens=self.completion_tokens,
         )
+        return tokens_micro_usd + self.metered.micro_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +141,33 @@ Operation = Reserve | Narrow | Settle | Release
 def fields_of(record: object, names: tuple[str, ...]) -> dict[str, Any]:
     """These fields of a record that declares them under the same names."""
     return {name: getattr(record, name) for name in names}
+
+
+FIRST_ERROR = 400
+UNAVAILABLE = 503
+SERVER_ERRORS = frozenset({500, 502, UNAVAILABLE, 504})
+BUSY = frozenset({"queue_full", "queue_timeout"})
+"""Codes of refusals for want of room, which a neuron sends too."""
+
+
+class Outcome(StrEnum):
+    ANSWERED = "answered"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+ERRORS = frozenset({Outcome.REFUSED, Outcome.FAILED})
+"""The client got an error instead of its answer, or in the middle of it."""
+
+
+def outcome_of(*, code: str, error_status: int, is_placed: bool) -> Outcome:
+    """``code``: ``finished``, ``cancelled``, or the error's. ``error_status``: the HTTP status of
+    the error, also where the answer's stream had begun; 0: there was none. ``is_placed``: a neuron
+    had been found for it."""
+    if code == FINISHED:
+        return Outcome.ANSWERED
+    if error_status < FIRST_ERROR:
+        return Outcome.CANCELLED
+    is_full = error_status == UNAVAILABLE and (not is_placed or code in BUSY)
+    return Outcome.FAILED if error_status in SERVER_ERRORS and not is_full else Outcome.REFUSED

@@ -1,6 +1,6 @@
 """Releases what dead gateways have reserved, where no neuron reports the usage.
 
-Usage reports are settled first (``metering.ledger.usage_reports``): a reservation that can be
+Usage reports are settled first (``metering.ledger.settlement``): a reservation that can be
 settled must not be swept.
 """
 
@@ -17,7 +17,7 @@ from inference.protocol.held import MAX_HELD_BYTES, decode_held_requests
 from inference.protocol.keys import gateway_alive_key, held_key
 from metering.ledger import store
 from metering.ledger.entries import Release
-from metering.ledger.usage_reports import budgets_by_request, neuron_names
+from metering.ledger.settlement import budgets_by_request, neuron_names
 from metering.models import GatewayLease, Reservation
 
 logger = logging.getLogger(__name__)

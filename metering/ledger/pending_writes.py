@@ -92,7 +92,8 @@ class PendingWrites:
         return any(not isinstance(write.operation, Narrow) for write in self._writes)
 
     def next_due_s(self, narrow_delay_s: float) -> float:
-        """When something must be written even if nothing more comes, by the monotonic clock."""
+        """Returns when something must be written even if nothing more comes, by the monotonic
+        clock."""
         if not self._writes:
             return self._lease_due_s
         return min(self._lease_due_s, self._writes[0].queued_s + narrow_delay_s)

@@ -52,7 +52,7 @@ MAX_INT64 = 2**63 - 1
 USED = (*TOKENS, "cost_micro_usd")
 WORDS = (*WHO_AND_WHAT, "outcome")
 TIMES = ("time_to_first_token_ms", "duration_ms")
-LEDGER_COLUMNS = ("request_id", "at", *WORDS, *USED, *TIMES)
+LEDGER_COLUMNS = ("request_id", "at", *WORDS, *USED, *TIMES, "unit", "num_units")
 USED_FROM = LEDGER_COLUMNS.index(USED[0])
 USED_TO = USED_FROM + len(USED)
 MAX_CHARS: list[int] = [cast(Any, LedgerEntry._meta.get_field(name)).max_length for name in WORDS]
@@ -187,6 +187,8 @@ def _entry(settle: Settle, using: str) -> Row:
         *map(_bounded, used_of(settle)),
         None if first_token_ms is None else _bounded(first_token_ms, MAX_INT32),
         _bounded(settle.duration_ms),
+        settle.metered.unit,
+        _bounded(settle.metered.num_units),
     )
 
 

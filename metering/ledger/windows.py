@@ -1,4 +1,4 @@
-"""When a budget's window begins and ends. Pure: whole seconds of unix time in UTC, no clock.
+"""The beginning and end of a budget's window. Pure: whole seconds of unix time in UTC, no clock.
 
 balance   ────────────────────────────▶   one window without an end
 day       |────────|────────|────────|    from midnight to midnight
@@ -22,7 +22,7 @@ class Window(StrEnum):
 
 
 def calendar_end_s(window: Window, now_s: int) -> int:
-    """When the calendar window that holds ``now_s`` ends. Only for days and months."""
+    """Returns when the calendar window that holds ``now_s`` ends. Only for days and months."""
     if window is Window.DAY:
         return (now_s // DAY_S + 1) * DAY_S
     first = _month_of(now_s)
@@ -31,7 +31,7 @@ def calendar_end_s(window: Window, now_s: int) -> int:
 
 
 def start_s(window: Window, window_s: int | None, ends_s: int) -> int:
-    """When the window that ends at ``ends_s`` began."""
+    """Returns when the window that ends at ``ends_s`` began."""
     if window is Window.DAY:
         return ends_s - DAY_S
     if window is Window.MONTH:

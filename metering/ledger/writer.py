@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED = 200_000
 """What the writer keeps while the database is away; more work is refused."""
 RESERVE_TIMEOUT_S = 3.0
-"""With the catalogue's ``READ_WAIT_S`` less than the five seconds after which a client gets the
-error that the database does not answer."""
+"""The time limit of a reservation. With the catalogue's ``READ_WAIT_S`` it is less than the five
+seconds after which a client gets the error that the database does not answer."""
 NARROW_DELAY_S = 1.0
 """How long a ``Narrow`` waits at most for something that it can be written with."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)

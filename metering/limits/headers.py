@@ -42,7 +42,7 @@ def anthropic_headers(state: LimitState) -> Headers:
 
 
 def duration(milliseconds: int) -> str:
-    """As Go writes one: ``20ms``, ``1s``, ``1.5s``, ``6m0s``."""
+    """Formats a duration as Go does: ``20ms``, ``1s``, ``1.5s``, ``6m0s``."""
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest_ms = divmod(milliseconds, 60_000)
@@ -54,7 +54,7 @@ def duration(milliseconds: int) -> str:
 
 
 def _reset_at(status: LimitStatus, now_ms: int) -> str:
-    """In whole seconds, not before it is true."""
+    """Returns the time of the reset, rounded up to whole seconds so that it is never early."""
     unix_s = -(-(now_ms + status.reset_ms) // 1000)
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

@@ -32,7 +32,6 @@ from metering.errors import LimitsUnavailableError
 from metering.limits.rules import (
     Counts,
     Subject,
-    is_limited,
     limit_state,
     refusal,
     refuse_impossible,
@@ -83,7 +82,7 @@ class RateLimiter:
         The caller of an admitted request calls ``release`` in the end, and ``correct`` before it.
         Raises ``RateLimitedError`` (then nothing is charged) or ``LimitsUnavailableError``.
         """
-        if not (is_limited(principal.account_limits) or is_limited(principal.key_limits)):
+        if not (principal.account_limits.is_limited or principal.key_limits.is_limited):
             return NO_LIMITS
         if not (subjects := subjects_of(principal)):
             return NO_LIMITS

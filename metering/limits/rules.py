@@ -1,4 +1,5 @@
-"""Whose limits a request falls under, and what the counts in Redis mean. Pure: no Redis, no clock.
+"""The limits that a request falls under, and what the counts in Redis mean. Pure: no Redis, no
+clock.
 
     Principal ─ subjects_of ─▶ Subject* ─ (Redis counts) ─▶ Counts* ─┬ limit_state ─▶ LimitState
                                                                      └ refusal ─▶ RateLimitedError
@@ -43,27 +44,19 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One subject's, as the script returns them; 0 where it has no such limit."""
+    """The counts of one subject, as the script returns them; 0 where it has no such limit."""
 
     requests_debt: int
     tokens_debt: int
     num_open: int
 
 
-def is_limited(limits: RateLimits) -> bool:
-    return not (
-        limits.requests_per_minute is None
-        and limits.tokens_per_minute is None
-        and limits.max_concurrent is None
-    )
-
-
 def subjects_of(principal: Principal) -> tuple[Subject, ...]:
     """What of this caller has a limit: the key first, then the account."""
     subjects = []
-    if principal.key and is_limited(principal.key_limits):
+    if principal.key and principal.key_limits.is_limited:
         subjects.append(Subject(SubjectKind.KEY, principal.key, principal.key_limits))
-    if is_limited(principal.account_limits):
+    if principal.account_limits.is_limited:
         subjects.append(Subject(SubjectKind.ACCOUNT, principal.account, principal.account_limits))
     return tuple(subjects)
 

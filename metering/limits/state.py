@@ -30,7 +30,8 @@ class LimitState:
     requests: LimitStatus | None = None
     tokens: LimitStatus | None = None
     tokens_charged: int = field(default=0, compare=False)
-    """Of what the request may use: as much as was asked for, or what the limits leave of it."""
+    """The tokens that the request may use: as many as were asked for, or what the limits leave of
+    them."""
 
 
 NO_LIMITS = LimitState()

@@ -33,7 +33,7 @@ KEYS_OF_ONE: Columns = {
 
 
 class ShowAccount(ShowRow):
-    """With its keys, and the amounts left of their caps."""
+    """Shows an account with its keys, and the amounts left of their caps."""
 
     def row(self, run: Run) -> Row:
         row = super().row(run)

@@ -28,7 +28,7 @@ def micro_usd(text: str) -> int:
 
 
 def caps(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of ``--cap-tokens`` and ``--cap-usd``, which share the ``--window``. Raises
+    """Returns the caps of ``--cap-tokens`` and ``--cap-usd``, which share the ``--window``. Raises
     ``MeteringValueError``."""
     asked = [
         (Budget.Unit.TOKENS, options["cap_tokens"]),

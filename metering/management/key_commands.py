@@ -86,10 +86,10 @@ class RevokeKey(RemoveRow):
 
 
 def ensure_gateways_could_check(run: Run) -> None:
-    """Raises ``CommandError`` where this process makes the digest with a secret key of its own."""
+    """Raises ``CommandError`` where this process signs and seals with a secret key of its own."""
     if isinstance(run.backend, LocalBackend) and not settings.CONFIG.secret_key_is_kept:
         raise CommandError(
-            "No gateway could check this key: start one here first, set HELEXA_SECRET_KEY to "
+            "No gateway could read this key: start one here first, set HELEXA_SECRET_KEY to "
             f"theirs, or HELEXA_DATA_DIR to the directory that {program()} serve uses"
         )
 

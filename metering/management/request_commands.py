@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from fleet.management.rows import ListRows, Row, ShowRow, cells, list_path, rows_text
+from fleet.management.rows import (
+    ListRows,
+    Row,
+    ShowRow,
+    cells,
+    list_path,
+    row_id_of,
+    row_path,
+    rows_text,
+)
 from fleet.management.subcommands import Run
 from metering.nouns import REQUESTS
 
@@ -53,7 +62,30 @@ class ListRequests(ListRows):
             run.stderr.write("There are older ones: --limit, or --until with a time.")
 
 
+class ShowRequest(ShowRow):
+    """Prints one request; with ``--body`` its captured bodies too, each under its name."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--body",
+            action="store_true",
+            help="its captured bodies too, which is audited",
+        )
+
+    def run(self, run: Run) -> None:
+        if not run.options["body"]:
+            super().run(run)
+            return
+        path = row_path(self.noun, row_id_of(self.noun, run.options))
+        captured = run.backend.ask("GET", f"{path}/capture")
+        row = self.row(run)
+        texts = {name: text for name, text in captured.items() if name != "id" and text}
+        bodies = [f"{name}:\n{text}" for name, text in texts.items()]
+        run.show({**row, "capture": captured}, "\n\n".join([self.text(row), *bodies]))
+
+
 SUBCOMMANDS = (
     ListRequests(noun=REQUESTS, columns=LISTED, help="requests and how they ended, newest first"),
-    ShowRow(noun=REQUESTS, help="all that is recorded of one request"),
+    ShowRequest(noun=REQUESTS, help="all that is recorded of one request"),
 )

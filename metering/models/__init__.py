@@ -3,8 +3,10 @@
 from metering.models.account import Account, ApiKey, Membership, Revision
 from metering.models.audit import AuditEntry
 from metering.models.budget import Budget, GatewayLease, Reservation
+from metering.models.captured_request import CapturedRequest
 from metering.models.ledger import LedgerEntry, UsageHour
 from metering.models.request_record import RequestRecord
+from metering.models.series_row import SeriesRow
 from metering.models.set_aside import SetAsideReport
 
 __all__ = [
@@ -12,12 +14,14 @@ __all__ = [
     "ApiKey",
     "AuditEntry",
     "Budget",
+    "CapturedRequest",
     "GatewayLease",
     "LedgerEntry",
     "Membership",
     "RequestRecord",
     "Reservation",
     "Revision",
+    "SeriesRow",
     "SetAsideReport",
     "UsageHour",
 ]

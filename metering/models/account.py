@@ -14,7 +14,7 @@ ACCOUNT_NAME = RegexValidator(
 
 
 class LimitedModel(models.Model):
-    """Limits per minute and at once; empty means none."""
+    """Limits per minute and at once; empty means none. Until when bodies are captured."""
 
     requests_per_minute = models.PositiveIntegerField(
         null=True, blank=True, validators=[MinValueValidator(1)]
@@ -27,6 +27,13 @@ class LimitedModel(models.Model):
         blank=True,
         validators=[MinValueValidator(1)],
         verbose_name="requests at once",
+    )
+
+    capture_until = models.DateTimeField(
+        null=True,
+        blank=True,
+        verbose_name="capture bodies until",
+        help_text="Requests and answers are stored until then, at most seven days ahead.",
     )
 
     class Meta:
@@ -92,6 +99,18 @@ class ApiKey(LimitedModel):
     scopes = models.JSONField(default=list)
     model_names = models.JSONField(
         default=list, blank=True, help_text="Catalogue names it may use; empty: all."
+    )
+    names_end_user = models.BooleanField(
+        default=False,
+        db_default=False,
+        verbose_name="names its end users",
+        help_text="Its clients are trusted to name the person whom they ask for.",
+    )
+    may_leave_network = models.BooleanField(
+        default=True,
+        db_default=True,
+        verbose_name="may leave the network",
+        help_text="Its requests may go to upstreams outside your network, where the model's may.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
     created_by = models.CharField(max_length=150, blank=True)

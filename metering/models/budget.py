@@ -9,6 +9,7 @@ from django.core.validators import MinValueValidator
 from django.db import models
 
 from metering.models.account import Account, ApiKey
+from metering.money import amount_words
 
 
 class Budget(models.Model):
@@ -55,7 +56,8 @@ class Budget(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.cap} {self.unit} per {self.window} on {self.key_id or self.account_id}"
+        owner = self.key_id or self.account_id
+        return f"{amount_words(self.unit, self.cap)}, {self.get_window_display()}, on {owner}"
 
 
 class Reservation(models.Model):

@@ -26,6 +26,14 @@ class LedgerEntry(models.Model):
     cost_micro_usd = models.PositiveBigIntegerField()
     time_to_first_token_ms = models.PositiveIntegerField(null=True, blank=True)
     duration_ms = models.PositiveBigIntegerField()
+    unit = models.CharField(
+        max_length=9,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What a request without tokens is metered by: request, second, character, image.",
+    )
+    num_units = models.PositiveBigIntegerField("units", default=0, db_default=0)
 
     class Meta:
         ordering = ["-at", "-id"]

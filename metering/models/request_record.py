@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from metering.outcomes import Outcome
+from metering.ledger.entries import Outcome
 
 
 class RequestRecord(models.Model):
@@ -37,13 +37,35 @@ class RequestRecord(models.Model):
     completion_tokens = models.PositiveBigIntegerField()
     reasoning_tokens = models.PositiveBigIntegerField()
     cost_micro_usd = models.PositiveBigIntegerField()
+    is_usage_estimated = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="An upstream did not report the tokens: they are estimated.",
+    )
+    targets_tried = models.CharField(
+        max_length=500,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The model's targets that it left, each with its error's code.",
+    )
+    unit = models.CharField(
+        max_length=9,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What a request without tokens is metered by: request, second, character, image.",
+    )
+    num_units = models.PositiveBigIntegerField("units", default=0, db_default=0)
 
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [
             # What follows the time is compared within the index, so that two filters which match
-            # many rows each, and none together, do not read those rows.
-            models.Index(fields=["at", "neuron", "status"], name="request_at"),
+            # many rows each, and none together, do not read those rows. PostgreSQL takes two
+            # names that never meet for ones that often do, and walks back in time for the first
+            # of them: the index by time has every name.
+            models.Index(fields=["at", "account", "model", "neuron", "status"], name="request_at"),
             models.Index(
                 fields=["account", "at", "key", "model", "neuron"], name="request_account"
             ),

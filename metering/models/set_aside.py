@@ -1,4 +1,4 @@
-"""Usage reports of neurons that cannot be settled. Written by ``metering.ledger.usage_reports``."""
+"""Usage reports of neurons that cannot be settled. Written by ``metering.ledger.settlement``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The playground: a page for members that speaks the public API with a key of their own."""
+"""The playground: a page for members that speaks the public API by its reader's login."""

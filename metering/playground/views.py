@@ -1,13 +1,17 @@
-"""The page, and the key that its script asks for."""
+"""The page, and who asks by it."""
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from helexa_site.pages import render_page
-from metering.playground.keys import accounts_for, playground_key_create
+from helexa_site.web.pages import render_page
+from inference.gateway.request.identify import Login
+from inference.wire.errors import ForbiddenError, ServiceUnavailableError
+from metering.errors import DirectoryUnavailableError, DisabledAccountError
+from metering.playground.accounts import accounts_for, playground_principal
+from metering.playground.login import FOUND
 from metering.usage.reader import Reader, for_members
 
 
@@ -28,13 +32,24 @@ def playground(request: HttpRequest, reader: Reader) -> HttpResponse:
 @never_cache
 @for_members
 @require_POST
-def key(request: HttpRequest, reader: Reader) -> HttpResponse:
-    """``account`` by form; the answer shows the key this once."""
-    wanted = request.POST.get("account", "")
-    if wanted not in accounts_for(reader):
-        problem = f"You cannot ask from the budget of the account {wanted!r}"
-        return JsonResponse({"error": problem}, status=403)
-    created = playground_key_create(reader=reader, account_name=wanted)
-    assert created.row.expires_at is not None, "it is short-lived"
-    created_key = {"key": created.key, "expires_unix_s": int(created.row.expires_at.timestamp())}
-    return JsonResponse(created_key, status=201)
+def identify(request: HttpRequest, reader: Reader) -> HttpResponse:
+    """Asked by ``metering.playground.login`` alone, which reads the ``Login`` and no answer.
+    ``?account=`` names who pays."""
+    found: list[Login] | None = getattr(request, "scope", {}).get(FOUND)
+    if found is not None:
+        found.append(_login(reader, request.GET.get("account", "")))
+    return HttpResponse(status=204)
+
+
+def _login(reader: Reader, account: str) -> Login:
+    problem = f"You cannot ask from the budget of the account {account!r}."
+    if account in accounts_for(reader):
+        try:
+            principal = playground_principal(account)
+        except DisabledAccountError as error:
+            problem = str(error)
+        except DirectoryUnavailableError as error:
+            return Login(refusal=ServiceUnavailableError("database_unavailable", str(error)))
+        else:
+            return Login(principal=principal, username=reader.username)
+    return Login(refusal=ForbiddenError("account_not_allowed", problem, param="account"))

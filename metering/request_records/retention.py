@@ -1,16 +1,19 @@
-"""Forgets old request records, and those over the most that are kept."""
+"""Forgets old request records and captured bodies, and records over the most that are kept."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Max, QuerySet
 
-from metering.models import RequestRecord
+from metering.models import CapturedRequest, RequestRecord
 
 ROWS_PER_BATCH = 500
+CAPTURES_PER_BATCH = 10
+"""Each may hold a megabyte of bodies, prompt and text."""
 MAX_BATCHES = 400
 """How many batches one call deletes; the next call continues."""
 PAUSE_S = 0.02
@@ -23,20 +26,39 @@ def request_records_forget(
     max_rows: int,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
-    """How many; each batch is a transaction of its own. ``before``: ended earlier; ``None`` and 0
-    rows: no limit.
+    """Deletes the records that ended before ``before`` and those over ``max_rows``, oldest first,
+    and returns how many. ``None`` and 0 rows: no limit.
 
     The size is that of the ids: they grow by one for each row, so counting a large table is not
     needed.
     """
+    return _forget_in_batches(RequestRecord, lambda: _due(before, max_rows), pause)
+
+
+def captured_requests_forget(
+    *, before: datetime, pause: Callable[[float], object] = time.sleep
+) -> int:
+    """Deletes the captures made before ``before`` and returns how many; there are at most
+    ``captures.MAX_ROWS``."""
+    old = CapturedRequest.objects.filter(at__lt=before).order_by("pk")
+    return _forget_in_batches(CapturedRequest, lambda: _first_ids(old, CAPTURES_PER_BATCH), pause)
+
+
+def _forget_in_batches(
+    model: type[RequestRecord | CapturedRequest],
+    next_ids: Callable[[], list[int]],
+    pause: Callable[[float], object],
+) -> int:
+    """Each batch is a transaction of its own, and ``pause`` is called between two: the ticks, which
+    write to the same database, wait for one batch at most."""
     num_forgotten = 0
     for _ in range(MAX_BATCHES):
-        ids = _due(before, max_rows)
+        ids = next_ids()
         if not ids:
             break
         if num_forgotten:
             pause(PAUSE_S)
-        RequestRecord.objects.filter(pk__in=ids).delete()
+        model._default_manager.filter(pk__in=ids).delete()
         num_forgotten += len(ids)
     return num_forgotten
 
@@ -44,14 +66,15 @@ def request_records_forget(
 def _due(before: datetime | None, max_rows: int) -> list[int]:
     """The ids of the next batch."""
     if before is not None:
-        old = _first_ids(RequestRecord.objects.filter(at__lt=before).order_by("at"))
+        old = _first_ids(RequestRecord.objects.filter(at__lt=before).order_by("at"), ROWS_PER_BATCH)
         if old:
             return old
     newest = RequestRecord.objects.aggregate(id=Max("pk"))["id"] if max_rows else None
     if newest is None:
         return []
-    return _first_ids(RequestRecord.objects.filter(pk__lte=newest - max_rows).order_by("pk"))
+    too_many = RequestRecord.objects.filter(pk__lte=newest - max_rows).order_by("pk")
+    return _first_ids(too_many, ROWS_PER_BATCH)
 
 
-def _first_ids(records: QuerySet[RequestRecord]) -> list[int]:
-    return list(records.values_list("pk", flat=True)[:ROWS_PER_BATCH])
+def _first_ids(rows: QuerySet[Any], number: int) -> list[int]:
+    return list(rows.values_list("pk", flat=True)[:number])

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
+from uuid import UUID
 
 import msgspec
 from django.db import connections, transaction
 
-from metering.ledger.entries import FINISHED, Settle
+from metering.ledger.entries import FINISHED, Outcome, Settle
 from metering.models import RequestRecord
-from metering.outcomes import Outcome
+from metering.request_records import captures
+from metering.request_records.captures import Captured
+from metering.series.of_requests import changes_of
+from metering.series.store import figures_add
 
 EPOCH = datetime(1970, 1, 1)
 MAX_INT64 = 2**63 - 1
@@ -45,6 +49,10 @@ TYPES = {
     "completion_tokens": "bigint",
     "reasoning_tokens": "bigint",
     "cost_micro_usd": "bigint",
+    "is_usage_estimated": "boolean",
+    "targets_tried": "text",
+    "unit": "text",
+    "num_units": "bigint",
 }
 """PostgreSQL's type of each column that is written, in the order of ``row_of``."""
 MAX_CHARS: dict[str, int] = {
@@ -81,12 +89,31 @@ class EndedRequest(Protocol):
     @property
     def queue_ms(self) -> int | None: ...
     @property
+    def is_usage_estimated(self) -> bool: ...
+    @property
+    def targets_tried(self) -> tuple[str, ...]: ...
+    @property
+    def captured(self) -> Captured | None: ...
+    @property
     def kind(self) -> Outcome: ...
 
 
+class _RecordedAlreadyError(Exception):
+    """Some of the batch are: by an earlier try whose commit was not confirmed."""
+
+
 def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
-    """Records all of them or none; one that is recorded already is left as it is. Raises the
-    database's error."""
+    """Records all of them or none, and counts them in the series; one that is recorded already is
+    left as it is. Raises the database's error."""
+    try:
+        _insert_new(ended, using)
+    except _RecordedAlreadyError:
+        if new := _not_recorded(ended, using):
+            _insert_new(new, using)
+
+
+def _insert_new(ended: Sequence[EndedRequest], using: str) -> None:
+    """Raises ``_RecordedAlreadyError`` and the database's error."""
     rows = [row_of(one) for one in ended]
     connection = connections[using]
     with transaction.atomic(using=using), connection.cursor() as cursor:
@@ -94,6 +121,21 @@ def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
             cursor.execute(POSTGRES_INSERT, [msgspec.json.encode(rows).decode()])
         else:
             cursor.executemany(SQLITE_INSERT, rows)
+        if cursor.rowcount < len(rows):
+            raise _RecordedAlreadyError
+        captured = [(one.settle, one.captured) for one in ended if one.captured is not None]
+        if captured:
+            captures.insert(captured, using=using)
+        figures_add(changes_of(ended), using=using)
+
+
+def _not_recorded(ended: Sequence[EndedRequest], using: str) -> list[EndedRequest]:
+    """Each once."""
+    by_id = {UUID(hex=one.settle.request_id): one for one in ended}
+    recorded = RequestRecord.objects.using(using).filter(request_id__in=by_id)
+    for request_id in recorded.values_list("request_id", flat=True):
+        del by_id[request_id]
+    return list(by_id.values())
 
 
 def row_of(ended: EndedRequest) -> Row:
@@ -124,12 +166,16 @@ def row_of(ended: EndedRequest) -> Row:
         _bounded(settle.completion_tokens),
         _bounded(settle.reasoning_tokens),
         _bounded(settle.cost_micro_usd),
+        int(ended.is_usage_estimated),
+        _text(", ".join(ended.targets_tried), "targets_tried"),
+        settle.metered.unit,
+        _bounded(settle.metered.num_units),
     )
 
 
 def _moment(unix_s: float) -> str:
-    """As Django stores a time in SQLite: in UTC, without a zone. Connections to PostgreSQL have
-    UTC as their zone."""
+    """Returns a time as Django stores it in SQLite: in UTC, without a zone. Connections to
+    PostgreSQL have UTC as their zone."""
     return str(EPOCH + timedelta(microseconds=int(unix_s * 1_000_000)))
 
 
@@ -143,4 +189,6 @@ def _text(text: str, column: str) -> str:
 
 
 def _bounded(number: int | None) -> int | None:
-    return number if number is None else min(max(number, 0), MAX_INT64)
+    if number is None or 0 <= number <= MAX_INT64:
+        return number
+    return 0 if number < 0 else MAX_INT64

@@ -24,6 +24,7 @@ from inference.backoff import Backoff
 from inference.logs.throttled import ThrottledLog
 from inference.supervised_threads import SupervisedThread, contained
 from metering.request_records import rows
+from metering.request_records.captures import Captured
 from metering.request_records.rows import EndedRequest
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ MAX_QUEUED = 50_000
 """About 1 kB each."""
 MAX_BATCH = 200
 """Small: SQLite's ledger waits while a batch is written."""
+MAX_CAPTURED_BYTES = 64 * 1024 * 1024
+"""The most bytes of captured bodies in the queue. Beyond that they are dropped, and their sizes
+recorded."""
 INTERVAL_S = 0.5
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 """After a write that failed."""
@@ -54,6 +58,8 @@ class RequestRecordWriter:
         self._insert = insert
         self._interval_s = interval_s
         self._queue: deque[EndedRequest] = deque()
+        self._captured_bytes_added = 0
+        self._captured_bytes_written = 0
         self._num_dropped = 0
         self._num_dropped_logged = 0
         self._stopping = threading.Event()
@@ -77,10 +83,18 @@ class RequestRecordWriter:
             logger.error("%d requests are not recorded: the gateway stops", len(self._queue))
 
     def add(self, ended: EndedRequest) -> None:
-        if len(self._queue) < self._max_queued:
-            self._queue.append(ended)
-        else:
+        if len(self._queue) >= self._max_queued:
             self._num_dropped += 1
+            return
+        if ended.captured is not None:
+            self._make_room(ended.captured)
+        self._queue.append(ended)
+
+    def _make_room(self, captured: Captured) -> None:
+        queued_bytes = self._captured_bytes_added - self._captured_bytes_written
+        if queued_bytes + captured.num_bytes > MAX_CAPTURED_BYTES:
+            captured.drop()
+        self._captured_bytes_added += captured.num_bytes
 
     @property
     def depth(self) -> int:
@@ -114,8 +128,10 @@ class RequestRecordWriter:
                 self._log.log("away", f"requests cannot be recorded, {self.depth} wait: {error}")
                 connections[self._using].close()
                 return False
-            for _ in batch:
+            for one in batch:
                 self._queue.popleft()
+                if one.captured is not None:
+                    self._captured_bytes_written += one.captured.num_bytes
         return True
 
     def _write(self, batch: Sequence[EndedRequest]) -> None:

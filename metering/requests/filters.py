@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from metering.errors import MeteringValueError
-from metering.outcomes import Outcome
+from metering.ledger.entries import Outcome
 from metering.selectors import RequestFilter
 
 FILTERS = (

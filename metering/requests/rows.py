@@ -15,14 +15,14 @@ COLUMNS = (
     *("endpoint", "client", "status", "outcome", "code", "message"),
     *("queue_ms", "time_to_first_token_ms", "duration_ms"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
-    "cost_micro_usd",
+    *("cost_micro_usd", "is_usage_estimated", "targets_tried", "unit", "num_units"),
 )
 MAX_CSV_ROWS = 10_000
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def fields_of(record: RequestRecord, key_names: Mapping[str, str]) -> dict[str, Any]:
-    """Its columns by name; ``key_names`` by prefix."""
+    """Returns the record's columns by name. ``key_names`` is by prefix."""
     own = {
         "id": record.request_id.hex,
         "at": record.at.isoformat(),

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.urls import reverse
-
-from metering.models import RequestRecord
+from fleet.dashboard.links import model_url, neuron_url
+from helexa_site.web.moments import moment_text
+from metering.ledger.entries import Outcome
+from metering.links import account_url, key_url, request_url
+from metering.models import CapturedRequest, RequestRecord
 from metering.money import cost_text
-from metering.outcomes import Outcome
 from metering.requests.links import requests_url
 
 TONES = {
@@ -20,14 +21,27 @@ TONES = {
     Outcome.REFUSED.value: "warning",
     Outcome.FAILED.value: "bad",
 }
-NUM_ID_DIGITS = 8
+NUM_SHOWN_ID_DIGITS = 12
+"""An id's milliseconds: see ``inference.request_ids``."""
 UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Homes:
+    """Addresses of the pages of what a record names; empty: it names none, or the page is not for
+    the reader."""
+
+    account: str = ""
+    key: str = ""
+    model: str = ""
+    neuron: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
     url: str
     id: str
+    shown_id: str
     """Its first digits."""
     at: datetime
     account: str
@@ -42,15 +56,24 @@ class RequestRow:
     total: str
     tokens: str
     cost: str
+    homes: Homes
+
+
+def shown_id(request_id: str) -> str:
+    """Returns the id as a list shows it, where a link has all of it."""
+    return request_id[:NUM_SHOWN_ID_DIGITS]
 
 
 def request_rows(
-    records: Iterable[RequestRecord], key_names: Mapping[str, str]
+    records: Iterable[RequestRecord], key_names: Mapping[str, str], *, is_operator: bool
 ) -> list[RequestRow]:
+    """``is_operator``: names lead to pages of the admin."""
     return [
         RequestRow(
-            url=reverse("request", args=[record.request_id.hex]),
-            id=record.request_id.hex[:NUM_ID_DIGITS],
+            homes=_homes(record) if is_operator else Homes(),
+            url=request_url(record.request_id.hex),
+            id=record.request_id.hex,
+            shown_id=shown_id(record.request_id.hex),
             at=record.at,
             account=record.account or UNKNOWN,
             key=key_names.get(record.key, record.key),
@@ -78,16 +101,19 @@ class Detail:
     url: str = ""
 
 
-def details(record: RequestRecord, key_name: str) -> list[Detail]:
-    """All that is recorded of it; what there is not is left out."""
+def details(record: RequestRecord, key_name: str, *, is_operator: bool) -> list[Detail]:
+    """All that is recorded of it; what there is not is left out. Names lead to the pages of what
+    they name, where the reader may see those, else to the requests that have them."""
+    homes = _homes(record) if is_operator else _requests_of(record)
     found = [
-        Detail(name="Ended", value=f"{record.at:%Y-%m-%d %H:%M:%S} UTC"),
-        _linked("Account", "account", record.account),
-        Detail(name="Key", value=_key(record, key_name), url=requests_url(key=record.key)),
+        Detail(name="Ended", value=moment_text(record.at)),
+        Detail(name="Account", value=record.account, url=homes.account),
+        Detail(name="Key", value=_key(record, key_name), url=homes.key),
         _linked("End user", "end_user", record.end_user or ""),
         Detail(name="Model asked for", value=record.model_asked),
-        _linked("Model", "model", record.model),
-        _linked("Neuron", "neuron", record.neuron),
+        Detail(name="Model", value=record.model, url=homes.model),
+        Detail(name="Neuron", value=record.neuron, url=homes.neuron),
+        Detail(name="Targets tried before", value=record.targets_tried),
         Detail(name="Endpoint", value=record.endpoint),
         Detail(name="Client", value=record.client),
         Detail(
@@ -102,9 +128,28 @@ def details(record: RequestRecord, key_name: str) -> list[Detail]:
         Detail(name="Until its end", value=duration_text(record.duration_ms)),
         Detail(name="Prompt tokens", value=_prompt(record)),
         Detail(name="Answer tokens", value=_answer(record)),
+        Detail(name="Metered", value=_metered(record)),
+        Detail(name="Usage", value="estimated" if record.is_usage_estimated else ""),
         Detail(name="Cost", value=cost_text(record.cost_micro_usd)),
     ]
     return [detail for detail in found if detail.value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    name: str
+    text: str
+
+
+def bodies(captured: CapturedRequest) -> list[Body]:
+    """The stored texts; empty ones are left out."""
+    found = [
+        Body(name="Headers", text=captured.headers),
+        Body(name="Request", text=captured.request),
+        Body(name="Prompt and parsers", text=captured.trace),
+        Body(name="Answer", text=captured.answer),
+    ]
+    return [body for body in found if body.text]
 
 
 def duration_text(milliseconds: int | None) -> str:
@@ -112,6 +157,25 @@ def duration_text(milliseconds: int | None) -> str:
     if milliseconds is None:
         return ""
     return f"{milliseconds:,} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"
+
+
+def _homes(record: RequestRecord) -> Homes:
+    model = record.model or record.model_asked
+    return Homes(
+        account=account_url(record.account) if record.account else "",
+        key=key_url(record.key) if record.key else "",
+        model=model_url(model) if model else "",
+        neuron=neuron_url(record.neuron) if record.neuron else "",
+    )
+
+
+def _requests_of(record: RequestRecord) -> Homes:
+    return Homes(
+        account=requests_url(account=record.account),
+        key=requests_url(key=record.key),
+        model=requests_url(model=record.model),
+        neuron=requests_url(neuron=record.neuron),
+    )
 
 
 def _linked(name: str, parameter: str, value: str) -> Detail:
@@ -125,6 +189,12 @@ def _key(record: RequestRecord, name: str) -> str:
 def _tokens(record: RequestRecord) -> str:
     tokens = record.prompt_tokens + record.completion_tokens
     return f"{tokens:,}" if tokens else ""
+
+
+def _metered(record: RequestRecord) -> str:
+    if not record.unit:
+        return ""
+    return f"{record.num_units:,} {record.unit}{'' if record.num_units == 1 else 's'}"
 
 
 def _prompt(record: RequestRecord) -> str:

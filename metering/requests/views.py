@@ -6,18 +6,19 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_GET, require_http_methods
 
-from helexa_site.pages import render_page
-from metering import selectors
+from helexa_site.web.pages import render_page
+from metering import selectors, services
 from metering.errors import MeteringValueError, UnknownRequestError
 from metering.models import RequestRecord
 from metering.requests.filters import FILTERS, OUTCOMES, filter_of
 from metering.requests.rows import MAX_CSV_ROWS, csv_text
-from metering.requests.shown import TONES, details, request_rows
+from metering.requests.shown import TONES, bodies, details, request_rows, shown_id
 from metering.selectors import RequestFilter
 from metering.usage.reader import Reader, for_members
 
@@ -50,39 +51,53 @@ def requests_page(request: HttpRequest, reader: Reader) -> HttpResponse:
         found = selectors.requests_list(where=where, limit=ROWS + 1, before=before)
     except MeteringValueError as error:
         problem, found = str(error), []
-    context = _context(request, found, problem)
+    context = _context(request, reader, found, problem)
     if request.headers.get("HX-Request"):
         return render(request, "metering/request_rows.html", context)
     return render_page(request, "metering/requests.html", title="Requests", context=context)
 
 
 @for_members
-@require_GET
+@require_http_methods(["GET", "POST"])
 def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpResponse:
-    """Raises ``Http404``, also for a request of another account."""
+    """A POST shows the captured bodies as well, which is audited. Raises ``Http404``, also for a
+    request of another account."""
     try:
         record = selectors.request_find(request_id, where=_visible(reader))
     except UnknownRequestError as error:
         raise Http404 from error
     names = selectors.key_names([record])
+    may_read = selectors.request_is_captured(record) and reader.may_read_bodies(record)
+    captured = None
+    if request.method == "POST":
+        if not may_read:
+            raise PermissionDenied
+        captured = services.captured_request_read(actor=reader.actor, record=record)
     context = {
+        "may_read": may_read,
+        "bodies": () if captured is None else bodies(captured),
         "record": record,
         "id": record.request_id.hex,
         "tone": TONES[record.outcome],
-        "details": details(record, names.get(record.key, "")),
+        "details": details(record, names.get(record.key, ""), is_operator=reader.is_operator),
     }
-    title = f"Request {record.request_id.hex[:8]}"
-    return render_page(request, "metering/request.html", title=title, context=context)
+    title = f"Request {shown_id(record.request_id.hex)}"
+    response = render_page(request, "metering/request.html", title=title, context=context)
+    if captured is not None:
+        response["Cache-Control"] = "no-store"
+    return response
 
 
-def _context(request: HttpRequest, found: list[RequestRecord], problem: str) -> dict[str, Any]:
+def _context(
+    request: HttpRequest, reader: Reader, found: list[RequestRecord], problem: str
+) -> dict[str, Any]:
     shown = found[:ROWS]
     chosen = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
     older = {**chosen, "before": shown[-1].request_id.hex} if len(found) > ROWS else None
     is_newest = "before" not in request.GET
     return {
         "problem": problem,
-        "rows": request_rows(shown, selectors.key_names(shown)),
+        "rows": request_rows(shown, selectors.key_names(shown), is_operator=reader.is_operator),
         "fields": [
             (name, title, request.GET.get(name, ""), HINTS.get(name, ""))
             for name, title in TITLES.items()
@@ -94,7 +109,7 @@ def _context(request: HttpRequest, found: list[RequestRecord], problem: str) -> 
         "newest_url": f"?{urlencode(chosen)}",
         "older_url": f"?{urlencode(older)}" if older else "",
         "csv_url": f"?{urlencode({**chosen, 'format': 'csv'})}",
-        "max_csv_rows": MAX_CSV_ROWS,
+        "max_csv_rows": f"{MAX_CSV_ROWS:,}",
     }
 
 

@@ -20,8 +20,16 @@ from metering.selectors.budgets import (
 from metering.selectors.requests import (
     RequestFilter,
     key_names,
+    names_of_keys,
     request_find,
+    request_is_captured,
     requests_list,
+)
+from metering.selectors.series import (
+    SeriesPoint,
+    series_devices,
+    series_names,
+    series_points,
 )
 from metering.selectors.traffic import MinuteSums, traffic
 from metering.selectors.usage import (
@@ -39,6 +47,7 @@ __all__ = [
     "BudgetStatus",
     "MinuteSums",
     "RequestFilter",
+    "SeriesPoint",
     "UsageFilter",
     "UsageGroup",
     "UsagePeriod",
@@ -55,10 +64,15 @@ __all__ = [
     "key_names",
     "left_words",
     "member_find",
+    "names_of_keys",
     "period_of",
     "request_find",
+    "request_is_captured",
     "requests_list",
     "reservations_open",
+    "series_devices",
+    "series_names",
+    "series_points",
     "traffic",
     "usage_list",
     "usage_total",

@@ -27,7 +27,7 @@ def account_find(name: str) -> Account:
 
 
 def key_find(prefix: str) -> ApiKey:
-    """By its prefix, or by the whole key, of which only the prefix is looked at. Raises
+    """Finds a key by its prefix, or by the whole key, of which only the prefix is used. Raises
     ``UnknownKeyError``, whose message never holds a whole key."""
     wanted = prefix_of(prefix) or prefix
     key = ApiKey.objects.select_related("account").filter(prefix=wanted).first()

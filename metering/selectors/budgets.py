@@ -19,8 +19,8 @@ MAX_NEARLY_SPENT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatus:
-    """In ``unit``: tokens or micro-USD. ``window_ends_unix_s`` is ``None`` for a balance, and
-    while a window of seconds waits for its first request."""
+    """The amounts of a budget, in ``unit``: tokens or micro-USD. ``window_ends_unix_s`` is ``None``
+    for a balance, and while a window of seconds waits for its first request."""
 
     id: int
     on: str

@@ -14,11 +14,14 @@ from uuid import UUID
 from django.db.models import Q, QuerySet
 
 from metering.errors import MeteringValueError, UnknownRequestError
-from metering.models import ApiKey, RequestRecord
-from metering.outcomes import FIRST_ERROR, Outcome
+from metering.ledger.entries import FIRST_ERROR, Outcome
+from metering.models import ApiKey, CapturedRequest, RequestRecord
 
 NUM_ID_DIGITS = 32
 ID_PREFIX = re.compile(r"[0-9a-f]{1,32}")
+MIN_ID_DIGITS = 8
+"""Ids begin with their time: those of one minute have eight digits in common. The rows of less are
+too many to be sorted for one page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +48,9 @@ class RequestFilter:
 def requests_list(
     *, where: RequestFilter, limit: int, before: RequestRecord | None = None
 ) -> list[RequestRecord]:
-    """At most ``limit`` of them, newest first, older than ``before``. Raises
+    """Returns at most ``limit`` records, newest first, older than ``before``. Raises
     ``MeteringValueError`` for an id that no request can have."""
-    records = _matching(where)
+    records = matching(where)
     if before is not None:
         records = records.filter(at__lte=before.at).exclude(at=before.at, pk__gte=before.pk)
     return list(records.order_by("-at", "-pk")[:limit])
@@ -65,9 +68,19 @@ def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
     return record
 
 
+def request_is_captured(record: RequestRecord) -> bool:
+    """Whether its bodies are stored."""
+    return CapturedRequest.objects.filter(request_id=record.request_id).exists()
+
+
 def key_names(records: Iterable[RequestRecord]) -> dict[str, str]:
     """The names of the keys of these requests, by prefix; a key without a name is left out."""
-    prefixes = {record.key for record in records if record.key}
+    return names_of_keys(record.key for record in records)
+
+
+def names_of_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Returns the keys' names by prefix. A key without a name is left out."""
+    prefixes = {prefix for prefix in keys if prefix}
     named = ApiKey.objects.filter(prefix__in=prefixes).exclude(name="")
     return dict(named.values_list("prefix", "name"))
 
@@ -81,7 +94,9 @@ def _visible(where: RequestFilter) -> QuerySet[RequestRecord]:
     return records
 
 
-def _matching(where: RequestFilter) -> QuerySet[RequestRecord]:
+def matching(where: RequestFilter) -> QuerySet[RequestRecord]:
+    """Returns the records that match, in no order. Raises ``MeteringValueError`` for an id that no
+    request can have."""
     records = _visible(where).filter(
         **{
             name: value
@@ -110,7 +125,7 @@ def _matching(where: RequestFilter) -> QuerySet[RequestRecord]:
 
 
 def _of_key(records: QuerySet[RequestRecord], word: str) -> QuerySet[RequestRecord]:
-    """By the key's account too, which has the index. A key is never deleted."""
+    """Filters by the key and also by its account, which has the index. A key is never deleted."""
     keys = dict(
         ApiKey.objects.filter(Q(prefix=word) | Q(name=word)).values_list("prefix", "account_id")
     )
@@ -124,6 +139,10 @@ def id_range(prefix: str) -> tuple[UUID, UUID]:
     digits = prefix.strip().lower().replace("-", "")
     if not ID_PREFIX.fullmatch(digits):
         raise MeteringValueError("id", f"{prefix[:64]!r} is not the beginning of a request's id")
+    if len(digits) < MIN_ID_DIGITS:
+        raise MeteringValueError(
+            "id", f"{digits!r} is too short: at least {MIN_ID_DIGITS} digits are needed"
+        )
     return (
         UUID(hex=digits.ljust(NUM_ID_DIGITS, "0")),
         UUID(hex=digits.ljust(NUM_ID_DIGITS, "f")),

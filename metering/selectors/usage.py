@@ -41,6 +41,7 @@ class UsageFilter:
 
     accounts: frozenset[str] | None = None
     key: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ SUMS = tuple(field.name for field in fields(UsageSums))
 
 
 def period_of(first: str | None, last: str | None, *, today: date) -> UsagePeriod:
-    """From dates as in 2026-01-31; without them the thirty days up to today. Raises
+    """Reads dates as in 2026-01-31; without them, returns the thirty days up to today. Raises
     ``MeteringValueError`` naming ``from`` or ``to``."""
     last_day = _date("to", last) if last else today
     first_day = _date("from", first) if first else last_day - timedelta(days=DEFAULT_DAYS - 1)
@@ -97,6 +98,8 @@ def _hours(period: UsagePeriod, where: UsageFilter) -> QuerySet[UsageHour]:
         rows = rows.filter(account__in=where.accounts)
     if where.key is not None:
         rows = rows.filter(key=where.key)
+    if where.model is not None:
+        rows = rows.filter(model=where.model)
     return rows
 
 

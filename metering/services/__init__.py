@@ -18,6 +18,7 @@ from metering.services.budgets import (
     budget_remove,
     budget_update,
 )
+from metering.services.captures import capture_check, captured_request_read
 from metering.services.keys import (
     DEFAULT_SCOPES,
     CreatedKey,
@@ -40,6 +41,8 @@ __all__ = [
     "budget_create",
     "budget_remove",
     "budget_update",
+    "capture_check",
+    "captured_request_read",
     "key_check",
     "key_create",
     "key_revoke",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from django.contrib.auth.models import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
@@ -13,8 +15,9 @@ from metering.models.account import ACCOUNT_NAME, LimitedModel
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
 from metering.services.budgets import budget_remove
+from metering.services.captures import capture_check
 
-ACCOUNT_FIELDS = ("description", "weight", "enabled", *LIMIT_FIELDS)
+ACCOUNT_FIELDS = ("description", "weight", "enabled", "capture_until", *LIMIT_FIELDS)
 MAX_WEIGHT = 1000
 
 
@@ -28,6 +31,7 @@ def account_create(
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
     max_concurrent: int | None = None,
+    capture_until: datetime | None = None,
 ) -> Account:
     """Raises ``MeteringValueError``."""
     account = Account(
@@ -38,6 +42,7 @@ def account_create(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
+        capture_until=capture_until,
     )
     account_check(account=account)
     taken = MeteringValueError("name", f"There is an account named {name!r} already")
@@ -71,7 +76,7 @@ def account_update(*, actor: Actor, account: Account, changed_fields: list[str])
 
 
 def account_delete(*, actor: Actor, account: Account) -> None:
-    """Only one that never had a key: the ledger's entries must stay explained. Raises
+    """Deletes an account, if it never had a key: the ledger's entries must stay explained. Raises
     ``MeteringValueError``."""
     with transaction.atomic():
         if account.name in BUILT_IN_ACCOUNTS:
@@ -99,6 +104,7 @@ def account_check(*, account: Account) -> None:
     if not 1 <= account.weight <= MAX_WEIGHT:
         raise MeteringValueError("weight", f"A weight is between 1 and {MAX_WEIGHT}")
     limits_check(row=account)
+    capture_check(row=account)
 
 
 def limits_check(*, row: LimitedModel) -> None:

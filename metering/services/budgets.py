@@ -75,7 +75,7 @@ def budget_update(*, actor: Actor, budget: Budget, changed_fields: list[str]) ->
 
 
 def budget_remove(*, actor: Actor, budget: Budget) -> None:
-    """Its reservations go with it."""
+    """Removes a budget and its reservations."""
     with transaction.atomic():
         name, detail = _name_of(budget), values_of(budget, (*BUDGET_FIELDS, "spent"))
         budget.delete()

@@ -26,9 +26,14 @@ from metering.principal import LIMIT_FIELDS, RateLimits, Scope
 from metering.services.accounts import limits_check
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
 from metering.services.budgets import Cap, budget_create
+from metering.services.captures import capture_check
 
 DEFAULT_SCOPES = (Scope.INFERENCE, Scope.USAGE_READ)
-KEY_FIELDS = ("name", "scopes", "model_names", "expires_at", *LIMIT_FIELDS)
+KEY_FIELDS = (
+    *("name", "scopes", "model_names", "names_end_user", "may_leave_network"),
+    *("expires_at", "capture_until"),
+    *LIMIT_FIELDS,
+)
 MAX_NAME_CHARS = 100
 
 
@@ -47,7 +52,10 @@ def key_create(
     name: str = "",
     scopes: Iterable[str] = DEFAULT_SCOPES,
     model_names: Iterable[str] = (),
+    names_end_user: bool = False,
+    may_leave_network: bool = True,
     expires_at: datetime | None = None,
+    capture_until: datetime | None = None,
     limits: RateLimits | None = None,
     caps: Iterable[Cap] = (),
     imported: str | None = None,
@@ -63,7 +71,10 @@ def key_create(
         name=name,
         scopes=list(scopes),
         model_names=list(model_names),
+        names_end_user=names_end_user,
+        may_leave_network=may_leave_network,
         expires_at=expires_at,
+        capture_until=capture_until,
         created_by=str(actor)[:150],
         **asdict(limits or RateLimits()),
     )
@@ -120,6 +131,7 @@ def key_check(*, key: ApiKey) -> None:
     stored = ApiKey.objects.filter(pk=key.pk).values_list("model_names", flat=True).first()
     key.model_names = _model_names(key.model_names, stored or ())
     limits_check(row=key)
+    capture_check(row=key)
     is_new = key._state.adding
     if is_new and key.expires_at is not None and key.expires_at <= timezone.now():
         raise MeteringValueError("expires_at", "The key would have expired already")
@@ -136,7 +148,8 @@ def _imported(key: str) -> NewKey:
 
 
 def _scopes(words: Iterable[str]) -> list[str]:
-    """In the order in which ``Scope`` names them."""
+    """Returns the scopes in the order in which ``Scope`` names them. Raises ``MeteringValueError``
+    for an unknown scope, or for none."""
     given = set(words)
     known = [scope.value for scope in Scope]
     if unknown := sorted(given - set(known)):

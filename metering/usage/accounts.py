@@ -3,6 +3,7 @@ their price."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis
@@ -10,13 +11,15 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
+from fleet import selectors as fleet_selectors
+from fleet.catalogue import CatalogueEntry, CatalogueSettings
 from fleet.live import reading as live
 from fleet.live.refusals import read_refusals
 from fleet.models import CatalogueModel
-from helexa_site.pages import render_page
+from helexa_site.web.pages import render_page
 from metering import selectors
+from metering.links import account_url, key_url
 from metering.money import cost_text, usd_text
-from metering.prices import Prices
 from metering.requests.links import requests_url
 from metering.selectors import UsageFilter, UsageGroup, UsageRow
 from metering.usage.reader import Reader, for_operators
@@ -37,6 +40,8 @@ class ModelCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     account: str
+    account_url: str
+    """Empty: the callers are unknown."""
     code: str
     requests: str
     url: str
@@ -53,36 +58,53 @@ def accounts_page(request: HttpRequest, _reader: Reader) -> HttpResponse:
     refusals = _refusals()
     context = {
         "period": period,
-        "accounts": _sums_rows(accounts, "account"),
-        "keys": _sums_rows([row for row in keys if row.name], "key"),
+        "accounts": _sums_rows(accounts, "account", account_url),
+        "keys": _sums_rows([row for row in keys if row.name], "key", key_url),
         "models": _model_costs(models),
         "refusals": refusals,
         "is_live": refusals is not None,
         "chart": chart_of(UsageGroup.ACCOUNT, accounts, period),
     }
-    return render_page(request, "metering/accounts.html", title="Accounts", context=context)
+    return render_page(request, "metering/accounts.html", title="Spending", context=context)
 
 
-def _sums_rows(rows: list[UsageRow], parameter: str) -> list[SumsRow]:
-    return [sums_row(row.name, row.sums, {parameter: row.name}) for row in rows[:MAX_ROWS]]
+def _sums_rows(
+    rows: list[UsageRow], parameter: str, address: Callable[[str], str]
+) -> list[SumsRow]:
+    shown = rows[:MAX_ROWS]
+    names = selectors.names_of_keys(row.name for row in shown if parameter == "key")
+    return [
+        sums_row(
+            f"{row.name} ({names[row.name]})" if row.name in names else row.name,
+            row.sums,
+            {parameter: row.name},
+            address(row.name),
+        )
+        for row in shown
+    ]
 
 
 def _model_costs(rows: list[UsageRow]) -> list[ModelCost]:
-    prices = {model.name: model.settings().prices for model in CatalogueModel.objects.all()}
+    settings = {model.name: model.settings() for model in CatalogueModel.objects.all()}
+    offered = fleet_selectors.catalogue_by_name()
     return [
         ModelCost(
             sums=sums_row(row.name, row.sums),
-            price=_price(prices.get(row.name)),
+            price=_price(settings.get(row.name), offered.get(row.name)),
             per_million=_per_million(row),
         )
         for row in rows[:MAX_ROWS]
     ]
 
 
-def _price(prices: Prices | None) -> str:
-    if prices is None:
+def _price(settings: CatalogueSettings | None, offered: CatalogueEntry | None) -> str:
+    """``settings``: ``None`` where the model has been removed."""
+    own = None if settings is None else settings.prices
+    highest = own if offered is None else offered.highest_prices
+    if highest is None:
         return "none"
-    return f"{usd_text(prices.input_micro_usd)} in, {usd_text(prices.output_micro_usd)} out"
+    most = "" if highest == own else "up to "
+    return f"{most}{usd_text(highest.input_micro_usd)} in, {usd_text(highest.output_micro_usd)} out"
 
 
 def _per_million(row: UsageRow) -> str:
@@ -100,6 +122,7 @@ def _refusals() -> list[Refusal] | None:
     return [
         Refusal(
             account=one.account or "unknown callers",
+            account_url=account_url(one.account) if one.account else "",
             code=one.code,
             requests=f"{number:,}",
             url=requests_url(account=one.account, code=one.code, since=f"{REFUSAL_HOURS}h"),

@@ -13,7 +13,8 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 
-from helexa_site.pages import render_page
+from helexa_site.web.pages import render_page
+from metering.links import audited_url
 from metering.models import AuditEntry
 from metering.services.audit import CHANGED_FIELDS
 from metering.usage.reader import Reader, for_operators
@@ -52,7 +53,9 @@ def audit_page(request: HttpRequest, _reader: Reader) -> HttpResponse:
     context = {
         "form": form,
         "page": page,
-        "rows": [(entry, _detail(entry)) for entry in page],
+        "rows": [
+            (entry, audited_url(entry.action, entry.object_id), _detail(entry)) for entry in page
+        ],
         "query": urlencode(chosen),
     }
     return render_page(request, "metering/audit.html", title="Audit", context=context)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 
+from django.conf import settings
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
-from helexa_site.pages import render_page
+from helexa_site.web.pages import render_page
+from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError
 from metering.keys.status import key_status
 from metering.models import Account, ApiKey
-from metering.playground.keys import is_playground_key
+from metering.playground.accounts import is_playground_key
 from metering.usage.key_forms import KeyForm
 from metering.usage.reader import Reader, for_members
 
@@ -44,12 +46,13 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     context = {
         "reader": reader,
         "form": form,
+        "is_open": allows_anonymous(settings.CONFIG),
         "keys": [
             (key, key_status(key), selectors.left_words(budgets.get(key.prefix, ())))
             for key in keys
         ],
     }
-    return render_page(request, "metering/my_keys.html", title="API keys", context=context)
+    return render_page(request, "metering/my_keys.html", title="My keys", context=context)
 
 
 @for_members

@@ -13,7 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
 from metering.actor import Actor, user_actor
-from metering.models import ApiKey, Membership
+from metering.models import ApiKey, Membership, RequestRecord
 
 MAKES_KEYS = (Membership.Role.OWNER.value, Membership.Role.MEMBER.value)
 
@@ -46,6 +46,13 @@ class Reader:
             return True
         return role in MAKES_KEYS and key.created_by == str(self.actor)
 
+    def may_read_bodies(self, record: RequestRecord) -> bool:
+        """Operators may, and who may change the key that asked."""
+        if self.is_operator:
+            return True
+        key = ApiKey.objects.filter(prefix=record.key).first() if record.key else None
+        return key is not None and self.may_change(key)
+
     def own_keys(self) -> list[ApiKey]:
         """The keys that they may change, newest first."""
         rows = ApiKey.objects.filter(account__in=self.roles).order_by("-created_at")
@@ -53,7 +60,10 @@ class Reader:
 
 
 def reader_of(request: HttpRequest) -> Reader:
-    user = cast(AbstractUser, request.user)
+    return reader_of_user(cast(AbstractUser, request.user))
+
+
+def reader_of_user(user: AbstractUser) -> Reader:
     rows = Membership.objects.filter(user_id=user.pk, account__enabled=True)
     return Reader(
         username=user.get_username(),

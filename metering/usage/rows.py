@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from helexa_site.web.moments import moment_text
 from metering.money import MICRO_USD_PER_USD, amount_words, cost_text
 from metering.requests.links import requests_url
 from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
@@ -18,10 +19,12 @@ Chart = dict[str, list[str] | list[int] | list[float]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumsRow:
     name: str
+    url: str
+    """The address of the page of what it names, or of its requests; empty: the row is a total."""
     requests: str
     failed: str
     failed_url: str
-    """Of the failed ones; empty: there are none, or the row is a total."""
+    """The address of the failed requests; empty: there are none, or the row is a total."""
     prompt_tokens: str
     cached_tokens: str
     completion_tokens: str
@@ -32,7 +35,7 @@ class SumsRow:
 class BudgetRow:
     owner: str
     url: str
-    """Of the requests that it pays for."""
+    """The address of the requests that it pays for."""
     cap: str
     spent: str
     reserved: str
@@ -41,11 +44,15 @@ class BudgetRow:
     window: str
 
 
-def sums_row(name: str, sums: UsageSums, where: Mapping[str, object] | None = None) -> SumsRow:
-    """``where``: the filters of its requests."""
+def sums_row(
+    name: str, sums: UsageSums, where: Mapping[str, object] | None = None, url: str = ""
+) -> SumsRow:
+    """``where``: the filters of its requests. ``url`` is the page of what it names; empty: its
+    requests are."""
     has_failed = where is not None and sums.failed_requests > 0
     return SumsRow(
         name=name,
+        url=url or (requests_url(**where) if where is not None else ""),
         requests=f"{sums.requests:,}",
         failed=f"{sums.failed_requests:,}",
         failed_url=requests_url(**(where or {}), outcome="failed") if has_failed else "",
@@ -98,4 +105,4 @@ def _window(budget: BudgetStatus) -> str:
     if budget.window_ends_unix_s is None:
         return f"{budget.window_s:,} s from the next request"
     ends = datetime.fromtimestamp(budget.window_ends_unix_s, UTC)
-    return f"begins anew {ends:%Y-%m-%d %H:%M} UTC"
+    return f"begins anew {moment_text(ends)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -11,9 +12,11 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from helexa_site.pages import render_page
+from fleet.dashboard.links import model_url
+from helexa_site.web.pages import render_page
 from metering import selectors
 from metering.errors import MeteringValueError
+from metering.links import account_url, key_url
 from metering.models import Account
 from metering.selectors import UsageFilter, UsageGroup, UsagePeriod, UsageRow
 from metering.usage.csv_export import csv_text
@@ -42,6 +45,7 @@ def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
             content_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": disposition},
         )
+    key_names = selectors.names_of_keys(row.name for row in rows if by is UsageGroup.KEY)
     chosen = {"by": by.value, "from": period.first, "to": period.last, "account": account or ""}
     context: dict[str, Any] = {
         "reader": reader,
@@ -53,7 +57,12 @@ def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
         "accounts": _choosable(reader),
         "total": sums_row("", selectors.usage_total(period=period, where=where)),
         "rows": [
-            sums_row(row.name or "without a key", row.sums, _where(row, by, period, account))
+            sums_row(
+                _words(row.name, key_names),
+                row.sums,
+                _where(row, by, period, account),
+                _home(row.name, by) if reader.is_operator else "",
+            )
             for row in rows
         ],
         "chart": chart_of(by, rows, period),
@@ -73,6 +82,17 @@ def _where(
     else:
         words[by.value] = row.name
     return {**words, "since": first, "until": last + timedelta(days=1)}
+
+
+def _words(name: str, key_names: Mapping[str, str]) -> str:
+    """A key's name stands beside its prefix."""
+    return f"{name} ({key_names[name]})" if name in key_names else name or "without a key"
+
+
+def _home(name: str, by: UsageGroup) -> str:
+    """The address of its page; empty: a day has none, nor have requests without a key."""
+    pages = {UsageGroup.MODEL: model_url, UsageGroup.KEY: key_url, UsageGroup.ACCOUNT: account_url}
+    return pages[by](name) if name and by in pages else ""
 
 
 def _budgets(reader: Reader) -> list[selectors.BudgetStatus]:

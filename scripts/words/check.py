@@ -1,7 +1,7 @@
 """Counts the words of ``list.tsv`` by package and compares them with ``baseline.tsv``.
 
     list.tsv      words that are being replaced, each with the field's word
-    kept.tsv      texts that are not counted, each with the reason
+    kept.tsv      texts and files that are not counted, each with the reason
     baseline.tsv  package, count: the most that is accepted
 
 A count over its package's baseline fails the check and prints the lines of that package. A count
@@ -144,9 +144,14 @@ def counted_files(root: Path) -> list[str]:
     ]
 
 
-def findings_by_file(root: Path, finder: WordFinder) -> dict[str, list[Finding]]:
+def findings_by_file(
+    root: Path, finder: WordFinder, kept: Sequence[str] = ()
+) -> dict[str, list[Finding]]:
+    """Findings by path from ``root``. A text of ``kept`` that is a file's path keeps the file."""
     found = {}
     for path in counted_files(root):
+        if path in kept:
+            continue
         text = (root / path).read_text()
         if findings := list(finder.findings_in(text, is_code=path.endswith(".py"))):
             found[path] = findings
@@ -179,8 +184,9 @@ def main(arguments: list[str], *, root: Path = REPOSITORY, here: Path = HERE) ->
     parser.add_argument("--write", action="store_true", help="lower the baseline to the counts")
     parser.add_argument("--show", metavar="PACKAGE", help="print the package's lines")
     options = parser.parse_args(arguments)
-    finder = WordFinder(read_words(here / "list.tsv"), read_kept(here / "kept.tsv"))
-    found = findings_by_file(root, finder)
+    kept = read_kept(here / "kept.tsv")
+    finder = WordFinder(read_words(here / "list.tsv"), kept)
+    found = findings_by_file(root, finder, kept)
     if options.show:
         print("\n".join(lines_of(options.show, found)))
         return 0

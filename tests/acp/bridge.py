@@ -20,9 +20,9 @@ from acp.stdio import spawn_agent_process
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import from_table
+from helexa_acp.conversation.store import SessionStore
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.service import Sessions
-from helexa_acp.store import SessionStore
 from helexa_acp.transport import LineTransport
 from tests.acp.editor import BARE, Editor
 
@@ -102,7 +102,8 @@ async def bridge_here(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Br
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    """For an agent's process: nothing of the machine's own configuration."""
+    """Returns the environment of an agent's process, with nothing of the machine's own
+    configuration."""
     kept = {name: os.environ[name] for name in ("PATH", "HELEXA_TEST_RUN") if name in os.environ}
     return {
         **kept,

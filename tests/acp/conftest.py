@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from helexa_acp import agent, endpoints
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.acp.fake_endpoint import FakeEndpoint
 
 WIRES = ("openai-chat", "openai-responses", "anthropic-messages")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the agent wait longer: without a list of models it would continue, on a busy machine."""
+    monkeypatch.setattr(agent, "LIST_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(endpoints, "LIST_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

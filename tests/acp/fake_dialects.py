@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NUM_BEGINNING = 4
-"""So many frames begin an answer and end none, in every dialect."""
+"""The number of frames that begin an answer and end none, in every dialect."""
 REASONS = {
     "/v1/chat/completions": {"stop": "stop", "length": "length", "refusal": "content_filter"},
     "/v1/messages": {"stop": "end_turn", "length": "max_tokens", "refusal": "refusal"},
@@ -42,7 +42,7 @@ def _event(body: dict[str, Any]) -> str:
 
 
 def _pieces(text: str) -> list[str]:
-    """In the middle of words and markers."""
+    """Cuts the text in the middle of words and markers."""
     return [text[i : i + 3] for i in range(0, len(text), 3)]
 
 

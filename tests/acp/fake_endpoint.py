@@ -92,7 +92,7 @@ class FakeEndpoint:
     async def _answer(
         self, received: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Whether the connection goes on."""
+        """Whether the connection stays open."""
         if received.path == "/v1/models":
             _write(writer, 200, {"object": "list", "data": self.models})
             return True

@@ -1,4 +1,4 @@
-"""Whatever comes in over standard input: the agent lives, and answers what is meant for it."""
+"""Hostile input over standard input: the agent lives, and answers the messages meant for it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import from_table
+from helexa_acp.conversation.store import SessionStore
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.service import Sessions
-from helexa_acp.store import SessionStore
 from helexa_acp.transport import LineTransport, MalformedError, parse
 from tests.acp.bridge import endpoint_table
 from tests.acp.fake_dialects import Reply
@@ -217,7 +217,7 @@ def test_whatever_gets_through_is_a_message(line: bytes) -> None:
 
 
 async def test_an_editor_that_goes_with_answers_unread_has_ended_its_input() -> None:
-    """The kernel tells that as a reset, where one that read them all is an end of file."""
+    """The kernel reports a reset; had the editor read all answers, it would report end of file."""
     theirs, ours = socket.socketpair()
     transport = LineTransport(*await asyncio.open_connection(sock=theirs))
     await transport.send({"jsonrpc": "2.0", "method": "session/update", "params": {}})

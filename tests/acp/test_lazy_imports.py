@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa_acp.lazy_models import parts_of
-from helexa_acp.lazy_packages import GATHERING, gathered_names, only_gathers
+from helexa_acp.sdk.lazy_models import parts_of
+from helexa_acp.sdk.lazy_packages import GATHERING, gathered_names, only_gathers
 from tests.acp.bridge import PACKAGE_DIR
 
 GATHERS = """\
@@ -81,19 +81,19 @@ def output_of(script: str, folder: Path) -> object:
 
 @pytest.mark.slow
 def test_every_model_is_what_it_is_without() -> None:
-    """As JSON schemas: fields, aliases, defaults and what they may hold."""
+    """The models are compared as JSON schemas: fields, aliases, defaults and what they may hold."""
     schemas = """
         import json
         import pydantic
         import acp.schema
-        told = {}
+        found = {}
         for name, model in sorted(vars(acp.schema).items()):
             model = getattr(model, "built", lambda: model)() if name[0] != "_" else None
             if isinstance(model, type) and issubclass(model, pydantic.BaseModel):
                 if model.__module__ == "acp.schema" and "[" not in name:
                     schema = json.dumps(model.model_json_schema(), sort_keys=True)
-                    told[name] = without_descriptions(json.loads(schema))
-        print(json.dumps(told, sort_keys=True))
+                    found[name] = without_descriptions(json.loads(schema))
+        print(json.dumps(found, sort_keys=True))
     """
     without = """
         def without_descriptions(value):
@@ -104,7 +104,9 @@ def test_every_model_is_what_it_is_without() -> None:
     folder = PACKAGE_DIR
     usual = output_of(textwrap.dedent(without) + textwrap.dedent(schemas), folder)
     lazy = output_of(
-        "import helexa_acp.quick_import\n" + textwrap.dedent(without) + textwrap.dedent(schemas),
+        "import helexa_acp.sdk.quick_import\n"
+        + textwrap.dedent(without)
+        + textwrap.dedent(schemas),
         folder,
     )
     assert isinstance(usual, dict) and len(usual) > 250
@@ -113,15 +115,15 @@ def test_every_model_is_what_it_is_without() -> None:
 
 @pytest.mark.slow
 def test_few_models_are_made_and_few_modules_imported(tmp_path: Path) -> None:
-    """For a session, and for each SDK's client."""
+    """Modules are counted for a session, and for each SDK's client."""
     answer = output_of(
         f"""
         import json, sys
-        import helexa_acp.quick_import
-        from helexa_acp import lazy_packages
+        import helexa_acp.sdk.quick_import
+        from helexa_acp.sdk import lazy_packages
         lazy_packages.install()
         import acp.schema
-        from helexa_acp.lazy_models import LazyModel
+        from helexa_acp.sdk.lazy_models import LazyModel
         import helexa_acp.serving
         made = sum(not isinstance(one, LazyModel) and hasattr(one, "model_fields")
                    for one in vars(acp.schema).values())

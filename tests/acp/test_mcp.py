@@ -121,7 +121,7 @@ async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> No
     endpoint.answers.clear()
     endpoint.will(Reply(calls=(("mcp__sums__add", {"a": 1, "b": 1}),), call_id="x"), Reply("Two."))
     await bridge.ask("Add.")
-    assert bridge.editor.statuses()["x_0"] == "completed", "the server goes on"
+    assert bridge.editor.statuses()["x_0"] == "completed", "the server keeps running"
 
 
 async def test_servers_that_fail_take_nothing_with_them(
@@ -146,7 +146,7 @@ async def test_servers_that_fail_take_nothing_with_them(
     assert "mcp__loud__add" in names(endpoint.prompts[0])
     bridge.editor.updates.clear()
     await bridge.ask("Hello again!")
-    assert bridge.editor.texts() == "Hello.", "told once"
+    assert bridge.editor.texts() == "Hello.", "the problems are reported once"
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["json", "events"])

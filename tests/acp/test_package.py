@@ -1,4 +1,4 @@
-"""The package of its own: what it says of itself, and that it installs and starts."""
+"""The package of its own: its metadata, and that it installs and starts."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 from acp import RequestError, image_block
 from acp.schema import McpServerStdio
 
+from helexa_acp.errors import ConfigError
+from helexa_acp.logs import read_levels
+from inference.settings.kinds import LogLevel, LogLevels
 from tests.acp.bridge import bridge_process, environment
 from tests.acp.editor import WITH_TERMINALS
 from tests.acp.fake_dialects import Reply
@@ -122,8 +126,8 @@ async def test_the_other_apis(tmp_path: Path, endpoint: FakeEndpoint, wire_api: 
         await bridge.open(mcp_servers=[server])
         with pytest.raises(RequestError, match="That key is none"):
             await bridge.ask("Hello!")
-        picture = image_block("iVBORw0KGgo=", "image/png")
-        assert (await bridge.ask("What is here?", picture)).stop_reason == "end_turn"
+        image = image_block("iVBORw0KGgo=", "image/png")
+        assert (await bridge.ask("What is here?", image)).stop_reason == "end_turn"
         assert "MCP server none cannot be used" in bridge.editor.texts()
         assert bridge.editor.texts().endswith("I look.Nothing is here.")
         assert list(bridge.editor.statuses().values()) == ["completed"]
@@ -170,15 +174,61 @@ def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
     assert "a malformed message" in log.read_text()
 
 
-def test_a_log_that_cannot_be_written_goes_to_standard_error(tmp_path: Path) -> None:
-    done = subprocess.run(
+@pytest.mark.parametrize(
+    ("word", "logged"),
+    [
+        ("", ["WARNING"]),
+        ("error", []),
+        ("error,helexa_acp.transport=info", ["WARNING"]),
+        ("DEBUG,helexa_acp=error", []),
+    ],
+)
+def test_the_log_obeys_the_level(tmp_path: Path, word: str, logged: list[str]) -> None:
+    done = _start(tmp_path, "nonsense\n", HELEXA_LOG_LEVEL=word)
+    lines = [line for line in done.stderr.splitlines() if "helexa_acp.transport" in line]
+    assert [line.split()[2] for line in lines] == logged
+
+
+def test_a_level_that_is_none_ends_the_start(tmp_path: Path) -> None:
+    done = _start(tmp_path, "", HELEXA_LOG_LEVEL="loud")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("helexa-acp: HELEXA_LOG_LEVEL='loud' is not one of debug, info")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *(" ", "info", "info,debug", "info,", "a.b=info", "debug, httpx = info", "=info", "1=info"),
+        *("a=loud", "a=info,a=error", "a=info,a=INFO"),
+    ],
+)
+def test_the_levels_are_read_as_the_server_reads_them(word: str) -> None:
+    names = logging.getLevelNamesMapping()
+    try:
+        wanted = LogLevels().parse(word) if word.strip() else LogLevel()
+    except ValueError:
+        with pytest.raises(ConfigError):
+            read_levels(word)
+        return
+    levels = {name: names[level.upper()] for name, level in wanted.by_logger}
+    if wanted.default is not None:
+        levels[""] = names[wanted.default.upper()]
+    assert read_levels(word) == levels
+
+
+def _start(tmp_path: Path, written: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "helexa_acp"],
-        env=environment(tmp_path, HELEXA_ACP_LOG_FILE=str(tmp_path / "no" / "log")),
-        input="",
+        env=environment(tmp_path, **settings),
+        input=written,
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def test_a_log_that_cannot_be_written_goes_to_standard_error(tmp_path: Path) -> None:
+    done = _start(tmp_path, HELEXA_ACP_LOG_FILE=str(tmp_path / "no" / "log"))
     assert (done.returncode, done.stdout) == (0, "")
     assert "WARNING" in done.stderr
     assert "cannot be written" in done.stderr

@@ -151,7 +151,7 @@ async def test_a_stream_that_breaks_off_is_no_answer(
 
 async def test_an_image_goes_to_the_model(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
     data = base64.b64encode(b"\x89PNG not really").decode()
-    endpoint.will(Reply("A picture."))
+    endpoint.will(Reply("An image."))
     await each_bridge.open()
     await each_bridge.ask("What is this?", image_block(data, "image/png"))
     assert data in json.dumps(endpoint.prompts[0])

@@ -16,8 +16,8 @@ from acp.schema import ClientCapabilities
 
 from helexa_acp.client_port import ClientPort
 from helexa_acp.config import Config, from_table
+from helexa_acp.conversation.history import Image, text_of
 from helexa_acp.errors import ToolError
-from helexa_acp.history import Image, text_of
 from helexa_acp.tools import bash, edit_file, list_dir, read_file, search, update_plan, write_file
 from helexa_acp.tools.base import Outcome, Tool, ToolContext
 from tests.acp.editor import BARE, WITH_FILES, WITH_TERMINALS, Editor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.encoding import DIALECTS, PARTS, as_lines, encoding_costs
+from benchmarks.gateway.encoding import DIALECTS, PARTS, as_lines, encoding_costs
 from tests.inference.wire.golden import DIALECTS as GOLDEN_DIALECTS
 
 TEXT_ONLY = {"openai_completions"}

@@ -18,7 +18,7 @@ from helexa_site.config import REPOSITORY_DIR
 def test_entries_are_written_and_counted(database: str) -> None:
     arguments = ["--database", database, "--seconds", "0.3", "--rounds", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.ledger", *arguments, "--requests-at-once", "8"],
+        [sys.executable, "-m", "benchmarks.gateway.ledger", *arguments, "--requests-at-once", "8"],
         cwd=REPOSITORY_DIR,
         check=True,
         stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.native_builds import Pass, main
+from benchmarks.weights.native_builds import Pass, main
 from helexa_site.config import REPOSITORY_DIR
 from inference.models.native import build
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.random_gguf import DenseShape, HybridShape, MixtureShape, file_bytes, write
+from benchmarks.weights.random_gguf import DenseShape, HybridShape, MixtureShape, file_bytes, write
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.families.registry import family_of
 from inference.models.weights.stored import DenseWeight

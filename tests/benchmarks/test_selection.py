@@ -64,7 +64,7 @@ def test_vllm_needs_an_interpreter_that_can_be_run(tmp_path: Path) -> None:
 def test_transformers_without_accelerate_is_left_out_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after a first start, which installs one and not the other."""
+    """A first start leaves it so, since it installs one and not the other."""
     monkeypatch.setattr(
         "benchmarks.selection.importlib.util.find_spec",
         lambda name: None if name in ("accelerate", "llama_cpp") else object(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,17 +14,47 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    ElementNotInteractableException,
+    InvalidSelectorException,
+    InvalidSessionIdException,
+    NoAlertPresentException,
+    NoSuchWindowException,
+    StaleElementReferenceException,
+    TimeoutException,
+    UnexpectedAlertPresentException,
+    WebDriverException,
+)
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 WAIT_S = 90.0
+POLL_INTERVAL_S = 0.5
+NOT_YET = (WebDriverException, LookupError, AttributeError, TypeError, ValueError)
+"""Raised by a look at a page that is still being loaded or drawn: its element is missing, hidden or
+just replaced, its list is empty, its text is no number yet, or its document was left meanwhile."""
+NEVER = (
+    InvalidSelectorException,
+    InvalidSessionIdException,
+    NoSuchWindowException,
+    UnexpectedAlertPresentException,
+)
+"""The exceptions among ``NOT_YET`` that another look does not change."""
+UNTOUCHED = (
+    ElementClickInterceptedException,
+    ElementNotInteractableException,
+    StaleElementReferenceException,
+)
+"""Raised by a click or a key that nothing has received: it may be repeated."""
 PAGE_TIMEOUT_S = 150
+ABORTED = ("htmx:sendAbort", "htmx:afterRequest")
 MAX_TABS = 400
 WEBP_QUALITY = 80
 CHOOSE = """
@@ -56,6 +87,11 @@ FLAGS = (
     "--no-proxy-server",
 )
 Found = TypeVar("Found")
+KEEP_NOTICES = """
+    window.notices = "";
+    const keep = () => { window.notices += document.getElementById("notices").innerText + "\\n"; };
+    new MutationObserver(keep).observe(document.body, {childList: true, subtree: true});
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +103,10 @@ class View:
 
 
 DESKTOP = View("desktop", 1280, 900)
+WIDE = View("wide", 1440, 900)
 PHONE = View("phone", 390, 844)
 DARK_DESKTOP = View("desktop-dark", 1280, 900, is_dark=True)
+DARK_WIDE = View("wide-dark", 1440, 900, is_dark=True)
 DARK_PHONE = View("phone-dark", 390, 844, is_dark=True)
 
 
@@ -86,6 +124,7 @@ def running_chromium(profile_dir: Path) -> Iterator[webdriver.Chrome]:
     service = Service(executable_path=shutil.which("chromedriver"))
     driver = webdriver.Chrome(options=options, service=service)
     driver.set_page_load_timeout(PAGE_TIMEOUT_S)
+    driver.set_script_timeout(PAGE_TIMEOUT_S)  # scripts fetch pages, one after the other
     try:
         yield driver
     finally:
@@ -93,7 +132,7 @@ def running_chromium(profile_dir: Path) -> Iterator[webdriver.Chrome]:
 
 
 class Browser:
-    """One visitor. ``check`` says what is wrong with the page that is open."""
+    """One visitor. ``check`` lists the problems of the page that is open."""
 
     def __init__(self, driver: webdriver.Chrome, url: str) -> None:
         self._driver = driver
@@ -101,7 +140,7 @@ class Browser:
         self._host = urlsplit(url).netloc
 
     def start_anew(self, view: View) -> None:
-        """Nobody is logged in, nothing is logged."""
+        """Logs out and empties the logs."""
         self._driver.get("about:blank")
         self._driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
         self.look_as(view)
@@ -109,8 +148,8 @@ class Browser:
         self._driver.get_log("performance")
 
     def look_as(self, view: View) -> None:
-        """From now on, on a screen like that. Scrollbars, which take room on the desktop's Chromium
-        alone, would be cut off a picture with what stands under them."""
+        """Sets the screen from now on. Scrollbars, which take room on the desktop's Chromium alone,
+        would be cut off an image with what stands under them."""
         self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         self._driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
@@ -134,24 +173,51 @@ class Browser:
 
     @property
     def text(self) -> str:
-        return str(self.run("return document.body.innerText"))
+        return str(self.run("return document.body?.innerText ?? ''"))
 
     def run(self, script: str, *values: Any) -> Any:
         return self._driver.execute_script(script, *values)
 
     def find(self, css: str) -> WebElement:
-        return self.wait(lambda: self._driver.find_elements(By.CSS_SELECTOR, css), css)[0]
+        return self._find(By.CSS_SELECTOR, css)
 
-    def wait(self, is_there: Callable[[], Found], what: str) -> Found:
-        """The first true value; a part of the page that htmx has just replaced counts as not
-        yet."""
-        waiting = WebDriverWait(
-            self._driver, WAIT_S, ignored_exceptions=[StaleElementReferenceException]
-        )
-        return waiting.until(lambda _: is_there(), message=f"{what}, at {self.path}")
+    def _find(self, by: str, what: str) -> WebElement:
+        return self.wait(lambda: self._driver.find_elements(by, what), what)[0]
+
+    def wait(
+        self,
+        is_there: Callable[[], Found],
+        what: str,
+        not_yet: tuple[type[Exception], ...] = NOT_YET,
+    ) -> Found:
+        """Returns the first true value. A look that raises one of ``not_yet`` has seen nothing yet;
+        what the last look raised is the cause of the ``TimeoutException``."""
+        until_s = time.monotonic() + WAIT_S
+        is_last = False
+        while True:
+            error: Exception | None = None
+            try:
+                if found := is_there():
+                    return found
+            except NEVER:
+                raise
+            except not_yet as raised:
+                error = raised
+            if is_last:
+                raise TimeoutException(f"{what}, at {self.path}") from error
+            time.sleep(POLL_INTERVAL_S)
+            is_last = time.monotonic() >= until_s
 
     def wait_for_text(self, words: str) -> None:
         self.wait(lambda: words in self.text, repr(words))
+
+    def keep_notices(self) -> None:
+        """Begins to keep all notices of this page, for ``wait_for_notice``: a refresh soon puts
+        another in a notice's place."""
+        self.run(KEEP_NOTICES)
+
+    def wait_for_notice(self, words: str) -> None:
+        self.wait(lambda: words in self.run("return window.notices ?? ''"), f"the notice {words!r}")
 
     def wait_for_path(self, path: str) -> None:
         self.wait(lambda: self.path == path, path)
@@ -162,27 +228,65 @@ class Browser:
 
     def type(self, css: str, *words: str) -> None:
         """Into a field, in place of what stands there."""
-        field = self.find(css)
-        field.clear()
-        field.send_keys(*words)
+
+        def replace(field: WebElement) -> None:
+            field.clear()
+            field.send_keys(*words)
+
+        self._act(By.CSS_SELECTOR, css, replace)
+
+    def add(self, css: str, *words: str) -> None:
+        """Into a field, after what stands there."""
+        self._act(By.CSS_SELECTOR, css, lambda field: field.send_keys(*words))
+
+    def _act(self, by: str, what: str, act: Callable[[WebElement], None]) -> None:
+        """Does it to the element, and again to its successor only where nothing has been done: htmx
+        has replaced it meanwhile, or it was hidden or covered."""
+
+        def is_done() -> bool:
+            act(self._find(by, what))
+            return True
+
+        self.wait(is_done, what, UNTOUCHED)
 
     def choose(self, css: str, words: str) -> None:
         """What a select offers by that value or label."""
-        self.find(css)
-        is_chosen = self.run(CHOOSE, css, words)
-        assert is_chosen, f"{css} at {self.path} does not offer {words}"
+        self.wait(lambda: self.run(CHOOSE, css, words), f"{css} offers {words}")
 
     def press_button(self, css: str) -> None:
-        """By the keyboard: nothing that floats above it is in the way."""
-        self.find(css).send_keys(Keys.ENTER)
+        """Presses the button by the keyboard: nothing that floats above it is in the way."""
+        self._act(By.CSS_SELECTOR, css, lambda button: button.send_keys(Keys.ENTER))
+
+    def click(self, css: str) -> None:
+        """Clicks with the mouse."""
+        self._act(By.CSS_SELECTOR, css, lambda element: element.click())
+
+    def turn_wheel(self, pixels: int) -> None:
+        """The mouse's, over the middle of the window: down where ``pixels`` is positive."""
+        middle = ScrollOrigin.from_viewport(*self.run("return [innerWidth >> 1, innerHeight >> 1]"))
+        ActionChains(self._driver).scroll_from_origin(middle, 0, pixels).perform()
+
+    def dismiss(self) -> str:
+        """Answers No to what the page asks; its words."""
+        return self._answered(is_yes=False)
+
+    def accept(self) -> str:
+        """Answers Yes to what the page asks; its words."""
+        return self._answered(is_yes=True)
+
+    def _answered(self, *, is_yes: bool) -> str:
+        waiting = WebDriverWait(self._driver, WAIT_S, ignored_exceptions=[NoAlertPresentException])
+        alert = waiting.until(lambda driver: driver.switch_to.alert, "the page asks")
+        words = str(alert.text)
+        alert.accept() if is_yes else alert.dismiss()
+        return words
 
     def follow(self, words: str) -> None:
-        """The link that says so."""
-        links = self.wait(lambda: self._driver.find_elements(By.LINK_TEXT, words), words)
-        links[0].send_keys(Keys.ENTER)
+        """Follows the link with this text."""
+        self._act(By.LINK_TEXT, words, lambda link: link.send_keys(Keys.ENTER))
 
     def tab_to(self, element_id: str) -> None:
-        """By the keyboard alone."""
+        """Moves the focus by the keyboard alone."""
         focused = "return document.activeElement && document.activeElement.id"
         for _ in range(MAX_TABS):
             if self.run(focused) == element_id:
@@ -192,8 +296,8 @@ class Browser:
 
     def log_in(self, username: str, password: str) -> None:
         self.open("/login/")
-        self.find("#id_username").send_keys(username)
-        self.find("#id_password").send_keys(password, Keys.ENTER)
+        self.type("#id_username", username)
+        self.type("#id_password", password, Keys.ENTER)
         self.wait(lambda: self.path != "/login/", "logged in")
 
     def check(self) -> list[str]:
@@ -206,7 +310,7 @@ class Browser:
         self._take(f"{name}.png", captureBeyondViewport=True)
 
     def photograph_small(self, name: str) -> None:
-        """What is seen without scrolling, for a page of documentation."""
+        """The part seen without scrolling, for a page of documentation."""
         self._take(f"{name}.webp", format="webp", quality=WEBP_QUALITY)
 
     def _take(self, file_name: str, **how: Any) -> None:
@@ -221,8 +325,10 @@ class Browser:
         return f"{width} pixels wide on a screen of {seen}" if width > seen else ""
 
     def _console(self) -> list[str]:
-        entries = self._driver.get_log("browser")
-        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+        """A button or a search ends the refresh that is under way, which htmx logs as errors."""
+        severe = [one for one in self._driver.get_log("browser") if one["level"] == "SEVERE"]
+        messages = [str(entry["message"]) for entry in severe]
+        return [one for one in messages if not any(event in one for event in ABORTED)]
 
     def _requests_to_other_hosts(self) -> list[str]:
         found = []

@@ -1,7 +1,7 @@
 """One server and one Chromium for all tests in a browser; each test is a visitor of its own.
 
-They skip where Debian's Chromium is not installed; ``.ci/run`` installs it. Pictures of the pages
-are in ``var/screenshots/`` afterwards; three of them are copied to ``docs/images/`` for the
+They skip where Debian's Chromium is not installed; ``.ci/run`` installs it. Screenshots of the
+pages are in ``var/screenshots/`` afterwards; three of them are copied to ``docs/images/`` for the
 README.
 """
 
@@ -15,7 +15,7 @@ from selenium import webdriver
 from tests.browser.chromium import DESKTOP, Browser, is_installed, running_chromium
 from tests.browser.server import PagesServer
 from tests.fleet.hub.conftest import running_hub
-from tests.private_redis import running_redis
+from tests.servers.private_redis import running_redis
 
 
 @pytest.fixture(scope="session")

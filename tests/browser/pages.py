@@ -1,4 +1,4 @@
-"""Every page of the URL table: where it is, who sees it, and what is no page, with the reason.
+"""The pages of the URL table: address, visitors; and the routes that are no page, with the reason.
 
 The routes are read from Django's own table, so that a page without a row here fails
 ``test_every_page_has_a_row.py``, and one that is there is opened by ``test_pages.py``.
@@ -15,7 +15,7 @@ from django.db.models import Model
 from django.urls import URLPattern, URLResolver, get_resolver
 
 APIS = ("api/",)
-"""They have tests of their own, and answer in JSON."""
+"""They have tests of their own, and answer in JSON, but for the page that documents them."""
 
 
 class Who(StrEnum):
@@ -50,11 +50,16 @@ class Page:
 
 BENCH = "/bench/"
 REQUEST_ID = "5eed" * 8
-"""Of a request that failed."""
+"""The id of a request that failed."""
+ACCOUNT_IN_USE = "/admin/metering/account/research/change/"
+"""One with budgets, keys, requests and failures, which the oldest account has none of."""
 HUB = "/admin/fleet/cataloguemodel/hub/"
 OWN_PAGES: dict[str, list[Page]] = {
     "login": [Page("/login/", STRANGERS)],
     "api-reference": [Page("/docs", EVERYBODY)],
+    "api-docs": [Page("/api/docs")],
+    "password": [Page("/password/", MEMBERS)],
+    "first-password": [Page("/welcome/MQ/no-token/", EVERYBODY)],
     "playground": [Page("/playground/", MEMBERS)],
     "usage": [Page("/usage/", MEMBERS), Page("/usage/?by=model", MEMBERS)],
     "requests": [Page("/requests/", MEMBERS), Page("/requests/?outcome=failed", MEMBERS)],
@@ -69,6 +74,8 @@ OWN_PAGES: dict[str, list[Page]] = {
     "bench-compare": [Page(f"{BENCH}compare/?before=beast@b2&after=beast@b3", EVERYBODY)],
     "bench-runs": [Page(f"{BENCH}runs/?ok=false", EVERYBODY)],
     "bench-run": [Page(f"{BENCH}runs/1/", EVERYBODY)],
+    "bench-jobs": [Page(f"{BENCH}jobs/")],
+    "sharing": [Page("/admin/dashboard/sharing")],
     "settings": [Page("/admin/settings/")],
     "admin:index": [Page("/admin/")],
     "admin:app_list": [Page("/admin/fleet/")],
@@ -86,15 +93,29 @@ OWN_PAGES: dict[str, list[Page]] = {
 NO_PAGES = {
     "front": "leads on by who asks",
     "logout": "a POST",
-    "favicon.ico": "a picture",
+    "favicon.ico": "an image",
     "version": "JSON",
-    "playground-key": "a POST of the playground's",
+    "playground-identify": "a POST that finds who asks, answered without a word",
+    "playground-conversations": "JSON for the playground's script",
+    "playground-conversation": "JSON for the playground's script",
+    "playground-export": "a file",
     "usage-key-revoke": "a POST",
     "bench-runs-csv": "a file",
+    "bench-start": "a POST",
+    "bench-job": "a part of the page of jobs",
+    "bench-cancel": "a POST",
     "dashboard-board": "the part of the dashboard that is asked for again",
     "dashboard-outdated": "a part of a model's page",
     "dashboard-log": "a part of a replica's page",
+    "series-panel": "the charts of a page",
     "dashboard-do": "a POST of the dashboard's",
+    "first-steps": "a card of the dashboard",
+    "first-key": "a POST of that card's",
+    "first-steps-hide": "a POST of that card's",
+    "dashboard-model-home": "a part of a model's page",
+    "dashboard-neuron-home": "a part of a neuron's page",
+    "model-page": "leads on to a model's page",
+    "neuron-page": "leads on to a neuron's page",
     "admin:logout": "a POST",
     "admin:autocomplete": "JSON",
     "admin:jsi18n": "a script",
@@ -107,6 +128,7 @@ MADE_BY_HAND = frozenset(
         "fleet_cataloguemodel",
         "fleet_alias",
         "fleet_invitation",
+        "fleet_upstream",
         "metering_account",
         "metering_apikey",
         "metering_budget",
@@ -121,7 +143,7 @@ HISTORY_OF, DELETION_OF = "fleet_cataloguemodel", "fleet_alias"
 
 
 def rows() -> dict[str, list[Page]]:
-    """By the name of the URL."""
+    """Returns the rows by the name of their URL."""
     from metering.models import ApiKey
 
     found = dict(OWN_PAGES)
@@ -129,6 +151,7 @@ def rows() -> dict[str, list[Page]]:
     assert get_resolver().url_patterns, "they register the admin's models"
     for model in admin.site._registry:
         found |= _pages_of(model)
+    found["admin:metering_account_change"].append(Page(ACCOUNT_IN_USE))
     return found
 
 
@@ -153,7 +176,7 @@ def _pages_of(model: type[Model]) -> dict[str, list[Page]]:
 
 
 def pages_of(who: Who) -> Iterator[tuple[str, Page]]:
-    """What this visitor is to look at, each with a name for its picture."""
+    """The pages this visitor looks at, each with a name for its screenshot."""
     for name, pages in rows().items():
         for number, page in enumerate(pages):
             if who in page.seen_by and page.is_looked_at:
@@ -166,19 +189,19 @@ def pages_not_for(who: Who) -> list[Page]:
 
 
 def routes() -> Iterator[str]:
-    """Of the whole URL table without the APIs: each by its name, or as it is written where it has
-    none. What is nowhere, and what an old address leads on from, is left out."""
+    """Returns the routes of the whole URL table without the APIs: each by its name, or as it is
+    written where it has none. Routes to nowhere, and redirects from old addresses, are left out."""
     yield from _routes(get_resolver().url_patterns, "", "")
 
 
 def _routes(patterns: list[URLPattern | URLResolver], before: str, namespace: str) -> Iterator[str]:
     for one in patterns:
         written = before + str(one.pattern)
-        if written.startswith(APIS):
-            continue
         if isinstance(one, URLResolver):
             inner = f"{one.namespace}:" if one.namespace else namespace
             yield from _routes(one.url_patterns, written, inner)
+        elif written.startswith(APIS) and one.name not in OWN_PAGES:
+            continue
         elif one.name:
             yield namespace + one.name
         elif not _leads_elsewhere(one):

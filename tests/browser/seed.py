@@ -107,7 +107,7 @@ def _operations() -> None:
     from fleet.live import reading as live
     from fleet.live.desired_state import AdmissionPolicy
     from fleet.models import CatalogueModel, Download, LoadJob, Neuron
-    from fleet.services.invitations import share_record
+    from fleet.services.hosts.invitations import share_record
     from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
     from inference.protocol.keys import downloads_key
     from metering.actor import COMMAND
@@ -118,6 +118,7 @@ def _operations() -> None:
     services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.AUTOMATIC)
     share_record(actor=COMMAND, address="10.0.0.5:6379", is_tls=False, certificate="")
     services.neuron_invite(actor=COMMAND, neuron_name="cellar")
+    services.upstream_create(actor=COMMAND, name="box", url="http://box:8000/v1", key="sk-box")
     beast = Neuron.objects.get(name="beast")
     earlier = timezone.now() - timedelta(hours=1)
     LoadJob.objects.create(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from django.db.models import Model
 
-from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, free_port, wait_until
+from benchmarks.ports import free_port
+from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, WAIT_TIMEOUT_S, wait_until
 
-SEED_TIMEOUT_S = 300.0
 NUM_PORTS_TRIED = 5
 BUSY_TIMEOUT_S = 30.0
 
@@ -56,6 +59,15 @@ class PagesServer:
             self._process.kill()
             self._process.wait()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The gateway answers nothing meanwhile."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def write(self, statement: str, *values: object) -> None:
         """What the control would write into the database."""
         connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
@@ -65,22 +77,31 @@ class PagesServer:
         finally:
             connection.close()
 
+    def columns(self, table: str) -> list[str]:
+        return [row[1] for row in self._read(f"PRAGMA table_info({table})")]
+
+    def count(self, table: str) -> int:
+        """Returns the number of rows: those of the seed, and those that tests have made."""
+        return int(self._read(f"SELECT count(*) FROM {table}")[0][0])
+
     def first_key(self, model: type[Model]) -> str:
-        """Of the row that the table has had longest, as it stands in addresses: pages that were
-        visited may have made others, with keys that no order foresees."""
+        """Returns the key in the addresses of the row that the table has had longest: pages that
+        were visited may have made others, with keys in no particular order."""
         key, table = model._meta.pk, model._meta.db_table
-        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
-        try:
-            query = f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1"
-            row = connection.execute(query).fetchone()
-        finally:
-            connection.close()
-        assert row, f"tests/browser/seed.py makes no {model.__name__}"
-        return str(row[0])
+        rows = self._read(f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1")
+        assert rows, f"tests/browser/seed.py makes no {model.__name__}"
+        return str(rows[0][0])
 
     def command(self, *arguments: str) -> str:
         """What ``manage.py`` prints."""
         return self._run(str(REPOSITORY_DIR / "manage.py"), *arguments)
+
+    def _read(self, query: str) -> list[Any]:
+        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
+        try:
+            return connection.execute(query).fetchall()
+        finally:
+            connection.close()
 
     def _seed(self) -> None:
         self._run("-m", "tests.browser.seed")
@@ -92,7 +113,7 @@ class PagesServer:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=SEED_TIMEOUT_S,
+            timeout=READY_TIMEOUT_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -115,10 +136,17 @@ class PagesServer:
                     stdout=log,
                     stderr=log,
                 )
-            wait_until(lambda: self._has_ended() or self._answers(), f"{self.url} answers")
+            try:
+                wait_until(self._has_answered_or_ended, f"{self.url} answers", READY_TIMEOUT_S)
+            except BaseException:
+                self.stop()
+                raise
             if not self._has_ended():
                 return
         raise AssertionError(self._log.read_text())
+
+    def _has_answered_or_ended(self) -> bool:
+        return self._has_ended() or self._answers()
 
     def _has_ended(self) -> bool:
         return self._process.poll() is not None

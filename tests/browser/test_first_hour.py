@@ -1,12 +1,12 @@
 """An operator's first hour, in a real browser: a new server with the default model's file, from the
-first log-in to the audit. The README's pictures are made here."""
+first log-in to the audit. The README's screenshots are made here."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.chromium import DESKTOP, PHONE, Browser
 from tests.live.conftest import with_caches
-from tests.live.serving import Serve
+from tests.live.serving import READY_TIMEOUT_S, Serve, operators_password, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1200)]
 
@@ -39,7 +39,7 @@ def serve(
     native_cache_dir: Path,
     default_gguf: Path,
 ) -> Iterator[Serve]:
-    """Without a model: the operator adds it."""
+    """Starts a server without a model: the operator adds it."""
     serve = Serve(with_caches(tmp_path / "var", model_cache_dir, native_cache_dir), "--no-model")
     try:
         serve.wait_ready()
@@ -67,11 +67,13 @@ def test_an_operators_first_hour(browser: Browser, serve: Serve, default_gguf: P
 
     add_the_model(browser, default_gguf)
     load_it(browser)
-    key = make_a_key_for_a_colleague(browser)
+    key, invitation = make_a_key_for_a_colleague(browser)
     assert serve_answers(serve, key)
 
     browser.start_anew(DESKTOP)
-    browser.log_in(COLLEAGUE, PASSWORD)
+    browser.open(urlsplit(invitation).path)
+    browser.type("#id_new_password1", PASSWORD)
+    browser.type("#id_new_password2", PASSWORD, Keys.ENTER)
     browser.wait_for_path("/playground/")
     chat_until_the_budget_stops_it(browser)
     read_ones_usage(browser)
@@ -83,16 +85,11 @@ def test_an_operators_first_hour(browser: Browser, serve: Serve, default_gguf: P
     assert browser.check() == []
 
 
-def operators_password(serve: Serve) -> str:
-    found = re.search(r"^login +admin, password (\S+)", serve.output, re.MULTILINE)
-    assert found, serve.output
-    return found[1]
-
-
 def add_the_model(browser: Browser, file: Path) -> None:
     browser.follow("From files or by hand")
     browser.type("#id_name", MODEL)
     browser.type("#id_source", f"path:{file}")
+    browser.press_button("fieldset:has(#id_input_price_micro_usd) summary")
     browser.type("#id_input_price_micro_usd", "1")
     browser.type("#id_output_price_micro_usd", "2")
     browser.press_button('[name="_save"]')
@@ -103,14 +100,16 @@ def add_the_model(browser: Browser, file: Path) -> None:
 def load_it(browser: Browser) -> None:
     """Where it is started, its progress is seen."""
     browser.open("/admin/")
+    browser.keep_notices()
     browser.press_button(f"#load-{MODEL}")
-    browser.wait_for_text(f"Loading {MODEL} on ")
-    browser.wait_for_text("loaded on ")
+    browser.wait_for_notice(f"Loading {MODEL} on ")
+    wait_until(lambda: "loaded on " in browser.run(NOTICES), "it is loaded", READY_TIMEOUT_S)
     browser.wait_for_text("1 ready")
     assert browser.check() == []
 
 
-def make_a_key_for_a_colleague(browser: Browser) -> str:
+def make_a_key_for_a_colleague(browser: Browser) -> tuple[str, str]:
+    """The key, and the link at which the colleague chooses a password."""
     browser.open("/admin/metering/account/add/")
     browser.type("#id_name", ACCOUNT)
     browser.press_button("#budgets-group a.add-row")
@@ -122,13 +121,11 @@ def make_a_key_for_a_colleague(browser: Browser) -> str:
 
     browser.open("/admin/auth/user/add/")
     browser.type("#id_username", COLLEAGUE)
-    browser.type("#id_password1", PASSWORD)
-    browser.type("#id_password2", PASSWORD)
-    browser.press_button("#memberships-group a.add-row")
-    browser.choose("#id_memberships-0-account", ACCOUNT)
-    browser.choose("#id_memberships-0-role", "member")
+    browser.type("#id_email", f"{COLLEAGUE}@example.org")
+    browser.choose("#id_account", ACCOUNT)
+    browser.choose("#id_role", "member")
     browser.press_button('[name="_save"]')
-    browser.wait(lambda: browser.path.endswith("/change/"), "the colleague is there")
+    invitation = browser.find('[id^="invitation-"]').text
 
     browser.open("/admin/metering/apikey/add/")
     browser.choose("#id_account", ACCOUNT)
@@ -137,7 +134,7 @@ def make_a_key_for_a_colleague(browser: Browser) -> str:
     key = browser.find("#api-key").text
     assert key.startswith("hx-")
     assert browser.check() == []
-    return key
+    return key, invitation
 
 
 def serve_answers(serve: Serve, key: str) -> bool:
@@ -153,10 +150,10 @@ def chat_until_the_budget_stops_it(browser: Browser) -> None:
     for number in range(MAX_QUESTIONS):
         browser.type('[name="draft"]', QUESTIONS[number % len(QUESTIONS)], Keys.ENTER)
         is_answered = partial(has_ended, browser, number + 1)
-        browser.wait(is_answered, "an answer, or a refusal")
+        wait_until(is_answered, "an answer, or a refusal", READY_TIMEOUT_S)
         if number == 0:
-            assert "Paris" in browser.text, browser.text
-            assert "tok/s" in browser.text
+            browser.wait_for_text("Paris")
+            browser.wait_for_text("tok/s")
         if number == 1:
             browser.photograph_small("readme-playground")
         if refusal := browser.run(LAST_ERROR):
@@ -167,6 +164,8 @@ def chat_until_the_budget_stops_it(browser: Browser) -> None:
     raise AssertionError(f"{MAX_QUESTIONS} answers, and the budget is not spent")
 
 
+NOTICES = "return window.notices"
+"""A script that returns what ``keep_notices`` has kept."""
 CHOSEN_MODEL = """
     const page = document.querySelector(".pg-page");
     return page?._x_dataStack ? Alpine.$data(page).model : "";

@@ -1,5 +1,5 @@
 """What an operator does on the pages beside the catalogue: add from the hub, import a models.toml,
-invite a host, delete what is cached. Each answer is looked at on a phone in the dark as well."""
+invite a host, delete cached files. Each answer is looked at on a phone in the dark as well."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def operator(browser: Browser) -> Browser:
 
 
 def whole(browser: Browser, name: str) -> list[str]:
-    """What is wrong with the page that is open, in both views."""
+    """The problems of the page that is open, in both views."""
     problems = []
     for view in (DESKTOP, DARK_PHONE):
         browser.look_as(view)
@@ -72,6 +72,7 @@ def test_what_no_model_uses_is_deleted_from_a_neuron(operator: Browser) -> None:
     operator.open("/admin/fleet/download/cached/")
     operator.wait_for_text("no loaded model")
     operator.press_button('[aria-label^="Delete huggingface:example/older"]')
+    assert operator.accept() == "Delete huggingface:example/older from beast?"
     operator.wait_for_path("/admin/fleet/download/")
     operator.wait_for_text("is being deleted")
     assert operator.check() == []

@@ -12,7 +12,8 @@ import pytest
 from selenium import webdriver
 
 from tests.browser.server import PagesServer
-from tests.private_redis import running_redis
+from tests.live.serving import wait_until
+from tests.servers.private_redis import running_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
 
@@ -39,7 +40,8 @@ class _Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def page_port() -> Iterator[int]:
-    """Of a server with one page. Chromium finds all names under localhost on this machine."""
+    """Returns the port of a server with one page. Chromium finds all names under localhost on this
+    machine."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -73,5 +75,10 @@ def test_a_page_works_where_its_origin_is_named(
     chromium.get(f"http://unnamed.localhost:{page_port}/")
     assert asked(KEYED) == {"error": "TypeError"}
     assert asked({}) == {"error": "TypeError"}
-    problems = "\n".join(entry["message"] for entry in chromium.get_log("browser"))
-    assert "blocked by CORS policy" in problems
+    messages: list[str] = []
+
+    def is_logged() -> bool:
+        messages.extend(entry["message"] for entry in chromium.get_log("browser"))
+        return any("blocked by CORS policy" in message for message in messages)
+
+    wait_until(is_logged, "Chromium reports it")

@@ -5,28 +5,15 @@ from __future__ import annotations
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.chromium import (
-    DARK_DESKTOP,
-    DARK_PHONE,
-    DESKTOP,
-    PHONE,
-    Browser,
-    View,
-)
+from tests.browser.appearance import drawn, is_dark, look_at
+from tests.browser.chromium import DARK_DESKTOP, DARK_PHONE, DESKTOP, PHONE, Browser, View
+from tests.browser.contrast import faint_texts
 from tests.browser.pages import Who, pages_not_for, pages_of
 from tests.browser.seed import MEMBER, OPERATOR, PASSWORD
 from tests.browser.server import PagesServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
-BRIGHTNESS = """
-    const rgb = getComputedStyle(document.querySelector(arguments[0])).backgroundColor;
-    const canvas = document.createElement("canvas").getContext("2d");
-    canvas.fillStyle = rgb;
-    canvas.fillRect(0, 0, 1, 1);
-    const [red, green, blue] = canvas.getImageData(0, 0, 1, 1).data;
-    return (red + green + blue) / 3;
-"""
 FOCUSED_UNSEEN = """
     const still = document.createElement("style");
     still.textContent = "* { transition: none !important }";
@@ -58,14 +45,10 @@ FOCUS_THE_FIRST = """
     const stops = [...document.querySelectorAll("a[href], button, input:not([type=hidden])")];
     stops.find((one) => one.checkVisibility() && !one.disabled)?.focus();
 """
-"""From the last one a tab would lead out of the page."""
-ANSWERS = """
-    const statuses = [];
-    for (const path of arguments[0]) {
-        const answer = await fetch(path, {redirect: "manual"});
-        statuses.push(answer.type === "opaqueredirect" ? 302 : answer.status);
-    }
-    return statuses;
+"""A script that focuses the first stop. From the last one a tab would lead out of the page."""
+STATUS = """
+    const answer = await fetch(arguments[0], {redirect: "manual"});
+    return answer.type === "opaqueredirect" ? 302 : answer.status;
 """
 TURNED_AWAY = (302, 403, 404)
 
@@ -108,12 +91,9 @@ def test_pages_of_others_turn_one_away(
     else:
         browser.open("/login/")
     paths = [page.path_with(pages_server.first_key) for page in pages_not_for(who)]
-    statuses = browser.run(ANSWERS, paths)
-    assert [
-        (path, status)
-        for path, status in zip(paths, statuses, strict=True)
-        if status not in TURNED_AWAY
-    ] == []
+    # One after the other: the time limit of a script is for one of them.
+    statuses = {path: browser.run(STATUS, path) for path in paths}
+    assert {path: one for path, one in statuses.items() if one not in TURNED_AWAY} == {}
 
 
 def test_a_stranger_is_led_to_the_log_in(browser: Browser) -> None:
@@ -122,27 +102,44 @@ def test_a_stranger_is_led_to_the_log_in(browser: Browser) -> None:
         browser.wait_for_path("/admin/login/" if path == "/admin/" else "/login/")
 
 
+BARS = """
+return [...document.querySelectorAll("canvas[data-chart]")].map((canvas) => {
+  const chart = Chart.getChart(canvas);
+  return {scales: Object.keys(chart.scales), lines: chart.data.datasets.map((line) => line.label)};
+});
+"""
+CHARTS = """
+const crowded = (chart) => {
+  const {size, family} = Chart.defaults.font, {x} = chart.scales;
+  chart.ctx.font = `${size}px ${family}`;
+  const widest = Math.max(...x.ticks.map((tick) => chart.ctx.measureText(tick.label).width));
+  return x.ticks.length > 1 && x.getPixelForTick(1) - x.getPixelForTick(0) < widest + size / 2;
+};
+return [...document.querySelectorAll("canvas[data-series]")].map((canvas) => {
+  const chart = Chart.getChart(canvas);
+  return {
+    id: canvas.dataset.series, scales: Object.keys(chart.scales), points: chart.data.labels.length,
+    lines: chart.data.datasets.map((line) => line.label),
+    areStraight: chart.data.datasets.every((line) => line.tension === 0),
+    hasLegend: chart.legend.options.display,
+    isCrowded: crowded(chart),
+    unseen: chart.data.datasets.filter((line, index) => line.data.some((one, place) => one != null
+      && line.data[place - 1] == null && line.data[place + 1] == null
+      && !chart.getDatasetMeta(index).data[place].options.radius)).map((line) => line.label),
+  };
+});
+"""
+
+
 def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
-    """What is wrong with the page that is open; it is photographed."""
-    browser.look_as(view)
-    browser.wait(lambda: drawn(browser), f"the charts of {path} are drawn")
-    browser.wait(lambda: is_dark(browser) == view.is_dark, f"{path} is as {view.name} should be")
+    """Photographs the page that is open and returns its problems."""
+    look_at(browser, view)
     browser.photograph(f"{name}-{view.name}")
-    problems = browser.check()
+    problems = browser.check() + faint_texts(browser)
     browser.run(FOCUS_THE_FIRST)
     browser.press(Keys.TAB)  # from now on the browser shows where the focus is
     unseen = browser.run(FOCUSED_UNSEEN)
     return problems + [f"{path}, {view.name}: {one}" for one in unseen]
-
-
-def is_dark(browser: Browser) -> bool:
-    return bool(browser.run(BRIGHTNESS, "body") < 128)
-
-
-def drawn(browser: Browser) -> bool:
-    """All of its charts have been."""
-    left = "canvas:not([data-drawn])"
-    return bool(browser.run("return !document.querySelector(arguments[0])", left))
 
 
 def test_the_playground_offers_models_that_nobody_has_loaded(browser: Browser) -> None:
@@ -164,19 +161,98 @@ def test_a_model_is_loaded_by_keyboard_and_shows_its_progress(
     browser.wait_for_path("/admin/")
     browser.wait_for_text("attic is away")
     browser.tab_to("load-big")
+    browser.keep_notices()
     browser.press(Keys.ENTER)
-    browser.wait_for_text("Loading big on beast")
+    browser.wait_for_notice("Loading big on beast")
     browser.wait_for_text("load on beast: waiting for the neuron")
     pages_server.write(
         "UPDATE fleet_loadjob SET status = 'running', stage = 'weights', progress_done = 1,"
         " progress_total = 4 WHERE model_name = 'big'"
     )
     browser.wait_for_text("load on beast: weights 25%")
-    bar = browser.find('[role="progressbar"]')
-    assert bar.get_attribute("aria-valuenow") == "25"
+    browser.find('[role="progressbar"][aria-valuenow="25"]')
     assert browser.run("return document.activeElement.id") == "load-big"
     assert browser.check() == []
     browser.photograph("dashboard-while-loading")
+
+
+def test_the_navigation_is_skipped_and_the_own_menu_opened_by_keyboard(browser: Browser) -> None:
+    browser.log_in(OPERATOR, PASSWORD)
+    browser.wait_for_path("/admin/")
+    browser.press(Keys.TAB)
+    assert browser.run("return document.activeElement.className") == "hx-skip"
+    browser.press(Keys.ENTER)
+    browser.wait(lambda: browser.run("return document.activeElement.id") == "main", "skipped")
+    browser.open("/admin/fleet/neuron/")
+    browser.tab_to("user-menu")
+    browser.press(Keys.ENTER, Keys.TAB, Keys.TAB, Keys.ENTER)
+    browser.wait(lambda: is_dark(browser), "the theme is dark")
+    browser.press(Keys.TAB, Keys.ENTER)
+    browser.wait(lambda: not is_dark(browser), "the theme is the system's again")
+    browser.press(Keys.TAB, Keys.TAB, Keys.ENTER)
+    browser.wait_for_path("/login/")
+
+
+def test_charts_have_one_axis_and_a_picker_of_ranges(browser: Browser) -> None:
+    browser.log_in(OPERATOR, PASSWORD)
+    browser.wait_for_path("/admin/")
+    browser.wait(lambda: drawn(browser), "the charts of three hours are drawn")
+    browser.press_button("#series-range-30d")
+    browser.find('#series-range-30d[aria-pressed="true"]')
+    browser.wait(lambda: drawn(browser), "the charts of thirty days are drawn")
+    charts = browser.run(CHARTS)
+    assert charts[0]["id"] == "series-requests"
+    assert charts[0]["lines"] == ["answered", "cancelled", "refused", "failed"]
+    for chart in charts:
+        assert chart["scales"] == ["x", "y"], chart["id"]
+        assert chart["points"] == 120, "of six hours each"
+        assert chart["unseen"] == [], "a number without neighbours is a dot"
+        assert not chart["isCrowded"], chart["id"]
+    assert browser.run("return document.activeElement.id") == "series-range-30d"
+    assert browser.check() == []
+    browser.photograph("charts")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/admin/dashboard/model?name=tiny",
+        "/admin/dashboard/neuron?name=beast",
+        "/admin/metering/account/{account}/change/",
+    ],
+    ids=["model", "neuron", "account"],
+)
+def test_homes_have_charts_and_a_picker_of_ranges(
+    browser: Browser, pages_server: PagesServer, path: str
+) -> None:
+    from metering.models import Account
+
+    browser.log_in(OPERATOR, PASSWORD)
+    browser.wait_for_path("/admin/")
+    browser.open(path.format(account=pages_server.first_key(Account)))
+    for word, num_points in (("30m", 30), ("24h", 96), ("7d", 168), ("30d", 120)):
+        browser.press_button(f"#series-range-{word}")
+        browser.find(f'#series-range-{word}[aria-pressed="true"]')
+        browser.wait(lambda: drawn(browser), f"the charts of {word} are drawn")
+        charts = browser.run(CHARTS)
+        assert charts[0]["id"] == "series-requests"
+        for chart in charts:
+            assert chart["points"] == num_points and chart["scales"] == ["x", "y"], chart["id"]
+            assert chart["areStraight"] and chart["hasLegend"], chart["id"]
+            assert not chart["isCrowded"], chart["id"]
+    assert browser.check() == []
+
+
+def test_cost_and_tokens_have_a_chart_each(browser: Browser) -> None:
+    browser.log_in(MEMBER, PASSWORD)
+    browser.wait_for_path("/playground/")
+    browser.open("/usage/")
+    browser.wait(lambda: drawn(browser), "the charts are drawn")
+    found = browser.run(BARS)
+    assert [(one["lines"], one["scales"]) for one in found] == [
+        (["USD"], ["x", "y"]),
+        (["tokens"], ["x", "y"]),
+    ]
 
 
 def test_a_member_makes_a_key_and_revokes_it(browser: Browser) -> None:
@@ -192,5 +268,6 @@ def test_a_member_makes_a_key_and_revokes_it(browser: Browser) -> None:
     assert key not in browser.text
     prefix = key.rpartition("-")[0]
     browser.find(f'[aria-label="Revoke {prefix}"]').send_keys(Keys.ENTER)
+    assert browser.accept().startswith("Revoke my laptop?")
     browser.wait_for_text("revoked")
     assert browser.check() == []

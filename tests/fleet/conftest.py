@@ -1,4 +1,4 @@
-"""Builders of heartbeats and snapshots, and a Celery that only writes down what is sent."""
+"""Builders of heartbeats and snapshots, and a Celery that only records the sent tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     encode_heartbeat,
 )
-from inference.protocol.load import LoadReport
+from inference.protocol.held_stages import HeldStage, HeldStageStatus
+from inference.protocol.load_report import LoadReport
 from metering.actor import COMMAND
 from tests.fleet.ordered import ordered
 
@@ -80,7 +81,7 @@ def stats(**changes: Any) -> EngineStats:
 
 
 def replica(**changes: Any) -> ReplicaState:
-    """READY unless told otherwise, and in that state for a minute."""
+    """READY unless ``changes`` has a status, and in that state for a minute."""
     values: dict[str, Any] = {
         "model": "tiny",
         "job_id": "some-job",
@@ -111,6 +112,24 @@ def heartbeat(name: str = "beast", **changes: Any) -> NeuronHeartbeat:
     return NeuronHeartbeat(**values | changes)
 
 
+def stage(**changes: Any) -> HeldStage:
+    """The second of two stages, of a model that another neuron serves."""
+    values: dict[str, Any] = {
+        "model": "large",
+        "job_id": "job",
+        "order": "",
+        "engine_neuron": "attic",
+        "index": 1,
+        "num_stages": 2,
+        "layers": (20, 32),
+        "device": "cuda:0",
+        "status": HeldStageStatus.READY,
+        "since_unix_s": 0.0,
+        "memory_bytes": 3 * GIB,
+    }
+    return HeldStage(**values | changes)
+
+
 @dataclass
 class Build:
     """The builders, for tests to ask for by one fixture."""
@@ -119,6 +138,7 @@ class Build:
     report: Callable[..., LoadReport] = field(default=report)
     stats: Callable[..., EngineStats] = field(default=stats)
     replica: Callable[..., ReplicaState] = field(default=replica)
+    stage: Callable[..., HeldStage] = field(default=stage)
     heartbeat: Callable[..., NeuronHeartbeat] = field(default=heartbeat)
 
 

@@ -13,7 +13,7 @@ from fleet import services
 from fleet.models import Neuron
 from metering.actor import COMMAND, GATEWAY, user_actor
 from metering.models import AuditEntry
-from tests.fleet.admin_pages import FORM
+from tests.fleet.admin.admin_pages import FORM
 
 pytestmark = pytest.mark.django_db
 

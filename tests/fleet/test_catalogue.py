@@ -57,7 +57,8 @@ def test_sources(source: str) -> None:
     [
         ("", "does not start with"),
         ("Qwen/Qwen3-0.6B", "does not start with"),
-        ("ftp://x", "does not start with"),
+        ("ftp://x", "does not start with one of huggingface:, path:, pypi:.* HELEXA_SOURCES"),
+        ("helexa:org/name", "does not start with one of huggingface:, path:, pypi:"),
         ("huggingface:Qwen3", "huggingface:org/name"),
         ("huggingface:a/b/c", "huggingface:org/name"),
         ("path:models/tiny", "path:/absolute"),
@@ -95,6 +96,8 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "pinned": True,
     "description": "words",
     "source": "pypi:other",
+    "may_leave_network": True,
+    "targets": ("own when ready", "box/m"),
     "base": "other",
     "file": "tiny.gguf",
     "revision": "1.0",
@@ -127,6 +130,7 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "device": "cuda",
     "min_devices": 2,
     "tensor_parallel": 2,
+    "spread": "device",
     "min_device_vram_mb": 24_000,
     "vram_mb": 9_000,
     "pinned_on": ("beast", "beauty"),
@@ -138,6 +142,9 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "input_price_micro_usd": 3,
     "cached_input_price_micro_usd": 1,
     "output_price_micro_usd": 5,
+    "task": "speech",
+    "request_price_micro_usd": 2,
+    "unit_price_micro_usd": 7,
 }
 """A value other than the default for every setting; a new one belongs here as well."""
 
@@ -151,8 +158,10 @@ def test_every_setting_can_hold_another_value() -> None:
     plain = entry_of()
     for name, value in OTHER_VALUES.items():
         assert getattr(plain, name) != value
-    # An adapter has few settings of its own.
-    catalogue.check_settings(entry_of(**OTHER_VALUES | {"base": None}))
+    # An adapter has few settings of its own, and so has a model that an upstream serves.
+    plain_kind = {"base": None, "targets": (), "may_leave_network": False, "task": "text"}
+    unpriced = {"request_price_micro_usd": None, "unit_price_micro_usd": None}
+    catalogue.check_settings(entry_of(**OTHER_VALUES | plain_kind | unpriced))
 
 
 def test_the_load_spec_carries_what_travels() -> None:
@@ -204,6 +213,7 @@ def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
         ("top_p", "1", "is not a number"),
         ("max_queue_share_percent", 101, "is more than 100"),
         ("min_devices", 2, "set tensor_parallel to 2, not 1"),
+        ("spread", "hosts", "is not one of device, host, fleet"),
         ("residency_priority", -1, "less than 0"),
         ("max_replicas", 0, "less than 1"),
         ("max_replicas", 1, "At most 1 and at least 2"),
@@ -211,6 +221,11 @@ def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
         ("pinned_on", ("-",), "is not a neuron name"),
         ("pinned_on", ("a", "a"), "named once"),
         ("pinned_on", "beast", "is not a list"),
+        ("targets", "own", "is not a list of targets"),
+        ("targets", ("own when busy",), "a condition is one of"),
+        ("targets", ("own",) * 9, "at most 8 targets"),
+        ("targets", ("own", "own"), "named once under each condition"),
+        ("targets", ("box/m",), "add own, or leave them empty"),
         ("input_price_micro_usd", 1.5, "whole number of micro-USD"),
     ],
 )

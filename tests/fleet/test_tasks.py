@@ -16,7 +16,7 @@ from fleet.live import reading as live
 from fleet.models import LoadJob, Neuron
 from fleet.placement.plan import Plan
 from fleet.placement.reconcile import reconcile
-from fleet.services import reconciling
+from fleet.services.jobs import reconciling
 from helexa_site.celery import app
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus

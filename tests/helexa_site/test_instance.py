@@ -15,7 +15,7 @@ NUM_THREADS = 8
 
 
 def fresh(data_dir: Path) -> str | None:
-    """As another process finds it."""
+    """Returns the instance as another process finds it."""
     instance_id.cache_clear()
     return instance_id(data_dir)
 

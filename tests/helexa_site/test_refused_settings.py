@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +15,14 @@ import pytest
 
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.commands import FAILURE, run
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.config import read_config
 from helexa_site.doctor.examine import examine
 from inference.neuron.process import neuron_process as running
 from inference.settings.setting import EXIT_MISCONFIGURED, Setting, SettingError
 from inference.settings.table import SETTINGS
 from tests.inference.settings.samples import accepted, refused
+from tests.slow_cases import slow_but
 
 TIMEOUT_S = 300
 EACH = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -35,6 +37,7 @@ NAMED = {
     "HELEXA_ENGINE_THREADS": "zero",
     "HELEXA_CPU_KV_SHARE": "150",
     "HELEXA_MEMORY_LIMIT": "cpu=6",
+    "HELEXA_STAGE_LISTEN": "0.0.0.0:7400",
     "HELEXA_STEP_TIMEOUT_S": "never",
     "HELEXA_NEURON_DRAIN_S": "-5",
     "HELEXA_REDIS_STALL_S": "0",
@@ -106,16 +109,16 @@ def test_the_gateway_accepts_its_least_default_and_greatest(setting: Setting[Any
         read_config({setting.name: word})
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", slow_but(PROGRAMS, "serve", "control", "doctor"))
 def test_a_program_ends_with_one_line(program: str, tmp_path: Path) -> None:
-    """With bad settings of the log, of a gateway and of an engine."""
+    """The bad settings are of the log, of a gateway and of an engine."""
     arguments, exit_code = PROGRAMS[program]
     for name in ("HELEXA_LOG_FORMAT", "HELEXA_ALLOWED_HOSTS", "HELEXA_ENGINE_THREADS"):
         done = started(arguments, HELEXA_DATA_DIR=str(tmp_path), **{name: NAMED[name]})
         assert done.returncode == exit_code, done
         line, *rest = (done.stdout + done.stderr).splitlines()
         assert f"{name}={NAMED[name]!r} is not" in line
-        assert len(rest) == (1 if program == "doctor" else 0), "the doctor says how to mend it"
+        assert len(rest) == (1 if program == "doctor" else 0), "the doctor prints a remedy"
 
 
 @pytest.mark.parametrize("place", ["/proc/helexa/var", "file/var"])
@@ -126,6 +129,47 @@ def test_a_neuron_refuses_a_data_directory_that_cannot_be_made(tmp_path: Path, p
     assert done.returncode == EXIT_MISCONFIGURED
     (line,) = done.stderr.splitlines()
     assert f"the data directory {data_dir} cannot be made: " in line and "HELEXA_DATA_DIR" in line
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("no_such_module:devices", "No module named 'no_such_module'"),
+        ("json:devices", "has no attribute 'devices'"),
+        ("json:__name__", "not callable"),
+        (
+            "tests.live.scripted.simulated_devices:simulated_devices",
+            "HELEXA_TEST_DEVICES names no file",
+        ),
+    ],
+)
+def test_a_neuron_refuses_a_source_of_devices_that_returns_none(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    source: str,
+    reason: str,
+) -> None:
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "var"))
+    monkeypatch.setenv("HELEXA_DEVICE_SOURCE", source)
+    assert running.run("box") == EXIT_MISCONFIGURED
+    line = the_line(capsys.readouterr().err, "HELEXA_DEVICE_SOURCE")
+    assert f"HELEXA_DEVICE_SOURCE={source}: " in line and reason in line
+
+
+def test_a_neuron_refuses_an_address_of_another_host_for_its_stages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        for value in ("192.0.2.1", "192.0.2.1:7400-7401", f"127.0.0.1:{port}"):
+            monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "var"))
+            monkeypatch.setenv("HELEXA_STAGE_LISTEN", value)
+            assert running.run("box") == EXIT_MISCONFIGURED
+            line = the_line(capsys.readouterr().err, "HELEXA_STAGE_LISTEN")
+            assert f"nothing can listen on {value.partition(':')[0]} here" in line
+        monkeypatch.setenv("HELEXA_STAGE_LISTEN", f"127.0.0.1:{port}-{port + 9}")
+        assert running._stage_host() == "127.0.0.1", "one of its ports is free"
 
 
 @pytest.mark.parametrize("name", NAMED)

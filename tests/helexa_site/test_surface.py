@@ -20,7 +20,7 @@ from helexa_site.reference.deeds import (
     OTHER_ROUTES,
     Deed,
 )
-from tests.metering.test_every_service_has_an_actor import SERVICES, WITHOUT_AN_ACTOR
+from tests.metering.services.test_every_service_has_an_actor import SERVICES, WITHOUT_AN_ACTOR
 
 SAMPLES = {"id": "00000000-0000-4000-8000-000000000000", "pk": "1"}
 WRITING = ("post", "put", "patch", "delete")
@@ -81,11 +81,13 @@ def test_every_command_is_in_the_table_and_exists() -> None:
 
 
 def test_every_audited_service_is_in_the_table_and_exists() -> None:
-    audited = {
-        path.partition(".services.")[2]
+    names = [
+        ".".join(path.split(".")[-2:])
         for path in set(SERVICES) - set(WITHOUT_AN_ACTOR)
         if path.startswith(("fleet.", "metering."))
-    }
+    ]
+    audited = set(names)
+    assert len(audited) == len(names), "two services have one name in the table"
     named = {service for deed in DEEDS for service in deed.services}
     assert named | set(NOT_DONE_BY_OPERATORS) == audited
     assert not named & set(NOT_DONE_BY_OPERATORS)

@@ -18,7 +18,7 @@ How gateways, controls and the ledger are built is as in their own tests, whose 
 from __future__ import annotations
 
 from tests.fleet.conftest import _fresh_catalogue_cache, build
-from tests.fleet.invited_hosts import shared_redis
+from tests.fleet.services.hosts.invited_hosts import shared_redis
 from tests.inference.gateway.conftest import (
     catalogue,
     client,

@@ -18,7 +18,7 @@ OTHERS = {"gateway_id": "gw", "ask_id": "ask", "request_id": "r", "kind": "key"}
 QUEUE_FAMILIES = (
     *("queue", "priority_3", "priority_6", "priority_9", "binding", "permanent_binding"),
 )
-"""Of ``keys.queue_keys``."""
+"""The families that ``keys.queue_keys`` makes."""
 
 
 def _functions() -> dict[str, Callable[..., str]]:
@@ -31,7 +31,7 @@ def _functions() -> dict[str, Callable[..., str]]:
 
 
 def of_neuron(neuron: str, **ids: str) -> dict[str, str]:
-    """By family a key that belongs to that neuron. ``ids`` are those of ``OTHERS``."""
+    """Returns by family a key that belongs to that neuron. ``ids`` are those of ``OTHERS``."""
     found = {
         name.removesuffix("_key"): _call(function, neuron, ids)
         for name, function in _functions().items()

@@ -1,6 +1,6 @@
 """Bills of a hostile neuron: what fits no receipt is a row for people, and charges no account.
 
-Every field of a usage report wrong, receipts that are forged or another's, what is no report at
+Every field of a usage report wrong, receipts that are forged or another's, no report at
 all, and more reports than are settled at once.
 """
 
@@ -19,7 +19,7 @@ from benchmarks.gateway.hostile_host import VALUE_BYTES
 from inference.protocol.events import Usage
 from inference.protocol.keys import usage_key
 from inference.protocol.usage_reports import USAGE_REPORT_FIELD, UsageReport
-from metering.ledger import store, usage_reports
+from metering.ledger import settlement, store
 from metering.ledger.receipts import Receipts
 from metering.ledger.set_aside import MAX_SET_ASIDE_PER_NEURON
 from metering.models import LedgerEntry, SetAsideReport
@@ -84,7 +84,7 @@ def test_a_neuron_reports_its_own_requests_alone(redis_db: redis.Redis) -> None:
 def test_more_than_its_receipt_allows_is_set_aside(
     redis_db: redis.Redis, changes: dict[str, int]
 ) -> None:
-    """Nobody is charged; an operator sees the row; the next report is settled."""
+    """No account is charged; an operator sees the row; the next report is settled."""
     id = hold()
     usage = Usage(**{"prompt_tokens": 40, "completion_tokens": 30} | changes)
     publish(redis_db, report(usage=usage), report("r2"))
@@ -179,7 +179,7 @@ def test_one_that_writes_without_end_holds_up_no_other(
 ) -> None:
     """Its stream was read until it was empty, before the next neuron's, and the sweep after it."""
     id = hold()
-    monkeypatch.setattr(usage_reports, "REPORTS_PER_BATCH", 1)
+    monkeypatch.setattr(settlement, "REPORTS_PER_BATCH", 1)
     publish(redis_db, *[report(sealed=b"") for _ in range(50)], neuron="a-flood")
     publish(redis_db, report())
     assert settle_all(redis_db) == 1
@@ -188,11 +188,11 @@ def test_one_that_writes_without_end_holds_up_no_other(
 
 
 def test_a_report_of_long_ago_is_not_settled_again(redis_db: redis.Redis) -> None:
-    """Once the ledger had forgotten its entry, the same report charged the request anew."""
+    """Once the ledger had forgotten its entry, the same report charged the request again."""
     hold()
     old = RECEIPTS.seal(receipt(sealed_unix_s=NOW_UNIX_S - 86_401))
     publish(redis_db, report(sealed=old))
-    settled = usage_reports.usage_reports_settle(
+    settled = settlement.usage_reports_settle(
         client=redis_db,
         receipts=RECEIPTS,
         now_unix_s=NOW_UNIX_S,
@@ -208,7 +208,7 @@ def test_a_report_of_long_ago_is_not_settled_again(redis_db: redis.Redis) -> Non
 def test_every_field_wrong_is_settled_within_its_receipt_or_set_aside(
     redis_db: redis.Redis,
 ) -> None:
-    """And each as one of the two, never both, whatever is in it."""
+    """Each is one of the two, never both, whatever is in it."""
     most = receipt()
     sent = 0
     for number, changed in enumerate(wrong(sample(UsageReport), UsageReport)):

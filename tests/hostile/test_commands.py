@@ -12,7 +12,7 @@ import redis
 
 from fleet.redis_users import rules, secret_hash, user_name, users_apply
 from inference.protocol import keys
-from tests.fleet.invited_hosts import guest, invite
+from tests.fleet.services.hosts.invited_hosts import guest, invite
 from tests.hostile.families import QUEUE_FAMILIES, of_neuron, of_no_neuron
 
 NAME = "beast"
@@ -20,7 +20,7 @@ NO_KEYS = {
     *("ping", "hello", "auth", "quit", "reset", "client|setname", "client|id", "client|setinfo"),
     *("multi", "exec", "discard", "unwatch"),
 }
-"""What names no key; nobody can be kept from logging in and leaving."""
+"""Commands without a key; every client may log in and quit."""
 READ_AND_WRITE = {
     *("get", "set", "del", "exists", "expire", "pexpire", "pttl", "watch"),
     *("hget", "hset", "hsetnx", "hdel", "hgetall", "xadd", "xlen", "xrange", "xdel"),
@@ -38,7 +38,7 @@ OWN = dict.fromkeys(
     "inbox": {"xrange", "xdel"},
     "images": {"hmget", "del"},
 }
-"""By family of its own keys, what it may do there."""
+"""The commands that a neuron may use on its own keys, by family."""
 OTHERS = {
     **{f"another's {family}": key for family, key in of_neuron("other").items()},
     **{f"a longer name's {family}": key for family, key in of_neuron(f"{NAME}2").items()},
@@ -57,7 +57,8 @@ def client(redis_db: redis.Redis) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def arities(client: redis.Redis) -> dict[str, int]:
-    """Of every command that this Redis has, as it counts them: negative where there may be more."""
+    """Returns the arity of every command that this Redis has, as it counts them: negative where
+    there may be more."""
     run: Any = client.execute_command
     infos = run("COMMAND INFO", *run("COMMAND LIST"))
     return {name.decode(): arity for name, arity, *_ in infos}

@@ -1,4 +1,4 @@
-"""A report that is malformed or hostile is refused by name, told once, and stops nothing."""
+"""A report that is malformed or hostile is refused by name, logged once, and stops nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inference.protocol.heartbeat import (
     encode_heartbeat,
 )
 from inference.protocol.images import VisionInput
-from inference.protocol.load import LoadFailure
+from inference.protocol.load_progress import LoadFailure
 from inference.version import VERSION
 from tests.hostile.conftest import EVIL
 from tests.hostile.wrong import sample, wrong
@@ -171,7 +171,7 @@ def test_a_replica_that_nobody_ordered_does_not_exist(build, caplog) -> None:
 
 
 def test_texts_that_move_the_cursor_or_forge_lines_are_escaped(build) -> None:
-    """What a neuron says of itself reaches terminals."""
+    """A neuron's texts about itself reach terminals."""
     raw = "\x1b[2J\x1b[31mred\nneuron forged online\u202e\x9b1m\u2028"
     host = changed(build.heartbeat().host, hostname=raw, problems=[raw])
     failed = build.replica(model=f"m{raw}", failure=LoadFailure(code="broken", message=raw))
@@ -198,9 +198,11 @@ def every_field_wrong() -> list[NeuronHeartbeat]:
     return [sound, *wrong(sound, NeuronHeartbeat)]
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_every_field_wrong_is_refused_or_can_be_recorded(build) -> None:
-    """And shown: what passes goes into the snapshot, the database and the dashboard."""
+    """What passes goes into the snapshot, the database and the dashboard, and must be shown
+    there."""
     honest = Report("beast", build.heartbeat("beast"))
     num_passed = 0
     for beat in every_field_wrong():

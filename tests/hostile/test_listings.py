@@ -1,5 +1,5 @@
 """Every field wrong of what a neuron lists beside its heartbeat: the requests that it holds, its
-downloads, the lines of its engines' logs. What is malformed is left out, and the others go on.
+downloads, the lines of its engines' logs. Malformed entries are left out, and the others stay.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def test_any_list_of_held_requests(
             continue
         fields = {"": data, gateway.gateway_id: data}
         await redis_client.hset(keys.held_key(EVIL), mapping=fields)
-        await gateway._held.look(["beast", EVIL])
+        await gateway.held.look(["beast", EVIL])
     assert (await open_.finish()).status == 200
     assert (await client.post(CHAT, BODY)).status == 200
 

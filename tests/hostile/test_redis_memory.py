@@ -18,7 +18,7 @@ from fleet.redis_users import rules, user_name
 from inference.protocol import keys
 from inference.redis_connections import connect_exempt
 from tests.hostile.conftest import EVIL, MB
-from tests.private_redis import MortalRedis, mortal_redis
+from tests.servers.private_redis import MortalRedis, mortal_redis
 
 WAIT_S = 60.0
 

@@ -109,7 +109,7 @@ def _member(kind: Any) -> Any:
 
 
 def _first(kind: Any) -> Any:
-    """Of a union, the first type that is not ``None``."""
+    """Returns the first type of a union that is not ``None``."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(each for each in get_args(kind) if each is not type(None))

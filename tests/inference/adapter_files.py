@@ -28,8 +28,8 @@ def write_adapter(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> dict[str, torch.Tensor]:
-    """For the weights of ``base`` whose names end in a target. Returns ``base`` with the adapter
-    merged in."""
+    """Writes an adapter for the weights of ``base`` whose names end in a target. Returns ``base``
+    with the adapter merged in."""
     generator = torch.Generator().manual_seed(seed)
     tensors, merged = {}, dict(base)
     rank_pattern = config.get("rank_pattern", {})

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 @torch.no_grad()
 def greedy(
-    reference: PreTrainedModel, prompt: list[int], num_tokens: int, **pictures: torch.Tensor
+    reference: PreTrainedModel, prompt: list[int], num_tokens: int, **images: torch.Tensor
 ) -> list[int]:
-    """``pictures``: what the model takes beside token ids, with the whole prompt."""
+    """``images``: the model's inputs beside token ids, with the whole prompt."""
     assert reference.generation_config.eos_token_id is None, "it would end before its tokens do"
-    _forget_pictures(reference)
-    output = _run(reference, prompt, None, **pictures)
+    _forget_images(reference)
+    output = _run(reference, prompt, None, **images)
     answer = [_likeliest(output)]
     while len(answer) < num_tokens:
         output = _run(reference, answer[-1:], output.past_key_values)
@@ -29,23 +29,23 @@ def greedy(
 
 @torch.no_grad()
 def check_greedy(reference: PreTrainedModel, prompt: list[int], answer: list[int]) -> None:
-    """Each token of ``answer`` is the reference's likeliest after all before it: one run over all
-    of them says so."""
+    """Checks by one run over all tokens that each token of ``answer`` is the reference's likeliest
+    after all before it."""
     logits = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
     assert answer == logits.argmax(dim=-1).tolist()
 
 
-def _forget_pictures(reference: PreTrainedModel) -> None:
-    """A model that sees keeps how far the last prompt's pictures moved its positions, and moves the
-    tokens after the next prompt by that, too."""
+def _forget_images(reference: PreTrainedModel) -> None:
+    """Clears ``rope_deltas``: a vision model keeps the last prompt's offset by images, and would
+    apply it after the next prompt, too."""
     for module in reference.modules():
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None
 
 
-def _run(reference: PreTrainedModel, token_ids: list[int], past: Any, **pictures: Any) -> Any:
+def _run(reference: PreTrainedModel, token_ids: list[int], past: Any, **images: Any) -> Any:
     ids = torch.tensor([token_ids])
-    return reference(input_ids=ids, past_key_values=past, use_cache=True, **pictures)
+    return reference(input_ids=ids, past_key_values=past, use_cache=True, **images)
 
 
 def _likeliest(output: Any) -> int:

@@ -1,4 +1,4 @@
-"""Image files, made byte by byte: whole ones where somebody may decode them, else heads alone."""
+"""Image files, made byte by byte: whole ones where a test decodes them, else headers alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bmp(width: int, height: int) -> bytes:
 
 
 def bmp_core(width: int, height: int) -> bytes:
-    """With the header of OS/2 1.x."""
+    """Writes a BMP with the header of OS/2 1.x."""
     return _bmp(struct.pack("<IHHHH", 12, width, height, 1, 24), width, height)
 
 

@@ -12,7 +12,7 @@ from django.test import Client
 
 from inference.build import Build, build_of_checkout, this_build, version_object
 from inference.version import VERSION
-from tests.fleet.api_support import key_api
+from tests.fleet.api.api_support import key_api
 
 BUILT = Build(
     git_sha="0123456789ab",

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap.children import (
+from helexa_site.bootstrap.private_redis.redis_server import PrivateRedis
+from helexa_site.bootstrap.processes.children import (
     child_environment,
     control_spec,
     gateway_spec,
     neuron_spec,
     redis_spec,
 )
-from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for, forget_secrets, is_secret
-from inference.loading.sources import pypi
+from inference.loading.sources.wheels import pypi
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import DownloadFailedError
@@ -29,6 +29,8 @@ SECRETS = {
     "REDIS_URL": "redis://:sesame-redis@redis/0",
     "HELEXA_SECRET_KEY": "sesame-key",
     "HELEXA_API_KEY": "sesame-api",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "https://u:sesame-otlp@collector",
+    "OTEL_EXPORTER_OTLP_HEADERS": "authorization=sesame-header",
     "HF_TOKEN": "sesame-hf",
     "AWS_SECRET_ACCESS_KEY": "sesame-aws",
     "OPENAI_API_KEY": "sesame-openai",
@@ -52,6 +54,8 @@ KNOWN = {
         "REDIS_URL",
         "HELEXA_SECRET_KEY",
         "HELEXA_API_KEY",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "OTEL_EXPORTER_OTLP_HEADERS",
     },
     Role.CONTROL: {"DATABASE_URL", "PGPASSWORD", "REDIS_URL", "HELEXA_SECRET_KEY"},
     Role.NEURON: {"REDIS_URL", "HF_TOKEN"},
@@ -82,6 +86,36 @@ def test_who_knows_what(role: Role) -> None:
     given = environment_for(role, SECRETS | HARMLESS)
     assert given.keys() - HARMLESS.keys() == KNOWN[role]
     assert given.keys() >= HARMLESS.keys()
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.name)
+def test_whoever_lists_or_downloads_models_gets_the_tokens_of_named_sources(role: Role) -> None:
+    """Whatever their names are."""
+    named = {
+        "HELEXA_SOURCES": "lab=https://lab token=LAB_TOKEN,box=http://box token=boxes_word",
+        "LAB_TOKEN": "sesame-lab",
+        "boxes_word": "sesame-box",
+    }
+    given = environment_for(role, SECRETS | HARMLESS | named)
+    tokens = set() if role is Role.OTHER else {"LAB_TOKEN", "boxes_word"}
+    assert given.keys() - HARMLESS.keys() == KNOWN[role] | tokens | {"HELEXA_SOURCES"}
+    forget_secrets(given)
+    assert given.keys() == HARMLESS.keys() | {"HELEXA_SOURCES"}
+    wrong = SECRETS | HARMLESS | {"HELEXA_SOURCES": "lab"}
+    assert environment_for(role, wrong).keys() - HARMLESS.keys() - {"HELEXA_SOURCES"} == KNOWN[role]
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.name)
+def test_the_control_alone_gets_the_keys_of_bench_targets(role: Role) -> None:
+    """Whatever their names are."""
+    setting = {"HELEXA_BENCH_VARIABLES": "OPENAI_API_KEY, peers_word"}
+    given = environment_for(role, SECRETS | HARMLESS | setting | {"peers_word": "sesame-peer"})
+    keys = {"OPENAI_API_KEY", "peers_word"} if role is Role.CONTROL else set()
+    assert given.keys() - HARMLESS.keys() == KNOWN[role] | keys | setting.keys()
+    forget_secrets(given)
+    assert given.keys() == HARMLESS.keys() | setting.keys()
+    wrong = SECRETS | HARMLESS | {"HELEXA_BENCH_VARIABLES": "DATABASE_URL"}
+    assert environment_for(role, wrong).keys() - HARMLESS.keys() - setting.keys() == KNOWN[role]
 
 
 def test_no_child_of_serve_knows_more(environment: None) -> None:
@@ -118,7 +152,7 @@ def test_pip_gets_nothing(
 
 
 def test_what_was_needed_is_forgotten() -> None:
-    """For programs that are started from then on."""
+    """It is forgotten for programs that are started from then on."""
     program = (
         "import os, subprocess, sys; from inference.environment import forget_secrets;"
         "forget_secrets(os.environ);"

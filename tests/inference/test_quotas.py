@@ -18,7 +18,7 @@ from inference.conversations.records import ResponseRecord
 from inference.conversations.services import response_save
 from inference.quotas import Quota, QuotaFullError, Used
 from tests.metering.databases import metering_database
-from tests.private_postgres import new_database, running_postgres
+from tests.servers.private_postgres import new_database, running_postgres
 
 NUM_THREADS, NUM_EACH = 8, 6
 ROOM = 11

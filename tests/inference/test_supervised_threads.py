@@ -1,4 +1,4 @@
-"""No thread ends silently: what it raises is logged, it goes on, and health knows."""
+"""No thread ends silently: its exceptions are logged, it continues, and health reports it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inference.supervised_threads import (
 
 
 class PanicError(BaseException):
-    """As PyO3's ``PanicException``, which nobody can make from Python."""
+    """Stands for PyO3's ``PanicException``, which Python code cannot create."""
 
 
 class Scripted:
@@ -104,7 +104,7 @@ def test_health_knows_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_is_gone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that a library ended from below Python."""
+    """A library may end a thread from below Python."""
     started, ended = threading.Semaphore(0), threading.Event()
 
     def work() -> None:
@@ -142,7 +142,7 @@ def test_what_a_job_of_a_pool_raises_is_an_exception() -> None:
 
 
 async def test_a_loop_that_waits_for_a_job_outlives_it() -> None:
-    """``SystemExit`` out of a plain pool's job ends the event loop of whoever awaits it."""
+    """``SystemExit`` out of a plain pool's job ends the event loop that awaits it."""
     with SupervisedPool(1) as pool:
         loop = asyncio.get_running_loop()
         with pytest.raises(BrokenJobError):
@@ -162,7 +162,7 @@ def test_a_real_panic_is_contained() -> None:
 
 
 def test_one_that_is_just_started_is_not_started_twice() -> None:
-    """As when a heartbeat mends while another thread starts one."""
+    """A heartbeat may mend while another thread starts one."""
     is_over = threading.Event()
 
     def keep_mending() -> None:

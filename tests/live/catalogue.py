@@ -13,7 +13,7 @@ import httpx
 from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
 
 KV_BYTES = 48 * 1024 * 1024
-"""So little that a few long prompts queue for it."""
+"""The KV memory, so little that a few long prompts queue for it."""
 IMPORTS = "from fleet import services; from metering.actor import COMMAND\n"
 MAKE_KEY = """
 from metering.services import account_create, key_create

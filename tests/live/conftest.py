@@ -11,11 +11,11 @@ import anthropic
 import openai
 import pytest
 
-from tests.live.asking import Ask, Converse, Respond
-from tests.live.on_demand import LoadedOnDemand, load_on_demand, with_tools
-from tests.live.scripted_model import ScriptedModel
-from tests.live.scripted_server import ScriptedServe
-from tests.live.second_gateway import second_gateway
+from tests.live.operating.on_demand import LoadedOnDemand, load_on_demand, with_tools
+from tests.live.operating.second_gateway import second_gateway
+from tests.live.scripted.model import ScriptedModel
+from tests.live.scripted.server import ScriptedServe
+from tests.live.sdk.asking import Ask, Converse, Respond
 from tests.live.serving import Serve, wait_until
 from tests.spreading import SERVERS, ends_with
 
@@ -85,7 +85,7 @@ def helexa(shared_server: Serve) -> Serve:
 def scripted_server(
     tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path
 ) -> Iterator[ScriptedServe]:
-    """One server for all tests that need a model to write what they say."""
+    """One server for all tests that script what a model writes."""
     directory = tmp_path_factory.mktemp("scripted")
     (directory / "var").mkdir()
     shutil.copy(migrated_sqlite, directory / "var")

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -21,6 +22,10 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
+from benchmarks.ports import free_port
+from tests.processes import command_line
+from tests.time_limit import TimeLimitExceeded
+
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
 SERVE_KEY = "what-serve-asks-its-gateway-with"
 MODEL = "smollm2-135m-instruct"
@@ -30,14 +35,21 @@ WAIT_TIMEOUT_S = 170.0
 STOP_TIMEOUT_S = 90.0
 """Serve gives its programs ten seconds (bootstrap/test_serve.py checks); a busy machine, more."""
 POLL_INTERVAL_S, LONG_POLL_INTERVAL_S = 0.02, 0.1
-"""At first, and where it takes a second and more: asking costs the server as well."""
+"""The intervals between two looks: at first, and where it takes a second and more, since asking
+costs the server as well."""
 LOG_TAIL_CHARACTERS = 3000
+JOB_COLUMNS = (
+    *("id", "kind", "model_name", "status", "stage", "progress_detail", "failure_message"),
+    *("created_at", "started_at", "reported_at", "finished_at"),
+)
+NUM_LOAD_JOBS = 20
 MARK_VARIABLE = "HELEXA_TEST_SERVE"
 Found = TypeVar("Found")
 READY = re.compile(r"^ready: (http://\S+)$")
 
 _CLIENT = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0), timeout=30.0)
-"""Of those who look again and again: reading the system's certificates takes longer than asking."""
+"""The client of those who look again and again: reading the system's certificates takes longer than
+asking."""
 
 COMMAND_LINES = {
     "redis": re.compile(r"redis-server|valkey-server"),
@@ -47,13 +59,6 @@ COMMAND_LINES = {
     "engine": re.compile(r"-m inference\.engine"),
     "guardian": re.compile(r"guardian\.py"),
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(is_done: Callable[[], Found], what: str, timeout_s: float = WAIT_TIMEOUT_S) -> Found:
@@ -112,6 +117,18 @@ class Serve:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from None
 
+    def wait_printed(self, pattern: str) -> re.Match[str]:
+        """The first line that ``pattern`` matches. Several lines come after the ready line."""
+
+        def printed() -> re.Match[str] | None:
+            found = (re.search(pattern, line) for line in list(self.lines))
+            return next(filter(None, found), None)
+
+        try:
+            return wait_until(printed, f"a line like {pattern}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output}") from None
+
     def wait_ended(self, timeout_s: float = WAIT_TIMEOUT_S) -> int:
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
@@ -125,21 +142,36 @@ class Serve:
             health = f"no answer: {error}"
         files = sorted((self.data_dir / "logs").glob("*.log"))
         logs = [f"--- {file.name}\n{file.read_text()[-LOG_TAIL_CHARACTERS:]}" for file in files]
-        return "\n".join([self.output, f"--- /health\n{health}", *logs])
+        jobs = "\n".join(self._load_jobs())
+        return "\n".join([self.output, f"--- /health\n{health}", f"--- load jobs\n{jobs}", *logs])
+
+    def _load_jobs(self) -> list[str]:
+        """The latest load jobs in the embedded database: a request may wait for one of them."""
+        path = self.data_dir / "helexa.sqlite3"
+        if not path.exists():
+            return [f"there is no {path}"]
+        query = f"SELECT {', '.join(JOB_COLUMNS)} FROM fleet_loadjob ORDER BY created_at"
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+                rows = database.execute(query).fetchall()
+        except sqlite3.Error as error:
+            return [f"they cannot be read: {error}"]
+        found = [dict(zip(JOB_COLUMNS, row, strict=True)) for row in rows[-NUM_LOAD_JOBS:]]
+        return [json.dumps(one) for one in found]
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this serve but itself, wherever in the tree: they inherit a mark."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     def find(self, name: str) -> psutil.Process:
-        """The one process of that name. Waits while there is none."""
+        """The one process of that name. Waits while there is none, or two: a process that starts
+        a program looks like itself until that runs."""
 
         def found() -> psutil.Process | None:
             matching = [process for process in self.processes() if is_named(process, name)]
-            assert len(matching) <= 1, f"{len(matching)} processes are {name}"
-            return matching[0] if matching else None
+            return matching[0] if len(matching) == 1 else None
 
-        return wait_until(found, f"a process named {name}")
+        return wait_until(found, f"one process named {name}")
 
     def kill(self, name: str) -> psutil.Process:
         process = self.find(name)
@@ -182,14 +214,14 @@ class Serve:
     # What a client sees.
 
     def health(self) -> dict[str, Any]:
-        """What it tells whoever may know it."""
+        """What it reports to a client with its key."""
         headers = {"Authorization": f"Bearer {SERVE_KEY}"}
         found = _CLIENT.get(f"{self.url}/health", headers=headers)
         status_body: dict[str, Any] = found.json()
         return status_body
 
     def replica(self, model: str = MODEL) -> dict[str, Any] | None:
-        """As /health lists it."""
+        """Returns the replica as /health lists it."""
         for neuron in self.health()["neurons"]:
             for replica in neuron["replicas"]:
                 if replica["model"] == model:
@@ -197,20 +229,35 @@ class Serve:
                     return found
         return None
 
+    def reported_neurons(self) -> list[dict[str, Any]]:
+        """The neurons that /health lists. Waits while there are none: one whose heartbeat is late
+        is left out."""
+        found: list[dict[str, Any]] = wait_until(
+            lambda: self.health()["neurons"], "a neuron is reported"
+        )
+        return found
+
+    def reported_replica(self, model: str = MODEL) -> dict[str, Any]:
+        """The replica, which is loaded. Waits while its neuron's heartbeat is late."""
+        found = wait_until(lambda: self.replica(model), f"{model} is reported")
+        assert found is not None
+        return found
+
     def is_healthy(self) -> bool:
         """Nothing at all is wrong."""
         return bool(self.health()["status"] == "ok")
 
     def chat(self, **fields: Any) -> httpx.Response:
-        return httpx.post(
-            f"{self.url}/v1/chat/completions", json=chat_body(**fields), timeout=WAIT_TIMEOUT_S
-        )
+        """A request that is not answered in time fails with what ``describe`` returns then."""
+        url = f"{self.url}/v1/chat/completions"
+        try:
+            return httpx.post(url, json=chat_body(**fields), timeout=WAIT_TIMEOUT_S)
+        except (httpx.TimeoutException, TimeLimitExceeded) as error:
+            error.add_note(self.describe())
+            raise
 
     def answer(self, **fields: Any) -> str:
-        response = self.chat(**fields)
-        assert response.status_code == 200, response.text
-        content: str = response.json()["choices"][0]["message"]["content"]
-        return content
+        return text_of(self.chat(**fields))
 
     @contextlib.contextmanager
     def stream(self, **fields: Any) -> Iterator[Stream]:
@@ -218,6 +265,13 @@ class Serve:
         url = f"{self.url}/v1/chat/completions"
         with httpx.stream("POST", url, json=body, timeout=WAIT_TIMEOUT_S) as response:
             yield Stream(response)
+
+
+def text_of(response: httpx.Response) -> str:
+    """The text of a chat completion, which must have been answered."""
+    assert response.status_code == 200, response.text
+    content: str = response.json()["choices"][0]["message"]["content"]
+    return content
 
 
 class Stream:
@@ -303,14 +357,16 @@ def is_busy(helexa: Serve) -> bool:
 
 
 def is_named(process: psutil.Process, name: str) -> bool:
-    try:
-        return bool(COMMAND_LINES[name].search(" ".join(process.cmdline())))
-    except psutil.Error:
-        return False
+    return bool(COMMAND_LINES[name].search(" ".join(command_line(process))))
 
 
 def serve_environment() -> dict[str, str]:
-    """Ours without what would point serve at somebody else's database, Redis or keys."""
+    """Ours without the variables that would point serve at another database, Redis or keys."""
     unwanted = ("DATABASE_URL", "REDIS_URL", "HELEXA_API_KEY", "HELEXA_ALLOW_ANONYMOUS")
     ours = {name: value for name, value in os.environ.items() if name not in unwanted}
     return ours | {"HELEXA_SERVE_KEY": SERVE_KEY}
+
+
+def operators_password(serve: Serve) -> str:
+    """The first administrator's, which a first start prints."""
+    return serve.wait_printed(r"^login +admin, password (\S+)")[1]

@@ -16,20 +16,31 @@ from fleet.control.leadership import Leadership
 from fleet.live import reading as live
 from metering import tasks
 from metering.actor import COMMAND
+from metering.keys import directory as key_directory
 from metering.keys.directory import KeyDirectory
+from metering.ledger import writer
 from metering.ledger.sweep_pause import SweepPause
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
 from tests.metering.databases import clear, metering_database
-from tests.metering.directory_support import SECRET_KEY, Clock, FakeStore
-from tests.private_postgres import new_database, running_postgres
+from tests.metering.keys.directory_support import SECRET_KEY, Clock, FakeStore
+from tests.metering.writer_support import LONG_S
+from tests.servers.private_postgres import new_database, running_postgres
 
 
 @pytest.fixture(autouse=True)
 def _no_outage_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of one test has not seen the next one's database fail."""
     monkeypatch.setattr(tasks, "sweep_pause", SweepPause(Leadership(live.redis_client)))
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers wait some seconds for the threads of a gateway, which on a busy machine may stand
+    still for longer."""
+    monkeypatch.setattr(writer, "RESERVE_TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(key_directory, "LOOK_UP_TIMEOUT_S", LONG_S)
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +74,8 @@ def using(ledger_database: str) -> str:
 
 @pytest.fixture
 def account(db: None) -> Account:
-    """Beside the rows of the migrations, which a test with transactions may have flushed."""
+    """Makes an account beside the rows of the migrations, which a test with transactions may have
+    flushed."""
     for name in BUILT_IN_ACCOUNTS:
         Account.objects.get_or_create(name=name)
     Revision.objects.get_or_create(pk=1)
@@ -82,7 +94,7 @@ def clock() -> Clock:
 
 @pytest_asyncio.fixture
 async def directory(store: FakeStore, clock: Clock) -> AsyncIterator[KeyDirectory]:
-    """Of a gateway that runs, on ``store``."""
+    """Makes the directory of a gateway that runs, on ``store``."""
     made = KeyDirectory(store, secret_key=SECRET_KEY, clock=clock)
     made.start()
     yield made
@@ -104,6 +116,12 @@ def listens_elsewhere(settings: Any) -> None:
         settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
     )
     settings.ALLOWED_HOSTS = ["testserver"]
+
+
+@pytest.fixture
+def kept_secret_key(settings: Any) -> None:
+    """Commands that make keys refuse a signing key that a restart would replace."""
+    settings.CONFIG = replace(settings.CONFIG, secret_key_is_kept=True)
 
 
 @pytest.fixture

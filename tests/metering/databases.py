@@ -16,10 +16,12 @@ from metering.models import (
     Account,
     ApiKey,
     Budget,
+    CapturedRequest,
     GatewayLease,
     LedgerEntry,
     RequestRecord,
     Reservation,
+    SeriesRow,
     SetAsideReport,
     UsageHour,
 )
@@ -34,6 +36,8 @@ TABLES: tuple[type[Model], ...] = (
     UsageHour,
     SetAsideReport,
     RequestRecord,
+    CapturedRequest,
+    SeriesRow,
 )
 
 

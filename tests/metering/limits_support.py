@@ -34,7 +34,7 @@ def connect(url: str) -> redis.asyncio.Redis:
 
 
 def link_to(url: str) -> RedisLink:
-    """As a gateway connects."""
+    """Connects as a gateway does."""
     return RedisLink(url, timeout_s=60.0)
 
 
@@ -51,5 +51,5 @@ async def limit_keys(client: redis.asyncio.Redis) -> list[bytes]:
 
 
 async def contents(client: redis.asyncio.Redis) -> dict[bytes, bytes]:
-    """Every count and seat, byte for byte."""
+    """Every count and lease, byte for byte."""
     return {key: await client.dump(key) for key in await limit_keys(client)}

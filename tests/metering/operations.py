@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from metering.ledger.book import BudgetState, Unit
+from metering.ledger.book import Book, BudgetState, Unit
 from metering.ledger.entries import Narrow, Release, Reserve, Settle
 from metering.models import Account, Budget
 
@@ -15,6 +15,10 @@ NOON_UNIX_S = 1_800_014_400.0
 def state(**changes: Any) -> BudgetState:
     values: dict[str, Any] = {"id": 1, "owner": "key", "unit": Unit.TOKENS, "cap": 1000}
     return BudgetState(**values | changes)
+
+
+def book(*budgets: BudgetState) -> Book:
+    return Book({budget.id: budget for budget in budgets}, {})
 
 
 def reserve(request_id: str = "r1", **changes: Any) -> Reserve:

@@ -13,7 +13,7 @@ from inference.protocol.usage_reports import (
     UsageReport,
     encode_usage_report,
 )
-from metering.ledger import store, usage_reports
+from metering.ledger import settlement, store
 from metering.ledger.receipts import Receipt, Receipts
 from metering.models import Budget
 from tests.metering.operations import make_budget, reserve
@@ -61,13 +61,11 @@ def publish(client: redis.Redis, *reports: UsageReport, neuron: str = "beast") -
 
 
 def settle_all(client: redis.Redis) -> int:
-    return usage_reports.usage_reports_settle(
-        client=client, receipts=RECEIPTS, now_unix_s=NOW_UNIX_S
-    )
+    return settlement.usage_reports_settle(client=client, receipts=RECEIPTS, now_unix_s=NOW_UNIX_S)
 
 
 def amounts(budget_id: int) -> tuple[int, int]:
-    """What is spent and what is reserved."""
+    """The spent and the reserved amount."""
     budget = Budget.objects.get(id=budget_id)
     return budget.spent, budget.reserved
 

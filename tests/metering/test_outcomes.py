@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metering.outcomes import Outcome, outcome_of
+from metering.ledger.entries import Outcome, outcome_of
 
 
 @pytest.mark.parametrize(

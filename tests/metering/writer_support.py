@@ -30,7 +30,7 @@ class Database:
         """Cleared: it hangs."""
         self.answers.set()
         self.panics: str | None = None
-        """A request whose operation raises what is no ``Exception``."""
+        """A request whose operation raises a ``BaseException``."""
         self.refuses: str | None = None
         """A request whose reservation and entry the database will not hold."""
         self.batches: list[list[Operation]] = []

@@ -1,4 +1,4 @@
-"""What the look-up of vulnerabilities says, by what pip-audit says: no network."""
+"""The exit code of the look-up of vulnerabilities, by pip-audit's output: no network."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ UNANSWERED = (
 )
 
 
-def audit(folder: Path, says: str | None, code: int = 0) -> int:
-    if says is not None:
+def audit(folder: Path, output: str | None, code: int = 0) -> int:
+    if output is not None:
         program = folder / "pip-audit"
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\nexit {code}\n")
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
         program.chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
     return subprocess.run((AUDIT,), env=environment, capture_output=True).returncode
 
 
 @pytest.mark.parametrize(
-    ("says", "code", "expected"),
+    ("output", "code", "expected"),
     [(CLEAN, 0, 0), (FOUND, 1, 1), (UNANSWERED, 0, 75), ("no such host", 1, 75)],
 )
 def test_green_is_only_what_was_looked_up(
-    tmp_path: Path, says: str, code: int, expected: int
+    tmp_path: Path, output: str, code: int, expected: int
 ) -> None:
-    assert audit(tmp_path, says, code) == expected
+    assert audit(tmp_path, output, code) == expected

@@ -1,4 +1,4 @@
-"""What builds packages says what it needs."""
+"""Scripts that build packages name their missing tools."""
 
 from __future__ import annotations
 

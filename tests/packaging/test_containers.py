@@ -20,7 +20,7 @@ SHARED_SETTINGS = {"DATABASE_URL", "REDIS_URL", "HF_TOKEN"}
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the container file, with continued lines joined."""
+    """Returns the instructions of the container file, with continued lines joined."""
     text = re.sub(r"\\\n", " ", (CONTAINER / "Containerfile").read_text())
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     pairs = [line.split(None, 1) for line in lines]
@@ -100,7 +100,7 @@ def test_only_the_proxy_is_reached_from_outside(compose: dict[str, Any]) -> None
 
 
 def directives(name: str) -> dict[str, list[str]]:
-    """Of nginx, by name; every statement ends."""
+    """Returns nginx' directives by name; every statement ends."""
     lines = [
         line.split("#")[0].strip()
         for line in (PROXIES / name).read_text().splitlines()

@@ -19,7 +19,7 @@ from fleet.live.snapshot import build_snapshot
 from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
-from metering.outcomes import outcome_of
+from metering.ledger.entries import outcome_of
 from tests.fleet.conftest import device, heartbeat, replica, stats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ FUNCTIONS = {
     *("rate", "sum", "unless", "label_values"),
 }
 VARIABLE = re.compile(r"\$\w+")
-"""Of the dashboard, in a label's value."""
+"""The dashboard's variables, in a label's value."""
 RANGE = re.compile(r"\[(\d+[smhd])\]")
 SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ports import free_port
+
 PROXIES = Path(__file__).resolve().parents[2] / "packaging" / "proxies"
 GATEWAY = "127.0.0.1:31313"
 WAIT_S = 60.0
@@ -85,13 +87,6 @@ def gateway() -> Iterator[Gateway]:
         server.has_first.set()
         server.shutdown()
         thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

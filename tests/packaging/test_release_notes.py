@@ -1,4 +1,4 @@
-"""An RPM's %changelog says what the release notes say, in rpm's form."""
+"""An RPM's %changelog has the release notes' entries, in rpm's form."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helexa_site.bootstrap.requirements import installed_version, read_requirements
+from helexa_site.bootstrap.installing.requirements import installed_version, read_requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 

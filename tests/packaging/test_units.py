@@ -19,12 +19,12 @@ UNITS = sorted(path.name for path in (PACKAGING / "units").glob("*.service"))
 NO_HOST = re.compile(r"helexa-unit is not executable|Command 'man ")
 """The packages are not installed where they are tested."""
 MOST_EXPOSED = {"neuron.service": 25}
-"""In tenths; the others stay under 2.0."""
+"""The exposure of a unit in tenths; the others stay under 2.0."""
 
 
 @pytest.fixture(scope="module")
 def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As packages install them."""
+    """Returns the units as packages install them."""
     folder = tmp_path_factory.mktemp("units")
     hardening = (PACKAGING / "units" / "hardening").read_text()
     for name in UNITS:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from helexa_acp import __version__
+from helexa_acp.conversation.history import Image, Part, Text, clean
 from helexa_acp.errors import McpError
-from helexa_acp.history import Image, Part, Text, clean
 
 REVISION = "2025-06-18"
 METHOD_NOT_FOUND = -32601

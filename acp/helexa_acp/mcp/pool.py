@@ -11,7 +11,7 @@ from pathlib import Path
 from helexa_acp.errors import McpError, ToolError
 from helexa_acp.mcp.messages import McpTool, parts_of
 from helexa_acp.mcp.server import McpServer, ServerSpec
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import Arguments, Outcome, Preview, Tool, ToolContext
 from helexa_acp.wire.base import ToolSpec
 from helexa_acp.wire.names import MAX_LENGTH, wire_name
@@ -48,7 +48,8 @@ class McpPool:
 
 
 def tool_name(server: str, tool: str) -> str:
-    """As others name them: ``mcp__server__tool``; one that is too long ends in a digest."""
+    """Returns ``mcp__server__tool``, as other clients name tools; a name too long ends in a
+    digest."""
     name = f"mcp__{server}__{tool}"
     if len(name) > MAX_LENGTH:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]

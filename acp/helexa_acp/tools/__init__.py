@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helexa_acp.config import Config
-from helexa_acp.modes import Action, Mode
+from helexa_acp.rounds.modes import Action, Mode
 from helexa_acp.tools import (
     bash,
     edit_file,

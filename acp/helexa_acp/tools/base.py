@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from helexa_acp.client_port import ClientPort
 from helexa_acp.config import Config
+from helexa_acp.conversation.history import Part, Text
 from helexa_acp.errors import ToolError
-from helexa_acp.history import Part, Text
-from helexa_acp.modes import Action
 from helexa_acp.paths import absolute
+from helexa_acp.rounds.modes import Action
 from helexa_acp.wire.base import ToolSpec
 
 Kind = Literal["read", "edit", "search", "execute", "think", "fetch", "other"]
@@ -63,6 +63,9 @@ class Tool:
     run: Callable[[ToolContext, Arguments], Awaitable[Outcome]]
 
 
+PATH_PROPERTY = {"type": "string", "description": "Absolute, or from the working directory."}
+
+
 def schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
 
@@ -83,7 +86,8 @@ def take_optional_text(arguments: Arguments, key: str) -> str | None:
 
 
 def take_optional_count(arguments: Arguments, key: str) -> int | None:
-    """At least 1. Models write 5 as 5.0 or "5" as well."""
+    """Returns an integer of at least 1; ``None`` without the argument. Accepts 5.0 and "5", which
+    models write as well. Raises ToolError."""
     value = arguments.get(key)
     if value is None:
         return None

@@ -10,7 +10,7 @@ from acp.schema import TerminalToolCallContent
 
 from helexa_acp.client_port import CommandOutput, Exit
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import (
     Arguments,
     Outcome,
@@ -80,7 +80,7 @@ async def _release(context: ToolContext, terminal_id: str) -> None:
 
 
 def described(output: CommandOutput, late_after_s: float | None) -> str:
-    """For the model: the output, and how the command ended."""
+    """Returns the model's text: the output, and how the command ended."""
     notes = []
     if output.is_truncated:
         notes.append("the beginning of the output was left out")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from acp.schema import FileEditToolCallContent
 
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import (
+    PATH_PROPERTY,
     Arguments,
     Outcome,
     Preview,
@@ -48,10 +49,7 @@ TOOL = Tool(
         description="Replaces one piece of text in a file. old_text must be in it exactly once.",
         parameters=schema(
             {
-                "path": {
-                    "type": "string",
-                    "description": "Absolute, or from the working directory.",
-                },
+                "path": PATH_PROPERTY,
                 "old_text": {"type": "string", "description": "What is there, quoted exactly."},
                 "new_text": {"type": "string", "description": "What takes its place."},
             },

@@ -9,7 +9,7 @@ import httpx2
 
 from helexa_acp import __version__
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.addresses import checked_address, is_allowed_host
 from helexa_acp.tools.base import (
     Arguments,

@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import (
+    PATH_PROPERTY,
     Arguments,
     Outcome,
     Preview,
@@ -49,7 +50,7 @@ TOOL = Tool(
         name="list_dir",
         description="Lists what is in a folder.",
         parameters=schema(
-            {"path": {"type": "string", "description": "Absolute, or from the working directory."}},
+            {"path": PATH_PROPERTY},
             "path",
         ),
     ),

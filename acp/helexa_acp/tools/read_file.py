@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 
+from helexa_acp.conversation.history import Image, Text
 from helexa_acp.errors import ToolError
-from helexa_acp.history import Image, Text
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import (
+    PATH_PROPERTY,
     Arguments,
     Outcome,
     Preview,
@@ -77,10 +78,7 @@ TOOL = Tool(
         description="Reads a text file, or looks at an image (png, jpeg, gif, webp).",
         parameters=schema(
             {
-                "path": {
-                    "type": "string",
-                    "description": "Absolute, or from the working directory.",
-                },
+                "path": PATH_PROPERTY,
                 "line": {"type": "integer", "description": "The first line to read, from 1."},
                 "limit": {"type": "integer", "description": "How many lines to read at most."},
             },

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import (
     Arguments,
     Outcome,

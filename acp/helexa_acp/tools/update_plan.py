@@ -7,7 +7,7 @@ from typing import Any
 from acp.schema import AgentPlanUpdate, PlanEntry
 
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import (
     Arguments,
     Outcome,

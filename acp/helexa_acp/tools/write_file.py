@@ -5,8 +5,9 @@ from __future__ import annotations
 from acp.schema import FileEditToolCallContent
 
 from helexa_acp.errors import ToolError
-from helexa_acp.modes import Action
+from helexa_acp.rounds.modes import Action
 from helexa_acp.tools.base import (
+    PATH_PROPERTY,
     Arguments,
     Outcome,
     Preview,
@@ -48,10 +49,7 @@ TOOL = Tool(
         description="Writes a whole text file; replaces what was there and makes missing folders.",
         parameters=schema(
             {
-                "path": {
-                    "type": "string",
-                    "description": "Absolute, or from the working directory.",
-                },
+                "path": PATH_PROPERTY,
                 "content": {"type": "string", "description": "The file's whole text."},
             },
             "path",

@@ -12,8 +12,8 @@ import anthropic
 import httpx2
 
 from helexa_acp.config import Endpoint
+from helexa_acp.conversation.history import Usage
 from helexa_acp.errors import EndpointError
-from helexa_acp.history import Usage
 from helexa_acp.wire.base import (
     CONNECT_TIMEOUT_S,
     HEADERS,
@@ -60,7 +60,7 @@ def open_wire(endpoint: Endpoint) -> MessagesWire:
 
 
 class TolerantStream(anthropic.AsyncStream[object]):
-    """Without the events that are no JSON."""
+    """A stream that skips events that are not JSON."""
 
     async def _iter_events(self) -> AsyncIterator[Any]:
         async for event in super()._iter_events():

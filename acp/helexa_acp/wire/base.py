@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from helexa_acp.history import Image, Turn, Usage
+from helexa_acp.conversation.history import Image, Turn, Usage
 
 TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from helexa_acp.history import Image
+from helexa_acp.conversation.history import Image
 
 DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,([A-Za-z0-9+/=\s]+)")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from helexa_acp.history import (
+from helexa_acp.conversation.history import (
     AssistantTurn,
     Part,
     Text,
@@ -86,7 +86,8 @@ def _message(turn: Turn) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _thinking(thoughts: tuple[Thought, ...]) -> list[dict[str, Any]]:
-    """Only signed thoughts are sent back; redacted thoughts come as blocks of their own."""
+    """Signed thoughts are sent back, and no others; redacted thoughts come as blocks of their
+    own."""
     blocks: list[dict[str, Any]] = []
     for thought in thoughts:
         if isinstance(thought.sealed, str):

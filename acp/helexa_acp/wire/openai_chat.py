@@ -14,7 +14,7 @@ from typing import Any
 import openai
 
 from helexa_acp.config import Endpoint
-from helexa_acp.history import (
+from helexa_acp.conversation.history import (
     AssistantTurn,
     Image,
     Part,
@@ -25,7 +25,7 @@ from helexa_acp.history import (
     UserTurn,
     text_of,
 )
-from helexa_acp.splitting import Kind, Piece, Splitter
+from helexa_acp.rounds.splitting import Kind, Piece, Splitter
 from helexa_acp.wire.base import (
     CallMade,
     Finished,

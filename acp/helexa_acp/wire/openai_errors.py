@@ -30,7 +30,7 @@ def open_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
 
 
 class TolerantStream(openai.AsyncStream[object]):
-    """Without the events that are no JSON."""
+    """A stream that skips events that are not JSON."""
 
     async def _iter_events(self) -> AsyncIterator[Any]:
         async for event in super()._iter_events():

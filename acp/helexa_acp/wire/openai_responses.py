@@ -10,8 +10,7 @@ from typing import Any
 import openai
 
 from helexa_acp.config import Endpoint
-from helexa_acp.errors import EndpointError
-from helexa_acp.history import (
+from helexa_acp.conversation.history import (
     AssistantTurn,
     Image,
     Part,
@@ -22,6 +21,7 @@ from helexa_acp.history import (
     UserTurn,
     text_of,
 )
+from helexa_acp.errors import EndpointError
 from helexa_acp.wire.base import (
     CallMade,
     Finished,

@@ -24,7 +24,14 @@ from benchmarks.cuda.random_model import (
     make_folder,
     model_folder,
 )
-from benchmarks.random_gguf import DenseShape, HybridShape, MixtureShape, Shape, file_bytes, write
+from benchmarks.weights.random_gguf import (
+    DenseShape,
+    HybridShape,
+    MixtureShape,
+    Shape,
+    file_bytes,
+    write,
+)
 
 Kind = Literal["dense", "packed", "fp8", "mixture", "hybrid"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -113,7 +120,7 @@ SIZES: Mapping[Kind, Sequence[str]] = {
     "mixture": ("qwen3-30b-a3b", "qwen3-30b-a3b-16-layers"),
     "hybrid": ("qwen3.5-0.8b",),
 }
-"""From the largest on."""
+"""The shapes of each kind, the largest first."""
 TINY_SIZES: Mapping[Kind, str] = {
     "dense": "tiny",
     "packed": "tiny-dense",

@@ -27,6 +27,10 @@ TESTS: Mapping[str, tuple[str, ...]] = {
 """Files of tests marked ``gpu``: captured steps and rows' numbers first, then packed products."""
 KERNEL_TESTS: Mapping[str, tuple[str, ...]] = {
     "attention": (f"{CUDA_TESTS}/test_attention.py", f"{CUDA_TESTS}/test_rotation.py"),
+    "packed weights and states": (
+        f"{CUDA_TESTS}/test_table_types.py",
+        f"{CUDA_TESTS}/test_delta.py",
+    ),
     "experts": (f"{CUDA_TESTS}/test_expert_products.py", f"{CUDA_TESTS}/test_packed_mixture.py"),
     "engine": (
         f"{CUDA_TESTS}/test_engine.py",
@@ -83,15 +87,16 @@ def parts_of(setup: Setup) -> list[Part]:
 
 def _tests(setup: Setup) -> Iterator[Part]:
     for name, paths in TESTS.items():
-        yield _pytest(f"tests of {name}", "gpu", paths)
+        problem = "without a card all of them are skipped" if setup.device == "cpu" else ""
+        yield _pytest(f"tests of {name}", "gpu", paths, left_out=problem)
     if setup.device != "cpu":
         for name, paths in KERNEL_TESTS.items():
             yield _pytest(f"kernels of {name}", "slow or not slow", paths)
 
 
-def _pytest(name: str, marks: str, paths: Sequence[str]) -> Part:
+def _pytest(name: str, marks: str, paths: Sequence[str], *, left_out: str = "") -> Part:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *paths)
-    return Part(name=name, command=words, summary="pytest")
+    return Part(name=name, command=words, summary="pytest", left_out=left_out)
 
 
 def _load(setup: Setup, model: Chosen) -> Iterator[Part]:

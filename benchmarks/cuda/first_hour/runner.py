@@ -50,8 +50,8 @@ def run_part(part: Part, log: Path, environment: Mapping[str, str], commit: str)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Also what the part has left behind. Engines are in sessions of their own and end with the
-    process that holds their socket."""
+    """Ends the process group, also what the part has left behind. Engines are in sessions of their
+    own and end with the process that holds their socket."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

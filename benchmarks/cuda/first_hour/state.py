@@ -59,7 +59,8 @@ class State:
         unfinished.replace(self._file)
 
     def next_log(self, part: Part) -> Path:
-        """Without its ending. No earlier run's."""
+        """Returns the path of the part's next log, without its extension. No earlier run has used
+        it."""
         logs = self._folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", part.name)

@@ -16,7 +16,7 @@ NO_OUTPUT = "no output: see the log"
 
 
 def summary_of(kind: Summary, output: str, errors: str) -> str:
-    """From what the part wrote to standard output and to standard error."""
+    """Summarizes in a few words what the part wrote to standard output and to standard error."""
     match kind:
         case "facts":
             found = _in_words(read_facts(output))
@@ -42,7 +42,7 @@ def _value(value: object) -> str:
 
 
 def _json_object(output: str) -> Mapping[str, object]:
-    """None of its fields where the output is not one JSON object."""
+    """Returns the JSON object's fields; none if the output is not one JSON object."""
     try:
         found = json.loads(output)
     except ValueError:

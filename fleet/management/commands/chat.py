@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from argparse import ArgumentParser
@@ -11,14 +10,10 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from fleet.management.backend import checked_url
 from fleet.management.chat_client import Answer, ChatClient
-from helexa_site.bootstrap.running_serve import find_running
 from helexa_site.quick_command import QuickCommand
-from inference.settings.commands import URL
-from inference.settings.gateway import API_KEY
+from helexa_site.server_url import server_and_key
 
-DEFAULT_URL = "http://127.0.0.1:31313"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters, which move a terminal's cursor or forge lines; not line feeds and tabs."""
 
@@ -37,7 +32,9 @@ class Command(QuickCommand):
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        client = ChatClient(*_where(options))
+        client = ChatClient(
+            *server_and_key(options["url"], options["key"], settings.CONFIG.data_dir)
+        )
         model = options["model"] or client.model_to_ask()
         sampling = {
             name: options[name]
@@ -86,18 +83,6 @@ class Command(QuickCommand):
             text = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
         self.stdout.write(text, ending="")
         self.stdout.flush()
-
-
-def _where(options: dict[str, Any]) -> tuple[str, str | None]:
-    """The server and a key for it. Where none is named: the serve of this data directory."""
-    url = options["url"] or URL.read(os.environ)
-    key = options["key"] or API_KEY.read(os.environ)
-    if url:
-        return checked_url(url), key
-    running = find_running(settings.CONFIG.data_dir)
-    if running is None:
-        return DEFAULT_URL, key
-    return running.url, key or running.key
 
 
 def _question() -> str:

@@ -16,13 +16,12 @@ from django.core.management.base import CommandError
 from fleet.gate.asking import QUESTION, WORD, Probe, RefusedError, Server
 from fleet.gate.gate import Fleet, Gate
 from fleet.gate.waiting import Loaded, ready_now
-from fleet.management.backend import checked_url, understood
+from fleet.management.backend import understood
 from helexa_site.quick_command import QuickCommand
+from helexa_site.server_url import DEFAULT_URL, checked_url
 from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
 from metering.management.output import json_text
-
-DEFAULT_URL = "http://127.0.0.1:31313"
 
 
 class Command(QuickCommand):

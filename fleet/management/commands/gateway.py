@@ -14,6 +14,7 @@ from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.secret_key import SecretKeyError, secret_key
 from helexa_site.settings import CONFIG
+from inference.garbage import uncollected
 
 
 class Command(QuickCommand):
@@ -40,8 +41,9 @@ class Command(QuickCommand):
             raise CommandError(
                 f"the settings were made for another --host; run {program()} gateway"
             )
-        from inference.gateway.server.run import (
-            run,  # refusals do not wait for its imports
-        )
+        with uncollected():
+            from inference.gateway.server.run import (
+                run,  # refusals do not wait for its imports
+            )
 
         run(options["host"], options["port"])

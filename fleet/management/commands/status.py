@@ -74,25 +74,48 @@ def overview_text(overview: dict[str, Any]) -> str:
     if replicas:
         columns = ("model", "neuron", "status", "running", "waiting", "tok/s")
         parts.append(table_text(columns, replicas))
+    stages = [
+        [
+            stage["model"],
+            neuron["name"],
+            f"{stage['first_layer']} to {stage['last_layer'] - 1}",
+            stage["device"],
+            "" if stage["memory_bytes"] is None else size_text(stage["memory_bytes"]),
+            stage["engine_neuron"],
+            stage["status"],
+        ]
+        for neuron in neurons
+        for stage in neuron.get("held_stages", ())  # an older control has none
+    ]
+    if stages:
+        held = ("stage of", "neuron", "layers", "device", "memory", "engine on", "status")
+        parts.append(table_text(held, stages))
     unloaded = [
         model["name"]
         for model in overview["models"]
         if model["status"] == "unloaded" and not model["no_host"]
     ]
     if unloaded:
-        parts.append(f"Loaded when somebody asks: {', '.join(unloaded)}")
-    jobs = [
-        [job["kind"], job["model"], job["neuron"], job["status"], job["stage"], _percent(job)]
-        for job in overview["jobs"]
-        if job["status"] in ("pending", "running")
-    ]
-    if jobs:
-        parts.append(table_text(("job", "model", "neuron", "status", "stage", "done"), jobs))
+        parts.append(f"Loaded on request: {', '.join(unloaded)}")
+    active = [job for job in overview["jobs"] if job["status"] in ("pending", "running")]
+    if active:
+        parts.append(_jobs_text(active))
     return "\n\n".join(parts) or "There is nothing yet."
 
 
 def _finding_text(finding: dict[str, Any]) -> str:
     return f"{'-' if finding['level'] == NOTICE else '!'} {finding['text']}"
+
+
+def _jobs_text(jobs: list[dict[str, Any]]) -> str:
+    """A row a job; below the table the notes of jobs, as that one is a move."""
+    rows = [
+        [job["kind"], job["model"], job["neuron"], job["status"], job["stage"], _percent(job)]
+        for job in jobs
+    ]
+    notes = [f"{job['model']} on {job['neuron']}: {job['note']}" for job in jobs if job["note"]]
+    table = table_text(("job", "model", "neuron", "status", "stage", "done"), rows)
+    return "\n".join((table, *notes))
 
 
 def _percent(job: dict[str, Any]) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from fleet.catalogue import DEFAULTS, SETTINGS
-from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number
-from fleet.management.model_commands.hub import SCHEME, chosen_of_repository, whole_source
+from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Targets
+from fleet.catalogue.rules import EXAMPLE_SOURCE
+from fleet.catalogue.sources import upstream_of
+from fleet.management.model_commands.hub import chosen_of_repository, names_a_repository
+from fleet.management.model_commands.source_arguments import add_file_arguments
 from fleet.management.subcommands import Run
 
 
@@ -21,15 +24,17 @@ class Add:
         parser.add_argument(
             "name",
             metavar="MODEL",
-            help="what clients ask for; or only org/name of Hugging Face, to choose of what it "
-            "holds",
+            help="what clients ask for; or only org/name of Hugging Face, or NAME:org/name of a "
+            "named source, to choose of what it holds",
         )
-        parser.add_argument(
-            "source", nargs="?", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B"
-        )
+        parser.add_argument("source", nargs="?", metavar="SOURCE", help=f"as {EXAMPLE_SOURCE}")
         parser.add_argument("--base", help="of an adapter (LoRA): the model that it adapts")
-        parser.add_argument("--file", help="a file or quant in it, as Q4_K_M")
-        parser.add_argument("--revision")
+        add_file_arguments(parser)
+        parser.add_argument(
+            "--spread",
+            help="device, host or fleet: whether a model that no device holds whole is divided, "
+            "over devices of one host or also of several",
+        )
         parser.add_argument("--pinned", action="store_true", help="keep it loaded")
         parser.add_argument(
             "--set",
@@ -45,6 +50,9 @@ class Add:
             body["pinned"] = True
         body |= dict(setting_of(words) for words in run.options["set"])
         made = run.backend.ask("POST", "catalogue", body)
+        if upstream_of(made["source"]) is not None:
+            run.show(made, f"{made['name']} is offered, and an upstream answers for it.")
+            return
         models = run.backend.ask("GET", "overview")["models"]
         no_host = next((one["no_host"] for one in models if one["name"] == made["name"]), "")
         run.show(
@@ -57,18 +65,21 @@ class Add:
     def _named(self, run: Run) -> dict[str, Any]:
         """Raises ``CommandError``."""
         given = {
-            name: run.options[name] for name in ("base", "file", "revision") if run.options[name]
+            name: run.options[name]
+            for name in ("base", "file", "revision", "spread")
+            if run.options[name]
         }
         name, source = run.options["name"], run.options["source"]
         if source is not None:
-            return {"name": name, "source": whole_source(source), **given}
-        name = whole_source(name)
-        if not name.startswith(SCHEME):
+            return {"name": name, "source": source, **given}
+        if not names_a_repository(name):
             raise CommandError("name its source too, or only org/name to choose from")
         if "base" in given:
             raise CommandError("an adapter is given a name too: models add MODEL SOURCE --base …")
         chosen, settings = chosen_of_repository(run, name)
-        return {"name": chosen, **settings}
+        return {"name": chosen, **settings} | {
+            key: given[key] for key in ("spread",) if key in given
+        }
 
 
 def setting_of(words: str) -> tuple[str, Any]:
@@ -96,6 +107,8 @@ def setting_of(words: str) -> tuple[str, Any]:
                 raise CommandError(f"{name} is a number, and {text!r} is none") from None
         case NeuronNames():
             return name, text.replace(",", " ").split()
+        case Targets():
+            return name, [one.strip() for one in text.split(",")]
         case _:
             return name, text
 

@@ -5,29 +5,38 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from django.core.management.base import CommandError
 
+from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.hub.offers import expected_vram_mb
 from fleet.management.sizes import size_text
 from fleet.management.subcommands import Run
+from inference.loading.sources.projectors import JOINED_BY, WantedFiles, wanted_files
+from inference.protocol.load import NO_PROJECTOR
+from inference.protocol.load_errors import BadSourceError
+from inference.settings.named_sources import HUGGINGFACE
 from metering.management.output import table_text
 
-SCHEME = "huggingface:"
 FOUND = ("repository", "downloads", "likes", "gated")
 OFFERED = ("", "file", "size", "where it fits")
 
 
 class Search:
     name = "search"
-    help = "repositories of Hugging Face by words of their name"
+    help = "repositories of Hugging Face or of a named source by words of their name"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("words", nargs="+", metavar="WORD")
+        parser.add_argument(
+            "--source", help="huggingface, or a named source; without it the default one"
+        )
 
     def run(self, run: Run) -> None:
         words = " ".join(run.options["words"])
-        found = run.backend.ask("GET", f"hub?search={quote(words, safe='')}")
+        query = {"search": words} | _given("source", run.options["source"])
+        found = run.backend.ask("GET", f"hub?{urlencode(query)}")
         rows = [
             [one["name"], one["num_downloads"], one["num_likes"], "yes" if one["is_gated"] else ""]
             for one in found
@@ -35,22 +44,21 @@ class Search:
         run.show(found, table_text(FOUND, rows) if rows else f"Nothing is called {words}.")
 
 
-def whole_source(given: str) -> str:
-    """``org/name`` is a repository of Hugging Face, as in the original."""
-    owner, slash, name = given.partition("/")
-    is_repository = owner and slash and name and "/" not in name and ":" not in given
-    return f"{SCHEME}{given}" if is_repository else given
+def names_a_repository(given: str) -> bool:
+    """``helexa:org/name``, or a bare ``org/name`` of the default source."""
+    scheme = given.partition(":")[0] if ":" in given else ""
+    return scheme not in ("path", "pypi", UPSTREAM_PREFIX[:-1]) and (bool(scheme) or "/" in given)
 
 
 def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of the model that ``--file`` names, or that the user chooses at the
     terminal. Raises ``CommandError`` with the choices."""
-    repository, revision = source.removeprefix(SCHEME), run.options["revision"]
+    scheme, _, repository = source.rpartition(":")
     owner, _, name = repository.partition("/")
     if not owner or not name or "/" in name:
-        raise CommandError(f"{source!r} is not like {SCHEME}org/name")
-    query = f"?revision={quote(revision, safe='')}" if revision else ""
-    found = run.backend.ask("GET", f"hub/{quote(repository)}{query}")
+        raise CommandError(f"{source!r} is not like {scheme or HUGGINGFACE}:org/name")
+    query = urlencode(_given("revision", run.options["revision"]) | _given("source", scheme))
+    found = run.backend.ask("GET", f"hub/{quote(repository)}{'?' if query else ''}{query}")
     choices = found["choices"]
     if not choices:
         raise CommandError(f"{repository} holds neither safetensors nor GGUF files")
@@ -68,16 +76,40 @@ def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
     return choice["model_name"], settings
 
 
+def _given(name: str, value: str | None) -> dict[str, str]:
+    return {name: value} if value else {}
+
+
 def _named(file: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """``file`` may name an mmproj file beside the weights, as in a model's settings."""
+    wanted = _wanted(file)
+    weights = wanted.weights or (choices[0]["label"] if len(choices) == 1 else "")
     for choice in choices:
-        if file.lower() == choice["label"].lower() or file in _names(choice):
-            return choice
+        if weights.lower() == choice["label"].lower() or weights in _names(choice):
+            return choice if wanted.projector is None else _with(choice, wanted.projector)
     labels = ", ".join(choice["label"] for choice in choices)
     raise CommandError(f"{file} is not there: choose one of {labels}")
 
 
+def _wanted(file: str) -> WantedFiles:
+    try:
+        return wanted_files(file)
+    except BadSourceError as error:
+        raise CommandError(str(error)) from None
+
+
+def _with(choice: dict[str, Any], projector: str) -> dict[str, Any]:
+    """``projector``: an mmproj file, or ``NO_PROJECTOR``."""
+    settings = dict(choice["settings"])
+    settings["file"] = JOINED_BY.join(filter(None, (settings["file"], projector)))
+    if projector == NO_PROJECTOR:
+        weights = [file for file in choice["files"] if file["name"] in _names(choice)]
+        settings["vram_mb"] = expected_vram_mb(sum(file["num_bytes"] for file in weights))
+    return choice | {"settings": settings}
+
+
 def _names(choice: dict[str, Any]) -> list[str]:
-    return [file["name"] for file in choice["files"]]
+    return [file["name"] for file in choice["files"] if file["name"] != choice["projector"]]
 
 
 def _asked(run: Run, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -95,4 +127,6 @@ def _asked(run: Run, choices: list[dict[str, Any]]) -> dict[str, Any]:
 def _row(choice: dict[str, Any]) -> list[object]:
     where = "; ".join(f"{fit['neuron']}: {fit['words']}" for fit in choice["fits"])
     words = choice["access_problem"] or choice["problem"] or where or "no neuron is there"
+    if choice["projector"]:
+        words += f"; reads images by {choice['projector']}"
     return [choice["label"], size_text(choice["num_bytes"]), words]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
+from fleet.catalogue.sources import upstream_of
 from fleet.management.backend import rows_of
 from fleet.management.rows import add_filter_arguments, list_path
 from fleet.management.subcommands import Run
@@ -50,6 +51,8 @@ class List:
 def _status(model: dict) -> str:  # type: ignore[type-arg]
     if not model["enabled"]:
         return "disabled"
+    if upstream_of(model["source"]) is not None:
+        return "upstream"
     words = {
         f"{one['status']}, outdated" if one["is_outdated"] else one["status"]
         for one in model["replicas"]

@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 from django.core.management.base import CommandError
 
+from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.management.backend import rows_of
 from fleet.management.download_progress import download_line, follow_download
+from fleet.management.model_commands.source_arguments import add_file_arguments
 from fleet.management.rows import add_dry_run_argument
 from fleet.management.sizes import size_text
 from fleet.management.subcommands import Run
@@ -37,10 +39,9 @@ class Pull:
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "source", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B, or a model's name"
+            "source", metavar="SOURCE", help=f"as {EXAMPLE_SOURCE}, or a model's name"
         )
-        parser.add_argument("--file", help="a file or quant in it, as Q4_K_M")
-        parser.add_argument("--revision")
+        add_file_arguments(parser)
         parser.add_argument("--neuron", metavar="NAME", help="else where its disk has room")
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the end")
 

@@ -14,10 +14,8 @@ class Invite(AddRow):
     def show(self, run: Run, row: Row) -> None:
         if not run.options["json"]:
             where = installation().value
-            run.stderr.write(
-                f"On {row['neuron']}, {where} (shown this once; an earlier line of that name is "
-                "void from now on):"
-            )
+            void = "; its earlier line is void from now on" if row["voids_earlier"] else ""
+            run.stderr.write(f"On {row['neuron']}, {where} (shown this once{void}):")
         run.show(row, f"{neuron_program()} neuron --join {row['join']}")
 
 

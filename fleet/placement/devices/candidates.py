@@ -1,8 +1,9 @@
-"""Where a model could go: devices with room for it, or with room once idle replicas have left.
+"""Finds the devices a model could go to: those with room for it, or with room once idle replicas
+have left.
 
-    free        room now                                        the snuggest where it can do all
-    evicting    room once idle, unpinned replicas have left     where least is lost
-    in a turn   room once replicas in use have had their turn   where it is soonest
+    free         room now                                       the snuggest where it can do all
+    evicting     room once idle, unpinned replicas have left    where least is lost
+    time slice   room once those of replicas in use are over    where it is soonest
 
 Pure. A replica that spans devices needs its part on each, all on one neuron.
 """
@@ -20,21 +21,27 @@ from fleet.placement.devices.capacity import (
     NeuronCapacity,
     has_as_much,
 )
-from fleet.placement.devices.eviction_candidates import MIN_TURN_S, FleetCapacity
+from fleet.placement.devices.eviction_candidates import MIN_TIME_SLICE_S, FleetCapacity
 from fleet.placement.devices.evictions import evictions_for, loss_of
 from fleet.placement.devices.needs import Needs
+from inference.protocol.load import StageSpec
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementCandidate:
-    """``device_bytes`` is needed on each device; ``None`` while unknown."""
+    """``device_bytes`` is needed on each device, of stages at most; ``None`` while unknown."""
 
     neuron: str
     devices: tuple[str, ...]
     device_bytes: int | None
     evicted: tuple[EvictionCandidate, ...] = ()
+    """The replicas that leave ``neuron``; each of ``stages`` names those that leave its own."""
     is_promised: bool = False
     """Another model comes first."""
+    stages: tuple[StageSpec, ...] = ()
+    """How the model's layers are divided over the devices; empty: they are not."""
+    predicted_tokens_per_s: float | None = None
+    """One request's, by the plan of those stages."""
 
     @property
     def evict(self) -> tuple[str, ...]:
@@ -43,7 +50,7 @@ class PlacementCandidate:
     @property
     def ready_in_s(self) -> float:
         """Seconds until the last of the evicted may leave."""
-        first = MIN_TURN_S if self.is_promised else 0.0
+        first = MIN_TIME_SLICE_S if self.is_promised else 0.0
         return max((one.in_s for one in self.evicted), default=0.0) + first
 
 
@@ -97,7 +104,7 @@ def _snuggest(
                 continue
             if device.info.total_memory_bytes < needs.least_total_bytes:
                 continue
-            key = (*_snugness(needs, free, each), name, device.name)
+            key = (*snugness(needs, free, each), name, device.name)
             if best is None or key < best[0]:
                 best = (key, each)
             if is_ordered and not key[0]:
@@ -118,7 +125,7 @@ def _roomy_candidate(
         for device in here.devices:
             free = device.free_bytes(model)
             if free >= (each or 0) and device.info.total_memory_bytes >= needs.least_total_bytes:
-                roomy.append((*_snugness(needs, free, each), device.name))
+                roomy.append((*snugness(needs, free, each), device.name))
         if len(roomy) < needs.num_devices:
             continue
         chosen = sorted(roomy)[: needs.num_devices]
@@ -143,7 +150,7 @@ def evicting_candidate(
 
     if needs.num_devices > 1:
         clearable = [here for here in capacities if _may_clear(needs, kind, here)]
-        candidates = _candidates(
+        candidates = all_candidates(
             needs, kind, clearable, may_go, lambda device: device.evictable_bytes
         )
         return min(candidates, key=_loss, default=None)
@@ -185,12 +192,12 @@ def _cleared(
     return None if evicted is None else PlacementCandidate(neuron, (device.name,), each, evicted)
 
 
-def turn_candidate(
-    needs: Needs, kind: DeviceKind, capacities: Capacities, by_turn: Sequence[DeviceCapacity]
+def time_slice_candidate(
+    needs: Needs, kind: DeviceKind, capacities: Capacities, by_time_slice: Sequence[DeviceCapacity]
 ) -> PlacementCandidate | None:
     """The candidate with room soonest, if replicas leave after their time slice: a device without
-    promises, else one that another model has first. ``by_turn`` are the devices of ``capacities``
-    and others, those first where a turn may come soonest."""
+    promises, else one that another model has first. ``by_time_slice`` are the devices of
+    ``capacities`` and others, those first where a time slice may begin soonest."""
 
     most_priority = needs.entry.effective_priority
 
@@ -201,16 +208,16 @@ def turn_candidate(
         return device.movable_bytes
 
     if needs.num_devices == 1:
-        found = _soonest_candidate(needs, kind, capacities, by_turn, may_go)
+        found = _soonest_candidate(needs, kind, capacities, by_time_slice, may_go)
     else:
-        unpromised = _candidates(needs, kind, capacities, may_go, movable)
-        found = min(unpromised, key=_soonest, default=None)
+        unpromised = all_candidates(needs, kind, capacities, may_go, movable)
+        found = min(unpromised, key=soonest_first, default=None)
     if found is not None:
         return found
     if not any(device.claims for here in capacities for device in here.devices):
         return None
-    after = _candidates(needs, kind, capacities, may_go, movable, heeds_promises=False)
-    promised = min(after, key=_soonest, default=None)
+    after = all_candidates(needs, kind, capacities, may_go, movable, heeds_promises=False)
+    promised = min(after, key=soonest_first, default=None)
     return promised and replace(promised, is_promised=True)
 
 
@@ -218,24 +225,24 @@ def _soonest_candidate(
     needs: Needs,
     kind: DeviceKind,
     capacities: Capacities,
-    by_turn: Sequence[DeviceCapacity],
+    by_time_slice: Sequence[DeviceCapacity],
     may_go: Callable[[EvictionCandidate], bool],
 ) -> PlacementCandidate | None:
     """A candidate on one device with an eviction: one without would have been found before."""
     names = {here.name for here in capacities}
     best: tuple[SoonestFirst, PlacementCandidate] | None = None
-    for device in by_turn:
+    for device in by_time_slice:
         if best is not None and device.soonest is not None and device.soonest > best[0][:3]:
             break  # whatever comes after it is later, or loses more
         if device.neuron.name not in names:
             continue
         candidate = _cleared(needs, kind, device, device.movable_bytes, may_go)
-        if candidate is not None and (best is None or _soonest(candidate) < best[0]):
-            best = (_soonest(candidate), candidate)
+        if candidate is not None and (best is None or soonest_first(candidate) < best[0]):
+            best = (soonest_first(candidate), candidate)
     return best[1] if best else None
 
 
-def _candidates(
+def all_candidates(
     needs: Needs,
     kind: DeviceKind,
     capacities: Capacities,
@@ -285,7 +292,7 @@ def _together(
     )
 
 
-def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
+def snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
     """Orders devices; less is better. Those with all that is wanted come first, the fullest before
     the others, so that large ones stay free for large models; of those with less, the roomiest. A
     model of unknown size tries the roomiest first."""
@@ -295,7 +302,7 @@ def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[
     return (is_tight, -free_bytes if is_tight else free_bytes)
 
 
-def _soonest(candidate: PlacementCandidate) -> SoonestFirst:
+def soonest_first(candidate: PlacementCandidate) -> SoonestFirst:
     return (candidate.ready_in_s, *_loss(candidate))
 
 

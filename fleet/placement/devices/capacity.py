@@ -23,14 +23,14 @@ class EvictionCandidate:
     in_s: float
     is_idle: bool
     goes_now: bool
-    """Idle and out of its turn: it may be evicted."""
+    """Idle, and its time slice is over: it may be evicted."""
     loss: float
 
 
 @dataclass(slots=True)
 class DeviceCapacity:
-    """``evictables`` are those that may go, the least valuable first. ``claims`` are bytes that a
-    model whose turn it is was promised. Not to be changed."""
+    """``evictables`` are those that may go, the least valuable first. ``claims`` are bytes that are
+    promised to a model for its time slice. Not to be changed."""
 
     neuron: NeuronView
     info: DeviceInfo
@@ -44,8 +44,8 @@ class DeviceCapacity:
     least_loss: tuple[int, float]
     """No eviction here loses less: priority, then loss."""
     soonest: tuple[float, int, float] | None
-    """No turn here comes sooner, or as soon and loses less: seconds, priority, loss. ``None``:
-    nothing here may ever go."""
+    """No time slice here begins sooner, or as soon and loses less: seconds, priority, loss.
+    ``None``: nothing here may ever go."""
 
     def free_bytes(self, model: str) -> int:
         """Free bytes for that model: without promises to others."""

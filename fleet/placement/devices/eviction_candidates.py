@@ -26,16 +26,16 @@ from fleet.placement.devices.sleeping import COST_OF_WAKING, may_sleep
 from fleet.placement.free_elsewhere import FreeElsewhere
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 
-IDLE_TURN_S = 5.0
+IDLE_TIME_SLICE_S = 5.0
 """How long a ready replica stays even if it is unused: the requests that it was loaded for are on
 their way. Two models that displace each other each stay at least this long."""
 QUIET_S = 1.5
 """How long it must have been idle: a request may be on its way that no heartbeat shows yet."""
-MIN_TURN_S = 30.0
-MAX_TURN_S = 300.0
-TURN_LOADS = 2.0
+MIN_TIME_SLICE_S = 30.0
+MAX_TIME_SLICE_S = 300.0
+TIME_SLICE_LOADS = 2.0
 """A replica in use keeps its place for twice the time that its load took, within these bounds, so
-that a card whose models take turns computes for at least two thirds of the time."""
+that a card that models share in time slices computes for at least two thirds of the time."""
 
 COST_OF_MOVING = 0.5
 """The cost, where a load from files is 1, of evicting a model that fits into free memory elsewhere:
@@ -55,19 +55,21 @@ class FleetCapacity:
     """The devices of one snapshot: their replicas, and how each could get free memory."""
 
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
-        """Without a catalogue the replicas' priorities are unknown, and none may be evicted."""
+        """``catalogue`` gives the priorities of replicas. Without one no replica may be evicted."""
         self._catalogue = catalogue
+        self._could_be_free: dict[tuple[str, str], int] = {}
         self._elsewhere = FreeElsewhere(snapshot)
         self._num_held = {
             model: sum(replica.status in HELD for replica in replicas)
             for model, replicas in snapshot.by_model.items()
         }
         claims: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        for turn in snapshot.turns:
-            if self._num_held.get(turn.model):
+        for time_slice in snapshot.time_slices:
+            if self._num_held.get(time_slice.model):
                 continue  # it has what it was promised
-            for name in turn.devices:
-                claims.setdefault((turn.neuron, name), []).append((turn.model, turn.device_bytes))
+            for name in time_slice.devices:
+                claim = (time_slice.model, time_slice.promised_on(name))
+                claims.setdefault((time_slice.neuron, name), []).append(claim)
         self.by_kind: dict[DeviceKind, dict[str, NeuronCapacity]] = {"cuda": {}, "cpu": {}}
         """The capacity of each neuron that may load, by its name."""
         self.without_cards: dict[str, str] = {}
@@ -90,8 +92,8 @@ class FleetCapacity:
             for kind, by_name in self.by_kind.items()
         }
         """Devices from which something may go now, by the least that is lost with it."""
-        self.by_turn: dict[DeviceKind, list[DeviceCapacity]] = {
-            kind: [device for _, device in sorted(_with_turns(by_name), key=_first)]
+        self.by_time_slice: dict[DeviceKind, list[DeviceCapacity]] = {
+            kind: [device for _, device in sorted(_by_soonest(by_name), key=_first)]
             for kind, by_name in self.by_kind.items()
         }
         """Devices from which something may go, now or in a while, by how soon at the earliest."""
@@ -100,13 +102,24 @@ class FleetCapacity:
             for kind, by_name in self.by_kind.items()
         }
 
+    def could_be_free(self, device: DeviceCapacity) -> int:
+        """Bytes of the device that models could have, were none on it. Computed once for each
+        device, when a decision first asks."""
+        where = (device.neuron.name, device.name)
+        if where not in self._could_be_free:
+            neuron, info = device.neuron, device.info
+            held = sum(freed_on(one, device.name, neuron) for one in neuron.replicas)
+            self._could_be_free[where] = min(info.total_memory_bytes, info.free_memory_bytes + held)
+        return self._could_be_free[where]
+
     def barred(self, entry: CatalogueEntry) -> Mapping[str, str]:
         """Neurons whose processors the model does not go to, with why: their cards cannot be used,
         and it was not offered for processors."""
         return {} if entry.device == "cpu" else self.without_cards
 
     def only(self, neuron: str) -> FleetCapacity:
-        """That neuron alone. Models' values still follow from the whole fleet."""
+        """Returns the candidates on that neuron alone. Models' values still follow from the whole
+        fleet."""
         alone = copy(self)
         alone.by_kind = {
             kind: {name: here for name, here in by_name.items() if name == neuron}
@@ -119,9 +132,9 @@ class FleetCapacity:
             kind: [device for device in devices if device.neuron.name == neuron]
             for kind, devices in self.by_loss.items()
         }
-        alone.by_turn = {
+        alone.by_time_slice = {
             kind: [device for device in devices if device.neuron.name == neuron]
-            for kind, devices in self.by_turn.items()
+            for kind, devices in self.by_time_slice.items()
         }
         alone.by_free = {
             kind: ByFree([device for here in by_name.values() for device in here.devices])
@@ -136,7 +149,13 @@ class FleetCapacity:
         for replica in neuron.replicas:
             if (evictable := self._evictable(replica, neuron)) is not None:
                 for name in devices_of(replica, neuron):
-                    evictables.setdefault(name, []).append(evictable)
+                    freed = freed_on(replica, name, neuron)
+                    here = (
+                        evictable
+                        if freed == evictable.freed_bytes
+                        else dataclasses.replace(evictable, freed_bytes=freed)
+                    )
+                    evictables.setdefault(name, []).append(here)
                 if replica.host_memory_bytes:
                     away = dataclasses.replace(evictable, freed_bytes=replica.host_memory_bytes)
                     evictables.setdefault("cpu", []).append(away)
@@ -161,7 +180,7 @@ class FleetCapacity:
                         min((evictable.priority for evictable in now), default=0),
                         min((evictable.loss for evictable in now), default=0.0),
                     ),
-                    soonest=_soonest_turn(going),
+                    soonest=_soonest_time_slice(going),
                 )
             )
 
@@ -228,8 +247,22 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
     return tuple((cards or names)[:1])
 
 
+def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
+    """Bytes that become free on that device of its neuron once it has left; 0 where unknown."""
+    if replica.report is not None and replica.report.stage_memory and replica.memory_bytes:
+        if replica.status is ReplicaStatus.ASLEEP and replica.report.asleep is not None:
+            return replica.report.asleep.on(device)
+        return sum(
+            one.actual_bytes + one.process_bytes
+            for one in replica.report.stage_memory
+            if one.device == device
+        )
+    return freed_bytes(replica) if device in devices_of(replica, neuron) else 0
+
+
 def freed_bytes(replica: ReplicaView) -> int:
-    """Bytes that become free on each of its devices once it has left; 0 where unknown."""
+    """Bytes that become free on each of its devices once it has left, where they are alike; 0 where
+    unknown."""
     total = replica.memory_bytes
     if total is None:
         report = replica.report
@@ -245,10 +278,10 @@ def idle_age_s(replica: ReplicaView) -> float | None:
     return replica.status_age_s if used_s is None else min(used_s, replica.status_age_s)
 
 
-def turn_s(replica: ReplicaView) -> float:
+def time_slice_s(replica: ReplicaView) -> float:
     """How long it keeps its place while it is in use and others wait for it."""
     load_s = replica.report.load_seconds if replica.report else 0.0
-    return min(MAX_TURN_S, max(MIN_TURN_S, TURN_LOADS * load_s))
+    return min(MAX_TIME_SLICE_S, max(MIN_TIME_SLICE_S, TIME_SLICE_LOADS * load_s))
 
 
 def stays_s(replica: ReplicaView) -> float:
@@ -256,18 +289,18 @@ def stays_s(replica: ReplicaView) -> float:
     if replica.status in (ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
         return 0.0
     if replica.status is not ReplicaStatus.READY:
-        return (replica.eta_s or 0.0) + turn_s(replica)
+        return (replica.eta_s or 0.0) + time_slice_s(replica)
     idle_s = idle_age_s(replica)
     if idle_s is None:
-        return max(0.0, turn_s(replica) - replica.status_age_s)
-    return max(0.0, IDLE_TURN_S - replica.status_age_s, QUIET_S - idle_s)
+        return max(0.0, time_slice_s(replica) - replica.status_age_s)
+    return max(0.0, IDLE_TIME_SLICE_S - replica.status_age_s, QUIET_S - idle_s)
 
 
 def _value(evictable: EvictionCandidate) -> tuple[int, bool, float, str]:
     return (evictable.priority, not evictable.is_idle, evictable.loss, evictable.replica.model)
 
 
-def _with_turns(
+def _by_soonest(
     by_name: dict[str, NeuronCapacity],
 ) -> Iterator[tuple[tuple[float, int, float], DeviceCapacity]]:
     for here in by_name.values():
@@ -284,7 +317,7 @@ def _least_loss(device: DeviceCapacity) -> tuple[int, float]:
     return device.least_loss
 
 
-def _soonest_turn(evictables: Sequence[EvictionCandidate]) -> tuple[float, int, float] | None:
+def _soonest_time_slice(evictables: Sequence[EvictionCandidate]) -> tuple[float, int, float] | None:
     """Each part is the least of any, so that no choice among them comes before it."""
     going = [evictable for evictable in evictables if evictable.freed_bytes > 0]
     if not going:

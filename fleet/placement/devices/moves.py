@@ -26,17 +26,17 @@ from inference.protocol.heartbeat import ReplicaStatus
 def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
     """The loads elsewhere of what leaves for ``load``, each seen by the next. None evicts. One on
     the same neuron, on another device of it, can begin once the model has left."""
-    entry, neuron = catalogue.get(load.model), snapshot.neuron(load.neuron)
-    if entry is None or neuron is None:
+    entry = catalogue.get(load.model)
+    if entry is None or snapshot.neuron(load.neuron) is None:
         return ()
     expected = with_load(snapshot, load, entry)
     moves: list[Load] = []
-    for model in load.evict:
-        moved = catalogue.get(model)
-        if moved is None or not _is_worth_moving(moved, neuron, expected):
+    for neuron_name, model in load.evictions:
+        moved, neuron = catalogue.get(model), snapshot.neuron(neuron_name)
+        if moved is None or neuron is None or not _is_worth_moving(moved, neuron, expected):
             continue
         move = _elsewhere(moved, expected, catalogue)
-        if move is not None and not _is_where_it_leaves(move, load):
+        if move is not None and not _is_where_it_leaves(move, neuron_name, load):
             moves.append(move)
             expected = with_load(expected, move, moved)
     return tuple(moves)
@@ -53,9 +53,14 @@ def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetS
     return not is_elsewhere and not may_sleep(replica, neuron)
 
 
-def _is_where_it_leaves(move: Load, load: Load) -> bool:
-    """Whether the move goes to a device of ``load``, as one of unknown size would."""
-    return move.neuron == load.neuron and not {*move.devices}.isdisjoint(load.devices)
+def _is_where_it_leaves(move: Load, neuron: str, load: Load) -> bool:
+    """Whether the move, away from ``neuron``, goes to a device there of ``load``, as one of unknown
+    size would."""
+    if move.neuron != neuron:
+        return False
+    far = [stage.device for stage in load.stages if stage.neuron == neuron]
+    taken = load.devices if neuron == load.neuron else far
+    return not {*move.devices}.isdisjoint(taken)
 
 
 def _elsewhere(moved: CatalogueEntry, expected: FleetSnapshot, catalogue: Catalogue) -> Load | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
+from fleet.placement.stages.layer_memory import WANTED_CONTEXTS, whole_bytes
 
 MIB = 1024**2
 
 USUAL_CONTEXT_TOKENS = 32 * 1024
 """The context that is wanted of a model whose catalogue entry bounds none."""
-WANTED_CONTEXTS = 4
-"""A load wants memory for so many full contexts at once: more helps little, and large devices stay
-free for large models."""
 UNKNOWN_SHARE = 0.25
 UNKNOWN_BYTES = 2 * 1024**3
 """KV memory wanted while no load has measured the bytes per token: a part of the model's need, plus
@@ -74,7 +72,11 @@ class Needs:
         if kind not in self._fallback_bytes:
             largest = self._largest.get(kind)
             measured_on = largest[1] if largest else neuron
-            self._fallback_bytes[kind] = self.entry.needed_memory_bytes(measured_on, kind)
+            needed = self.entry.needed_memory_bytes(measured_on, kind)
+            if largest is None and self.entry.costs is not None:
+                kv_bytes = self.entry.kv_memory_bytes or 0
+                needed = whole_bytes(self.entry.costs, kind) + kv_bytes
+            self._fallback_bytes[kind] = needed
         return self._fallback_bytes[kind]
 
     def least_device_bytes(self, kind: DeviceKind) -> int | None:

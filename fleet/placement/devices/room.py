@@ -1,4 +1,4 @@
-"""Where on the fleet a model could be loaded now, or what it would have to wait for."""
+"""Finds where on the fleet a model could be loaded now, or what it would have to wait for."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from fleet.placement.devices.candidates import (
     PlacementCandidate,
     evicting_candidate,
     free_candidate,
-    turn_candidate,
+    time_slice_candidate,
 )
 from fleet.placement.devices.capacity import NeuronCapacity
 from fleet.placement.devices.eviction_candidates import FleetCapacity
 from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.sleeping import NONE_ASLEEP, Asleep
+from fleet.placement.devices.staged import Division, to_weigh
 from fleet.placement.devices.waking import WakingCandidates
 from fleet.placement.returning import is_large_enough
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """``candidate`` has room now or after evictions; else ``turn`` has room after the time slices
-    of the replicas that are in use there."""
+    """``candidate`` has room now or after evictions; else ``after_time_slices`` has it once those
+    of the replicas in use there are over."""
 
     candidate: PlacementCandidate | None = None
-    turn: PlacementCandidate | None = None
+    after_time_slices: PlacementCandidate | None = None
+    division: Division | None = None
+    """How the model may be divided, where that was looked for and there is no room."""
 
 
 NO_ROOM = Room()
@@ -39,20 +42,26 @@ def find_room(
     capacity: FleetCapacity,
     *,
     excluded: Collection[str] = (),
+    excluded_as_stages: Collection[str] | None = None,
     may_evict: bool = True,
     asleep: Asleep = NONE_ASLEEP,
 ) -> Room:
-    """``excluded`` are neurons that hold the model already, or failed to load it; where it sleeps
-    it wakes, or waits to. Cards before processors: what a card could have after a wait does not go
-    to a processor at once. Of those that have room, or make it, one that wakes goes first."""
+    """``excluded`` are neurons that hold the model already, or failed to load it;
+    ``excluded_as_stages`` those that it does not go to divided either, ``None``: the same. Where it
+    sleeps it wakes, or waits to. Cards before processors: what a card could have after a wait does
+    not go to a processor at once. Of those that have room, or make it, one that wakes goes
+    first. What no device could hold is divided, over devices of one neuron or of several."""
     needs = Needs(entry)
     if asleep.neurons:
         excluded = {*excluded, *asleep.neurons}
+    elif (division := Division.of(needs, capacity)) is not None:
+        away = excluded if excluded_as_stages is None else excluded_as_stages
+        return _divided_room(division, away, may_evict=may_evict)
     for kind in needs.kinds:
         if kind == "cpu":
             excluded = {*excluded, *capacity.barred(entry)}
         capacities = _capacities(entry, capacity, kind, excluded)
-        wakes = WakingCandidates(entry, asleep, capacity.by_kind[kind])
+        wakes = WakingCandidates(entry, asleep, capacity.by_kind, kind)
         if candidate := wakes.free() or free_candidate(needs, kind, capacity, capacities, excluded):
             return Room(candidate=candidate)
         if not may_evict:
@@ -61,10 +70,23 @@ def find_room(
             needs, kind, capacities, capacity.by_loss[kind]
         ):
             return Room(candidate=candidate)
-        found = (wakes.in_a_turn(), turn_candidate(needs, kind, capacities, capacity.by_turn[kind]))
-        if turns := [turn for turn in found if turn is not None]:
-            return Room(turn=min(turns, key=lambda turn: turn.ready_in_s))
-    return NO_ROOM
+        found = (
+            wakes.after_time_slices(),
+            time_slice_candidate(needs, kind, capacities, capacity.by_time_slice[kind]),
+        )
+        if later := [candidate for candidate in found if candidate is not None]:
+            return Room(after_time_slices=min(later, key=lambda candidate: candidate.ready_in_s))
+    return Room(candidate=to_weigh(needs, capacity, excluded)) if may_evict else NO_ROOM
+
+
+def _divided_room(division: Division, excluded: Collection[str], *, may_evict: bool) -> Room:
+    if candidate := division.free(excluded):
+        return Room(candidate=candidate)
+    if not may_evict:
+        return NO_ROOM
+    if candidate := division.evicting(excluded):
+        return Room(candidate=candidate)
+    return Room(after_time_slices=division.after_time_slices(excluded), division=division)
 
 
 def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:

@@ -65,11 +65,18 @@ def has_just_refused(replica: ReplicaView) -> bool:
     return age_s is not None and age_s < SLEEP_AGAIN_S
 
 
-def waking_bytes(replica: ReplicaView) -> int:
-    """What must be free on each of its devices."""
+def waking_bytes(replica: ReplicaView, device: str) -> int:
+    """What must be free on that one of its devices."""
     report = replica.report
     if report is None:
         return 0
+    if report.stage_memory and report.asleep is not None:
+        took_bytes = sum(
+            one.actual_bytes + one.process_bytes
+            for one in report.stage_memory
+            if one.device == device
+        )
+        return max(0, took_bytes - report.asleep.on(device))
     awake_bytes = report.process_bytes + report.actual_bytes
     lacking = max(0, awake_bytes - (replica.memory_bytes or 0))
     return -(-lacking // max(1, len(replica.devices)))

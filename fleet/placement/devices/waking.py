@@ -1,8 +1,8 @@
-"""Where a sleeping model can wake: on its own devices only. Pure.
+"""Finds where a sleeping model can wake: on its own devices only. Pure.
 
-free        room now for the memory that it released
-evicting    room once idle, unpinned replicas have left
-in a turn   room after the time slices of replicas in use
+free                room now for the memory that it released
+evicting            room once idle, unpinned replicas have left
+after time slices   room after those of replicas in use
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import ReplicaView
 from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.capacity import EvictionCandidate, NeuronCapacity
+from fleet.placement.devices.capacity import (
+    DeviceCapacity,
+    EvictionCandidate,
+    NeuronCapacity,
+)
 from fleet.placement.devices.eviction_candidates import devices_of
 from fleet.placement.devices.evictions import evictions_for, loss_of
 from fleet.placement.devices.sleeping import Asleep, waking_bytes
@@ -21,14 +26,20 @@ MayGo = Callable[[EvictionCandidate], bool]
 
 
 class WakingCandidates:
-    """Where one model could wake, on devices of one kind."""
+    """Finds where one model could wake, on devices of one kind. A model divided over cards and
+    processors counts as one on cards."""
 
     def __init__(
-        self, entry: CatalogueEntry, asleep: Asleep, by_name: Mapping[str, NeuronCapacity]
+        self,
+        entry: CatalogueEntry,
+        asleep: Asleep,
+        by_kind: Mapping[DeviceKind, Mapping[str, NeuronCapacity]],
+        kind: DeviceKind,
     ) -> None:
         self._priority = entry.effective_priority
         self._asleep = asleep
-        self._by_name = by_name
+        self._by_kind = by_kind
+        self._kind = kind
 
     def free(self) -> PlacementCandidate | None:
         return self._best(lambda evictable: False)
@@ -38,7 +49,7 @@ class WakingCandidates:
             lambda evictable: evictable.goes_now and evictable.priority <= self._priority
         )
 
-    def in_a_turn(self) -> PlacementCandidate | None:
+    def after_time_slices(self) -> PlacementCandidate | None:
         return self._best(lambda evictable: evictable.priority <= self._priority)
 
     def _best(self, may_go: MayGo) -> PlacementCandidate | None:
@@ -46,30 +57,37 @@ class WakingCandidates:
 
     def _candidates(self, may_go: MayGo) -> Iterator[PlacementCandidate]:
         for replica in self._asleep.wakeable:
-            here = self._by_name.get(replica.neuron)
+            here = self._by_kind[self._kind].get(replica.neuron)
             if here is None:
                 continue
             names = devices_of(replica, here.devices[0].neuron)
-            evicted = _all_evictions(replica, names, here, may_go)
+            devices = [one for one in self._devices_on(replica.neuron) if one.name in names]
+            if len(devices) < max(1, len(names)) or _kind_of(devices) != self._kind:
+                continue
+            evicted = _all_evictions(replica, devices, may_go)
             if evicted is not None:
-                yield PlacementCandidate(
-                    replica.neuron, tuple(sorted(names)), waking_bytes(replica), evicted
-                )
+                largest = max(waking_bytes(replica, device.name) for device in devices)
+                yield PlacementCandidate(replica.neuron, tuple(sorted(names)), largest, evicted)
+
+    def _devices_on(self, neuron: str) -> Iterator[DeviceCapacity]:
+        """Yields the neuron's devices of every kind."""
+        found = (by_name.get(neuron) for by_name in self._by_kind.values())
+        return (device for here in found if here is not None for device in here.devices)
+
+
+def _kind_of(devices: Sequence[DeviceCapacity]) -> DeviceKind:
+    return "cuda" if any(device.info.kind == "cuda" for device in devices) else "cpu"
 
 
 def _all_evictions(
-    replica: ReplicaView, names: Sequence[str], here: NeuronCapacity, may_go: MayGo
+    replica: ReplicaView, devices: Sequence[DeviceCapacity], may_go: MayGo
 ) -> tuple[EvictionCandidate, ...] | None:
-    """The evictions on all of its devices; ``None``: one of them would not have room, or is
-    missing."""
-    devices = [device for device in here.devices if device.name in names]
-    if len(devices) < max(1, len(names)):
-        return None
-    each = waking_bytes(replica)
+    """The evictions on all of its devices; ``None``: one of them would not have room."""
     leaving: dict[str, EvictionCandidate] = {}
     for device in devices:
         others = [one for one in device.evictables if one.replica.model != replica.model]
-        evicted = evictions_for(each - device.free_bytes(replica.model), others, may_go)
+        lacking = waking_bytes(replica, device.name) - device.free_bytes(replica.model)
+        evicted = evictions_for(lacking, others, may_go)
         if evicted is None:
             return None
         leaving |= {one.replica.model: one for one in evicted}

@@ -3,7 +3,8 @@
     ModelCosts, StageDevice* ──plan_stages──▶ StagePlan ▷ Stage*  with blocks and tokens/s
                                               StageRefusal        the missing bytes and where
 
-Engines run models of one stage: several can be planned, and not loaded yet.
+Placement divides models that no device could hold over one host, or over several
+(``devices.staged``). Experts apart can be planned and are not served yet.
 """
 
 from fleet.placement.stages.devices import Link, StageDevice

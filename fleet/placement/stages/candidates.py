@@ -36,10 +36,15 @@ class Candidate:
 
 
 def candidates_of(
-    memory: LayerMemory, times: StepTimes, devices: Collection[StageDevice]
+    memory: LayerMemory,
+    times: StepTimes,
+    devices: Collection[StageDevice],
+    *,
+    parts_experts: bool = True,
 ) -> list[Candidate]:
-    """The fastest first; like ones by name."""
-    hosts = {one.neuron: one for one in devices if one.kind == "cpu"}
+    """The fastest first; like ones by name. ``parts_experts``: cards may leave experts to their
+    host's memory."""
+    hosts = {one.neuron: one for one in devices if one.kind == "cpu" and parts_experts}
     found = (_candidate(memory, times, one, hosts.get(one.neuron)) for one in devices)
     return sorted((one for one in found if one.most or one.host is not None), key=_fastest)
 
@@ -68,8 +73,9 @@ def _fastest(one: Candidate) -> tuple[float, int, int, str, str]:
 
 
 def used_first(candidates: Sequence[Candidate], network_s: Mapping[str, float]) -> dict[str, str]:
-    """Of neurons with like devices: which one a search tries before them. It has at least as much
-    room on each device, so a plan that uses another one in its place is no faster."""
+    """Maps a neuron to the one with like devices that a search tries before it. That one has at
+    least as much room on each device, so a plan that uses the later one in its place is no
+    faster."""
     by_neuron: dict[str, list[int]] = {}
     for index, one in enumerate(candidates):
         by_neuron.setdefault(one.device.neuron, []).append(index)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fleet.live.snapshot import FleetSnapshot
 from inference.loading.costs.model_costs import Kind
@@ -21,7 +22,7 @@ GB, TERA = 10**9, 10**12
 @dataclass(frozen=True, slots=True)
 class Speed:
     bytes_per_s: float
-    """Of memory."""
+    """The bandwidth of its memory."""
     flops_per_s: float
 
 
@@ -37,7 +38,7 @@ class Link:
 class StageDevice:
     neuron: str
     name: str
-    """As a load spec names it: ``cuda:0``, ``cpu``."""
+    """The device's name in a load spec: ``cuda:0``, ``cpu``."""
     kind: Kind
     free_bytes: int
     speed: Speed
@@ -50,7 +51,7 @@ BY_KIND: Mapping[Kind, Speed] = {
     "cuda": Speed(300 * GB, 60 * TERA),  # the L4's, the slowest of its generation
     "cpu": Speed(51.2 * GB, 0.77 * TERA),
 }
-"""Of a device of another name."""
+"""The speed of a device whose name is in no list, by kind."""
 BY_NAME: Mapping[str, Speed] = {
     "H200": Speed(4800 * GB, 989 * TERA),
     "H100 PCIe": Speed(2000 * GB, 756 * TERA),
@@ -81,10 +82,15 @@ NETWORK = Link(200e-6, 0.117 * GB)
 
 
 def speed_of(info: DeviceInfo) -> Speed:
-    """By the card's name, else by its kind; what steps reach of it."""
-    words = f" {info.name} "
+    """Returns the speed that steps reach, by the card's name, else by the device's kind."""
+    return _speed_of(info.kind, info.name if info.kind == "cuda" else "")
+
+
+@lru_cache(maxsize=256)
+def _speed_of(kind: Kind, device_words: str) -> Speed:
+    words = f" {device_words} "
     named = (speed for name, speed in BY_NAME.items() if f" {name} " in words)
-    found = next(named, BY_KIND[info.kind]) if info.kind == "cuda" else BY_KIND["cpu"]
+    found = next(named, BY_KIND[kind])
     return Speed(REACHED * found.bytes_per_s, REACHED * found.flops_per_s)
 
 

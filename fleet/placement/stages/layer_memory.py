@@ -16,14 +16,21 @@ from inference.loading.costs.model_costs import Kind, LayerCost, ModelCosts
 
 BLOCK_TOKENS = 32
 NUM_STATES = 17
-"""Of recurrent layers: one for each of 16 requests and the empty one."""
+"""The number of states that a recurrent layer keeps: one for each of 16 requests and the empty
+one."""
 MIB = 1024**2
+LEAST_TOKENS = 256
+"""An engine needs keys and values of as many tokens."""
+WANTED_CONTEXTS = 4
+"""A load wants memory for so many full contexts at once: more helps little, and large devices stay
+free for large models."""
 STAGE_BYTES: dict[Kind, int] = {"cpu": 512 * MIB, "cuda": 1024 * MIB}
-"""Of a process and its libraries; on a card also what allocators leave unused."""
+"""The memory of a stage's process and its libraries; on a card also what allocators leave
+unused."""
 
 
 class LayerMemory:
-    """Of one model with keys and values of ``kv_tokens`` tokens."""
+    """Memory of one model's layers, with keys and values of ``kv_tokens`` tokens."""
 
     def __init__(self, costs: ModelCosts, kv_tokens: int) -> None:
         self.costs = costs
@@ -34,12 +41,12 @@ class LayerMemory:
             "cpu": self._windows(lambda layer: layer.expert_bytes.cpu, "cpu"),
         }
         self.without_experts = self._windows(lambda _: 0, "cuda") if self.has_experts else []
-        """Of layers on a card whose experts are apart."""
+        """The bytes of layers on a card whose experts are apart."""
         self.experts = _windows([layer.expert_bytes.cpu for layer in costs.layers])
-        """Of their experts, in host memory."""
+        """The bytes of those layers' experts in host memory."""
 
     def usable_bytes(self, device: StageDevice, *, is_first: bool) -> int:
-        """For layers."""
+        """Returns the bytes of the device that layers may use."""
         outer_bytes = self.costs.outer_bytes.on(device.kind) if is_first else 0
         return device.free_bytes - self.beside_bytes(device.kind) - outer_bytes
 
@@ -47,7 +54,7 @@ class LayerMemory:
         return STAGE_BYTES[kind] + self.costs.step_bytes.on(kind)
 
     def most_layers(self, device: StageDevice, *, is_first: bool) -> int:
-        """That fit with all that is theirs."""
+        """Returns how many layers fit, with all that is theirs."""
         usable_bytes = self.usable_bytes(device, is_first=is_first)
         return max(0, bisect_right(self.windows[device.kind], usable_bytes) - 1)
 
@@ -75,7 +82,7 @@ class LayerMemory:
         return low
 
     def kv_bytes(self, layer: LayerCost, kind: Kind) -> int:
-        """Of blocks and states."""
+        """Returns the bytes of a layer's blocks and states."""
         return self.kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
 
     def _windows(self, expert_bytes: Callable[[LayerCost], int], kind: Kind) -> list[int]:
@@ -85,6 +92,13 @@ class LayerMemory:
                 for layer in self.costs.layers
             ]
         )
+
+
+def whole_bytes(costs: ModelCosts, kind: Kind, kv_tokens: int = LEAST_TOKENS) -> int:
+    """What a device of that kind needs for all layers, as far as their files show it."""
+    memory = LayerMemory(costs, kv_tokens)
+    kv_bytes = sum(memory.kv_bytes(layer, kind) for layer in costs.layers)
+    return costs.weight_bytes.on(kind) + kv_bytes + memory.beside_bytes(kind)
 
 
 def _windows(sizes: Sequence[int]) -> list[int]:

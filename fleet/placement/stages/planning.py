@@ -1,4 +1,4 @@
-"""From a model's costs and a fleet's devices to stages, or to the missing bytes. Pure.
+"""Divides a model over a fleet's devices: from costs to stages, or to the missing bytes. Pure.
 
 whole on a card ─▶ one stage, on the fastest that holds it: what fits is not split
 else            ─▶ the stages with the shortest step, cards and processors alike
@@ -11,10 +11,14 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Literal
 
-from fleet.placement.devices.needs import WANTED_CONTEXTS
 from fleet.placement.stages.candidates import Candidate, candidates_of
 from fleet.placement.stages.devices import StageDevice
-from fleet.placement.stages.layer_memory import BLOCK_TOKENS, NUM_STATES, LayerMemory
+from fleet.placement.stages.layer_memory import (
+    BLOCK_TOKENS,
+    NUM_STATES,
+    WANTED_CONTEXTS,
+    LayerMemory,
+)
 from fleet.placement.stages.plans import Room, Stage, StagePlan, StageRefusal
 from fleet.placement.stages.prediction import MANY, TOKENS_PER_REQUEST, step_s, tokens_per_s
 from fleet.placement.stages.search import Found, Search, Share
@@ -32,11 +36,13 @@ def plan_stages(
     *,
     spread: Spread = "fleet",
     kv_tokens: int = KV_TOKENS,
+    parts_experts: bool = True,
 ) -> StagePlan | StageRefusal:
-    """``kv_tokens``: that every stage has room for. The plan does not depend on the order of
+    """``kv_tokens``: that every stage has room for. ``parts_experts``: routed experts may be in
+    host memory with the rest of their layers on a card. The plan does not depend on the order of
     ``devices``."""
     memory, times = LayerMemory(costs, kv_tokens), StepTimes(costs)
-    candidates = candidates_of(memory, times, devices)
+    candidates = candidates_of(memory, times, devices, parts_experts=parts_experts)
     found = _whole_on_a_card(candidates, len(costs.layers)) or _found(
         memory, times, candidates, spread
     )
@@ -46,14 +52,16 @@ def plan_stages(
 
 
 def _whole_on_a_card(candidates: Sequence[Candidate], num_layers: int) -> Found | None:
-    whole = (
+    """The one with the shortest step; of like ones the first."""
+    whole = [
         one for one in candidates if one.device.kind == "cuda" and one.most_as_first >= num_layers
-    )
-    fastest = next(whole, None)
-    if fastest is None:
+    ]
+    steps_s = [one.head_s + num_layers * one.layer_s for one in whole]
+    if not whole:
         return None
-    seconds = fastest.head_s + num_layers * fastest.layer_s
-    return Found((Share(fastest.device, num_layers),), seconds)
+    fastest_s = min(steps_s)
+    fastest = whole[steps_s.index(fastest_s)]
+    return Found((Share(fastest.device, num_layers),), fastest_s)
 
 
 def _found(
@@ -68,8 +76,8 @@ def _found(
 
 
 def _apart(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
-    """Those that one replica may lie on together. Experts in the host's memory do not count as
-    another device's."""
+    """Groups the candidates that one replica may lie on together. Experts in the host's memory do
+    not count as another device's."""
     if spread == "device":
         return [[one] for one in candidates]
     by_name = sorted(candidates, key=lambda one: one.device.neuron)
@@ -110,13 +118,13 @@ def _with_firsts(shares: Sequence[Share]) -> list[tuple[Share, int]]:
 
 
 def _wanted_blocks(memory: LayerMemory) -> int:
-    """More would not be used."""
+    """Returns the number of blocks that can be used; more would stay empty."""
     wanted_tokens = max(memory.kv_tokens, WANTED_CONTEXTS * memory.costs.context_tokens)
     return -(-wanted_tokens // BLOCK_TOKENS)
 
 
 def _most_blocks(memory: LayerMemory, shares: Sequence[Share]) -> int:
-    """That the smallest stage has room for."""
+    """Returns how many blocks the smallest stage has room for."""
     numbers = []
     for share, first in _with_firsts(shares):
         empty = _stage(memory, share, first, num_blocks=0)

@@ -20,9 +20,9 @@ class Stage:
     num_apart: int = 0
     """How many of them, its last ones, have their routed experts in the host's memory."""
     weight_bytes: int
-    """On the device."""
+    """The bytes of its weights on the device."""
     host_bytes: int = 0
-    """Of experts in the host's memory."""
+    """The bytes of experts in the host's memory."""
     kv_bytes: int
     """Blocks and states."""
     beside_bytes: int
@@ -36,7 +36,7 @@ class Stage:
 
     @property
     def used_bytes(self) -> int:
-        """On the device."""
+        """All bytes that the stage uses on the device."""
         return self.weight_bytes + self.kv_bytes + self.beside_bytes
 
 
@@ -44,11 +44,11 @@ class Stage:
 class StagePlan:
     stages: tuple[Stage, ...]
     num_blocks: int
-    """On every stage: the smallest decides."""
+    """The number of KV blocks on every stage: the smallest stage decides."""
     kv_tokens: int
-    """That the blocks hold."""
+    """The number of tokens that the blocks hold."""
     step_s: float
-    """Of one stream: its stages and the links between them."""
+    """Seconds of one stream's step: its stages and the links between them."""
     tokens_per_s: float
     """One stream's."""
     tokens_per_s_of_many: float
@@ -84,7 +84,8 @@ class Room:
 class StageRefusal:
     num_layers: int
     needed_bytes: int
-    """On cards: weights, and KV for the tokens that were asked for."""
+    """The bytes that cards must have for weights, and for the KV of the tokens that were asked
+    for."""
     kv_bytes: int
     """Part of the needed bytes."""
     missing_bytes: int

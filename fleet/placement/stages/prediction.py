@@ -14,7 +14,7 @@ from fleet.placement.stages.step_times import StepTimes
 MANY = 16
 """Requests at once."""
 TOKENS_PER_REQUEST = 1024
-"""Of keys and values."""
+"""The number of tokens whose keys and values a request is taken to have."""
 
 
 def step_s(times: StepTimes, shares: Sequence[Share], num_rows: float = 1) -> float:
@@ -23,7 +23,7 @@ def step_s(times: StepTimes, shares: Sequence[Share], num_rows: float = 1) -> fl
 
 
 def tokens_per_s(times: StepTimes, shares: Sequence[Share], num_running: int) -> float:
-    """Of so many requests together."""
+    """Returns the tokens per second of ``num_running`` requests together."""
     return max(
         _tokens_per_s_in_groups(times, shares, num_running, num_groups)
         for num_groups in range(1, min(len(shares), num_running) + 1)

@@ -60,8 +60,8 @@ class Bounds:
         self._seconds = [0.0, *accumulate(map(mul, most, self._layer_s))]
 
     def least_s(self, at: int, left: int) -> tuple[float | None, float]:
-        """Of ``left`` layers on the devices from ``at`` on, and the slowest layer's; ``None``:
-        there is no room."""
+        """Returns the seconds that ``left`` layers take at least on the devices from ``at`` on
+        (``None``: there is no room), and those of the slowest layer."""
         at = min(at, len(self._layer_s))
         end = min(bisect_left(self._layers, self._layers[at] + left), len(self._layer_s))
         seconds = self._seconds[end] - self._seconds[at]
@@ -169,7 +169,7 @@ class Search:
         return bound_s is not None and (self._best is None or seconds + bound_s < self._best.step_s)
 
     def _drop_slow(self) -> None:
-        """Without the devices on which even one layer makes a plan slower than the best."""
+        """Drops the devices on which even one layer makes a plan slower than the best."""
         least_s, slowest_s = self._bounds.least_s(0, self._num_layers)
         if self._best is None or least_s is None:
             return

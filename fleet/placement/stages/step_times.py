@@ -11,13 +11,13 @@ from fleet.placement.stages.devices import APART_S, LAYER_S, LOCAL, Link, Speed,
 from inference.loading.costs.model_costs import Kind, ModelCosts
 
 ROW_BYTES = 2
-"""Of each feature of a hidden row on its way: bfloat16."""
+"""The bytes of one feature of a hidden row on its way: bfloat16."""
 CONTEXT_TOKENS = 512
 """Whose keys and values each row reads."""
 
 
 class StepTimes:
-    """Of one model, for steps of any number of rows (one a sequence)."""
+    """Times of one model's steps, for any number of rows (one a sequence)."""
 
     def __init__(self, costs: ModelCosts) -> None:
         self._costs = costs
@@ -76,7 +76,7 @@ class StepTimes:
         )
 
     def local_s(self, num_rows: float) -> float:
-        """From one device of a host to another."""
+        """Returns the seconds that ``num_rows`` rows take from one device of a host to another."""
         return LOCAL.latency_s + self._hidden_bytes(num_rows) / LOCAL.bytes_per_s
 
     def network_s(self, link: Link, num_rows: float) -> float:

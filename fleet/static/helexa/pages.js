@@ -1,63 +1,30 @@
-// Charts of helexa's pages. <canvas data-chart="ID"> shows what <script id="ID" type="application/json">
-// holds: {"labels": […], "<series>": […], …}. It is drawn again when htmx brings new numbers, and in
-// the colours of the theme when that changes.
+// Bars of helexa's pages: one figure and one axis a chart. <canvas data-chart="ID" data-figure="NAME">
+// shows that figure of what <script id="ID" type="application/json"> holds: {"labels": […], "NAME": […], …}.
+// They are drawn again in the colours of the theme when that changes.
 (function () {
   "use strict";
-  const COLORS = ["#7c3aed", "#d97706", "#059669", "#0284c7", "#db2777", "#4f46e5"];
+  const COLORS = {USD: "#7c3aed", tokens: "#d97706"};
   const charts = new Map();
 
   function color(name) {
     return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888";
   }
 
-  function numbersOf(canvas) {
-    const source = document.getElementById(canvas.dataset.chart);
-    return source ? JSON.parse(source.textContent) : null;
-  }
-
-  function seriesOf(numbers) {
-    return Object.keys(numbers).filter((name) => name !== "labels");
-  }
-
-  // Two series are of different size and have an axis each; more share one.
-  function axisOf(names, index) {
-    return names.length === 2 ? "y" + index : "y";
-  }
-
-  function scales(names) {
-    const text = color("--hx-quiet"), line = color("--hx-line");
-    const found = {x: {ticks: {color: text, maxRotation: 0, autoSkip: true}, grid: {display: false}}};
-    names.forEach((name, index) => {
-      const axis = axisOf(names, index);
-      found[axis] = {
-        beginAtZero: true, position: axis === "y1" ? "right" : "left",
-        // Only money has parts.
-        ticks: {color: text, precision: name === "USD" ? undefined : 0}, grid: {color: axis === "y1" ? "transparent" : line},
-        title: {display: axis !== "y", text: name, color: text},
-      };
-    });
-    return found;
-  }
-
   function draw(canvas) {
-    const numbers = numbersOf(canvas);
-    if (!numbers) return;
-    const kind = canvas.dataset.kind || "line";
-    const names = seriesOf(numbers);
-    const datasets = names.map((name, index) => ({
-      label: name, data: numbers[name], borderColor: COLORS[index % COLORS.length],
-      backgroundColor: COLORS[index % COLORS.length], borderWidth: kind === "line" ? 2 : 0, pointRadius: 0, tension: 0.2,
-      yAxisID: axisOf(names, index),
-    }));
-    const known = charts.get(canvas);
-    if (known) known.destroy();
+    const numbers = JSON.parse(document.getElementById(canvas.dataset.chart).textContent);
+    const figure = canvas.dataset.figure, text = color("--hx-quiet");
+    charts.get(canvas)?.destroy();
     charts.set(canvas, new Chart(canvas, {
-      type: kind,
-      data: {labels: numbers.labels, datasets: datasets},
+      type: "bar",
+      data: {labels: numbers.labels, datasets: [{label: figure, data: numbers[figure], backgroundColor: COLORS[figure]}]},
       options: {
         animation: false, maintainAspectRatio: false, interaction: {mode: "index", intersect: false},
-        scales: scales(names),
-        plugins: {legend: {display: names.length > 1, labels: {color: color("--hx-quiet")}}},
+        scales: {
+          x: {ticks: {color: text, maxRotation: 0, autoSkip: true}, grid: {display: false}},
+          // Only money has parts.
+          y: {beginAtZero: true, ticks: {color: text, precision: figure === "USD" ? undefined : 0}, grid: {color: color("--hx-line")}},
+        },
+        plugins: {legend: {labels: {color: text}}},
       },
     }));
     canvas.dataset.drawn = "1";
@@ -67,21 +34,44 @@
     document.querySelectorAll("canvas[data-chart]").forEach(draw);
   }
 
-  function refresh() {
-    charts.forEach((chart, canvas) => {
-      const numbers = numbersOf(canvas);
-      if (!numbers) return;
-      chart.data.labels = numbers.labels;
-      seriesOf(numbers).forEach((name, index) => { chart.data.datasets[index].data = numbers[name]; });
-      chart.update("none");
-    });
-  }
-
   window.addEventListener("load", function () {
     drawAll();
-    document.body.addEventListener("htmx:afterSettle", refresh);
+    document.body.addEventListener("htmx:oobAfterSwap", forgetNotices);
     new MutationObserver(drawAll).observe(document.documentElement, {attributeFilter: ["class"]});
   });
+
+  // What htmx has swapped in is bound at once: a button that is pressed in between would send its form
+  // by the browser's own way, and load the page anew.
+  htmx.config.defaultSettleDelay = 0;
+
+  // <div hx-get="…" hx-trigger="every 2s …" data-pause-for="SELECTOR"> is not refreshed while the page has
+  // such an element: a form that is being filled in, or ticked rows. The refresh is neither requested
+  // nor swapped in: one may have been requested just before.
+  function isPaused(element) {
+    const selector = element.dataset.pauseFor;
+    return Boolean(selector && document.querySelector(selector));
+  }
+  document.addEventListener("htmx:beforeRequest", function (event) {
+    if (isPaused(event.detail.elt)) event.preventDefault();
+  });
+  document.addEventListener("htmx:beforeSwap", function (event) {
+    if (isPaused(event.detail.requestConfig.elt)) event.detail.shouldSwap = false;
+  });
+
+  // <button data-ask="WORDS"> is pressed once the reader has confirmed the words. Before htmx hears of
+  // it, which sends the form of such a button.
+  document.addEventListener("click", function (event) {
+    const button = event.target.closest("[data-ask]");
+    if (!button || window.confirm(button.dataset.ask)) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }, true);
+
+  // The notice of what went well goes after a while; other notices stay.
+  function forgetNotices() {
+    const good = document.querySelectorAll("#notices .hx-good");
+    setTimeout(() => good.forEach((notice) => notice.remove()), 8000);
+  }
 
   // Copies a text, and calls done when it has. Pages that neither come by https nor from this machine
   // are not let to the clipboard but by the browser's older way.

@@ -16,8 +16,8 @@ once and not by how many prompts have passed.
 The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
 that key and then compares it, so two prompts can share a block only when every token from the
 start is equal: a hash collision costs time, never correctness. Content ids are never used twice.
-The first block's parent is the sequence's salt, which is its account's: blocks of two accounts are
-never shared, and how fast a prompt is answered tells nobody what others have asked.
+The first block's parent is the sequence's salt, which is its account's. So two accounts never share
+blocks, and the time to a prompt's answer reveals nothing of other accounts' prompts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BlockAllocator:
         """How many blocks have become free or known, ever. A sequence that lacks n blocks has them
         after n more of these at the earliest."""
         self.on_forgotten: Callable[[int], None] | None = None
-        """Told each content id that the prefix cache does not know any more."""
+        """Called with each content id that leaves the prefix cache."""
 
     @property
     def num_free(self) -> int:
@@ -68,13 +68,8 @@ class BlockAllocator:
 
     @property
     def content_ids(self) -> set[int]:
-        """That the prefix cache knows."""
+        """Returns the content ids that the prefix cache knows."""
         return {content_id for _, content_id in self._content.values()}
-
-    @property
-    def num_touched(self) -> int:
-        """How many have ever been in use."""
-        return self._num_touched
 
     def allocate(self) -> int:
         """A block with one reference and no known content. The caller has checked ``num_free``."""
@@ -132,9 +127,8 @@ class BlockAllocator:
         self._key_of[block_id] = key
         return content_id
 
-    def distrust(self, block_ids: Ordered[int]) -> None:
-        """Forget the blocks' content: nobody is given them for it any more. Who has them keeps
-        them."""
+    def invalidate_prefix(self, block_ids: Ordered[int]) -> None:
+        """Removes the blocks from the prefix cache. Sequences that hold them keep them."""
         for block_id in block_ids:
             if (key := self._key_of.pop(block_id, None)) is not None:
                 self._forget(key)

@@ -13,8 +13,8 @@ from inference.engine.scheduling.sequence import Sequence
 
 DEFAULT_BLOCK_TOKENS = 32
 NEW_TURN_TOKENS = 8
-"""A prompt's last tokens only say whose turn it is; the conversation's next prompt has something
-else there."""
+"""The last tokens of a chat prompt only open the assistant's turn. The conversation's next prompt
+has other tokens there, so a snapshot after them would never be found again."""
 
 
 class KVCache:
@@ -42,8 +42,8 @@ class KVCache:
         looking at its prefix again before that would find the same."""
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give ``sequence`` blocks for all its tokens, shared ones where its prefix is known, and
-        say where computing starts. ``False``, and nothing changed, when there are too few.
+        """Allocates blocks for all tokens of ``sequence``, shared ones where its prefix is known,
+        and sets where computing starts. ``False``, and nothing changed, when there are too few.
 
         The last token is never taken from the cache: its row has to run to give logits.
         """
@@ -69,13 +69,13 @@ class KVCache:
         if self._is_still_short(sequence):
             return False
         if self._num_blocks_of(sequence) <= self.allocator.num_free:
-            return True  # also without sharing any, which takes longer to find out
+            return True  # also without sharing any; looking the prefix up takes longer
         shared, _ = self.known_prefix(sequence)
         return self._is_enough_beside(shared, sequence)
 
     def _is_still_short(self, sequence: Sequence) -> bool:
-        """Whether too little has changed since it last lacked a seat or blocks."""
-        if self.states is not None and not self.states.has_seat:
+        """Whether too little has changed since it last lacked state slots or blocks."""
+        if self.states is not None and not self.states.has_free_slots:
             return True
         if self._short is None or self._short[0] is not sequence:
             return False
@@ -85,8 +85,8 @@ class KVCache:
         return -(-len(sequence.token_ids) // self.block_tokens)
 
     def _is_enough_beside(self, shared: list[int], sequence: Sequence) -> bool:
-        """Whether enough blocks are free for what ``shared`` does not hold of the sequence. Those
-        of ``shared`` that nobody uses count as free, and are not once they are shared."""
+        """Whether enough blocks are free for the tokens that ``shared`` does not hold. Blocks of
+        ``shared`` that no sequence uses count as free now and are taken once they are shared."""
         num_idle = sum(self.allocator.is_reusable(block_id) for block_id in shared)
         num_fresh = self._num_blocks_of(sequence) - len(shared)
         num_missing = num_fresh - (self.allocator.num_free - num_idle)
@@ -96,7 +96,7 @@ class KVCache:
 
     def known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
         """Block ids and content ids of the longest known chain that leaves one token to run, and
-        those that are still to be scored. Recurrent layers go on from where a snapshot is."""
+        those that are still to be scored. With recurrent layers the chain ends at a snapshot."""
         if sequence.num_tokens_to_score:
             return [], []
         tokens, size = sequence.token_ids, self.block_tokens
@@ -126,7 +126,7 @@ class KVCache:
         return True
 
     def register_computed(self, sequence: Sequence) -> None:
-        """Tell the prefix cache of blocks that this step's tokens have filled."""
+        """Adds the blocks that this step's tokens have filled to the prefix cache."""
         size = self.block_tokens
         while (sequence.num_registered_blocks + 1) * size <= sequence.num_computed_tokens:
             index = sequence.num_registered_blocks
@@ -139,8 +139,8 @@ class KVCache:
             self._drop_unseen(sequence, self.window)
 
     def _drop_unseen(self, sequence: Sequence, window: int) -> None:
-        """Give back the blocks that its next row does not see, nor any after it. The prefix cache
-        may know them for as long as nobody else needs them.
+        """Releases the blocks that neither its next row nor any later one sees. They stay in the
+        prefix cache until another sequence needs them.
 
             positions   0 ....... | num_computed - window + 1 ....... num_computed
                         [ dropped, whole blocks ][ seen by the next row           ]
@@ -151,9 +151,9 @@ class KVCache:
             sequence.num_dropped_blocks = num_unseen
 
     def end_of_chunk(self, sequence: Sequence, start: int, end: int) -> int:
-        """Where a chunk of its tokens ends that could go to ``end``: with recurrent layers at a
-        block's end, so that a snapshot can be kept there, and at the last one before the tokens
-        with which the next prompt of a conversation will differ."""
+        """Returns where a chunk of the sequence's tokens ends that could go up to ``end``. With
+        recurrent layers it ends at a block's end, so that a snapshot can be kept there, and at the
+        last one before the tokens with which the next prompt of a conversation will differ."""
         if self.states is None:
             return end
         size, num_tokens = self.block_tokens, len(sequence.token_ids)
@@ -164,8 +164,8 @@ class KVCache:
         return rounded if end < num_tokens and rounded > start else end
 
     def commit_states(self, sequences: Ordered[Sequence]) -> None:
-        """After a step of theirs whose rows all count, once its tokens are counted and its blocks
-        registered."""
+        """Advances the sequences' recurrent states after a step whose rows all count, once its
+        tokens are counted and its blocks registered, and keeps snapshots at the ends of blocks."""
         if self.states is None:
             return
         for sequence in sequences:
@@ -177,20 +177,20 @@ class KVCache:
             content_id = sequence.parent_content
             assert isinstance(content_id, int), "there is a block"
             if sequence.has_prompt_in_blocks:
-                self.states.keep_latest(sequence, content_id)
+                self.states.replace_decode_snapshot(sequence, content_id)
             else:
                 self.states.keep(sequence, content_id)
 
-    def distrust(self, sequence: Sequence) -> None:
-        """Its keys and values may not be numbers: the same prompt is to be computed afresh. Of the
-        blocks that it gave back because no row sees them any more, only those that still hold what
-        it wrote: others may have the rest by now."""
+    def invalidate_prefix(self, sequence: Sequence) -> None:
+        """Removes its blocks from the prefix cache, because its keys and values may be NaN: the
+        same prompt is computed again. Of the blocks that it released because no row sees them,
+        only those that still hold its content are removed; others may own the rest by now."""
         dropped = sequence.block_ids[: sequence.num_dropped_blocks]
         known, _ = self.known_prefix(sequence)
         own = [
             block_id for block_id, found in zip(dropped, known, strict=False) if block_id == found
         ]
-        self.allocator.distrust([*own, *_held(sequence)])
+        self.allocator.invalidate_prefix([*own, *_held(sequence)])
 
     def release(self, sequence: Sequence) -> None:
         self.allocator.release(_held(sequence))
@@ -211,8 +211,8 @@ class KVCache:
 
 
 def _content(sequence: Sequence, start: int, end: int) -> BlockContent:
-    """What is in the block of tokens [start, end): an image's tokens are all alike, so its digest
-    stands beside them."""
+    """The content of the block of tokens [start, end). An image's tokens are all alike, so its
+    digest is part of it."""
     tokens = tuple(sequence.token_ids[start:end])
     if sequence.images is None:
         return tokens

@@ -4,8 +4,8 @@ prompt is computed whose beginning is only there.
     submitted ─▶ in memory? ─▶ on disk? ─▶ held while it is read ─▶ blocks, known to the cache
     prompt computed ─▶ copied, some blocks a step ─▶ written in a thread
 
-What is read becomes blocks that nobody references, as a prompt that has ended leaves them: whoever
-is admitted next finds them there. For the engine's thread; files are read and written in others.
+Blocks that were read are cached and unreferenced, as after a prompt that has ended, so the next
+admission finds them. For the engine's thread; files are read and written in others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 import torch
@@ -31,6 +32,9 @@ LEAST_TOKENS = 256
 """Shorter prefixes are computed about as fast as they are read."""
 COPIED_PER_STEP = 8
 """Blocks: copying them takes a part of a millisecond each, for which every sequence waits."""
+MOST_SENT_BYTES = 64 * 1024**2
+"""Most bytes of read blocks in one transfer to a card."""
+TRANSFER_ALIGNMENT = 16
 MOST_WRITING = 32
 """How many steps' blocks wait for the disk, in memory."""
 
@@ -85,6 +89,26 @@ def copy_to_host(views: Ordered[torch.Tensor]) -> torch.Tensor:
     return flat.to("cpu")
 
 
+def copy_to_device(tensors: Ordered[torch.Tensor], device: torch.device) -> Ordered[torch.Tensor]:
+    """Returns the host's ``tensors`` on ``device``, copied in one transfer that nothing waits for;
+    on a CPU it returns them as they are."""
+    return tensors if device.type == "cpu" else in_one_transfer(tensors, device)
+
+
+def in_one_transfer(tensors: Ordered[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Each begins where any dtype may: at a multiple of 16 bytes."""
+    parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
+    sizes = [-(-len(part) // TRANSFER_ALIGNMENT) * TRANSFER_ALIGNMENT for part in parts]
+    flat = torch.zeros(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for place, part in zip(torch.split(flat, sizes), parts, strict=True):
+        place[: len(part)].copy_(part)
+    sent = torch.split(flat.to(device, non_blocking=True), sizes)
+    return [
+        place[: len(part)].view(tensor.dtype).view(tensor.shape)
+        for place, part, tensor in zip(sent, parts, tensors, strict=True)
+    ]
+
+
 class PrefixDisk:
     def __init__(
         self, files: PrefixFiles, cache: KVCache, storage: BlockStorage, fingerprint: str
@@ -113,7 +137,8 @@ class PrefixDisk:
         return self._files.problem
 
     def add(self, sequence: Sequence) -> None:
-        """One that has been submitted, and whose tokens say all that its blocks hold."""
+        """Registers a submitted sequence, whose prefix is then read. Its token ids alone have to
+        determine its blocks' content."""
         if self.problem or sequence.num_prompt_tokens < LEAST_TOKENS:
             return
         if sequence.num_tokens_to_score:
@@ -210,18 +235,29 @@ class PrefixDisk:
         for block_id in known:
             allocator.share(block_id)  # so that they do not make room for those after them
         parent = contents[-1] if contents else sequence.cache_salt
-        taken = []
-        for index, tensors in enumerate(blocks, start=len(known)):
-            if not self._fits(tensors):
-                break
-            block_id = allocator.allocate()
-            for name, view in self._storage.block(block_id).items():
-                view.copy_(tensors[name])
+        blocks = list(takewhile(self._fits, blocks))
+        taken = [allocator.allocate() for _ in blocks]
+        self._fill(taken, blocks)
+        for index, block_id in enumerate(taken, start=len(known)):
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
             parent = allocator.register(block_id, parent, tokens)
-            taken.append(block_id)
         allocator.release([*known, *taken])
         return len(taken)
+
+    def _fill(self, block_ids: Ordered[int], blocks: Ordered[Tensors]) -> None:
+        """Copies read blocks into the storage's, ``MOST_SENT_BYTES`` in a transfer."""
+        views = [
+            (view, tensors[name])
+            for block_id, tensors in zip(block_ids, blocks, strict=True)
+            for name, view in self._storage.block(block_id).items()
+        ]
+        while views:
+            num_bytes = accumulate(tensor.nbytes for _, tensor in views)
+            count = max(1, sum(total <= MOST_SENT_BYTES for total in num_bytes))
+            some, views = views[:count], views[count:]
+            sent = copy_to_device([tensor for _, tensor in some], some[0][0].device)
+            for (view, _), tensor in zip(some, sent, strict=True):
+                view.copy_(tensor)
 
     def _fits(self, tensors: Tensors) -> bool:
         wanted = self._storage.block(0)

@@ -3,10 +3,10 @@
     name       SHA-256 of the model's fingerprint, the salt and every token up to the block's end
     metadata   the name again, and the SHA-256 of what the tensors hold
 
-A file that is not what its name and its metadata say is deleted and counts as not there. The one
-that was used longest ago makes room. A disk that fails, is full or was remounted read-only switches
-all of it off: nothing is read or written any more, and ``problem`` says why. Knows no sequences and
-no blocks.
+A file that does not match its name and its metadata is deleted and counts as missing. The least
+recently used file is deleted for room. A disk that fails, is full or was remounted read-only
+disables the cache: nothing is read or written any more, and ``problem`` names the reason. Knows no
+sequences and no blocks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
 
 
 def root_of(fingerprint: str, salt: str) -> bytes:
-    """Where the chains of a model's blocks begin under one salt."""
+    """Returns the hash from which the chains of a model's blocks begin under one salt."""
     return hashlib.sha256(f"{fingerprint}\0{salt}".encode()).digest()
 
 
@@ -51,7 +51,7 @@ class PrefixFiles:
     No method raises ``OSError``."""
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
-        """Finds what earlier lives left there."""
+        """Indexes the files that previous instances wrote to ``directory``."""
         self.problem = ""
         """Why nothing is read or written any more, in words; empty while the disk works."""
         self._directory = directory

@@ -39,7 +39,7 @@ class StateSlots:
         self._num_holders = 0
 
     @property
-    def has_seat(self) -> bool:
+    def has_free_slots(self) -> bool:
         """Whether one more sequence can hold slots. Snapshots give way to it."""
         return SLOTS_PER_SEQUENCE * (self._num_holders + 1) < self.num_slots
 
@@ -49,7 +49,7 @@ class StateSlots:
 
     def admit(self, sequence: Sequence, content_id: int | None) -> None:
         """Start from the snapshot of that prefix, or from nothing. The caller has checked
-        ``has_seat``."""
+        ``has_free_slots``."""
         read = EMPTY_SLOT
         if content_id is not None:
             read = self._snapshots[content_id]
@@ -93,9 +93,9 @@ class StateSlots:
         self._references[sequence.state_slot] += 1
         self._snapshots[content_id] = sequence.state_slot
 
-    def keep_latest(self, sequence: Sequence, content_id: int) -> None:
-        """``keep`` for a sequence that decodes, instead of the one that it left last. While it
-        runs it is the first to go, so that those who decode do not push out what prompts left."""
+    def replace_decode_snapshot(self, sequence: Sequence, content_id: int) -> None:
+        """``keep`` for a decoding sequence: replaces the snapshot that it kept last. While it runs
+        this snapshot is evicted first, so that decoding does not push out prompts' snapshots."""
         if content_id in self._snapshots:
             return
         if sequence.snapshot is not None:
@@ -105,7 +105,8 @@ class StateSlots:
         sequence.snapshot = content_id
 
     def forget(self, content_id: int) -> None:
-        """Its prefix is not known any more, or its state is not trusted. Who reads it goes on."""
+        """Drops the snapshot: its prefix left the cache or its state is invalid. Sequences that
+        read it continue."""
         if (slot := self._snapshots.pop(content_id, None)) is not None:
             self._drop(slot)
 
@@ -117,8 +118,8 @@ class StateSlots:
         return slot
 
     def _evict(self) -> None:
-        """The first snapshot that nobody reads. There is one: sequences hold two slots at most,
-        and there are more than two for each."""
+        """Evicts the first snapshot that no sequence reads. One exists: sequences hold two slots at
+        most, and there are more than two for each."""
         content_id = next(c for c, slot in self._snapshots.items() if self._references[slot] == 1)
         self.forget(content_id)
 

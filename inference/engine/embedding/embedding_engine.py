@@ -18,13 +18,11 @@ from inference.engine.embedding.embedding_queue import (
     EmbeddingQueue,
     Row,
 )
-from inference.engine.faults.containment import Outcome, contain, halves
+from inference.engine.emission import Output, PendingOutputs
+from inference.engine.faults.bisection import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.faults.kinds import NumericalFault, StepFault
-from inference.engine.faults.numerical_watch import NumericalWatch
-from inference.engine.pending_outputs import Output, PendingOutputs
-from inference.engine.scheduling.long_waits import LongWaits
-from inference.engine.scheduling.rates import TokenRates
-from inference.engine.scheduling.step_pacer import StepPacer
+from inference.engine.scheduling.pace import StepPacer, TokenRates
+from inference.engine.scheduling.waiting_queue import LongWaits
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -47,8 +45,8 @@ class EmbeddingExecutor(Protocol):
         ...
 
     def recover(self, error: Exception) -> StepFault:
-        """What ``error``, raised by ``embed``, says of the step and the device. Frees what the
-        attempt held."""
+        """Classifies ``error``, raised by ``embed``, as a fault of the step or of the device.
+        Frees the memory of the attempt."""
         ...
 
 
@@ -99,7 +97,9 @@ class EmbeddingEngine:
         self._long_waits.warn(started_s)
         rows = self._queue.take_batch(self._pacer.prefill_tokens(0))
         if rows:
-            outcome = contain(rows, self._executor.embed, self._executor.recover, divide_rows)
+            outcome = isolate_faults(
+                rows, self._executor.embed, self._executor.recover, divide_rows
+            )
             if not outcome.faults:
                 self._record(rows, self._clock() - started_s)
             self._settle(outcome)
@@ -138,7 +138,7 @@ class EmbeddingEngine:
 
     @property
     def has_outputs(self) -> bool:
-        """Refusals and cancellations that nobody has been told of."""
+        """Whether refusals or cancellations are not sent yet."""
         return bool(self._outputs)
 
     def take_outputs(self) -> StepOutputs:

@@ -1,4 +1,4 @@
-"""From an opened embedding model to an engine that answers, and the report of what was loaded."""
+"""Loads an engine from an opened embedding model and makes its load report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import EmbedSequences, SequenceFailed
-from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadProgress, LoadStage
+from inference.protocol.load_report import LoadReport
 
 WARMUP_STEPS = 8
 """After so many the size of a step has found the speed of the device."""
@@ -76,7 +78,8 @@ def embedding_report(
 
 
 def _run_largest_step(model: EmbeddingModel, step_tokens: int) -> None:
-    """Finds out now whether the memory holds it. Raises ``DoesNotFitError``."""
+    """Runs the largest step once to check that the memory holds it. Raises
+    ``DoesNotFitError``."""
     longest = torch.zeros(model.config.max_input_tokens, dtype=torch.int64)
     num_rows = max(1, step_tokens // len(longest))
     try:

@@ -1,10 +1,10 @@
 """Decides which inputs of which requests share the next forward of an embedding model. Plain Python
 over ints: no tensors, no clock, no knowledge of models.
 
-Accounts take turns, by weight and the tokens they were given, and an account's jobs among each
-other; anonymous callers' come last. The job whose turn it is gives its longest open input, and
-inputs of about that length join it, whoever's they are, as long as the padded batch stays within
-the step's tokens:
+Accounts are scheduled by weighted fair queueing over the tokens they received, and so are the jobs
+of one account; anonymous callers' jobs come last. The next job gives its longest open input, and
+inputs of about that length from any job join it, as long as the padded batch stays within the
+step's tokens:
 
     turn order   job A | job B | job C        longest of A: 200 tokens
     the batch    A 200, C 190, A 180, B 120   (rows * 200 <= max_tokens; none shorter than 100)
@@ -22,26 +22,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 
+from inference.engine.scheduling.waiting_queue import QueueLimits, overdue
 from inference.protocol.engine import EmbedSequences
 
 MAX_QUEUED_TOKENS = 2**24
 """The most that all queued jobs have, at four bytes each; one job alone may have more."""
 TOKEN_UNIT = 1 << 16
-"""So that tokens divided by a weight stay a whole number and keep their size."""
+"""The factor that keeps tokens divided by a weight whole, and large enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingLimits:
+class EmbeddingLimits(QueueLimits):
     max_started: int = 256
     """Jobs of which some inputs are done and some are not."""
-    max_queue_depth: int = 256
-    max_queue_wait_s: float = 60.0
-    max_queue_share_percent: int = 50
-
-    @property
-    def max_queue_depth_per_account(self) -> int:
-        """So that one account alone cannot fill the queue; at least one place of it."""
-        return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
 
 
 class EmbeddingJob:
@@ -108,7 +101,7 @@ class EmbeddingQueue:
         self._num_tokens = 0
         self._now = 0
         self._given: dict[str, int] = {}
-        """On a virtual clock, until when each account has been served: see ``fair_queue``."""
+        """The virtual time until which each account has been served: see ``fair_queue``."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -129,8 +122,8 @@ class EmbeddingQueue:
     def is_full_for(self, account: str) -> bool:
         """Whether one more job of the account's would be more than its part of the queue."""
         num_waiting = sum(not job.has_started for job in self._jobs if job.account == account)
-        num_seats = self.limits.max_started - self.num_started
-        return num_waiting - num_seats >= self.limits.max_queue_depth_per_account
+        num_free_slots = self.limits.max_started - self.num_started
+        return num_waiting - num_free_slots >= self.limits.max_queue_depth_per_account
 
     def add(self, job: EmbeddingJob) -> None:
         self._jobs.append(job)
@@ -144,7 +137,7 @@ class EmbeddingQueue:
 
     def overdue(self, now_s: float) -> list[EmbeddingJob]:
         """Jobs that have waited to start for longer than allowed."""
-        return [job for job in self._jobs if job.deadline_s is not None and job.deadline_s <= now_s]
+        return overdue(self._jobs, now_s)
 
     def take_batch(self, max_tokens: int) -> list[Row]:
         """The next forward's rows, longest first, at least one if any job has an open input. They
@@ -167,14 +160,14 @@ class EmbeddingQueue:
         return rows
 
     def _runnable(self) -> list[EmbeddingJob]:
-        """In the order of their turns: those that have started, and new ones while seats last."""
-        seats = self.limits.max_started - self.num_started
+        """Jobs in fair order: those that have started, and new ones while slots are free."""
+        num_free_slots = self.limits.max_started - self.num_started
         runnable = []
         for job in self._in_turns():
             if not job.has_started:
-                if seats <= 0:
+                if num_free_slots <= 0:
                     continue
-                seats -= 1
+                num_free_slots -= 1
             if job.open_inputs:
                 runnable.append(job)
         return runnable

@@ -1,1 +1,1 @@
-"""What can go wrong in a step, whose row it was, and what it says of the device."""
+"""Faults of a step: their classes, the row at fault, and whether the device is still sound."""

@@ -17,7 +17,7 @@ class EngineExit(IntEnum):
 
 _NAMES = {
     EngineExit.FAILED: "failed",
-    EngineExit.ORPHANED: "told to end",
+    EngineExit.ORPHANED: "ended by its neuron",
     EngineExit.DEVICE_FAULT: "device fault",
     EngineExit.HUNG: "hung",
 }

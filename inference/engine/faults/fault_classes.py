@@ -1,8 +1,8 @@
 """Which fault an exception of the tensor half is.
 
-torch says little by type, so most of it is in the texts: those of torch, CUDA's runtime and driver,
-cuBLAS, NCCL, gloo and Triton. Where a text is not known the device counts as sound, for finding out
-is cheap: the step is tried again in parts, and a device that is not sound says so then.
+torch distinguishes little by type, so the texts decide: those of torch, CUDA's runtime and driver,
+cuBLAS, NCCL, gloo and Triton. With an unknown text the device counts as sound, because a wrong
+guess is cheap: the step is tried again in parts, and an unsound device raises again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from inference.engine.faults.kinds import (
 )
 
 CUDA_INVALID_VALUE, CUDA_OUT_OF_MEMORY, CUDA_INVALID_CONFIGURATION = 1, 2, 9
-"""cudaError_t: the errors of one call. Any other one stays with the process ("sticky"), or says
-that there is no device to go on with."""
+"""cudaError_t: the errors of one call. Any other one stays with the process ("sticky"), or means
+that the device is lost."""
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",

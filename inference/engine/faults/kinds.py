@@ -1,7 +1,7 @@
-"""What can go wrong in a step, and what that says of the device.
+"""The faults of a step, by whether the device is still sound.
 
     StepFault
-    ├── the device is sound: whose row it was fails, everything else goes on
+    ├── the device is sound: the row at fault fails, everything else continues
     │   ├── NumericalFault      logits that are not numbers
     │   ├── OutOfMemoryFault    not even the row alone fits
     │   ├── InvalidImageFault   an image of its prompt cannot be read
@@ -10,7 +10,7 @@
         ├── DeviceFault         the driver reported an error, and every later call would
         └── HangFault           a step or a collective that does not come back
 
-``fault_classes`` tells them apart, ``containment`` finds whose row it was. Imports no torch.
+``fault_classes`` classifies exceptions, ``bisection`` finds the row at fault. Imports no torch.
 """
 # ruff: noqa: N818 - a fault is not always raised, so the names are those of the documentation.
 
@@ -23,8 +23,7 @@ from inference.engine.faults.exit_codes import EngineExit
 
 
 class StepFault(EngineError):
-    """``code`` and ``client_message`` are what a client is told; the exception's own text is for
-    the log."""
+    """Clients receive ``code`` and ``client_message``; the exception's own text is for the log."""
 
     code: ClassVar[str]
     client_message: ClassVar[str]

@@ -1,5 +1,5 @@
-"""Rows of images by digest: the tower runs once for an image, and again where its rows had to make
-room for others' meanwhile."""
+"""Rows of images by content and size: the tower runs once for an image, and again where its rows
+had to make room for others' meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from inference.engine.faults.kinds import InvalidImageFault
 from inference.models.errors import InvalidImageError
-from inference.models.vision.tower import PictureRows, VisionTower
+from inference.models.vision.build import AnyTower
+from inference.models.vision.tower import ImageEmbeddings
 from inference.protocol.images import SequenceImage
 
 
@@ -26,19 +27,19 @@ class ImageProcessor(Protocol):
 class ImageRows:
     """The latest used are kept, up to ``kept_bytes``. For the engine's thread."""
 
-    def __init__(self, tower: VisionTower, processor: ImageProcessor, kept_bytes: int) -> None:
+    def __init__(self, tower: AnyTower, processor: ImageProcessor, kept_bytes: int) -> None:
         self._tower = tower
         self._processor = processor
         self._kept_bytes = kept_bytes
         self._num_bytes = 0
-        self._rows: OrderedDict[str, PictureRows] = OrderedDict()
+        self._rows: OrderedDict[str, ImageEmbeddings] = OrderedDict()
         self.num_runs = 0
         """How often the tower has run."""
 
-    def of(self, image: SequenceImage) -> PictureRows:
+    def of(self, image: SequenceImage) -> ImageEmbeddings:
         """All of the image's. Raises ``InvalidImageFault``."""
-        if (known := self._rows.get(image.digest)) is not None:
-            self._rows.move_to_end(image.digest)
+        if (known := self._rows.get(image.content_id)) is not None:
+            self._rows.move_to_end(image.content_id)
             return known
         try:
             patches = self._processor.patches(image.data, image.grid)
@@ -46,13 +47,13 @@ class ImageRows:
             raise InvalidImageFault(str(error)) from None
         rows = self._tower(torch.from_numpy(patches), image.grid)
         self.num_runs += 1
-        self._keep(image.digest, rows)
+        self._keep(image.content_id, rows)
         return rows
 
-    def _keep(self, digest: str, rows: PictureRows) -> None:
+    def _keep(self, content_id: str, rows: ImageEmbeddings) -> None:
         if rows.num_bytes > self._kept_bytes:
             return
-        self._rows[digest] = rows
+        self._rows[content_id] = rows
         self._num_bytes += rows.num_bytes
         while self._num_bytes > self._kept_bytes:
             _, oldest = self._rows.popitem(last=False)

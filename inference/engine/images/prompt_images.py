@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inference.models.vision_config import VisionConfig
-from inference.protocol.images import SequenceImage, num_image_tokens
+from inference.protocol.image_layout import num_image_tokens
+from inference.protocol.images import SequenceImage, TokenRun
 
 Ints = npt.NDArray[np.int64]
 
@@ -24,11 +25,25 @@ Ints = npt.NDArray[np.int64]
 class PromptImages:
     """``images`` have no ``image_problem``."""
 
-    def __init__(self, images: Ordered[SequenceImage], num_prompt_tokens: int, merge: int) -> None:
+    def __init__(
+        self,
+        images: Ordered[SequenceImage],
+        num_prompt_tokens: int,
+        merge: int,
+        *,
+        has_places: bool = True,
+        are_seen_whole: bool = False,
+    ) -> None:
+        """``has_places``: whether tokens are rotated by time, height and width, and not by their
+        positions. ``are_seen_whole``: whether an image's tokens attend to all of it, so that no
+        chunk may end within it."""
         self.images = tuple(images)
-        self._places = _places(self.images, num_prompt_tokens, merge)
+        self.has_places = has_places
+        self.are_seen_whole = are_seen_whole
+        placed = self.images if has_places else ()
+        self._places = _places(placed, num_prompt_tokens, merge)
         self.lag = num_prompt_tokens - 1 - int(self._places[:, -1].max())
-        """By how much an output token's time, height and width are below its position."""
+        """The amount by which an output token's time, height and width are below its position."""
 
     def places(self, start: int, end: int) -> Ints:
         """(3, end - start) time, height and width of the tokens at positions [start, end), which
@@ -39,27 +54,45 @@ class PromptImages:
 
     def overlapping(self, start: int, end: int) -> list[SequenceImage]:
         """Those with tokens at positions [start, end)."""
-        return [
-            image
-            for image in self.images
-            if image.first_token < end and start < image.first_token + image.num_tokens
-        ]
+        return [image for image in self.images if _first_run(image, start, end) is not None]
 
     def end_with_images(self, start: int, end: int, num_images: int) -> int:
-        """Where a chunk of [start, end) ends that has tokens of ``num_images`` images at most."""
+        """Returns where a chunk of [start, end) ends if it may have tokens of at most
+        ``num_images`` images."""
         found = self.overlapping(start, end)
-        return end if len(found) <= num_images else max(start, found[num_images].first_token)
+        if len(found) <= num_images:
+            return end
+        run = _first_run(found[num_images], start, end)
+        assert run is not None, "it overlaps"
+        return max(start, run.first_token)
+
+    def end_of_whole(self, start: int, end: int, *, may_exceed: bool) -> int:
+        """Returns where a chunk of [start, end) ends that may cut no image which is seen whole: in
+        front of it, or behind it where the chunk begins with it and ``may_exceed``."""
+        whole = self.images if self.are_seen_whole else ()
+        cut = next((image for image in whole if image.first_token < end < image.end), None)
+        if cut is None:
+            return end
+        if cut.first_token > start:
+            return cut.first_token
+        return cut.end if may_exceed else start
 
     def content(self, start: int, end: int) -> tuple[str, ...]:
-        """What the tokens at [start, end) do not say of what is there."""
-        return tuple(image.digest for image in self.overlapping(start, end))
+        """What the images at [start, end) are, which their pad tokens do not distinguish."""
+        return tuple(image.content_id for image in self.overlapping(start, end))
+
+
+def _first_run(image: SequenceImage, start: int, end: int) -> TokenRun | None:
+    """The first of its runs with tokens at positions [start, end)."""
+    return next((run for run in image.runs if run.first_token < end and start < run.end), None)
 
 
 def _places(images: Ordered[SequenceImage], num_tokens: int, merge: int) -> Ints:
+    """``images`` of one run each."""
     found = np.empty((3, num_tokens), dtype=np.int64)
     token = place = 0
     for image in images:
-        first, last = image.first_token, image.first_token + image.num_tokens
+        first, last = image.first_token, image.end
         found[:, token:first] = np.arange(place, place + first - token)
         place += first - token
         height, width = image.grid[1] // merge, image.grid[2] // merge
@@ -82,15 +115,19 @@ def image_problem(
         return "vision_unsupported", "this model reads text only"
     end = 0
     for image in images:
-        first, last = image.first_token, image.first_token + image.num_tokens
-        time, height, width = image.grid
-        is_even = time == 1 and height % vision.merge == 0 and width % vision.merge == 0
+        num_tiles, height, width = image.grid
+        is_even = num_tiles > 0 and height % vision.merge == 0 and width % vision.merge == 0
         if not is_even or image.num_tokens != num_image_tokens(image.grid, vision.merge):
             return "invalid_image", "an image's size and its number of tokens do not fit"
-        if not image.num_tokens > 0 or height * width > vision.most_patches:
+        is_within = num_tiles <= vision.most_tiles and height * width <= vision.most_patches
+        if not image.num_tokens > 0 or not is_within:
             return "invalid_image", "an image has more pixels than the model is given"
-        pads = token_ids[first:last]
-        if first < end or last > len(token_ids) or set(pads) != {vision.image_token_id}:
-            return "invalid_image", "an image's tokens are not where the prompt has them"
-        end = last
+        if vision.mrope_section is not None and len(image.runs) > 1:
+            return "invalid_image", "an image's tokens are apart, and have places of their own"
+        for run in image.runs:
+            pads = token_ids[run.first_token : run.end]
+            is_inside = end <= run.first_token and run.end <= len(token_ids)
+            if not is_inside or set(pads) != {vision.image_token_id}:
+                return "invalid_image", "an image's tokens are not where the prompt has them"
+            end = run.end
     return None

@@ -1,1 +1,1 @@
-"""From a load spec to an engine that answers: trial steps, memory, context, quality, warm-up."""
+"""Turns a load spec into an engine that answers: trial steps, memory, context, quality, warm-up."""

@@ -15,8 +15,8 @@ from inference.loading.adapters.adapter_files import open_adapter
 from inference.models.backend import AnyModel
 from inference.models.errors import UnsupportedAdapterError
 from inference.protocol.adapters import AdapterSpec
-from inference.protocol.load import LoadProgress
 from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedPool
 
 
@@ -36,7 +36,7 @@ class AdapterLoader:
     @torch.inference_mode()
     def _load(self, spec: AdapterSpec) -> LoadedAdapter:
         try:
-            opened = open_adapter(spec, self._model.config, self._cache_dir, _nobody_asks)
+            opened = open_adapter(spec, self._model.config, self._cache_dir, _no_progress)
             prepared = self._model.prepare_adapter(opened.weights)
         except (LoadError, UnsupportedAdapterError) as error:
             raise AdapterError(str(error)) from error
@@ -47,5 +47,5 @@ class AdapterLoader:
         return LoadedAdapter(prepared, opened.fingerprint)
 
 
-def _nobody_asks(progress: LoadProgress) -> None:
-    """An adapter's download is short: nobody is told how far it is."""
+def _no_progress(progress: LoadProgress) -> None:
+    """Discards the progress: an adapter's download is too short to report."""

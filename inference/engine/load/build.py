@@ -10,27 +10,35 @@ from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.cache.prefix_disk import PrefixDisk
 from inference.engine.cache.prefix_files import PrefixFiles
 from inference.engine.engine import Engine
-from inference.engine.executor import TensorExecutor
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.load.memory.state_plan import wanted_slots
-from inference.engine.model_runner import ModelRunner
+from inference.engine.model_runner import ModelRunner, TensorExecutor
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.scheduling.rates import PrefillAverage
-from inference.engine.scheduling.run_ahead import RunAhead
+from inference.engine.scheduling.pace import PrefillAverage
+from inference.engine.scheduling.run_ahead import RunAhead, StepsAhead
 from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.step_groups import StepGroups
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.speculation.automatic import AutomaticSpeculator
 from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.predictor_runner import PredictorRunner
-from inference.engine.speculation.speculator import DEFAULT_DRAFT_TOKENS, Speculator
-from inference.models.backend import AnyModel
+from inference.engine.speculation.speculator import (
+    DEFAULT_DRAFT_TOKENS,
+    LookupSpeculator,
+    Speculator,
+)
+from inference.engine.stages.staged_executor import StagedExecutor
+from inference.engine.stages.staged_model import StagedModel
+from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.cache.layout import cache_layout
-from inference.models.predictor import Predictor
 from inference.models.vision_config import KEPT_ROWS_BYTES
+
+PREDICTED = "multi-token prediction"
 
 
 def build_engine(
@@ -54,7 +62,8 @@ def build_engine(
     draft_model: AnyModel | None = None,
     draft_positions: int | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
-    predictor: Predictor | None = None,
+    predictor: AnyPredictor | None = None,
+    staged: StagedModel | None = None,
     clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
@@ -64,9 +73,10 @@ def build_engine(
     ``prefix_files``: where prefixes survive the engine; those of recurrent layers do not.
     ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what
     suits the model's device. ``speculator``: ``None`` for no drafts, or those of ``draft_model``,
-    which has the model's vocabulary, reads ``draft_positions`` tokens of a text at most (``None``:
-    as many as its config says), or of the model's own ``predictor``, up to ``draft_tokens`` a
-    step."""
+    which has the model's vocabulary and reads at most ``draft_positions`` tokens of a text
+    (``None``: its config's limit), or of the model's own ``predictor``, up to ``draft_tokens`` a
+    step; a ``predictor`` beside a ``LookupSpeculator``: whichever pays. ``staged``: ``model``,
+    where its stages are to work side by side."""
     assert num_kv_blocks * block_tokens >= context_tokens
     limits = scheduler_limits or SchedulerLimits()
     if not cache_layout(model.config).has_states:
@@ -88,8 +98,13 @@ def build_engine(
     following = None
     if predictor is not None:
         following = PredictorRunner(predictor, num_kv_blocks, block_tokens)
-        assert speculator is None and draft_model is None, "one origin of drafts"
-        speculator = DraftModelSpeculator(following, kv_cache, draft_tokens)
+        assert draft_model is None, "one origin of drafts that takes memory"
+        predicted = DraftModelSpeculator(following, kv_cache, draft_tokens, PREDICTED)
+        if speculator is None:
+            speculator = predicted
+        else:
+            assert isinstance(speculator, LookupSpeculator), "it is weighed against the predictor"
+            speculator = AutomaticSpeculator(speculator, predicted, following)
         run_ahead = False  # a step follows the one before, whose tokens it has to know
     runner = ModelRunner(model, kv, adapters, images, following)
     executor = TensorExecutor(runner, sampler, model.device)
@@ -105,8 +120,12 @@ def build_engine(
         )
         speculator = DraftModelSpeculator(drafter, kv_cache, draft_tokens)
     scheduler = Scheduler(kv_cache, limits, speculator)
-    if run_ahead is None:
-        run_ahead = model.device.type == "cuda"
+    steps: StepsAhead | None = None
+    if staged is not None:
+        groups = StagedExecutor(executor, staged)
+        steps = StepGroups(groups, scheduler, num_groups=staged.num_stages)
+    elif run_ahead or (run_ahead is None and model.device.type == "cuda"):
+        steps = RunAhead(executor, scheduler)
     return Engine(
         executor,
         scheduler,
@@ -115,7 +134,7 @@ def build_engine(
             vocab_size=model.config.vocab_size,
             vision=None if images is None else model.config.vision,
         ),
-        run_ahead=RunAhead(executor, scheduler) if run_ahead else None,
+        run_ahead=steps,
         grammars=grammars,
         adapters=adapters,
         prefix_disk=prefix_disk,

@@ -1,5 +1,5 @@
-"""The model of a load, built from opened files and tried out: what runs, what it takes, how fast it
-is. Keys and values come after it, in what is left.
+"""The model of a load, built from opened files and tried out: its memory and its speed are
+measured. Keys and values are allocated afterwards from the memory that is left.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.draft_opening import BuiltDraftModel, build_draft_model
-from inference.engine.load.memory.kv_memory import (
-    SHORTEST_USEFUL_CONTEXT,
-    cpu_kv_share,
-    positions_that_fit,
-)
+from inference.engine.load.memory.kv_memory import SHORTEST_USEFUL_CONTEXT
 from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.load.memory.positions import positions_of_part
 from inference.engine.load.trial.quality import quality_in_words
 from inference.engine.load.trial.trial import Trial, try_out
 from inference.engine.load.trial.trial_steps import run_largest_steps
@@ -25,19 +22,26 @@ from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.scheduling.limits import SchedulerLimits
-from inference.loading.devices import free_memory_bytes, ranks_on_one_device
-from inference.loading.kv_choice import planned_kv_format, wanted_kv_format
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.stages.built_stages import BuiltStages, build_stages
+from inference.engine.stages.stage_processes import StageProcesses
+from inference.engine.stages.stage_specs import spec_of_stage
+from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP
 from inference.loading.progress import OnProgress
-from inference.models.backend import AnyModel
+from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
 from inference.models.families.limits import MOST_POSITIONS
-from inference.models.predictor import Predictor
-from inference.models.registry import build_fastest_model
-from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.models.registry import build_fastest_model, build_predictor
+from inference.protocol.load import (
+    LoadSpec,
+)
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
+from inference.protocol.load_progress import (
+    LoadProgress,
+    LoadStage,
+)
 
 STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""
@@ -47,19 +51,21 @@ STEP_S = 0.1
 class BuiltModel:
     model: AnyModel
     ranked: RankedModel | None
-    """The same model, where several devices share it."""
+    """The same model, where ranks share it."""
+    staged: BuiltStages | None
+    """The same model, where it has several stages."""
     execution: str
-    """In words: which code computes, and why not a faster one."""
+    """A sentence for people: which code computes, and why not a faster one."""
     drawer: Drawer
     drawing: str
-    """In words: which code draws, where there was a choice."""
+    """A sentence for people: which code draws, where there was a choice."""
     limits: SchedulerLimits
     trial: Trial
     quality: str
-    """In words: what quantising cost."""
+    """A sentence for people: what quantising cost."""
     draft: BuiltDraftModel | None
     """Among what the trial measured."""
-    predictor: Predictor | None
+    predictor: AnyPredictor | None
     num_positions: int | None
     """The most tokens of a text that it was built for, where memory allowed no more."""
 
@@ -79,14 +85,17 @@ def build_model(
     on_progress: OnProgress,
     grammars: GrammarCompiler,
     host_gauge: HostGauge,
+    later_stages: StageProcesses | None = None,
 ) -> BuiltModel:
-    """Raises ``LoadError``, ``EngineError``, ``ModelError``."""
+    """``later_stages``: those behind the first, which is ``opened``. Raises ``LoadError``,
+    ``EngineError``, ``ModelError``."""
     wanted = min(opened.config.max_positions, spec.max_context_tokens or MOST_POSITIONS)
-    context_tokens = min(wanted, _most_positions(spec, opened))
-    model, ranked, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
+    context_tokens = min(wanted, _most_positions(spec, opened, later_stages))
+    chosen = _choose_model(spec, opened, later_stages, context_tokens, cache_dir / "native")
+    model, execution = chosen.model, chosen.execution
     predictor = None
     if opened.config.has_predictor:
-        predictor = Predictor(model, opened.weights)
+        predictor = build_predictor(model, opened.weights)
     draft = None
     if drafting is not None:
         draft = build_draft_model(spec, drafting, context_tokens, cache_dir / "native")
@@ -97,7 +106,10 @@ def build_model(
     limits = _scheduler_limits(spec, model)
     if draft is not None and drafting is not None:
         run_largest_steps(draft.model, limits, draft.num_positions, drafting.num_parameters)
-    trial = try_out(spec, model, drawer, limits, host_gauge, opened.num_parameters, context_tokens)
+    gauges = () if chosen.staged is None else chosen.staged.later_gauges
+    trial = try_out(
+        spec, model, drawer, limits, host_gauge, opened.num_parameters, context_tokens, gauges
+    )
     # After the trial: a load that measures quality, as only the first does, takes no more by it.
     quality = quality_in_words(
         opened,
@@ -111,7 +123,8 @@ def build_model(
         torch.set_num_threads(1)
     return BuiltModel(
         model=model,
-        ranked=ranked,
+        ranked=chosen.ranked,
+        staged=chosen.staged,
         execution=execution,
         drawer=drawer,
         drawing=drawing,
@@ -124,38 +137,46 @@ def build_model(
     )
 
 
-def _most_positions(spec: LoadSpec, opened: OpenedModel) -> int:
-    """How many positions' angles are worth a table: no more than memory can serve."""
-    config, device, num_ranks = opened.config, opened.factory.device, spec.tensor_parallel
-    is_cpu = device.type == "cpu"
-    budget_bytes = spec.kv_memory_bytes
-    if budget_bytes is None:
-        free_bytes = free_memory_bytes(device) - spec.promised_bytes - opened.need.load_bytes
-        num_devices = num_ranks // ranks_on_one_device(spec, device)
-        budget_bytes = int(max(0, free_bytes) * num_devices * (cpu_kv_share() if is_cpu else 1))
-    is_native = is_cpu and num_ranks == 1 and opened.factory.dtype == torch.float32
-    kv_format = planned_kv_format(spec, device, is_native)
-    least, scaling = SHORTEST_USEFUL_CONTEXT, config.rope_scaling
+def _most_positions(spec: LoadSpec, first: OpenedModel, others: StageProcesses | None) -> int:
+    """How many positions' angles are worth a table: no more than memory can serve. Of several
+    stages the smallest decides."""
+    found = [positions_of_part(spec_of_stage(spec, 0), first)]
+    found += [] if others is None else [one.num_positions for one in others.opened]
+    least, scaling = SHORTEST_USEFUL_CONTEXT, first.config.rope_scaling
     if scaling is not None and scaling.kind == "longrope":
         # Which divisors hold is decided by the context that the model declares.
         least = max(least, scaling.original_max_positions + 1)
-    return max(positions_that_fit(config, budget_bytes, kv_format), least)
+    return max(min(found), least)
 
 
-def _fastest_model(
-    spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
-) -> tuple[AnyModel, RankedModel | None, str]:
-    """The model, the same where ranks share it, and in words what computes it. Which path runs is
-    certain only now: one that was not foreseen may not have the KV format."""
+@dataclass(frozen=True, slots=True)
+class _ChosenModel:
+    model: AnyModel
+    execution: str
+    ranked: RankedModel | None = None
+    staged: BuiltStages | None = None
+
+
+def _choose_model(
+    spec: LoadSpec,
+    opened: OpenedModel,
+    later_stages: StageProcesses | None,
+    context_tokens: int,
+    native_cache_dir: Path,
+) -> _ChosenModel:
+    """The path is certain only now: an unexpected one may lack the KV format."""
     kv_format = wanted_kv_format(spec)
     try:
         if opened.shares:
             ranked, words = lead_ranks(spec, opened, context_tokens, kv_format)
-            return ranked, ranked, words
+            return _ChosenModel(ranked, words, ranked=ranked)
+        if later_stages is not None:
+            staged = build_stages(spec, opened, later_stages, context_tokens, native_cache_dir)
+            return _ChosenModel(staged.model, staged.in_words, staged=staged)
         model, words = build_fastest_model(
             opened.config, opened.weights, context_tokens, native_cache_dir, kv_format
         )
-        return model, None, words
+        return _ChosenModel(model, words)
     except UnsupportedKVError as error:
         raise BadSourceError(str(error)) from None
     except UnsupportedModuleError as error:

@@ -1,4 +1,4 @@
-"""From a ``LoadSpec`` to an engine that answers, and the report of what was loaded.
+"""Loads an engine from a ``LoadSpec`` and makes its load report.
 
 Opens the files with ``inference.loading``, builds the model, tries it out (what its largest steps
 take, how fast prompts go), sizes the KV blocks and warms up. Knows no sockets and no neurons.
@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import torch
 
 from inference.engine.adapters import Adapters
+from inference.engine.children.children import Children
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
+from inference.engine.images.image_rows import ImageProcessor
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
-from inference.engine.load.built_model import build_model
+from inference.engine.load.built_model import BuiltModel, build_model
 from inference.engine.load.draft_opening import open_draft_model
 from inference.engine.load.load_report import load_report
 from inference.engine.load.memory.kv_budget import kv_plan
-from inference.engine.load.memory.memory_use import HostGauge, give_back_freed
+from inference.engine.load.memory.kv_memory import KVPlan
+from inference.engine.load.memory.memory_use import (
+    HostGauge,
+    allocated_bytes,
+    release_freed_memory,
+)
+from inference.engine.load.memory.resting import Sleeps
 from inference.engine.load.prefix_folder import open_prefix_files, prefix_fingerprint
 from inference.engine.load.sleeper import Sleeper, asleep_bytes
 from inference.engine.load.speculation import (
@@ -35,16 +46,39 @@ from inference.engine.load.speculation import (
     speculation_in_words,
 )
 from inference.engine.load.trial.trial import with_memory
-from inference.engine.load.trial.warmup import AWAKENING_CONCURRENCY, WARMUP_CONCURRENCY, warm_up
-from inference.engine.ranks.followers import Followers
+from inference.engine.load.trial.warmup import (
+    AWAKENING_CONCURRENCY,
+    NATIVE_CONCURRENCY,
+    WARMUP_CONCURRENCY,
+    warm_up,
+)
 from inference.engine.ranks.lead import check_ranks, with_ranks
 from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.scheduling.rates import PrefillAverage
+from inference.engine.scheduling.pace import PrefillAverage
+from inference.engine.stages.memory import staged_asleep_bytes
+from inference.engine.stages.opened_stages import later_stages, open_later
+from inference.engine.stages.report import settle_stages, with_stages
+from inference.engine.stages.stage_processes import StageProcesses
+from inference.engine.stages.stage_specs import (
+    check_stages,
+    check_undivided,
+    spec_of_stage,
+    stage_progress,
+)
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.image_processor import open_image_processor
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
-from inference.protocol.load import LoadProgress, LoadReport, LoadSpec
+from inference.protocol.load import (
+    LoadSpec,
+)
+from inference.protocol.load_progress import (
+    LoadProgress,
+)
+from inference.protocol.load_report import (
+    AsleepBytes,
+    LoadReport,
+)
 from inference.settings.neuron import ENGINE_THREADS
 
 
@@ -52,10 +86,10 @@ from inference.settings.neuron import ENGINE_THREADS
 class LoadedEngine:
     engine: Engine | EmbeddingEngine
     report: LoadReport
-    followers: Followers | None = None
-    """The other ranks' processes, where several share the model."""
+    children: Children[Any] | None = None
+    """The processes of other ranks or stages, where the model has some."""
     sleeper: Sleeper | None = None
-    """``None``: what was loaded cannot sleep."""
+    """``None``: the loaded model cannot sleep."""
 
 
 def load_engine(
@@ -67,15 +101,32 @@ def load_engine(
 ) -> LoadedEngine:
     """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
     ``ModelError``."""
-    started_s, host_gauge = time.monotonic(), HostGauge()
+    host_gauge = HostGauge()
     check_ranks(spec)
+    check_stages(spec)
+    with later_stages(spec) as later:
+        return _load(spec, data_dir, on_progress, host_gauge, later, check_when_idle)
+
+
+def _load(
+    spec: LoadSpec,
+    data_dir: Path,
+    on_progress: OnProgress,
+    host_gauge: HostGauge,
+    later: StageProcesses | None,
+    check_when_idle: bool,
+) -> LoadedEngine:
+    started_s = time.monotonic()
 
     def on_tensor(progress: LoadProgress) -> None:
-        give_back_freed()
+        release_freed_memory()
         on_progress(progress)
 
-    opened = open_model(spec, data_dir / "models", on_tensor)
+    opened = open_model(
+        spec_of_stage(spec, 0), data_dir / "models", stage_progress(spec, 0, on_tensor)
+    )
     if isinstance(opened, OpenedEmbeddingModel):
+        check_undivided(spec)
         embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
         report = embedding_report(opened, embedder, time.monotonic() - started_s)
         return LoadedEngine(embedding_engine, with_memory(report, spec, opened, host_gauge))
@@ -87,28 +138,50 @@ def load_engine(
         opened.config.vocab_size,
         tuple(opened.config.eos_token_ids),
     )
-    drafting: OpenedModel | None = None
-    try:
+    with ExitStack() as files:
+        files.callback(opened.close)
+        open_later(spec, opened, later, data_dir / "cache" / "native", on_tensor)
         drafting = open_draft_model(spec, opened, data_dir / "models", on_tensor)
-        built = build_model(
-            spec, opened, drafting, data_dir / "cache", on_progress, grammars, host_gauge
-        )
-    finally:
-        opened.close()
         if drafting is not None:
-            drafting.close()
-    plan = kv_plan(spec, opened, built)
-    draft = built.draft
-    ranked = built.ranked
-    loader = AdapterLoader(built.model, data_dir / "models") if ranked is None else None
+            files.callback(drafting.close)
+        built = build_model(
+            spec, opened, drafting, data_dir / "cache", on_progress, grammars, host_gauge, later
+        )
+        files.close()
+        plan = kv_plan(spec, opened, built)
+        # Before there are blocks: they hold nothing while the model sleeps.
+        sleeping = _asleep_bytes(built)
+        build = _engine_builder(spec, opened, built, plan, grammars, data_dir, processor)
+        build = partial(build, on_progress=on_progress, check_when_idle=check_when_idle)
+        engine = build(NATIVE_CONCURRENCY if built.model.has_own_threads else WARMUP_CONCURRENCY)
+        seconds = time.monotonic() - started_s
+        report = _report(spec, opened, built, plan, seconds, grammars.wait_ready())
+        if built.ranked is not None:
+            return LoadedEngine(engine, report, built.ranked.followers)
+        report = msgspec.structs.replace(report, asleep=sleeping)
+        sleeper = _sleeper(built, lambda: build(AWAKENING_CONCURRENCY))
+        return LoadedEngine(engine, report, later, sleeper)
+
+
+def _engine_builder(
+    spec: LoadSpec,
+    opened: OpenedModel,
+    built: BuiltModel,
+    plan: KVPlan,
+    grammars: GrammarCompiler,
+    data_dir: Path,
+    processor: ImageProcessor | None,
+) -> Callable[..., Engine]:
+    """Builds the engine, after the load and after each sleep. It holds the models and nothing of
+    the files."""
+    draft, config = built.draft, opened.config
+    loader = AdapterLoader(built.model, data_dir / "models") if built.ranked is None else None
     fingerprint = prefix_fingerprint(opened, built.model, built.execution)
     prefill_average = PrefillAverage(built.trial.bound.speed)
-    asleep = asleep_bytes(built.model, built.trial.process_bytes, built.trial.load_bytes)
-    config = opened.config
 
-    def build(concurrencies: Sequence[int] = WARMUP_CONCURRENCY) -> Engine:
-        """Builds the engine, after the load and after each sleep. It holds the models and nothing
-        of the files."""
+    def build(
+        concurrencies: Sequence[int], on_progress: OnProgress, check_when_idle: bool
+    ) -> Engine:
         engine = build_engine(
             built.model,
             context_tokens=plan.context_tokens,
@@ -123,7 +196,8 @@ def load_engine(
             prefix_files=open_prefix_files(spec, data_dir),
             prefix_fingerprint=fingerprint,
             prefill_average=prefill_average,
-            run_ahead=None if ranked is None else False,
+            run_ahead=None if built.ranked is None else False,
+            staged=None if built.staged is None else built.staged.model,
             speculator=choose_speculator(spec, config),
             draft_model=None if draft is None else draft.model,
             draft_positions=None if draft is None else draft.num_positions,
@@ -134,32 +208,64 @@ def load_engine(
         warm_up(engine, config.vocab_size, on_progress, concurrencies)
         return engine
 
-    engine = build()
-    seconds = time.monotonic() - started_s
-    report = load_report(opened, built, plan, seconds, grammars.wait_ready())
-    if ranked is not None:
-        report = with_ranks(report, ranked, plan.cache_bytes)
+    return build
+
+
+def _report(
+    spec: LoadSpec,
+    opened: OpenedModel,
+    built: BuiltModel,
+    plan: KVPlan,
+    seconds: float,
+    grammar_problem: str | None,
+) -> LoadReport:
+    draft, config = built.draft, opened.config
+    report = load_report(opened, built, plan, seconds, grammar_problem)
+    if built.ranked is not None:
+        report = with_ranks(report, built.ranked, plan.cache_bytes)
+    if built.staged is not None:
+        settle_stages(built.staged, built.trial, plan)
+        report = with_stages(
+            report,
+            built.staged,
+            built.trial,
+            plan,
+            left_out=opened.left_out,
+            predicted_tokens_per_s=spec.predicted_tokens_per_s,
+        )
     draft_weight_bytes = 0 if draft is None else draft.weight_bytes
-    report = msgspec.structs.replace(
+    return msgspec.structs.replace(
         report,
         speculation=speculation_in_words(spec, config, draft_weight_bytes),
         takes_predictions=choose_speculator(spec, config) is not None,
     )
-    if ranked is not None:
-        return LoadedEngine(engine, report, ranked.followers)
-    models = (built.model,) if draft is None else (built.model, draft.model)
-    sleeper = Sleeper(
-        models,
-        lambda: build(AWAKENING_CONCURRENCY),
-        process_bytes=built.trial.process_bytes,
-        beside=built.predictor,
-    )
-    report = msgspec.structs.replace(report, asleep=asleep)
-    return LoadedEngine(engine, report, sleeper=sleeper)
+
+
+def _asleep_bytes(built: BuiltModel) -> AsleepBytes | None:
+    """What it will hold of its devices at most, while it sleeps; ``None``: it does not sleep; see
+    ``staged_asleep_bytes``."""
+    trial = built.trial
+    if built.staged is not None:
+        return staged_asleep_bytes(built.staged, trial)
+    return asleep_bytes(trial.devices[0], allocated_bytes(built.model.device))
+
+
+def _sleeper(built: BuiltModel, build: Callable[[], Engine]) -> Sleeper:
+    staged, draft = built.staged, built.draft
+    if staged is not None:
+        first = staged.model.first
+        others = staged.model.processes
+        own_bytes = built.trial.process_bytes - sum(one.process_bytes for one in others.built)
+        return Sleeper([first], build, process_bytes=own_bytes, others=others)
+    models: list[Sleeps] = [built.model]
+    models += [] if draft is None else [draft.model]
+    models += [] if built.predictor is None else [built.predictor]
+    captures = [built.model] if draft is None else [built.model, draft.model]
+    return Sleeper(models, build, process_bytes=built.trial.process_bytes, captures=captures)
 
 
 def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:
-    """Whose tower is not built, so that what is faster for texts can run it."""
+    """The same without its vision tower, so that the faster text path can run it."""
     words = "; ".join(filter(None, [opened.left_out, reason]))
     return replace(opened, config=replace(opened.config, vision=None), left_out=words)
 

@@ -12,11 +12,11 @@ from inference.engine.load.memory.kv_memory import (
 from inference.loading.image_processor import vision_input
 from inference.loading.loader import OpenedModel
 from inference.loading.triton_needs import triton_problem
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 
 
 def load_warnings(device: torch.device) -> list[str]:
-    """In words: what this host lacks for its models to run as fast as they could."""
+    """Returns, as text, what this host lacks to run its models as fast as they could."""
     problem = triton_problem() if device.type == "cuda" else None
     return [] if problem is None else [problem]
 

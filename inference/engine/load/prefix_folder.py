@@ -1,4 +1,4 @@
-"""Where a model's prefixes lie on disk, and what of the model they belong to."""
+"""Locates a model's prefixes on disk, and computes a fingerprint of the model they belong to."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LAYOUT = 1
 
 
 def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
-    """Those of the catalogue model; ``None`` where it is to have none, and what earlier lives kept
-    is deleted then."""
+    """The prefix files of the catalogue model. ``None`` where it has none configured; the files of
+    previous instances are deleted then."""
     directory = data_dir / "prefixes" / re.sub(r"[^A-Za-z0-9._-]", "_", spec.model)
     if spec.prefix_disk_bytes is None:
         shutil.rmtree(directory, ignore_errors=True)
@@ -33,7 +33,8 @@ def prefix_fingerprint(opened: OpenedModel, model: AnyModel, execution: str) -> 
     computes, and what keys and values are stored as."""
     files = [
         (path.name, status.st_size, status.st_mtime_ns)
-        for path in opened.weight_paths
+        for path in (*opened.weight_paths, opened.projector)
+        if path is not None
         for status in [path.stat()]
     ]
     parts = (

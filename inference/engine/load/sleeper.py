@@ -1,68 +1,87 @@
 """Puts a loaded model to sleep and wakes it: its weights stay in the host's memory, everything else
-that its engine held goes, and is made anew.
+of its engine is freed and built again.
 
-    awake ──fall_asleep──▶ KV, captured steps and scratch are dropped; on CUDA the weights leave
-      ▲                                                                            │
-      └──wake── warmed up ◀── engine built anew ◀── the weights are back ◀──────────┘
+    awake ──fall_asleep──▶ KV is dropped ──▶ RestingModels, of this process and of others
+      ▲                                            │
+      └──wake── warmed up ◀── engine built again ◀─┘
 
-The prefix cache goes with its blocks; what is on the disk of it is found there again. For the
-engine's thread, while nothing runs.
+The prefix cache is lost with its blocks, except for the part that is on disk. For the engine's
+thread, while nothing runs.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-
-import torch
+from typing import Protocol
 
 from inference.engine.engine import Engine
-from inference.engine.load.memory.away_weights import AwayWeights
-from inference.engine.load.memory.memory_use import (
-    anonymous_bytes,
-    cuda_process_bytes,
-    give_back_freed,
+from inference.engine.load.memory.resting import RestingModels, Sleeps
+from inference.engine.load.trial.trial import DeviceTrial
+from inference.protocol.load_report import (
+    AsleepBytes,
 )
-from inference.models.backend import AnyModel
-from inference.protocol.load import AsleepBytes
 
 log = logging.getLogger(__name__)
 
 
+class OtherSleepers(Protocol):
+    """Processes that have parts of the model."""
+
+    def fall_asleep(self) -> Sequence[tuple[str, AsleepBytes]]:
+        """Returns the device of each, and what it holds."""
+        ...
+
+    def wake(self) -> None:
+        """Raises ``MemoryError`` where a device has no room."""
+        ...
+
+
+class Captures(Protocol):
+    """A model whose decode steps may be captured."""
+
+    @property
+    def capture_in_words(self) -> str: ...
+
+
 class Sleeper:
-    """Owns the models while they sleep; who has the engine lets go of it."""
+    """Owns the models while they sleep; the engine's owner drops its reference."""
 
     def __init__(
         self,
-        models: Sequence[AnyModel],
+        models: Sequence[Sleeps],
         build: Callable[[], Engine],
         *,
         process_bytes: int,
-        beside: object = None,
+        others: OtherSleepers | None = None,
+        captures: Sequence[Captures] = (),
     ) -> None:
-        """``models``: the one that answers, and one that drafts for it. ``build`` makes an engine
-        as the load did, with KV of its own, and warms it up. ``process_bytes``: what the process
-        takes of its device beside what torch reserves. ``beside``: what else has weights."""
-        self._models = models
+        """``models``: the one that answers, and what drafts for it. ``build`` makes an engine
+        as the load did, with KV of its own, and warms it up. ``process_bytes``: what this process
+        takes of its device beside what torch reserves. ``captures``: those of the models whose
+        decode steps ``build`` captures again."""
+        self._own = RestingModels(models, process_bytes=process_bytes)
         self._device = models[0].device
+        self._others = others
         self._build = build
-        self._process_bytes = process_bytes
-        self._away = AwayWeights((models, beside), self._device)
+        self._captures = captures
+        self._loaded_captures: list[str] | None = None
+        self.capture_problem = ""
+        """The decode steps that the load captured and waking did not, as text; empty: none."""
 
     def fall_asleep(self) -> AsleepBytes:
-        """After the last reference to the engine is gone. Raises what a host without memory
-        raises: then the process is of no use any more."""
+        """Puts the models to sleep and returns the memory that they still hold. Call it once the
+        last reference to the engine is gone. Raises whatever a host without memory raises: the
+        process is of no use after that."""
         started_s = time.monotonic()
-        for model in self._models:
-            model.sleep()
-        gc.collect()
-        if self._device.type == "cuda":
-            self._away.take()
-            torch.cuda.empty_cache()
-        give_back_freed()
-        held = self._held()
+        if self._loaded_captures is None:
+            self._loaded_captures = self._captures_in_words()
+        held = self._own.fall_asleep()
+        if self._others is not None:
+            own = str(self._device), held
+            held = asleep_together([own, *self._others.fall_asleep()])
         log.info(
             "asleep after %.1f s: %d bytes of the device, %d of the host",
             time.monotonic() - started_s,
@@ -73,36 +92,46 @@ class Sleeper:
 
     def wake(self) -> Engine:
         """Gives an engine as after the load. Raises what a device without memory raises."""
-        self._away.give_back()
-        for model in self._models:
-            model.wake()
+        self._own.wake()
+        if self._others is not None:
+            self._others.wake()
         engine = self._build()
+        self.capture_problem = self._lost_captures()
         engine.load_warnings = self.warnings
         return engine
 
     @property
     def warnings(self) -> list[str]:
-        """In words: what makes sleeping and waking slower than it could be."""
-        return [self._away.problem] if self._away.problem else []
+        """The reasons, as text, why sleeping and waking are slower than they could be, and the
+        model after it woke."""
+        return [problem for problem in (self._own.problem, self.capture_problem) if problem]
 
-    def _held(self) -> AsleepBytes:
-        device = self._device
-        if device.type != "cuda":
-            return AsleepBytes(device_bytes=anonymous_bytes())
-        reserved_bytes = torch.cuda.memory_reserved(device)
-        return AsleepBytes(
-            device_bytes=max(
-                reserved_bytes + self._process_bytes,
-                cuda_process_bytes(device),
-            ),
-            host_bytes=self._away.num_bytes,
-        )
+    def _captures_in_words(self) -> list[str]:
+        return [model.capture_in_words for model in self._captures]
+
+    def _lost_captures(self) -> str:
+        assert self._loaded_captures is not None, "it fell asleep"
+        pairs = zip(self._loaded_captures, self._captures_in_words(), strict=True)
+        lost = [f"{now} where the load had {before}" for before, now in pairs if now != before]
+        return f"after waking: {'; '.join(lost)}" if lost else ""
 
 
-def asleep_bytes(model: AnyModel, process_bytes: int, load_bytes: int) -> AsleepBytes:
-    """What it will hold at most, before its KV is there. ``load_bytes``: all that it took beyond
-    ``process_bytes``, its largest steps included."""
-    if model.device.type != "cuda":
-        return AsleepBytes(device_bytes=process_bytes + load_bytes)
-    held_bytes = torch.cuda.memory_allocated(model.device)
-    return AsleepBytes(device_bytes=process_bytes, host_bytes=held_bytes)
+def asleep_together(parts: Sequence[tuple[str, AsleepBytes]]) -> AsleepBytes:
+    """Sums the memory of a model whose parts sleep in several processes. ``parts``: each part's
+    device and the memory it still holds."""
+    by_device: Counter[str] = Counter()
+    for device, part in parts:
+        by_device[device] += part.device_bytes
+    return AsleepBytes(
+        device_bytes=by_device.total(),
+        host_bytes=sum(part.host_bytes for _, part in parts),
+        by_device=dict(by_device),
+    )
+
+
+def asleep_bytes(trial: DeviceTrial, held_bytes: int) -> AsleepBytes:
+    """What a model will hold at most of one of its devices, before its KV is there.
+    ``held_bytes``: what it holds of a card, as the allocator counts."""
+    if trial.device.type != "cuda":
+        return AsleepBytes(device_bytes=trial.process_bytes + trial.load_bytes)
+    return AsleepBytes(device_bytes=trial.process_bytes, host_bytes=held_bytes)

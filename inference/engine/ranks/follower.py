@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.children.step_frames import step_of
+from inference.engine.children.step_messages import Step
 from inference.engine.errors import ChannelError
 from inference.engine.faults.exit_codes import EngineExit
 from inference.engine.faults.fault_classes import recover
@@ -29,7 +30,7 @@ from inference.engine.load.memory.memory_use import (
     HostGauge,
     free_cached,
     gauge_for,
-    give_back_freed,
+    release_freed_memory,
 )
 from inference.engine.ranks.messages import (
     Built,
@@ -41,28 +42,27 @@ from inference.engine.ranks.messages import (
     RankFailed,
     RankMemory,
     Regroup,
-    Step,
     StepFailed,
     decode_leader_message,
     encode,
 )
-from inference.engine.ranks.step_frames import step_of
 from inference.engine.serving.channel import Channel
 from inference.environment import forget_secrets
-from inference.garbage import keep_imports
+from inference.garbage import freeze_heap
 from inference.loading.devices import free_memory_bytes
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.sources.pip_child import die_with_parent
+from inference.loading.sources.wheels.pip_child import die_with_parent
 from inference.logs.setup import configure_logging
-from inference.models.cache.kv_format import kv_bytes_per_block
-from inference.models.cache.layout import cache_layout
+from inference.models.cache.kv_format import cache_bytes
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.decoder import DecoderModel
+from inference.models.errors import UnlikeKernelsError
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.protocol.load import LoadFailure, LoadProgress
+from inference.models.parallel.kernel_choices import SharedChoices
 from inference.protocol.load_errors import BadSourceError, LoadError
+from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -87,15 +87,19 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rank = _build(join, gauge, channel)
     except LoadError as error:
-        _say(channel, RankFailed(failure=error.failure))
+        _send(channel, RankFailed(failure=error.failure))
+        return EngineExit.FAILED
+    except UnlikeKernelsError as error:
+        failure = LoadFailure(code="bad_source", message=f"rank {join.rank}: {error}")
+        _send(channel, RankFailed(failure=failure))
         return EngineExit.FAILED
     except Exception as error:
         log.exception("rank %d could not be built", join.rank)
-        message = f"rank {join.rank}: {type(error).__name__} while loading; the log says more"
-        _say(channel, RankFailed(failure=LoadFailure(code="engine_crashed", message=message)))
+        message = f"rank {join.rank}: {type(error).__name__} while loading; the log has the details"
+        _send(channel, RankFailed(failure=LoadFailure(code="engine_crashed", message=message)))
         return EngineExit.FAILED
     forget_secrets(os.environ)
-    keep_imports()
+    freeze_heap()
     rank.run()
     return EngineExit.OK
 
@@ -160,7 +164,7 @@ class Rank:
             failed = StepFailed(
                 fault=type(fault).__name__, message=str(fault), generation=self._generation
             )
-            _say(self._channel, failed)
+            _send(self._channel, failed)
             self._group.drop()
             self._left_group = True
 
@@ -170,20 +174,17 @@ class Rank:
         self._kv = None
         free_cached(self._model.device)
         if self._num_kv == 2:
-            # What the largest step took is not free of what is free now: the first rank takes it
-            # off, once, for all.
+            # The free bytes include the largest step's memory: the first rank subtracts it once for
+            # all ranks.
             memory = RankMemory(
                 load_bytes=load_bytes,
                 process_bytes=self._gauge.process_bytes,
                 free_bytes=free_memory_bytes(self._model.device),
             )
-            _say(self._channel, Measured(memory=memory))
+            _send(self._channel, Measured(memory=memory))
         sizes = wanted.num_blocks, wanted.block_tokens, wanted.num_state_slots
         self._kv = self._model.new_kv(*sizes)
-        config = self._model.config
-        block_bytes = kv_bytes_per_block(config, DEFAULT_BLOCK_TOKENS, self._model.kv_format)
-        state_bytes = wanted.num_state_slots * cache_layout(config).state_bytes_per_slot
-        self._kv_bytes = (wanted.num_blocks + 1) * block_bytes + state_bytes
+        self._kv_bytes = cache_bytes(self._model.config, self._model.kv_format, *sizes)
 
     def _read(self) -> None:
         try:
@@ -197,15 +198,17 @@ class Rank:
 
 
 def _build(join: Join, gauge: HostGauge, channel: Channel) -> Rank:
-    """Raises ``LoadError``."""
+    """Raises ``LoadError`` and ``ModelError``."""
 
     def on_tensor(progress: LoadProgress) -> None:
-        give_back_freed()
+        release_freed_memory()
 
     opened = open_model(join.spec, Path(join.cache_dir), on_tensor, rank=join.rank)
     if not isinstance(opened, OpenedModel):
         raise BadSourceError("a model that makes embeddings is not shared by ranks")
-    group = TorchRankGroup(join.rank, join.spec.tensor_parallel, opened.weights.device)
+    num_ranks = join.spec.tensor_parallel
+    opened.factory.choose_kernel = SharedChoices(Path(join.meeting), join.rank, num_ranks)
+    group = TorchRankGroup(join.rank, num_ranks, opened.weights.device)
     model, _ = build_rank(
         opened.config,
         opened.weights,
@@ -216,12 +219,12 @@ def _build(join: Join, gauge: HostGauge, channel: Channel) -> Rank:
     )
     model.tower = None  # what it makes comes with each step
     opened.close()
-    give_back_freed()
-    _say(channel, Built(device=str(model.device), estimated_bytes=opened.estimated_load_bytes))
+    release_freed_memory()
+    _send(channel, Built(device=str(model.device), estimated_bytes=opened.estimated_load_bytes))
     return Rank(join, model, group, gauge, channel)
 
 
-def _say(channel: Channel, message: FollowerMessage) -> None:
+def _send(channel: Channel, message: FollowerMessage) -> None:
     try:
         channel.send(encode(message))
     except ChannelError:

@@ -21,13 +21,16 @@ from inference.loading.loader import OpenedModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
-from inference.protocol.load import LoadReport, LoadSpec, RankReport
-from inference.protocol.load_errors import BadSourceError, RankFailedError
+from inference.models.parallel.kernel_choices import BUILD_TIMEOUT_S, SharedChoices
+from inference.protocol.load import NO_PROJECTOR, LoadSpec
+from inference.protocol.load_errors import BadSourceError, PartFailedError
+from inference.protocol.load_report import (
+    LoadReport,
+    RankReport,
+)
 
-BUILD_TIMEOUT_S = 3600.0
-"""Other ranks read their files from the same disk as this one."""
 ENDLESS_S = 24 * 3600.0
-"""How long a collective may take where the operator lets steps take for ever."""
+"""The timeout of a collective where the operator sets no limit on steps."""
 
 
 def lead_ranks(
@@ -56,6 +59,7 @@ def lead_ranks(
         try:
             device = opened.weights.device
             group = TorchRankGroup(0, num_ranks, device)
+            opened.factory.choose_kernel = SharedChoices(place, 0, num_ranks)
             model, words = build_rank(
                 opened.config, opened.weights, context_tokens, kv_format, group, opened.shares
             )
@@ -71,12 +75,13 @@ def lead_ranks(
 
 def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
     """The same model from where it lies now: nothing is downloaded or chosen again."""
-    first = opened.weight_paths[0]
+    first, projector = opened.weight_paths[0], opened.projector
     is_gguf = first.suffix == ".gguf"
+    gguf_file = NO_PROJECTOR if projector is None else str(projector.absolute())
     return msgspec.structs.replace(
         spec,
         source=f"path:{first if is_gguf else first.parent}",
-        file=None if is_gguf else spec.file,
+        file=gguf_file if is_gguf else spec.file,
         revision=None,
         sha256=None,
     )
@@ -150,10 +155,10 @@ def with_ranks(report: LoadReport, model: RankedModel, cache_bytes: int) -> Load
 
 def _wait_built(followers: Followers) -> list[Built]:
     found = []
-    for said in followers.next_of_each(BUILD_TIMEOUT_S):
-        if isinstance(said, RankFailed):
-            raise RankFailedError(said.failure)
-        if not isinstance(said, Built):
-            raise DeviceFault(f"a rank said {type(said).__name__} before it was built")
-        found.append(said)
+    for message in followers.next_of_each(BUILD_TIMEOUT_S):
+        if isinstance(message, RankFailed):
+            raise PartFailedError(message.failure)
+        if not isinstance(message, Built):
+            raise DeviceFault(f"a rank sent {type(message).__name__} before it was built")
+        found.append(message)
     return found

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import msgspec
 
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.engine.children.step_messages import Step
+from inference.protocol.load import (
+    LoadSpec,
+)
+from inference.protocol.load_progress import (
+    LoadFailure,
+)
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     """The first frame."""
 
     spec: LoadSpec
-    """With a source that is on this host already."""
+    """The load's spec, with a source that is on this host already."""
     rank: int
     meeting: str
     """A file that all ranks find each other by."""
@@ -30,34 +36,11 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
 
 
 class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
-    """Room for keys and values, instead of what was there."""
+    """Allocates keys and values, instead of the previous ones."""
 
     num_blocks: int
     block_tokens: int
     num_state_slots: int
-
-
-class Array(msgspec.Struct, frozen=True, array_like=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class ImageArrays(msgspec.Struct, frozen=True, array_like=True):
-    rotary: Array
-    row_ids: Array
-    embeddings: Array | None
-    deepstack: list[Array]
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
-    """``inference.models.step_input.StepInput``, to be run over the newest ``NewKV``."""
-
-    arrays: dict[str, Array]
-    """By field."""
-    block_tokens: int
-    num_decodes: int
-    images: ImageArrays | None = None
 
 
 class Regroup(msgspec.Struct, frozen=True, kw_only=True, tag="regroup"):
@@ -89,7 +72,7 @@ class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
-    """With the second ``NewKV``: what the steps until then took."""
+    """The reply to the second ``NewKV``: the memory that the steps until then took."""
 
     memory: RankMemory
 
@@ -101,7 +84,7 @@ class StepFailed(msgspec.Struct, frozen=True, kw_only=True, tag="step_failed"):
     """Name of the ``StepFault``."""
     message: str
     generation: int
-    """Of the process group that it has left: how many ``Regroup`` came before."""
+    """The generation of the process group that it has left: how many ``Regroup`` came before."""
 
 
 FollowerMessage = Built | RankFailed | Measured | StepFailed

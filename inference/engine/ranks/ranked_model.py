@@ -1,12 +1,12 @@
-"""Rank 0's ``Model``: tells the other ranks of each step, and computes its own part of it.
+"""Rank 0's ``Model``: sends each step to the other ranks, and computes its own part of it.
 
     forward ─▶ Step to all followers ─▶ own part, sums with theirs ─▶ logits
-       │ somebody raised, here or (StepFailed) on another rank
+       │ a rank raised, this one or (StepFailed) another
        └─▶ all leave their process group, and join a new one: the step may be tried again in parts
 
-Whose fault it was is what the first rank says that failed by itself. On cards a collective only
-orders streams: ``forward`` waits for them, and a rank that reports a failed step has the group
-aborted at once, which ends a wait for it.
+The first rank that failed by itself reports the fault. On cards a collective only orders streams:
+``forward`` waits for them, and when a rank reports a failed step the group is aborted at once,
+which ends the wait.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import NoReturn
 import torch
 from torch.distributed import DistError
 
+from inference.engine.children.step_frames import message_of
 from inference.engine.faults import kinds
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Built, Measured, NewKV, RankMemory, Regroup, StepFailed
-from inference.engine.ranks.step_frames import message_of
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
@@ -38,7 +38,7 @@ from inference.models.parallel.group import TorchRankGroup, file_store
 from inference.models.step_input import StepInput
 
 OTHERS_FAULT_S = 1.0
-"""What another rank gets to say why it left. It says so before it leaves."""
+"""How long another rank's report of its fault is waited for. It sends it before it leaves."""
 
 
 class RankedModel(PlainBackend):
@@ -68,7 +68,7 @@ class RankedModel(PlainBackend):
         self._num_kv = 0
         self._lock = threading.Lock()
         self._generation = 0
-        """Of the group: how many were left."""
+        """The group's generation: how many were left before it."""
         self._is_torn = False
         """Whether another rank has reported that it left this one."""
         followers.on_step_failed = self._note_step_failed
@@ -85,15 +85,16 @@ class RankedModel(PlainBackend):
         return self._model.copies_context
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
-        """Only the newest can be stepped: the others have given theirs back."""
+        """Makes new storage of keys and values. Only the newest can be stepped: the others have
+        given theirs back."""
         self.followers.send(
             NewKV(num_blocks=num_blocks, block_tokens=block_tokens, num_state_slots=num_state_slots)
         )
         self._kv = self._model.new_kv(num_blocks, block_tokens, num_state_slots)
         self._num_kv += 1
         if self._num_kv == 2:
-            said = self.followers.next_of_each(self._timeout_s)
-            self.memory = [one.memory for one in said if isinstance(one, Measured)]
+            messages = self.followers.next_of_each(self._timeout_s)
+            self.memory = [one.memory for one in messages if isinstance(one, Measured)]
         return self._kv
 
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
@@ -118,22 +119,23 @@ class RankedModel(PlainBackend):
             raise fault from error
 
     def _note_step_failed(self, failed: StepFailed) -> None:
-        """By another thread, while this rank may wait for the other one."""
+        """Handles a step that failed on another rank. Another thread calls it, while this rank may
+        be waiting for that one."""
         with self._lock:
             if failed.generation == self._generation:
                 self._is_torn = True
                 self._group.drop()
 
     def _regroup(self, error: Exception) -> StepFault | None:
-        """All ranks in a new group, as if the step had not been. What another rank said of the
-        failed step; ``None``: it was this one's own. Raises ``DeviceFault`` where there is no
-        going on."""
+        """Puts all ranks into a new group, as before the step. Returns the fault that another rank
+        reported; ``None``: the fault was this rank's own. Raises ``DeviceFault`` where the model
+        cannot continue."""
         self._group.drop()
         kind = classify(error, self.device.type)
         if issubclass(kind, HangFault):
             return kind(str(error))
         is_torn = not kind.is_device_sound
-        said = self.followers.unread(OTHERS_FAULT_S) if is_torn else []
+        messages = self.followers.unread(OTHERS_FAULT_S) if is_torn else []
         if (lost := self.followers.lost) is not None:
             raise lost from error
         with self._lock:
@@ -147,8 +149,8 @@ class RankedModel(PlainBackend):
                 apart = DeviceFault(f"the ranks do not come together again: {broken}")
                 raise self.followers.lost or apart from broken
         self.followers.unread(0.0)
-        faults = [fault_of(one) for one in said if isinstance(one, StepFailed)]
-        # A rank whose collective broke off says that the device is at fault, and none is.
+        faults = [fault_of(one) for one in messages if isinstance(one, StepFailed)]
+        # A rank whose collective broke off reports a device fault, though its device is sound.
         own = [fault for fault in faults if fault.is_device_sound]
         if is_torn and not own:
             raise self.followers.lost or DeviceFault(str(error))

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         expected = logits_of(lone_model(alone, Path(folder)))
         ranked = ranked_model(spec, Path(folder))
         found = logits_of(ranked)
-        ranked.new_kv(1, BLOCK_TOKENS)  # with which the others say what they took
+        ranked.new_kv(1, BLOCK_TOKENS)  # the other ranks answer with their memory
         ranked.followers.close()
     difference = float((found - expected).abs().max())
     print(

@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties, grammars, masks, filters, draws, log probabilities."""
+"""Turns logits into tokens: penalties, grammars, masks, filters, draws, log probabilities."""

@@ -1,6 +1,6 @@
-"""Which drawer an engine gets: the native library's where the model is, Triton's kernels on a card
-that runs them rightly, torch's operators otherwise. The kernels are tried on the card before they
-are used; why not, where they are not, is said in words.
+"""Which drawer an engine gets: the native library's where the model is native, Triton's kernels on
+a card that runs them correctly, torch's operators otherwise. The kernels are tried on the card
+first; where they are not used, the load report gives the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRIAL_RANKS = (0, 2, 5)
 
 
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
-    """And in words what draws, where there was a choice."""
+    """Returns the drawer, and a sentence about what draws, where there was a choice."""
     if model.sampler is not None:
         return NativeDrawer(model.sampler), ""
     if model.device.type == "cuda":
@@ -102,8 +102,8 @@ def trial_scores(vocab_size: int) -> torch.Tensor:
 
 
 def trial_draws(scores: torch.Tensor, params: SamplingParams) -> tuple[list[Draw], list[int]]:
-    """From every row, and the tokens that torch would draw. The uniform numbers lie in the middle
-    of what a token has, where rounding does not change the answer."""
+    """Returns draws from every row, and the tokens that torch would draw. Each uniform number lies
+    in the middle of its token's interval, where rounding does not change the answer."""
     draws, wanted = [], []
     for row in range(len(scores)):
         probabilities = torch.softmax(scores[row : row + 1] / params.temperature, dim=-1)

@@ -1,6 +1,6 @@
-"""What is done with whole rows of scores: the likeliest token is found, tokens are forbidden, and
-drawn from what the filters leave, by one uniform number each, looked up in the cumulative
-distribution. On torch, natively where the model is, or by Triton's kernels on a card.
+"""Operations on whole rows of scores: find the likeliest token, forbid tokens, and draw a token
+from those that the filters leave, by one uniform number looked up in the cumulative distribution.
+On torch, in C++ where the model is native, or by Triton's kernels on a card.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Draw:
     """Which row of the scores."""
     params: SamplingParams
     uniform: float
-    """In [0, 1)."""
+    """A random number in [0, 1)."""
 
 
 class Drawer(Protocol):
@@ -53,9 +53,9 @@ class Drawer(Protocol):
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token id for each, (num_draws,) int64, any of the vocabulary where scores are not
-        numbers; and whether the ``num_candidates`` likeliest tokens were too few to say which.
-        ``scores`` (num_rows, vocab_size) float32, read only. Waits for nothing on the device."""
+        """A token id for each draw, (num_draws,) int64, an arbitrary one where scores are NaN; and
+        whether the ``num_candidates`` likeliest tokens were too few to decide it. ``scores``
+        (num_rows, vocab_size) float32, read only. Does not synchronize with the device."""
         ...
 
 
@@ -183,6 +183,6 @@ def _native(draw: Draw) -> NativeDraw:
 
 
 def _floats(draw: Draw) -> tuple[float, float, float, float]:
-    """In the order of ``inference.models.cuda.drawing.draw_tokens``."""
+    """Returns the draw's numbers in the order of ``inference.models.cuda.drawing.draw_tokens``."""
     params = draw.params
     return params.temperature, params.top_p, params.min_p, draw.uniform

@@ -26,9 +26,9 @@ def filter_probabilities(probabilities: torch.Tensor, params: list[SamplingParam
 def filter_among(
     probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``filter_probabilities`` for rows that keep fewer than the ``num_candidates`` most likely
-    tokens; for others, ``True`` in the second tensor (num_rows,), more may have to stay. Waits for
-    nothing on the device."""
+    """Filters as ``filter_probabilities`` does, for rows that keep fewer than the
+    ``num_candidates`` most likely tokens. Other rows, of which more may have to stay, are ``True``
+    in the second tensor (num_rows,). Does not wait for the device."""
     is_short = torch.zeros(len(probabilities), dtype=torch.bool, device=probabilities.device)
     if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
         thresholds, is_short = _nucleus_threshold(probabilities, params, num_candidates)

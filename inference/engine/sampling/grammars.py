@@ -41,11 +41,12 @@ NUM_COMPILING = 2
 
 
 class GrammarState:
-    """Where one sequence stands in its grammar. It follows the tokens that were sampled and nothing
-    else, so that recomputing a preempted sequence leaves it alone.
+    """The position of one sequence in its grammar. It follows the tokens that were sampled and
+    nothing else, so that recomputing a preempted sequence leaves it alone.
 
-    What llguidance raises becomes the state's ``problem``: its sequence fails, and the step goes on
-    for all others, which have followed their tokens already and must not follow them again."""
+    An exception of llguidance becomes the state's ``problem``: its sequence fails, and the step
+    continues for all others, which have followed their tokens already and must not follow them
+    again."""
 
     __slots__ = ("_raised", "_starts_after", "end_ids", "matcher")
 
@@ -77,8 +78,8 @@ class GrammarState:
         return first_line(self.matcher.get_error()) if self.matcher.is_error() else None
 
     def allows(self, token_id: int) -> bool:
-        """Whether this token, not an end, may be the next one: far cheaper than a mask, which says
-        it of every token."""
+        """Whether this token, not an end, may be the next one: far cheaper than a mask, which
+        covers every token."""
         if self._starts_after is not None:
             return True
         if token_id in self.end_ids:

@@ -15,8 +15,9 @@ from inference.protocol.sampling import TokenLogprob
 def token_logprobs(
     logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int], *, ranks: bool = False
 ) -> list[TokenLogprob]:
-    """For each row of ``logits`` (num_rows, vocab_size) float32 that of its token, and of as many
-    of the most likely as ``num_top`` says. ``ranks``: each token's place in the vocabulary too."""
+    """Returns for each row of ``logits`` (num_rows, vocab_size) float32 the log probability of its
+    token and of its ``num_top`` likeliest tokens. ``ranks``: each token's rank in the vocabulary
+    too."""
     logprobs = torch.log_softmax(logits, dim=-1)
     top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
     top_values, top_ids = top.values.tolist(), top.indices.tolist()
@@ -37,8 +38,9 @@ def token_logprobs(
 def prompt_logprobs(
     chunks: list[PrefillChunk], logits: torch.Tensor
 ) -> dict[str, list[TokenLogprob]]:
-    """By sequence id. ``logits`` (num_scored, vocab_size) float32 are those of the chunks' scored
-    tokens, one chunk after the other."""
+    """Returns the log probabilities of the chunks' prompt tokens by sequence id. ``logits``
+    (num_scored, vocab_size) float32 are those of the chunks' scored tokens, one chunk after the
+    other."""
     found: dict[str, list[TokenLogprob]] = {}
     first_row = 0
     for chunk in chunks:

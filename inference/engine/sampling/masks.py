@@ -18,8 +18,8 @@ from inference.engine.scheduling.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """Rows with nothing to choose: ``ended`` can only stop; ``broken`` cannot go on, and why.
-    Whatever token is sampled for them means nothing."""
+    """Rows without a choice: ``ended`` can only stop; ``broken`` cannot continue, with the reason.
+    The token sampled for them is meaningless."""
 
     ended: set[int] = field(default_factory=set)
     broken: dict[int, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def apply_masks(scores: torch.Tensor, sequences: list[Sequence], drawer: Drawer)
     if not bound:
         return masked
     words = allocate_token_bitmask(len(bound), scores.shape[-1])
-    # One after the other: llguidance's pool of threads was seen to wait for ever beside ours.
+    # One after the other: llguidance's thread pool was seen to deadlock beside ours.
     for index, (_, _, state) in enumerate(bound):
         state.fill_mask(words, index)
     bits = words.view(np.uint8)

@@ -1,4 +1,4 @@
-"""How often sequences have used each token, and what that takes off their logits.
+"""Which sequences need logits processors, and the penalties of used tokens among these.
 
 As in vLLM: the repetition penalty looks at prompt and output, the other two at the output. As in
 llama.cpp the repetition penalty may look at the last tokens alone.
@@ -51,7 +51,7 @@ class UsedTokens:
         return self._window_counts[:num_used] > 0
 
     def add(self, token_id: int) -> None:
-        """To the output."""
+        """Adds a token to the output."""
         place = self._place(token_id)  # first: it may replace the array
         self._output_counts[place] += 1
         self._see(token_id)
@@ -128,4 +128,51 @@ def has_penalties(params: SamplingParams) -> bool:
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
+    )
+
+
+def needs_sampler(sequence: Sequence) -> bool:
+    """Whether the answer may be another token than the one with the largest raw logit, grammars
+    aside."""
+    params = sequence.params
+    return (
+        not params.is_greedy
+        or params.thinking_limit is not None
+        or _has_logits_processors(sequence)
+    )
+
+
+def is_adjusted(sequence: Sequence) -> bool:
+    """Whether anything is added to its logits."""
+    has_mask = sequence.grammar is not None and sequence.grammar.is_active
+    return has_mask or _has_logits_processors(sequence)
+
+
+def is_refused(token_id: int, sequence: Sequence) -> bool:
+    """Whether the grammar forbids the largest raw logit's token. That is rare for a model that
+    follows its format, and otherwise the row needs no mask."""
+    if sequence.grammar is None or needs_sampler(sequence):
+        return False
+    return not sequence.grammar.allows(token_id)
+
+
+def is_free_of_host(sequence: Sequence) -> bool:
+    """Whether its next token, and how it is chosen, need nothing that the host learns from the
+    tokens before."""
+    params = sequence.params
+    return (
+        params.grammar is None
+        and params.thinking_limit is None
+        and params.top_logprobs is None
+        and not _has_logits_processors(sequence)
+    )
+
+
+def _has_logits_processors(sequence: Sequence) -> bool:
+    """Whether its parameters favour or forbid tokens."""
+    params = sequence.params
+    return (
+        has_penalties(params)
+        or bool(params.logit_bias)
+        or sequence.num_output_tokens < params.min_tokens
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from inference.engine.errors import GrammarError
 from inference.engine.scheduling.sequence import Sequence
+from inference.protocol.sampling import Grammar
 
 if TYPE_CHECKING:
     from inference.engine.sampling.grammars import CompiledGrammar
@@ -23,35 +24,33 @@ class GrammarSource(Protocol):
 
 
 class PendingGrammars:
-    """For the engine's thread. ``source`` ``None``: this engine has no grammars."""
+    """The grammars being compiled, and the sequences that wait for them. Belongs to the engine's
+    thread. ``source`` is ``None`` for an engine without grammars."""
 
     def __init__(self, source: GrammarSource | None) -> None:
         self._source = source
-        self._pending: dict[str, tuple[Sequence, Future[CompiledGrammar]]] = {}
+        self.pending: dict[str, tuple[Sequence, Future[CompiledGrammar]]] = {}
 
-    def add(self, sequence: Sequence) -> None:
-        """Start compiling, where the sequence has a grammar."""
-        if (grammar := sequence.params.grammar) is not None:
-            future = _no_grammars() if self._source is None else self._source.compile(grammar.text)
-            self._pending[sequence.sequence_id] = sequence, future
+    def add(self, sequence: Sequence, grammar: Grammar) -> None:
+        """Start compiling the sequence's grammar."""
+        future = _no_grammars() if self._source is None else self._source.compile(grammar.text)
+        self.pending[sequence.sequence_id] = sequence, future
 
     def forget(self, sequence: Sequence) -> None:
         """Forgets a sequence that has ended: what becomes of its grammar is of no interest."""
-        self._pending.pop(sequence.sequence_id, None)
+        self.pending.pop(sequence.sequence_id, None)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a grammar is compiled, or the time is over."""
-        if self._pending:
-            wait([future for _, future in self._pending.values()], timeout_s, FIRST_COMPLETED)
+        if self.pending:
+            wait([future for _, future in self.pending.values()], timeout_s, FIRST_COMPLETED)
 
     def take_done(self) -> list[tuple[Sequence, str]]:
         """Give sequences their compiled grammars. Returns those whose does not compile, and why in
         words for the client."""
-        if not self._pending:
-            return []
         refused = []
-        for sequence, future in [p for p in self._pending.values() if p[1].done()]:
-            del self._pending[sequence.sequence_id]
+        for sequence, future in [p for p in self.pending.values() if p[1].done()]:
+            del self.pending[sequence.sequence_id]
             if (problem := _problem(sequence, future)) is not None:
                 refused.append((sequence, problem))
                 continue

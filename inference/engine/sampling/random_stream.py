@@ -21,9 +21,9 @@ class RandomStream:
         """The value of the place before."""
 
     def uniform(self, place: int) -> float:
-        """In [0, 1), for the output's token at ``place``. Places are asked for in order, each as
-        often as it takes; that before the newest still, for the step after may have been launched
-        when a step is tried again."""
+        """Returns a number in [0, 1) for the output's token at ``place``. Places are asked for in
+        order, each as often as needed. The one before the newest can still be asked for: the step
+        after may have been launched when a step is tried again."""
         if place < self._place:
             assert place == self._place - 1
             return self._last

@@ -16,21 +16,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from inference.engine.emission import Sampled
 from inference.engine.sampling.adjustments import add_bias, forbid_early_stops
 from inference.engine.sampling.drawing import Draw, Drawer, TorchDrawer
 from inference.engine.sampling.filters import TOP_CANDIDATES
 from inference.engine.sampling.logprobs import token_logprobs
 from inference.engine.sampling.masks import Masked, apply_masks
-from inference.engine.sampling.penalties import TokenCounts
-from inference.engine.sampling.random_stream import RandomStream
-from inference.engine.sampling.row_pieces import row_pieces
-from inference.engine.sampling.sampled import Sampled
-from inference.engine.sampling.sampling_needs import (
+from inference.engine.sampling.penalties import (
+    TokenCounts,
     is_adjusted,
     is_free_of_host,
     is_refused,
-    is_special,
+    needs_sampler,
 )
+from inference.engine.sampling.random_stream import RandomStream
+from inference.engine.sampling.row_pieces import row_pieces
 from inference.engine.sampling.thinking import ThinkingBudget
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.to_device import HostCopy, on_device, read_back, rows_of
@@ -48,7 +48,7 @@ class _Choice:
     places: list[int]
     """Rows of ``scores``, which are the step's logits where nothing adjusts them."""
     masked: Masked
-    """By index in ``rows``."""
+    """The masked rows, by index in ``rows``."""
     num_ahead: int
     """Tokens of each sequence that come before and are not among its ``token_ids`` yet: on the
     device alone, or drafts that turned out right."""
@@ -58,7 +58,7 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadTokens:
+class SampledTokens:
     """A step's tokens, chosen on the device and on their way to the host."""
 
     sequences: list[Sequence]
@@ -66,7 +66,7 @@ class UnreadTokens:
     greedy: torch.Tensor
     """Each row's largest logit's token, (num_rows,) int64."""
     choice: _Choice
-    """What is chosen of the rows that want more than that."""
+    """The choice for the rows that need the sampler."""
     host_copy: HostCopy
 
     def token_ids(self) -> torch.Tensor:
@@ -99,17 +99,17 @@ class Sampler:
     @torch.inference_mode()
     def choose(
         self, sequences: list[Sequence], logits: torch.Tensor, *, num_ahead: int = 0
-    ) -> UnreadTokens:
+    ) -> SampledTokens:
         """Waits for nothing on the device. ``num_ahead``: see ``_Choice``; what the host has not
         read may be among them only for settled sequences."""
         greedy, are_finite = self._likeliest(logits)
-        special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
-        choice = self._choose(sequences, logits, greedy, special, num_ahead)
+        rows = [row for row, sequence in enumerate(sequences) if needs_sampler(sequence)]
+        choice = self._choose(sequences, logits, greedy, rows, num_ahead)
         host_copy = HostCopy([are_finite, greedy, *choice.tensors])
-        return UnreadTokens(sequences, logits, greedy, choice, host_copy)
+        return SampledTokens(sequences, logits, greedy, choice, host_copy)
 
     @torch.inference_mode()
-    def read(self, unread: UnreadTokens) -> Sampled:
+    def read(self, unread: SampledTokens) -> Sampled:
         sequences, logits, greedy = unread.sequences, unread.logits, unread.greedy
         waited = unread.host_copy.values()
         failed = {
@@ -128,7 +128,7 @@ class Sampler:
             num_ahead = unread.choice.num_ahead
             choice = self._choose(sequences, logits, greedy, refused, num_ahead)
             self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
-        logprobs = self._logprobs(sequences, logits, token_ids, failed)
+        logprobs = self.logprobs(sequences, logits, token_ids, failed)
         complete = self._follow(sequences, token_ids, masked)
         return Sampled(token_ids, failed, logprobs, complete, masked.ended, masked.broken)
 
@@ -138,7 +138,8 @@ class Sampler:
         self._thinking.pop(sequence.sequence_id, None)
 
     def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``Drawer.likeliest``, also where prompts go on and nobody wants a token."""
+        """Calls ``Drawer.likeliest``; also takes a step of prompt chunks alone, which needs no
+        token."""
         if len(logits) == 0:
             return logits.new_empty(0, dtype=torch.int64), logits.new_empty(0, dtype=torch.bool)
         return self._drawer.likeliest(logits)
@@ -151,8 +152,9 @@ class Sampler:
         rows: list[int],
         num_ahead: int = 0,
     ) -> _Choice:
-        """For all but greedy rows whose answer is known; ``greedy`` are all rows' largest logits.
-        Waits for nothing on the device."""
+        """Chooses a token for each of ``rows``: all but the greedy rows whose answer is known.
+        ``greedy`` holds the likeliest token id of every row of ``logits``. Does not wait for the
+        device."""
         chosen = [sequences[row] for row in rows]
         if not rows:
             return _Choice(rows, chosen, logits, [], Masked(), num_ahead)
@@ -167,7 +169,7 @@ class Sampler:
         return replace(choice, tensors=self._draw_over(likeliest, choice))
 
     def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> Masked:
-        """In place."""
+        """Applies penalties, biases, grammar masks and early-stop bans to ``scores``, in place."""
         self._counts.penalize(scores, sequences)
         add_bias(scores, sequences)
         masked = apply_masks(scores, sequences, self._drawer)
@@ -175,8 +177,8 @@ class Sampler:
         return masked
 
     def _draw_over(self, token_ids: torch.Tensor, choice: _Choice) -> tuple[torch.Tensor, ...]:
-        """The choice's tensors: ``token_ids``, its rows' likeliest, and where a row has a
-        temperature what is drawn for it."""
+        """The choice's tensors: ``token_ids``, the likeliest of its rows, replaced by a drawn token
+        where a row has a temperature."""
         indices = [i for i, s in enumerate(choice.sequences) if not s.params.is_greedy]
         if not indices:
             return (token_ids,)
@@ -193,14 +195,14 @@ class Sampler:
         masked: Masked,
         failed: Collection[int],
     ) -> None:
-        """Writes what was chosen, and ``read`` from the device, into ``token_ids`` and ``masked``,
-        but for rows that failed: what was computed from their logits means nothing."""
+        """Writes the choice, ``read`` from the device, into ``token_ids`` and ``masked``. Skips
+        failed rows, whose results are meaningless."""
         if not choice.rows:
             return
         chosen_ids = read[0]
         is_short = read[1] if len(read) > 1 else []
         short = [i for i, value in enumerate(is_short) if value and choice.rows[i] not in failed]
-        if short:  # flat distributions: their nucleus is wider than what was looked at
+        if short:  # flat distributions: their nucleus is wider than the candidates
             drawn, _ = self._draw(choice, short, self._vocab_size)
             for index, token_id in zip(short, read_back([drawn])[0], strict=True):
                 chosen_ids[index] = token_id
@@ -214,8 +216,8 @@ class Sampler:
         masked.broken.update(found.broken)
 
     def _forced_token(self, sequence: Sequence) -> int | None:
-        """The end of a thinking block that has had its share. A grammar that holds already says
-        itself what comes."""
+        """The token that ends a thinking block over its budget. An active grammar decides the next
+        token itself."""
         if sequence.params.thinking_limit is None:
             return None
         if sequence.grammar is not None and sequence.grammar.is_active:
@@ -225,8 +227,8 @@ class Sampler:
     def _follow(
         self, sequences: list[Sequence], token_ids: list[int], masked: Masked
     ) -> frozenset[int]:
-        """Tell what follows the output of its new tokens. Returns the rows whose grammar is
-        complete with theirs; adds to ``masked`` those that broke theirs."""
+        """Advances penalties, thinking budgets and grammars by the new tokens. Returns the rows
+        whose grammar is complete; adds to ``masked`` those whose token violates theirs."""
         complete = []
         self._counts.add(sequences, token_ids)
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
@@ -268,7 +270,7 @@ class Sampler:
             stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
         return stream.uniform(sequence.num_output_tokens + choice.num_ahead)
 
-    def _logprobs(
+    def logprobs(
         self,
         sequences: list[Sequence],
         logits: torch.Tensor,

@@ -1,5 +1,5 @@
-"""How long a sequence may think: counts the tokens of its thinking block and says when it is over.
-Knows token ids only."""
+"""Limits a sequence's thinking: counts the tokens of its thinking block and forces its end. Knows
+token ids only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from inference.protocol.sampling import ThinkingLimit
 
 
 class ThinkingBudget:
-    """Follows one sequence's sampled tokens. A block that is opened again goes on counting where
-    the last one stopped."""
+    """Follows one sequence's sampled tokens. A block that is opened again continues the last one's
+    count."""
 
     __slots__ = ("_is_open", "_last_token_id", "_limit", "_num_tokens")
 

@@ -9,8 +9,8 @@ guessed, and on the same random number as without drafts: greedy or not, a draft
 only how many steps it takes. That is rejection sampling for proposals that are certain of
 themselves: a draft is taken with the model's own probability of it.
 
-Rows whose token is the largest logit's are looked at all at once, others a round after the other:
-what a grammar, a penalty or a thinking budget says of a token depends on the one before.
+Rows whose token is the largest logit's are verified all at once, others a round after the other: a
+token that a grammar, a penalty or a thinking budget decides depends on the one before.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.engine.sampling.sampled import Run, Sampled
-from inference.engine.sampling.sampler import Sampler, UnreadTokens
-from inference.engine.sampling.sampling_needs import is_special
+from inference.engine.emission import Run, Sampled
+from inference.engine.sampling.penalties import needs_sampler
+from inference.engine.sampling.sampler import SampledTokens, Sampler
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.to_device import rows_of
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadDrafts:
+class SampledDrafts:
     """A step's sequences with their drafts, and the tokens of its first round."""
 
     sequences: list[Sequence]
@@ -43,10 +43,10 @@ class UnreadDrafts:
     """The first row of each sequence in ``logits``."""
     num_first: list[int]
     """How many of each sequence's rows are in the first round."""
-    first: UnreadTokens
+    first: SampledTokens
 
 
-def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> UnreadDrafts:
+def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> SampledDrafts:
     """``logits`` (num_decode_rows, vocab_size) float32, a sequence's rows one after the other.
     Waits for nothing on the device."""
     sequences = schedule.decodes
@@ -65,10 +65,10 @@ def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -
         next_row += len(draft) + 1
     first = logits if len(rows) == len(logits) else rows_of(logits, rows)
     unread = sampler.choose(of_rows, first)
-    return UnreadDrafts(sequences, drafts, logits, first_rows, num_first, unread)
+    return SampledDrafts(sequences, drafts, logits, first_rows, num_first, unread)
 
 
-def read_drafted(sampler: Sampler, choice: UnreadDrafts) -> Sampled:
+def read_drafted(sampler: Sampler, choice: SampledDrafts) -> Sampled:
     """One row for each sequence: its last that counts; see ``Sampled``."""
     first = sampler.read(choice.first)
     verified = _Verified(choice)
@@ -93,10 +93,10 @@ def read_drafted(sampler: Sampler, choice: UnreadDrafts) -> Sampled:
 
 
 def _sample_round(
-    sampler: Sampler, choice: UnreadDrafts, going_on: list[int], depth: int
+    sampler: Sampler, choice: SampledDrafts, going_on: list[int], depth: int
 ) -> Sampled | None:
     """``None`` where it raises: the tokens before are right, and the same rows come first in the
-    next step, where it is found out whose fault it is."""
+    next step, which isolates the row at fault."""
     sequences = [choice.sequences[index] for index in going_on]
     rows = [choice.first_rows[index] + depth for index in going_on]
     try:
@@ -108,9 +108,9 @@ def _sample_round(
 
 
 class _Verified:
-    """What is known of each sequence's rows so far."""
+    """The verified tokens of each sequence so far."""
 
-    def __init__(self, choice: UnreadDrafts) -> None:
+    def __init__(self, choice: SampledDrafts) -> None:
         self._choice = choice
         self._token_ids = [0] * len(choice.sequences)
         self._logprobs: dict[int, TokenLogprob] = {}
@@ -167,5 +167,5 @@ def _is_plain(sequence: Sequence) -> bool:
     return (
         sequence.grammar is None
         and sequence.params.top_logprobs is None
-        and not is_special(sequence)
+        and not needs_sampler(sequence)
     )

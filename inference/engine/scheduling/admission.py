@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from inference.engine.adapters import Adapters
 from inference.engine.images.prompt_images import PromptImages, image_problem
-from inference.engine.scheduling.prompt_problem import prompt_problem
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SubmitSequence
@@ -31,7 +30,8 @@ def command_problem(
         command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
     )
     problem = problem or _token_id_problem(command, limits.vocab_size)
-    problem = problem or image_problem(command.images, command.token_ids, limits.vision)
+    if problem is None and command.images:
+        problem = image_problem(command.images, command.token_ids, limits.vision)
     if problem is not None:
         return problem
     if command.adapter is not None and (reason := adapters.problem()) is not None:
@@ -49,8 +49,8 @@ def command_problem(
 
 
 def _token_id_problem(command: SubmitSequence, vocab_size: int) -> tuple[str, str] | None:
-    """Checks the ids beside the prompt's that become places in a row of scores or in the table of
-    embeddings: one outside would be a place in a neighbour's row, or in nobody's."""
+    """Checks the token ids beside the prompt's that index a row of scores or the embedding table:
+    an id out of range would index another row, or beyond the table."""
     params = command.params
     thinking = params.thinking_limit
     by_field = {
@@ -70,4 +70,28 @@ def _token_id_problem(command: SubmitSequence, vocab_size: int) -> tuple[str, st
 def prompt_images(command: SubmitSequence, limits: EngineLimits) -> PromptImages | None:
     if limits.vision is None or not command.images:
         return None
-    return PromptImages(command.images, len(command.token_ids), limits.vision.merge)
+    return PromptImages(
+        command.images,
+        len(command.token_ids),
+        limits.vision.merge,
+        has_places=limits.vision.mrope_section is not None,
+        are_seen_whole=limits.vision.is_bidirectional,
+    )
+
+
+def prompt_problem(
+    token_ids: list[int], *, vocab_size: int, context_tokens: int
+) -> tuple[str, str] | None:
+    """Code and message for the client."""
+    if not token_ids:
+        return "bad_token_id", "the prompt has no tokens"
+    # Two passes in C: a long prompt must not hold up the step.
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            return "bad_token_id", f"token id {token_id} is outside the vocabulary of {vocab_size}"
+    if len(token_ids) + 1 > context_tokens:
+        return "context_length_exceeded", (
+            f"the prompt has {len(token_ids)} tokens and at least one is to be generated, "
+            f"but the context holds {context_tokens} tokens"
+        )
+    return None

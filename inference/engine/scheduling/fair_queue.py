@@ -1,4 +1,4 @@
-"""Items of many accounts, taken in turns: nobody waits for more than one item of somebody else.
+"""Fair queueing of many accounts' items: no account waits for more than one item of another.
 
 Start-time fair queueing: each account's first item has a start on a virtual clock, and the earliest
 start is next.
@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from inference.engine.errors import IntegrityError
 
 WEIGHT_UNIT = 1 << 16
-"""So that a cost divided by a weight stays a whole number and keeps its size."""
+"""The factor that keeps a cost divided by a weight whole, and large enough."""
 SWEEP_BEYOND = 64
 """How much may be left behind before it is cleared away."""
 
@@ -40,7 +40,7 @@ class FairQueue(Generic[Item]):
         return len(self._known) + len(self._anonymous)
 
     def __iter__(self) -> Iterator[Item]:
-        """In no particular order."""
+        """Yields the items in no particular order."""
         yield from self._known
         yield from self._anonymous
 
@@ -55,8 +55,8 @@ class FairQueue(Generic[Item]):
         is_anonymous: bool = False,
     ) -> None:
         """``order``, unlike every other item's, ranks it among its account's."""
-        turns = self._anonymous if is_anonymous else self._known
-        turns.add(item, account, order, cost, weight)
+        queue = self._anonymous if is_anonymous else self._known
+        queue.add(item, account, order, cost, weight)
 
     def head(self) -> Item | None:
         """The next one, which stays."""
@@ -67,7 +67,7 @@ class FairQueue(Generic[Item]):
         return (self._known or self._anonymous).take()
 
     def remove(self, item: Item) -> None:
-        """At nobody's cost. It is here."""
+        """Removes an item of the queue without charging its account."""
         (self._known if item in self._known else self._anonymous).remove(item)
 
     def check_integrity(self) -> None:
@@ -94,7 +94,7 @@ class _Account(Generic[Item]):
         self.name = name
         self.weight = 1
         self.end = 0
-        """On the virtual clock, of what it was given last."""
+        """The virtual time at which what it was given last ends."""
         self.entries: list[tuple[int, _Entry[Item]]] = []
         """A heap by order."""
         self.num_here = 0
@@ -119,7 +119,8 @@ class _Turns(Generic[Item]):
         """A heap of (start, order, account), once for each account that has something here. One
         whose items were all removed stays until it comes to the top."""
         self._sweep_at = SWEEP_BEYOND
-        """So many accounts, the idle ones included, which are kept for what they have to pay."""
+        """The number of accounts at which the idle ones are swept; they are kept for what they have
+        to pay."""
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -3,12 +3,12 @@ the one before it are read, and starts from them where they lie on the device. W
 between two steps falls into the time that the device computes.
 
     device   [ step 1 ][ step 2 ][ step 3 ]
-    host     launch 2 │ read 1, commit, tell, launch 3 │ read 2, commit, …
+    host     launch 2 │ read 1, commit, emit, launch 3 │ read 2, commit, …
 
-That takes a step that can be foreseen: whatever tokens come, the same sequences go on, and none of
-them needs the host to choose its next token. Who ends meanwhile leaves a row in the launched step
-that is computed for nothing. It may write to a block that has become another's by then, but before
-that one does: the device does in order what is launched in order. Imports no torch.
+That needs a step that can be scheduled ahead: whatever tokens come, the same sequences continue,
+and none of them needs the host to choose its next token. A sequence that ends meanwhile leaves a
+row in the launched step that is computed for nothing. Its block may belong to another sequence by
+then, but the row writes first: the device executes in launch order. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 from typing import Generic, Protocol, TypeVar
 
+from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import StepFault
-from inference.engine.sampling.sampled import Sampled
-from inference.engine.scheduling.limits import Pace
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import Pace
 from inference.supervised_threads import contained
 
 log = logging.getLogger(__name__)
@@ -49,15 +49,33 @@ class LaunchingExecutor(Protocol[Step]):
         ...
 
 
+class StepsAhead(Protocol):
+    """What an engine asks of whatever has steps under way before their turn."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the step that ``next_schedule`` returns, or just returned, was under way before
+        the call."""
+        ...
+
+    def next_schedule(self, pace: Pace) -> Schedule:
+        """The next step to ``execute``; an empty one: there is nothing to compute."""
+        ...
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        """Does what ``Executor.execute`` does."""
+        ...
+
+
 class RunAhead(Generic[Step]):
     """Stands between an engine and its executor. At most one step is launched and not read."""
 
     def __init__(self, executor: LaunchingExecutor[Step], scheduler: Scheduler) -> None:
-        self._executor = executor
+        self.executor = executor
         self._scheduler = scheduler
         self._launched: tuple[Schedule, Step] | None = None
         self._pace: Pace | None = None
-        """Of the step that is scheduled now; steps ahead hold no more."""
+        """The pace of the step that is scheduled now; steps ahead hold no more."""
 
     def next_schedule(self, pace: Pace) -> Schedule:
         """The launched step's, while anybody waits for it; else what the scheduler chooses."""
@@ -69,32 +87,32 @@ class RunAhead(Generic[Step]):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether ``next_schedule`` will say, or just said, what is launched already."""
+        """Whether ``next_schedule`` will return, or just returned, a launched step."""
         return self._launched is not None
 
     def execute(self, schedule: Schedule) -> Sampled:
-        """As ``Executor.execute``. What follows is launched where ``schedule`` is a whole step: a
-        part of one that raised lacks somebody who runs, so that nothing can be foreseen from it.
-        Where launching it raises and the device is sound, ``schedule`` is read all the same: the
-        next call of ``next_schedule`` tries what follows again, as a step of its own."""
+        """Does what ``Executor.execute`` does. Launches the following step where ``schedule`` is a
+        whole step: a part of one that raised lacks running sequences, so no step can be scheduled
+        ahead of it. Where that launch raises and the device is sound, ``schedule`` is read all the
+        same: the next call of ``next_schedule`` tries the following step again by itself."""
         launched, self._launched = self._launched, None
-        step = self._executor.launch(schedule) if launched is None else launched[1]
+        step = self.executor.launch(schedule) if launched is None else launched[1]
         following = self._launch_after(step, schedule)
-        sampled = self._executor.read(step)
+        sampled = self.executor.read(step)
         self._launched = following
         return sampled
 
     def _launch_after(self, step: Step, schedule: Schedule) -> tuple[Schedule, Step] | None:
-        if schedule.num_scored_tokens or not all(map(self._executor.is_settled, schedule.sampled)):
+        if schedule.num_scored_tokens or not all(map(self.executor.is_settled, schedule.sampled)):
             return None
         assert self._pace is not None, "there was a schedule"
-        foreseen = self._scheduler.foresee(schedule, self._pace)
-        if foreseen is None:
+        following_schedule = self._scheduler.schedule_ahead(schedule, self._pace)
+        if following_schedule is None:
             return None
         try:
-            return foreseen, contained(self._executor.launch, foreseen, step)
+            return following_schedule, contained(self.executor.launch, following_schedule, step)
         except Exception as error:  # it is of the next step, not of the one that runs
-            fault = self._executor.recover(error)
+            fault = self.executor.recover(error)
             if not fault.is_device_sound:
                 raise fault from error
             log.warning("a step ahead could not be launched (%s)", type(fault).__name__)

@@ -1,4 +1,5 @@
-"""What one step computes: a row for each sequence that decodes, and chunks of prompts."""
+"""What one step computes: a row for each sequence that decodes, and chunks of prompts. Long prompts
+are cut, so that steps stay short. Plain integers."""
 
 from __future__ import annotations
 
@@ -7,6 +8,30 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from inference.engine.scheduling.sequence import Sequence, SequenceState
+
+CHUNK_MULTIPLE = 16
+"""Rows that products take at once: two tiles on CPU (``native/cpp/activations.h``), an operand of a
+matrix instruction on CUDA. A chunk that ends elsewhere pays for the rest."""
+
+SMALLEST_CHUNK = 32
+"""Below this a projection's weights are read for too few rows to be worth it."""
+
+
+def end_of_chunk(start: int, length: int, budget: int) -> int:
+    """The end of a chunk of at most ``budget`` tokens that begins at ``start`` of ``length``. The
+    rest of the prompt is divided evenly over its steps: a short last step, which reads all the
+    weights for few rows, would cost more time than it saves."""
+    left = length - start
+    num_steps = -(-left // budget)
+    end = start + -(-left // num_steps)
+    if num_steps == 1:
+        return end
+    rounded_up = -(-end // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
+    if rounded_up - start <= budget:
+        return min(rounded_up, length)
+    rounded_down = end // CHUNK_MULTIPLE * CHUNK_MULTIPLE
+    return rounded_down if rounded_down > start else end
+
 
 NO_DRAFTS: Mapping[Sequence, list[int]] = MappingProxyType({})
 
@@ -36,8 +61,11 @@ class Schedule:
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[PrefillChunk] = field(default_factory=list)
     drafts: Mapping[Sequence, list[int]] = field(default_factory=lambda: NO_DRAFTS)
-    """Tokens that some of ``decodes`` may go on with, none of them empty: each is a row more. Only
-    in a step without prompts."""
+    """Draft tokens of some of ``decodes``, none of them empty: each is one more row. Only in a step
+    without prompts."""
+    has_lost_rows: bool = False
+    """Whether its step is under way with rows of other sequences too, which have ended since: one
+    of those may be what makes it raise."""
 
     @property
     def is_empty(self) -> bool:
@@ -49,9 +77,8 @@ class Schedule:
 
     @property
     def has_ended_rows(self) -> bool:
-        """Whether a sequence ended after the step was launched. Prompts' never do: such a step is
-        read before anything else happens."""
-        return any(s.state is SequenceState.ENDED for s in self.decodes)
+        """Whether a sequence ended after the step was launched."""
+        return any(s.state is SequenceState.ENDED for s in self.sequences)
 
     @property
     def has_runs(self) -> bool:
@@ -63,7 +90,7 @@ class Schedule:
         return any(sequence.num_lagging for sequence in self.decodes)
 
     @property
-    def decode_runs(self) -> list[int]:
+    def decode_query_lens(self) -> list[int]:
         """How many rows each of ``decodes`` has: those that its state lags behind, that of its last
         token, and its drafts'."""
         drafts = self.drafts
@@ -71,19 +98,23 @@ class Schedule:
 
     @property
     def decode_rows(self) -> list[Sequence]:
-        """Whose each row that decodes is."""
+        """The sequence of each row that decodes."""
         if not self.has_runs:
             return self.decodes
-        runs = zip(self.decodes, self.decode_runs, strict=True)
+        runs = zip(self.decodes, self.decode_query_lens, strict=True)
         return [sequence for sequence, run in runs for _ in range(run)]
 
     @property
     def num_decode_rows(self) -> int:
-        return sum(self.decode_runs) if self.has_runs else len(self.decodes)
+        return sum(self.decode_query_lens) if self.has_runs else len(self.decodes)
 
     def without_ended_rows(self) -> Schedule:
-        live = [s for s in self.decodes if s.state is not SequenceState.ENDED]
-        return Schedule(decodes=live, prefills=self.prefills)
+        ended = SequenceState.ENDED
+        return Schedule(
+            decodes=[s for s in self.decodes if s.state is not ended],
+            prefills=[chunk for chunk in self.prefills if chunk.sequence.state is not ended],
+            drafts={s: draft for s, draft in self.drafts.items() if s.state is not ended},
+        )
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -2,32 +2,30 @@
 (times are arguments), no knowledge of models.
 
 One step's rows: every decoding sequence (one token each), and prompt chunks up to a token
-budget, oldest sequence first. New sequences are admitted while there are seats (how many is the
-pace's business) and blocks, in turns by account (``waiting_queue``). When a decoding sequence needs
-a block and none is free, the newest running sequence gives its blocks up and is the first to run
-again, recomputed.
+budget, oldest sequence first. New sequences are admitted up to the running limit (of the step's
+``Pace``) while blocks are free, by fair queueing over accounts (``waiting_queue``). When a decoding
+sequence needs a block and none is free, the newest running sequence is preempted and is the first
+to run again, recomputed.
 
     running (oldest … newest)      waiting (preempted, oldest first; then the others in turns)
 
-Age is the order of first admission. Nobody is admitted for the first time while a preempted one
-waits, so whoever runs or was preempted is older than everybody else, and the oldest running
-sequence always gets to its end.
+Age is the order of first admission. No sequence is admitted for the first time while a preempted
+one waits, so running and preempted sequences are older than all others, and the oldest running
+sequence always reaches its end.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 
 from inference.engine.cache.kv_cache import KVCache
+from inference.engine.emission import Run
 from inference.engine.errors import IntegrityError
-from inference.engine.sampling.sampled import Run
-from inference.engine.scheduling.chunks import end_of_chunk
-from inference.engine.scheduling.limits import Pace, SchedulerLimits
-from inference.engine.scheduling.schedule import PrefillChunk, Schedule
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule, end_of_chunk
 from inference.engine.scheduling.sequence import Sequence, SequenceState
-from inference.engine.scheduling.waiting_queue import WaitingQueue
+from inference.engine.scheduling.waiting_queue import Pace, SchedulerLimits, WaitingQueue
 from inference.engine.speculation.speculator import Speculator
 
 SCORED_TOKENS_PER_STEP = 128
@@ -51,24 +49,24 @@ class Scheduler:
         self.num_drafted_tokens = 0
         self.num_accepted_drafts = 0
         self._short_of_blocks = False
-        """Whether the head of the queue lacked blocks when it was last looked at, which every step
-        does: free seats do not help."""
+        """Whether the head of the queue lacked blocks in the last step that tried to admit it: free
+        running slots do not help then."""
 
     @property
     def is_full(self) -> bool:
         """Whether one more sequence would wait deeper than ``max_queue_depth``."""
-        return len(self.waiting) - self._num_free_seats >= self.limits.max_queue_depth
+        return len(self.waiting) - self._num_free_slots >= self.limits.max_queue_depth
 
     def is_full_for(self, account: str) -> bool:
         """Whether one more of the account's would be more than its part of the queue."""
-        num_waiting = self.waiting.num_of(account) - self._num_free_seats
+        num_waiting = self.waiting.num_of(account) - self._num_free_slots
         return num_waiting >= self.limits.max_queue_depth_per_account
 
     @property
-    def _num_free_seats(self) -> int:
-        """The free ones of ``max_running``, whether or not the pace has them in use just now.
-        Whoever waits for one of these waits for short steps, not in the queue: the operator has
-        promised the seat, and a slow machine takes longer to serve all of them but refuses none."""
+    def _num_free_slots(self) -> int:
+        """``max_running`` less the running sequences, whatever the pace's limit is now. A sequence
+        that waits for one of these slots only waits for steps to get short, not in the queue: the
+        operator configured the slot, so a slow machine takes longer but refuses no request."""
         return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
 
     @property
@@ -80,21 +78,25 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
 
-    def schedule(self, pace: Pace) -> Schedule:
+    def schedule(
+        self, pace: Pace, busy: Set[Sequence] = frozenset(), num_groups: int = 1
+    ) -> Schedule:
         """Choose the next step's rows. Moves sequences between queues; the KV blocks that the rows
-        write to are theirs when this returns."""
+        write to are theirs when this returns. ``busy``: those that take part in steps under way,
+        which are left as they are. Of those that decode, the step has room for an even share of
+        ``num_groups``."""
         schedule = Schedule()
-        self._schedule_decodes(schedule)
+        self._schedule_decodes(schedule, busy, num_groups)
         budget = pace.prefill_tokens(len(schedule.decodes))
         for sequence in self.running:
             if budget <= 0:
                 break
-            if sequence.state is SequenceState.PREFILLING:
+            if sequence.state is SequenceState.PREFILLING and sequence not in busy:
                 budget -= self._schedule_chunk(schedule, sequence, budget)
         self._short_of_blocks = False
         self.waiting.release_held()
-        num_seats = self._num_seats(pace)
-        while budget > 0 and len(self.running) < num_seats:
+        running_limit = self._running_limit(pace)
+        while budget > 0 and len(self.running) < running_limit:
             if (first := self.waiting.next()) is None:
                 break
             if not self._admit(first):
@@ -106,7 +108,7 @@ class Scheduler:
         return schedule
 
     def _with_slots(self, drafts: dict[Sequence, list[int]]) -> dict[Sequence, list[int]]:
-        """The drafts, as far as there are blocks for them: nobody gives a block up for a draft."""
+        """The drafts, as far as blocks are free for them: no sequence is preempted for a draft."""
         fitting: dict[Sequence, list[int]] = {}
         for sequence, draft in drafts.items():
             num_tokens = len(sequence.token_ids)
@@ -117,21 +119,25 @@ class Scheduler:
                 fitting[sequence] = draft
         return fitting
 
-    def _schedule_decodes(self, schedule: Schedule) -> None:
+    def _schedule_decodes(self, schedule: Schedule, busy: Set[Sequence], num_groups: int) -> None:
         block_tokens = self.kv_cache.block_tokens
-        for sequence in list(self.running):
-            if sequence.state is not SequenceState.DECODING:
-                continue
+        decoding = [s for s in self.running if s.state is SequenceState.DECODING]
+        most = -(-len(decoding) // num_groups)
+        for sequence in decoding:
+            if len(schedule.decodes) == most:
+                break
+            if sequence in busy or sequence.state is not SequenceState.DECODING:
+                continue  # in a step under way, or preempted just now
             # The common case, a slot in the last block, is decided here without a call.
             is_full = len(sequence.token_ids) > len(sequence.block_ids) * block_tokens
-            if is_full and not self._make_room(sequence):
+            if is_full and not self._make_room(sequence, busy):
                 break
             schedule.decodes.append(sequence)
 
-    def foresee(self, schedule: Schedule, pace: Pace) -> Schedule | None:
+    def schedule_ahead(self, schedule: Schedule, pace: Pace) -> Schedule | None:
         """The step after ``schedule``, which is running and not committed: one row for each of its
-        sequences that is not ended by its length. ``None`` where somebody else has a part in it,
-        or a block is missing. The KV blocks that the rows write to are theirs when this returns."""
+        sequences that does not end by its length. ``None`` where other sequences take part in it or
+        a block is missing. On return the rows own the KV blocks that they write to."""
         if self.kv_cache.states is not None:
             return None  # a step that failed could not be run again after the next has begun
         if schedule.drafts:
@@ -147,29 +153,31 @@ class Scheduler:
                 return None
         return Schedule(decodes=decodes) if decodes else None
 
-    def _num_seats(self, pace: Pace) -> int:
-        return min(pace.num_seats, self.limits.max_running)
+    def _running_limit(self, pace: Pace) -> int:
+        return min(pace.running_limit, self.limits.max_running)
 
     def _can_admit(self, pace: Pace) -> bool:
-        """Whether the head of the queue could start in the next step. Looks at the blocks as they
-        are now: while steps are foreseen, nobody else does."""
-        if len(self.running) >= self._num_seats(pace):
+        """Whether the head of the queue could start in the next step, by the blocks that are free
+        now: while steps are scheduled ahead, no admission looks for it."""
+        if len(self.running) >= self._running_limit(pace):
             return False
         self.waiting.release_held()
         first = self.waiting.next()
         self._short_of_blocks = first is not None and not self.kv_cache.has_room(first)
         return first is not None and not self._short_of_blocks
 
-    def _make_room(self, sequence: Sequence) -> bool:
+    def _make_room(self, sequence: Sequence, busy: Set[Sequence]) -> bool:
         """Preempt newer sequences until ``sequence`` can grow. ``False`` when it was itself the
-        newest and has been preempted: then no running one is left behind it."""
+        newest and has been preempted: then no running one is left behind it. Or when the newest is
+        in a step under way, which is waited for."""
         while not self.kv_cache.grow(sequence, len(sequence.token_ids)):
-            if self._preempt_newest() is sequence:
+            if self.running[-1] in busy or self._preempt_newest() is sequence:
                 return False
         return True
 
     def _preempt_newest(self) -> Sequence:
-        """Only ever the newest, so that the oldest always gets to its end."""
+        """Preempts the newest sequence, never another, so that the oldest always gets to its
+        end."""
         sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)
@@ -178,7 +186,8 @@ class Scheduler:
         return sequence
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Whose turn it is."""
+        """Admits the sequence at the head of the queue. Returns whether there were blocks for
+        it."""
         if not self.kv_cache.admit(sequence):
             return False
         self.waiting.take()
@@ -195,8 +204,8 @@ class Scheduler:
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
-        """Returns how much of the budget is gone: all of it where the prompt goes on, even if an
-        even share of it is less. What is left would only begin another prompt with a few rows."""
+        """Returns how much of the budget is used: all of it where the prompt continues, even if its
+        even share is less. The rest would only begin another prompt with a few rows."""
         start = sequence.num_computed_tokens
         if sequence.num_tokens_to_score:
             budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
@@ -204,9 +213,13 @@ class Scheduler:
                 return 0
         wanted = end_of_chunk(start, len(sequence.token_ids), budget)
         if sequence.images is not None:
-            # A tower takes as long as many steps: whoever decodes waits for one image at a time.
+            # A tower takes as long as many steps: decoding sequences wait for one image at a time.
             num_images = 0 if schedule.has_image_rows else 1
             wanted = sequence.images.end_with_images(start, wanted, num_images)
+            if wanted > start:
+                # An image of more tokens than a step may have takes a step for itself.
+                is_alone = not schedule.prefills
+                wanted = sequence.images.end_of_whole(start, wanted, may_exceed=is_alone)
             if wanted == start:
                 return 0
         end = self.kv_cache.end_of_chunk(sequence, start, wanted)
@@ -220,9 +233,9 @@ class Scheduler:
         token_ids: list[int],
         runs: Mapping[int, Run] = NO_RUNS,
     ) -> None:
-        """Record that the step ran: ``token_ids`` are what was sampled, in ``schedule.sampled``'s
-        order; ``runs``, by index there, the drafts that come before. Filled blocks become known to
-        the prefix cache."""
+        """Records that the step ran: ``token_ids`` are the sampled ones, in ``schedule.sampled``'s
+        order; ``runs``, by index there, the accepted drafts before them. Filled blocks enter the
+        prefix cache."""
         lagging: set[Sequence] = set()
         if self.speculator is not None and schedule.decodes:
             lagging = self._commit_drafts(schedule, token_ids, runs)
@@ -295,7 +308,7 @@ class Scheduler:
 
     def overdue(self, now_s: float) -> list[Sequence]:
         """Sequences that have waited in the queue for longer than allowed, oldest first."""
-        return self.waiting.overdue(now_s, self._num_free_seats)
+        return self.waiting.overdue(now_s, self._num_free_slots)
 
     def check_integrity(self) -> None:
         """Raises ``IntegrityError``."""

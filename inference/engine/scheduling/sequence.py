@@ -62,6 +62,7 @@ class Sequence:
         "grammar",
         "images",
         "is_anonymous",
+        "is_traced",
         "max_length",
         "next_state_slot",
         "num_cached_tokens",
@@ -104,6 +105,7 @@ class Sequence:
         cache_salt: str = "",
         images: PromptImages | None = None,
         prediction: Ordered[int] = (),
+        is_traced: bool = False,
     ) -> None:
         self.sequence_id = sequence_id
         self.params = params
@@ -119,10 +121,12 @@ class Sequence:
         self.account = account
         self.weight = weight
         self.is_anonymous = is_anonymous
+        self.is_traced = is_traced
+        """Whether the time of its prefill is reported by itself."""
         self.cache_salt = cache_salt
         """Blocks are shared between sequences of one salt only."""
         self.deadline_s: float | None = deadline_s
-        """On the engine's clock: must have started by then. ``None`` once it has."""
+        """The time on the engine's clock by which it must have started. ``None`` once it has."""
         self.same_prompt_as = same_prompt_as
         """Whose prompt blocks this one waits for, to share them. ``None`` once it has started."""
         self.adapter: Any = None
@@ -136,23 +140,24 @@ class Sequence:
         self.grammar: GrammarState | None = None
         """``None`` until it is compiled, where ``params`` have one."""
         self.submitted_s = submitted_s
-        """On the engine's clock."""
+        """The time of its submission on the engine's clock."""
         self.started_s: float | None = None
-        """On the engine's clock: when the first step with a part of its prompt began."""
+        """The time on the engine's clock at which the first step with a part of its prompt
+        began."""
         self.first_token_s = 0.0
-        """On the engine's clock, once there is an output token."""
+        """The time of its first output token on the engine's clock."""
         self.state = SequenceState.WAITING
         self.num_computed_tokens = 0
         self.num_prefilled_tokens = 0
         """Prompt tokens that were in blocks at some time: losing the blocks does not undo that."""
         self.num_scored_tokens = 0
-        """Prompt tokens whose successor's logprob has been told, where ``params`` ask for them."""
+        """Prompt tokens whose successor's logprob was emitted, where ``params`` ask for them."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens that the prefix cache held at the first admission."""
         self.block_ids: list[int] = []
         self.num_dropped_blocks = 0
-        """Leading blocks that it has given back, for no layer sees them any more. Their ids stay in
-        ``block_ids``, where nobody looks at them."""
+        """Leading blocks that it has released, because no layer sees them any more. Their ids stay
+        in ``block_ids`` and are not read."""
         self.num_registered_blocks = 0
         """Leading blocks whose content the prefix cache knows."""
         self.parent_content: int | str = cache_salt
@@ -169,8 +174,8 @@ class Sequence:
         """Content id of the state that it left last for later prompts while it decodes."""
         self.prediction = prediction
         """Tokens that its client expects in the output."""
-        self.drafting: object | None = None
-        """What a ``Speculator`` knows of it."""
+        self.drafting: dict[str, object] = {}
+        """What each origin of drafts knows of it, by the origin's name."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -202,17 +207,28 @@ class Sequence:
         return not first.has_prompt_in_blocks
 
     def salt_with(self, fingerprint: str) -> None:
-        """Before it has blocks: it shares them only with sequences that compute what it does."""
+        """Adds ``fingerprint`` to the cache salt, so that the sequence shares blocks only with
+        sequences that compute the same. Call it before the sequence has blocks."""
         self.cache_salt = f"{self.cache_salt}\0{fingerprint}"
         self.parent_content = self.cache_salt
 
-    def usage(self, *, num_unusable_tokens: int = 0) -> SequenceUsage:
-        """What has been computed for it. ``num_unusable_tokens``: outputs that nobody is told."""
+    def usage(self, now_s: float, *, num_unusable_tokens: int = 0) -> SequenceUsage:
+        """Returns the sequence's usage so far. ``num_unusable_tokens``: outputs that the client
+        does not receive."""
+        has_token = self.num_output_tokens > num_unusable_tokens
         return SequenceUsage(
             num_prompt_tokens=self.num_prefilled_tokens,
             num_cached_tokens=min(self.num_cached_tokens or 0, self.num_prefilled_tokens),
             num_output_tokens=self.num_output_tokens - num_unusable_tokens,
+            prefill_ms=None if has_token else self.prefill_ms(now_s),
         )
+
+    def prefill_ms(self, now_s: float) -> float | None:
+        """Returns the milliseconds of prefill up to ``now_s``. ``None``: the sequence has not
+        started, or is not traced."""
+        if not self.is_traced or self.started_s is None:
+            return None
+        return 1000 * (now_s - self.started_s)
 
     def timing(self, now_s: float) -> SequenceTiming:
         """The times of a sequence whose last token came at ``now_s``."""

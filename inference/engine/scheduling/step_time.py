@@ -12,7 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inference.engine.scheduling.spread import FADING, Spread
+FADING = 0.9
+"""What a step counts for, with each later one: the last ten decide, as machines change."""
+SETTLED_AFTER = 4
+"""Numbers after which a spread is known."""
+
+
+class Spread:
+    """Faded mean and variance."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._mean = self._variance = 0.0
+
+    def record(self, value: float) -> None:
+        self._num += 1
+        gain = max(1 - FADING, 1 / self._num)
+        away = value - self._mean
+        self._mean += gain * away
+        self._variance += gain * ((1 - gain) * away**2 - self._variance)
+
+    @property
+    def is_settled(self) -> bool:
+        return self._num >= SETTLED_AFTER
+
+    def is_within(self, share: float) -> bool:
+        """Whether the standard deviation is less than ``share`` of the mean."""
+        return self._variance < (share * self._mean) ** 2
+
 
 LONGEST = 3.0
 """A step that takes more than this many times as long as expected met with something else."""
@@ -22,12 +49,13 @@ REFITTED_EVERY = 8
 """Decode steps, once the first ``ALWAYS_REFITTED`` have been: a fit costs the host some 30 µs."""
 ALWAYS_REFITTED = 32
 SCALED_ROWS, SCALED_TOKENS = 64, 512
-"""Of a typical large step, so that all coefficients are about as large."""
+"""The rows and tokens of a typical large step; terms are divided by them, so that all coefficients
+are about as large."""
 STIFFNESS = (0.02, 0.001, 0.02, 0.001)
-"""How firmly each coefficient stays where it is while steps do not tell them apart: what one more
-row or token costs explains a time before a fixed cost does."""
+"""How firmly each coefficient keeps its value while steps do not separate them: the cost of one
+more row or token explains a time before a fixed cost does."""
 LEAST_HOLD = 1e-9
-"""For a coefficient of which no step has said anything lately."""
+"""The least weight that holds a coefficient in place on which no recent step depends."""
 LARGEST_WEIGHT = 1e9
 UNTRIED_ROW_SHARE = 0.04
 """A row's part of a step of one row, before steps of several sizes have been timed: a few rows
@@ -50,11 +78,12 @@ class StepTimeModel:
         self._coefficients = [0.0, row_s * SCALED_ROWS, 0.0, token_s * SCALED_TOKENS]
         size = len(self._coefficients)
         self._squares = [[0.0] * size for _ in range(size)]
-        """Of the steps: the products of two of their terms, each in parts of the step's time. Only
-        those of a term with a later one."""
+        """The sums over steps of the products of two of their terms, each in parts of the step's
+        time. Only products of a term with a later one are kept."""
         self._sums = [0.0] * size
         self._weight = 1.0
-        """Of the next step: grows, so that those before it fade without being touched."""
+        """The weight of the next step. It grows, so that the steps before it fade without being
+        touched."""
         self._num_steps = 0
         self._decode_rows = Spread()
         self._row_share = UNTRIED_ROW_SHARE
@@ -159,8 +188,8 @@ class StepTimeModel:
         matrix: list[Vector] = []
         right: Vector = []
         for i in free:
-            # In parts of what the steps say of it, so that the hold is as firm on any device, and
-            # for prompts as for the many short steps between them.
+            # Relative to the data on it, so that the hold is as firm on any device, and for prompts
+            # as for the many short steps between them.
             hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD * self._weight
             row = [self._squares[min(i, j)][max(i, j)] for j in free]
             row[len(matrix)] += hold
@@ -170,8 +199,8 @@ class StepTimeModel:
 
 
 def untried_step_time() -> StepTimeModel:
-    """Of steps whose time no target bounds: what a row and a token are taken to cost matters only
-    until the first step."""
+    """Returns a model for steps whose time no target bounds: its costs of a row and a token matter
+    only until the first step."""
     return StepTimeModel(row_s=0.0125, token_s=0.0002)
 
 

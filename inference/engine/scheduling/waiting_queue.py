@@ -1,27 +1,68 @@
-"""The sequences that wait to run, and who of them is next.
+"""The sequences that wait to run, who of them is next, and the operator's limits of their queue.
 
     preempted    those that have run before, in order of admission: always first
     fair         never started and ready to, in turns by account (``fair_queue``)
     held         cannot start yet (``Sequence.is_held``); joins the others of its account, at the
                  place of its arrival, once it can
 
-For the engine's thread. Plain Python over ints; times are arguments.
+``LongWaits`` warns of those that wait long. For the engine's thread. Plain Python over ints; times
+are arguments.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol, TypeVar
 
 from inference.engine.errors import IntegrityError
 from inference.engine.scheduling.fair_queue import FairQueue
 from inference.engine.scheduling.sequence import Sequence
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    max_queue_depth: int = 256
+    """How many wait beyond the free places."""
+    max_queue_wait_s: float = 60.0
+    max_queue_share_percent: int = 50
+
+    @property
+    def max_queue_depth_per_account(self) -> int:
+        """How many places of the queue one account may fill, at least one, so that it alone cannot
+        fill it."""
+        return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits(QueueLimits):
+    max_running: int = 256
+    prefill_tokens_per_step: int = 512
+    """Most prompt rows of one step, beside its decode rows."""
+    target_step_s: float | None = None
+    """How long a step should take: see ``inference.engine.scheduling.pace``."""
+
+
+class Pace(Protocol):
+    """How much the next step may hold."""
+
+    @property
+    def running_limit(self) -> int:
+        """Most sequences to run: more keep running where they already do."""
+        ...
+
+    def prefill_tokens(self, num_decode_rows: int) -> int: ...
+
+
 ANSWER_COST_TOKENS = 128
-"""What an answer counts for in its account's turn, beside the prompt's tokens: how long it will be
-nobody knows."""
+"""An answer's cost for its account in fair queueing, beside the prompt's tokens: its length is not
+known beforehand."""
 
 
 class WaitingQueue:
@@ -30,7 +71,7 @@ class WaitingQueue:
         self._fair: FairQueue[Sequence] = FairQueue()
         self._held: dict[Sequence, None] = {}
         self._never_started: dict[Sequence, None] = {}
-        """In order of arrival."""
+        """The sequences that have never started, in order of arrival."""
         self._num_by_account: Counter[str] = Counter()
         """How many each account has that never started."""
 
@@ -65,11 +106,12 @@ class WaitingQueue:
             self._line_up(sequence)
 
     def next(self) -> Sequence | None:
-        """Whose turn it is; it stays."""
+        """Returns the sequence whose turn it is without removing it; ``None`` if none waits."""
         return self._preempted[0] if self._preempted else self._fair.head()
 
     def take(self) -> Sequence:
-        """Whose turn it is, at its account's cost. There is one."""
+        """Removes and returns the sequence whose turn it is, at its account's cost. The queue must
+        not be empty."""
         if self._preempted:
             return self._preempted.pop(0)
         sequence = self._fair.take()
@@ -88,18 +130,10 @@ class WaitingQueue:
             self._fair.remove(sequence)
 
     def overdue(self, now_s: float, num_promised: int) -> list[Sequence]:
-        """Those that have waited for longer than allowed, oldest first. The ``num_promised`` oldest
-        are not in question."""
-        oldest = next(iter(self._never_started), None)
-        if oldest is None or not _is_due(oldest, now_s):
-            return []
-        num_promised -= len(self._preempted)
-        late = []
-        for sequence in islice(self._never_started, max(0, num_promised), None):
-            if not _is_due(sequence, now_s):
-                break
-            late.append(sequence)
-        return late
+        """Returns the sequences that have waited for longer than each may, oldest first. The
+        ``num_promised`` oldest are not in question."""
+        num_promised = max(0, num_promised - len(self._preempted))
+        return overdue(islice(self._never_started, num_promised, None), now_s)
 
     def check_integrity(self) -> None:
         """Raises ``IntegrityError``."""
@@ -142,5 +176,40 @@ def _admission(sequence: Sequence) -> int:
     return sequence.admission
 
 
-def _is_due(sequence: Sequence, now_s: float) -> bool:
-    return sequence.deadline_s is not None and sequence.deadline_s <= now_s
+LONG_WAIT_S = 10.0
+
+
+class Waiting(Protocol):
+    sequence_id: str
+    deadline_s: float | None
+    """When its longest wait is over; ``None``: it has started."""
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+def overdue(waiting: Iterable[W], now_s: float) -> list[W]:
+    """Returns those that have waited to start for longer than each may, in their order."""
+    return [one for one in waiting if one.deadline_s is not None and one.deadline_s <= now_s]
+
+
+class LongWaits:
+    """``overdue(now_s)`` are those whose longest wait, ``max_wait_s``, is over by then."""
+
+    def __init__(self, overdue: Callable[[float], Iterable[Waiting]], max_wait_s: float) -> None:
+        self._overdue = overdue
+        self._time_left_s = max_wait_s - LONG_WAIT_S
+        self._warned: set[str] = set()
+
+    def warn(self, now_s: float) -> None:
+        if self._time_left_s <= 0:
+            return  # they fail before that
+        for waiting in self._overdue(now_s + self._time_left_s):
+            if waiting.sequence_id not in self._warned:
+                self._warned.add(waiting.sequence_id)
+                log.warning(
+                    "request %s has waited %g s for a place", waiting.sequence_id, LONG_WAIT_S
+                )
+
+    def forget(self, sequence_id: str) -> None:
+        self._warned.discard(sequence_id)

@@ -5,7 +5,9 @@
          ▼                                           ▼
     os._exit: no engine outlives its neuron       watchdog thread ─▶ os._exit
 
-The first frame is a ``LoadSpec``; then ``EngineCommand`` down and ``EngineMessage`` up. What a step
+The first frame is a ``LoadSpec``; then ``EngineCommand`` down and ``EngineMessage`` up. With
+``stage_of`` the process holds that stage alone (``stages.remote_stage``). What it serves
+(``Served``) is an engine, or a model that sleeps until it is wanted again. What a step
 can survive is the engine's business; what it cannot ends the process, in its own way and with its
 own code (``EngineExit``), and the neuron starts the next one.
 """
@@ -28,31 +30,32 @@ import msgspec
 
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
-from inference.engine.errors import ChannelClosedError, DoesNotFitError
+from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.exit_codes import EngineExit
-from inference.engine.faults.fault_classes import classify
-from inference.engine.faults.kinds import HangFault, OutOfMemoryFault, StepFault
+from inference.engine.faults.kinds import HangFault, StepFault
+from inference.engine.faults.load_failures import load_failure
 from inference.engine.load.load_engine import LoadedEngine, configure_threads, load_engine
+from inference.engine.load.sleeper import Sleeper
 from inference.engine.serving.channel import Channel
-from inference.engine.serving.messenger import Messenger
-from inference.engine.serving.output_batcher import STATS_INTERVAL_S, OutputBatcher
-from inference.engine.serving.request_log import logging_ends
-from inference.engine.serving.served import AnyEngine, Served
-from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
-from inference.environment import forget_secrets
-from inference.garbage import keep_imports
-from inference.loading.sources.disk import is_disk_full
-from inference.logs.setup import configure_logging
-from inference.models.errors import (
-    MissingWeightsError,
-    UnfitWeightsError,
-    UnknownArchitectureError,
+from inference.engine.serving.messenger import (
+    STATS_INTERVAL_S,
+    Messenger,
+    OutputBatcher,
+    logging_ends,
 )
+from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
+from inference.engine.stages.remote_stage import hold_stage
+from inference.environment import forget_secrets
+from inference.garbage import freeze_heap
+from inference.logs.setup import configure_logging
 from inference.protocol.engine import (
+    Awake,
     CancelSequence,
     DropAdapter,
     EmbedSequences,
     EngineFaulted,
+    EngineStats,
+    FellAsleep,
     Idle,
     Loaded,
     LoadFailedMessage,
@@ -64,17 +67,71 @@ from inference.protocol.engine import (
     SubmitSequence,
     Wake,
 )
-from inference.protocol.load import LoadFailure, LoadSpec
-from inference.protocol.load_errors import LoadError
+from inference.protocol.load import (
+    LoadSpec,
+)
 from inference.settings.neuron import ENGINE_CHECKS
 from inference.settings.storage import DATA_DIR
 
 log = logging.getLogger(__name__)
 
+AnyEngine = Engine | EmbeddingEngine
+
+ASLEEP = EngineStats(
+    in_flight=0,
+    queue_depth=0,
+    kv_blocks_used=0,
+    kv_blocks_total=0,
+    decode_tokens_per_s=0.0,
+    prefill_tokens_per_s=0.0,
+    last_forward_unix_s=None,
+)
+"""The figures of a model without an engine."""
+
+
+class Served:
+    """The only reference to the engine, so that dropping it here frees the engine."""
+
+    def __init__(self, loaded: LoadedEngine) -> None:
+        self.engine: AnyEngine | None = loaded.engine
+        self._sleeper: Sleeper | None = loaded.sleeper
+
+    def stats(self) -> EngineStats:
+        if self.engine is not None:
+            return self.engine.stats()
+        warnings = [] if self._sleeper is None else self._sleeper.warnings
+        return msgspec.structs.replace(ASLEEP, warnings=warnings)
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine is not None and self.engine.has_work
+
+    def fall_asleep(self) -> FellAsleep:
+        """Requires an engine without work."""
+        assert self._sleeper is not None, "the neuron knows by the report what cannot sleep"
+        self.close()
+        self.engine = None
+        return FellAsleep(held=self._sleeper.fall_asleep())
+
+    def wake(self) -> Awake:
+        """One that is awake stays as it is."""
+        started_s, capture_problem = time.monotonic(), ""
+        if self.engine is None:
+            assert self._sleeper is not None, "it fell asleep"
+            self.engine = self._sleeper.wake()
+            capture_problem = self._sleeper.capture_problem
+        return Awake(seconds=time.monotonic() - started_s, capture_problem=capture_problem)
+
+    def close(self) -> None:
+        """Writes the prefix cache to disk."""
+        if isinstance(self.engine, Engine):
+            self.engine.close()
+
+
 _ending = threading.Lock()
 
-LAST_WORDS_S = 2.0
-"""For telling the neuron why, when the process ends by itself."""
+FINAL_MESSAGE_TIMEOUT_S = 2.0
+"""How long sending the reason to the neuron may take when the process ends by itself."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,23 +148,25 @@ def main(arguments: list[str] | None = None) -> int:
         return EngineExit.ORPHANED
     messenger = Messenger(channel)
     messenger.start()
+    if spec.stage_of is not None:
+        return hold_stage(spec, _data_dir(), messenger)
     loaded = _load(spec, messenger)
-    forget_secrets(os.environ)  # what was downloaded is here
+    forget_secrets(os.environ)  # all downloads are done
     if loaded is None:
         messenger.flush()
         return EngineExit.FAILED
-    keep_imports()
+    freeze_heap()
     messenger.send(Loaded(report=loaded.report))
-    if loaded.followers is not None:
-        loaded.followers.watch(lambda fault: _end_by_fault(fault, messenger))
+    if loaded.children is not None:
+        loaded.children.watch(lambda fault: _end_by_fault(fault, messenger))
     served = Served(loaded)
     del loaded  # an engine that sleeps is to be gone
     return run(served, messenger)
 
 
 def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
-    """``None`` when it failed; the neuron has been told why."""
-    data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
+    """``None`` when it failed; the failure was sent to the neuron."""
+    data_dir = _data_dir()
     try:
         configure_threads()
         return load_engine(
@@ -116,38 +175,18 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
             lambda progress: messenger.send(LoadProgressed(progress=progress)),
             check_when_idle=ENGINE_CHECKS.read(os.environ),
         )
-    except LoadError as error:
-        failure = error.failure
-    except DoesNotFitError as error:
-        failure = LoadFailure(code="does_not_fit", message=str(error))
-    except UnknownArchitectureError as error:
-        failure = LoadFailure(code="unknown_architecture", message=str(error))
-    except (MissingWeightsError, UnfitWeightsError) as error:
-        failure = LoadFailure(code="bad_file", message=str(error))
-    except StepFault as fault:
-        log.exception("the first steps of %s failed", spec.model)
-        message = "the model's first steps failed on its device; the neuron's log says more"
-        failure = LoadFailure(code=fault.code, message=message)
-    except BaseException as error:
-        log.exception("loading %s failed", spec.model)
-        failure = _unforeseen(error)
+    except BaseException as error:  # noqa: BLE001 -- whatever it is, the neuron is sent it
+        failure = load_failure(error, spec.model)
     messenger.send(LoadFailedMessage(failure=failure))
     return None
 
 
-def _unforeseen(error: BaseException) -> LoadFailure:
-    """Whatever was asked for memory and got none: it was free when the load was looked at."""
-    if issubclass(classify(error, "cpu"), OutOfMemoryFault):
-        message = "the device ran out of memory while the model was loaded"
-        return LoadFailure(code="does_not_fit", message=message)
-    if is_disk_full(error):
-        return LoadFailure(code="disk_full", message=f"the disk was full while loading: {error}")
-    message = f"{type(error).__name__} while loading; the neuron's log says more"
-    return LoadFailure(code="engine_crashed", message=message)
+def _data_dir() -> Path:
+    return (DATA_DIR.read(os.environ) or Path("var")).resolve()
 
 
 def run(served: Served, messenger: Messenger) -> EngineExit:
-    """Serves until the neuron says that it is enough; does not return from a fault."""
+    """Serves until the neuron sends ``Shutdown``; does not return from a fault."""
     watchdog = StepWatchdog(
         step_timeout_s(os.environ), lambda fault: _end_by_fault(fault, messenger)
     )
@@ -157,11 +196,11 @@ def run(served: Served, messenger: Messenger) -> EngineExit:
         served.close()
     except StepFault as fault:
         _end_by_fault(fault, messenger)
-    except BaseException:  # whatever ended it: what was ready is sent first
+    except BaseException:  # whatever ended it: outputs that are ready are sent first
         log.exception("the engine broke")
         messenger.flush()
         return EngineExit.FAILED
-    with _ending:  # a fault that another thread tells of has the last word
+    with _ending:  # a fault that another thread reports decides the exit code
         messenger.flush()
     return EngineExit.OK
 
@@ -186,7 +225,7 @@ def serve(served: Served, messenger: Messenger, watchdog: StepWatchdog) -> None:
 def _work(engine: AnyEngine, batcher: OutputBatcher, watchdog: StepWatchdog) -> None:
     """One step, where there is anything to do."""
     clock = time.monotonic
-    if engine.has_outputs:  # told before a step, which may be long, and not after it
+    if engine.has_outputs:  # sent before a step, which may be long, and not after it
         batcher.add(engine.take_outputs(), now_s=clock())
     if engine.has_prompts:
         batcher.flush(clock())
@@ -199,14 +238,14 @@ def _work(engine: AnyEngine, batcher: OutputBatcher, watchdog: StepWatchdog) -> 
 
 
 def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
-    """At once: what an interpreter does at its end could wait for the device, for ever. Whichever
-    thread comes first; others wait for the end."""
+    """Exits at once: the interpreter's own shutdown could wait for the device without limit. The
+    first thread exits; others wait for the end."""
     _ending.acquire()
     log.critical("%s, the engine ends: %s", type(fault).__name__, fault)
     if isinstance(fault, HangFault):
         faulthandler.dump_traceback(all_threads=True)
     messenger.send(EngineFaulted(code=fault.code, message=fault.client_message))
-    messenger.flush(LAST_WORDS_S)
+    messenger.flush(FINAL_MESSAGE_TIMEOUT_S)
     os._exit(fault.exit_code)
 
 

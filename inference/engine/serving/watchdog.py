@@ -5,7 +5,7 @@
 
 It works while the stuck call has released the interpreter lock, as torch and the native decoder
 do. Where the lock itself is held nothing runs here any more, and the neuron is the one to notice.
-Loading is not watched: how long a download takes is nobody's fault. Imports no torch.
+Loading is not watched, because a download may take any time. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_CHECK_INTERVAL_S = 1.0
 
 
 def step_timeout_s(environment: Mapping[str, str]) -> float | None:
-    """``None``: steps may take for ever. Raises ``SettingError``."""
+    """``None``: steps have no time limit. Raises ``SettingError``."""
     return STEP_TIMEOUT_S.read(environment) or None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 
 MATCH_CLASSES = (4, 8, 16)
-"""Matches shorter than each of these are told apart."""
+"""Upper bounds of the classes of match lengths."""
 PRIORS = (0.3, 0.5, 0.7, 0.85)
 """How often drafts of each class are taken to be right before anything is known."""
 GAIN = 0.125
@@ -30,7 +30,8 @@ class Acceptance:
         self.rates: list[float] = list(parent.rates if parent is not None else PRIORS)
 
     def record(self, of_class: int, proposed: Ordered[int], came: Ordered[int]) -> None:
-        """``came``: the tokens that were to be foreseen, as far as they are known."""
+        """``came``: the model's own tokens at the proposed ones' places, as far as they are
+        known."""
         for guess, token_id in zip(proposed, came, strict=False):
             is_right = guess == token_id
             self._move(of_class, is_right)

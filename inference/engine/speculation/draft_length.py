@@ -25,11 +25,20 @@ def best_length(
         drafted = sum(min(length, own) for own, _ in candidates)
         if drafted == 0 or num_rows + drafted > most_rows:
             break
-        gained = sum(_expected(min(length, own), rate) for own, rate in candidates)
-        worth = (num_rows + gained) / num_rows / costs.ratio(num_rows + drafted, num_rows)
+        worth = worth_of(length, num_rows, candidates, costs)
         if worth > best_worth:
             best, best_worth = length, worth
     return best
+
+
+def worth_of(
+    length: int, num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs
+) -> float:
+    """What drafts of ``length`` tokens at most are expected to bring: tokens for a step's time,
+    against a step without drafts."""
+    drafted = sum(min(length, own) for own, _ in candidates)
+    gained = sum(_expected(min(length, own), rate) for own, rate in candidates)
+    return (num_rows + gained) / num_rows / costs.ratio(num_rows + drafted, num_rows)
 
 
 def _expected(length: int, rate: float) -> float:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from inference.engine.cache.kv_cache import KVCache
@@ -24,19 +25,20 @@ from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
 from inference.engine.speculation.acceptance import Acceptance
 from inference.engine.speculation.draft_costs import DraftCosts
-from inference.engine.speculation.draft_length import best_length
+from inference.engine.speculation.draft_length import best_length, worth_of
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
     MOST_DRAFT_TOKENS,
     MOST_ROWS,
     MOST_SEQUENCES,
+    Offer,
     most_drafts,
 )
 
 log = logging.getLogger(__name__)
 
 READ_AT_ONCE = 512
-"""Tokens that one step reads of what is unread, so that nobody waits long for it."""
+"""The most unread tokens that one step reads, so that other sequences wait little for it."""
 MOST_UNREAD = 4
 """How many tokens of a sequence may be unread when it is drafted for: they are read with its
 last."""
@@ -67,7 +69,7 @@ class Drafter(Protocol):
 
     @property
     def follows(self) -> bool:
-        """Whether it has read what is computed without being told to."""
+        """Whether it reads computed tokens without a call of ``fill``."""
         ...
 
     def fill(self, sequence: Sequence, start: int, end: int) -> None: ...
@@ -92,13 +94,19 @@ class _Reading:
 
 
 class DraftModelSpeculator:
+    """An ``Origin``: drafts of a ``Drafter``."""
+
+    status = ""
+
     def __init__(
         self,
         drafter: Drafter,
         kv_cache: KVCache,
         most_tokens: int = DEFAULT_DRAFT_TOKENS,
+        name: str = "draft model",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.name = name
         self._drafter = drafter
         self._kv_cache = kv_cache
         self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
@@ -110,14 +118,28 @@ class DraftModelSpeculator:
         self._num_steps_without = 0
         self._num_failures = 0
         self._spent_s = 0.0
-        """By ``drafts``, since it was last taken."""
+        """The seconds that ``drafts`` has spent since they were last taken."""
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
+        offer = self.offer(sequences)
+        return {} if offer is None else offer.make()
+
+    def offer(self, sequences: list[Sequence]) -> Offer | None:
+        """Counts the step where it has none."""
         able = self._able(sequences)
-        length = self._length(sequences, able)
-        if not length:
-            self._num_steps_without += 1
-            return {}
+        candidates = self._candidates(able)
+        if candidates:
+            num_rows = len(sequences)
+            length = best_length(num_rows, candidates, self._costs, MOST_ROWS)
+            is_trial = not length and self._num_steps_without >= PROBE_STEPS
+            if length or is_trial:
+                length = length or PROBE_LENGTH
+                worth = worth_of(length, num_rows, candidates, self._costs)
+                return Offer(worth, is_trial, partial(self._drafts_of, able, length))
+        self._num_steps_without += 1
+        return None
+
+    def _drafts_of(self, able: list[Sequence], length: int) -> dict[Sequence, list[int]]:
         started_s = self._clock()
         try:
             return self._made(able, length)
@@ -129,13 +151,10 @@ class DraftModelSpeculator:
             self._spent_s += self._clock() - started_s
 
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
-        if self._length(sequences, self._able(sequences)):
-            return True
-        self._num_steps_without += 1
-        return False
+        return self.offer(sequences) is not None
 
     def record(self, sequence: Sequence, came: list[int]) -> None:
-        reading = sequence.drafting
+        reading = sequence.drafting.get(self.name)
         if not isinstance(reading, _Reading) or not reading.draft:
             return
         draft, reading.draft = reading.draft, []
@@ -161,19 +180,13 @@ class DraftModelSpeculator:
         room = self._drafter.num_positions - self._most_tokens
         return [s for s in sequences if s.images is None and len(s.token_ids) < room]
 
-    def _length(self, sequences: list[Sequence], able: list[Sequence]) -> int:
-        """0: drafts do not pay."""
-        candidates = [
+    def _candidates(self, able: list[Sequence]) -> list[tuple[int, float]]:
+        """The most tokens to draft for each, and the chance of each of them."""
+        return [
             (most, self._reading_of(sequence).acceptance.rates[OF_A_MODEL])
             for sequence in able
             if (most := min(self._most_tokens, most_drafts(sequence))) > 0
         ]
-        if not candidates:
-            return 0
-        length = best_length(len(sequences), candidates, self._costs, MOST_ROWS)
-        if not length and self._num_steps_without >= PROBE_STEPS:
-            return PROBE_LENGTH
-        return length
 
     def _made(self, able: list[Sequence], length: int) -> dict[Sequence, list[int]]:
         rows: list[DraftRow] = []
@@ -207,7 +220,7 @@ class DraftModelSpeculator:
         return drafts
 
     def _read(self, sequence: Sequence, most: int) -> int:
-        """Reads as much of what is unread as may be now. Returns how many tokens that were."""
+        """Reads up to ``most`` unread tokens. Returns how many it read."""
         reading = self._reading_of(sequence)
         start, last = reading.num_read, len(sequence.token_ids) - 1
         if last - start < MOST_UNREAD:
@@ -235,9 +248,9 @@ class DraftModelSpeculator:
             reading.num_noted = index + 1
 
     def _reading_of(self, sequence: Sequence) -> _Reading:
-        reading = sequence.drafting
+        reading = sequence.drafting.get(self.name)
         if not isinstance(reading, _Reading):
-            reading = sequence.drafting = _Reading(Acceptance(self._acceptance))
+            reading = sequence.drafting[self.name] = _Reading(Acceptance(self._acceptance))
         if reading.block_ids is not sequence.block_ids:
             reading.block_ids = sequence.block_ids
             reading.num_noted = self._num_known(sequence)
@@ -245,7 +258,7 @@ class DraftModelSpeculator:
         return reading
 
     def _num_known(self, sequence: Sequence) -> int:
-        """Leading blocks that it has read for somebody."""
+        """Leading blocks that it has read for another sequence."""
         content_of = self._kv_cache.allocator.content_of
         for index in range(sequence.num_registered_blocks):
             block_id = sequence.block_ids[index]

@@ -83,7 +83,7 @@ class DraftRunner:
         return found
 
     def _first_step(self, rows: list[DraftRow], table: Ints) -> StepInput:
-        """Reads what is new of each sequence, its last token among it."""
+        """Reads the new tokens of each sequence, up to its last one."""
         query_lens = [len(row.sequence.token_ids) - row.start for row in rows]
         token_ids = [t for row in rows for t in row.sequence.token_ids[row.start :]]
         return StepInput.of_queries(
@@ -102,5 +102,6 @@ class DraftRunner:
         return logits[:, : self._vocab_size].argmax(dim=-1)
 
     def _ids(self, token_ids: list[int]) -> Ints:
-        """That this model has a row for: what fills up the other's vocabulary means nothing."""
+        """Returns the ids that this model has a row for: what fills up the other's vocabulary means
+        nothing."""
         return np.minimum(np.array(token_ids, dtype=np.int32), np.int32(self._last_id))

@@ -1,4 +1,4 @@
-"""Drafts by the model's own predictor (``inference.models.predictor``). It follows each step, so
+"""Drafts by the model's own predictor (``inference.models.backend``). It follows each step, so
 that its keys and values are there for all that is computed, and guesses on from the last row.
 
     step     rows at      p     p + 1  …  q          hidden rows
@@ -11,6 +11,8 @@ Knows no sampling.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
@@ -20,16 +22,19 @@ import torch
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
-from inference.models.predictor import Predictor
+from inference.models.backend import AnyPredictor
 from inference.models.step_input import StepInput, block_table_of
 from inference.models.to_device import all_on_device, read_back
 
 log = logging.getLogger(__name__)
 
+FOLLOWING_GAIN = 0.1
+"""How far one step moves the mean of ``following_s``."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is kept of a sequence's newest rows."""
+    """The kept hidden rows of a sequence's newest tokens."""
 
     first_position: int
     hidden: torch.Tensor
@@ -39,17 +44,27 @@ class _Kept:
 
 
 class PredictorRunner:
-    """A ``Drafter``."""
+    """A ``Drafter``, and an ``automatic.Follower``."""
 
     follows = True
 
-    def __init__(self, predictor: Predictor, num_blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self,
+        predictor: AnyPredictor,
+        num_blocks: int,
+        block_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._predictor = predictor
-        self._model = predictor.model
         self._kv = predictor.new_kv(num_blocks, block_tokens)
         self._kept: dict[str, _Kept] = {}
         self._has_failed = False
-        self.num_positions = self._model.config.max_positions
+        self._rests = False
+        self._clock = clock
+        self.following_s = 0.0
+        """See ``automatic.Follower``; a faded mean. A card still computes when the host has
+        launched it: there it is the time of the launch alone."""
+        self.num_positions = predictor.num_positions
 
     def fill(self, sequence: Sequence, start: int, end: int) -> None:
         """Nothing: it has followed."""
@@ -58,9 +73,11 @@ class PredictorRunner:
         self._kept.pop(sequence.sequence_id, None)
 
     def follow(self, schedule: Schedule, hidden: torch.Tensor) -> None:
-        """After a step of the model: ``hidden`` are its rows."""
-        if self._has_failed:
+        """Runs the predictor over the rows of the model's step; ``hidden`` holds their hidden
+        states."""
+        if self._has_failed or self._rests:
             return
+        started_s = self._clock()
         try:
             rows = _FollowedRows(self._kept)
             rows.add_step(schedule)
@@ -72,13 +89,24 @@ class PredictorRunner:
             log.exception("the predictor failed and is left out from now on")
             self._has_failed = True
             self._kept.clear()
+        if not schedule.prefills:
+            took_s = self._clock() - started_s
+            self.following_s += FOLLOWING_GAIN * (took_s - self.following_s)
+
+    def rest(self) -> None:
+        self._rests = True
+        self._kept.clear()
+
+    def resume(self) -> None:
+        self._rests = False
 
     def _keep(self, schedule: Schedule, hidden: torch.Tensor) -> None:
         first_row = 0
-        for sequence, run in zip(schedule.decodes, schedule.decode_runs, strict=True):
+        for sequence, run in zip(schedule.decodes, schedule.decode_query_lens, strict=True):
             position = len(sequence.token_ids) - 1 - sequence.num_lagging
             rows = hidden[first_row : first_row + run]
-            self._kept[sequence.sequence_id] = _Kept(position, rows)
+            if sequence.sequence_id in self._kept:
+                self._kept[sequence.sequence_id] = _Kept(position, rows)
             first_row += run
         for chunk in schedule.prefills:
             first_row += chunk.end - chunk.start
@@ -146,22 +174,25 @@ class _FollowedRows:
     """How many rows the step has so far."""
 
     def add_step(self, schedule: Schedule) -> None:
-        total = sum(schedule.decode_runs) + schedule.num_prefill_tokens
+        total = sum(schedule.decode_query_lens) + schedule.num_prefill_tokens
         for sequence in schedule.decodes:
             start = len(sequence.token_ids) - 1 - sequence.num_lagging
             tokens = [*sequence.token_ids[start:], *schedule.drafts.get(sequence, ())]
-            self._add(sequence, start, tokens, total)
+            self._add(sequence, start, tokens, total, decodes=True)
         self._num_decodes = len(self._starts)
         for chunk in schedule.prefills:
             tokens = chunk.sequence.token_ids[chunk.start : chunk.end]
-            self._add(chunk.sequence, chunk.start, tokens, total)
+            self._add(chunk.sequence, chunk.start, tokens, total, decodes=False)
 
-    def _add(self, sequence: Sequence, start: int, tokens: list[int], total: int) -> None:
-        """A sequence with images is not followed."""
+    def _add(
+        self, sequence: Sequence, start: int, tokens: list[int], total: int, *, decodes: bool
+    ) -> None:
+        """A sequence with images is not followed, nor one that decodes and was not followed
+        before: its earlier keys and values are missing."""
         first_row, self._num_rows = self._num_rows, self._num_rows + len(tokens)
-        if sequence.images is not None:
-            return
         kept = self.kept.get(sequence.sequence_id)
+        if sequence.images is not None or (decodes and kept is None):
+            return
         has_first = kept is not None and kept.has(start - 1)
         if has_first and kept is not None:
             row = start - 1 - kept.first_position
@@ -179,7 +210,8 @@ class _FollowedRows:
     def hidden(self, step: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size), out of the step's."""
         rows = torch.cat((step, *self._earlier)) if self._earlier else step
-        (sources,) = all_on_device([np.array(self._sources, dtype=np.int32)], step.device)
+        numbers = np.array(self._sources, dtype=np.int32)
+        (sources,) = all_on_device(step.device, indices=[numbers])
         return rows.index_select(0, sources)
 
     def step(self, block_tokens: int) -> StepInput:

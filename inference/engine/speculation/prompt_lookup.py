@@ -15,7 +15,7 @@ SHORTEST_MATCH = 2
 LONG_MATCH = 6
 """Matches of so many tokens are looked up at once; shorter ones among the last few places."""
 LONGEST_MATCH = 32
-"""A longer one says no more."""
+"""A longer match is no better evidence."""
 MOST_PLACES = 8
 TOKEN_BITS = 24
 """Token ids are smaller than this allows."""
@@ -27,7 +27,7 @@ _LONG_MASK = (1 << TOKEN_BITS * LONG_MATCH) - 1
 @dataclass(frozen=True, slots=True)
 class Proposal:
     token_ids: list[int]
-    """Not empty."""
+    """The proposed tokens; never empty."""
     match_length: int
     """Tokens before it that are the same, ``LONGEST_MATCH`` at most."""
 
@@ -43,13 +43,15 @@ class PromptLookup:
         self._latest_long: dict[int, int] = {}
         """The same of ``LONG_MATCH`` tokens."""
         self._earlier: list[int] = []
-        """By end of a place: the end of the place before with the same two tokens; 0: none."""
+        """The end of the place before with the same two tokens, by a place's end; 0: there is
+        none."""
         self._key = 0
         """The last ``LONG_MATCH`` tokens that are indexed."""
         self._num_indexed = 0
 
     def propose(self, text: list[int], most: int) -> Proposal | None:
-        """At most ``most`` tokens to follow ``text``, which begins with that of the last call."""
+        """Proposes at most ``most`` tokens to follow ``text``, which begins with that of the last
+        call; ``None`` without a match."""
         self._index(text)
         if self._num_indexed < len(text) - 1 or len(text) <= SHORTEST_MATCH or most < 1:
             return None
@@ -86,7 +88,8 @@ class PromptLookup:
         self._num_indexed = max(first, last)
 
     def _best_place(self, text: list[int]) -> tuple[int, int]:
-        """Where the longest match ends, the last of equals, and its length; 0: there is none."""
+        """Returns where the longest match ends, the last of equals, and its length, which is 0
+        without a match."""
         key = (self._key << TOKEN_BITS | text[-1]) & _LONG_MASK
         if len(text) >= LONG_MATCH and (end := self._latest_long.get(key)):
             return end, _match_length(text, end)

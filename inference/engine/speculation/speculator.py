@@ -2,27 +2,28 @@
 sequence's proposals were right and by what more rows cost on this device.
 
     schedule ─▶ propose ─▶ as long as it pays ─▶ drafts, verified in the step
-    commit   ◀─ what came, compared with what was proposed, also where that was not run
+    commit   ◀─ the tokens, compared with the proposal, also where it was not run
 
 Knows no tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_time import StepTimeModel, untried_step_time
 from inference.engine.speculation.acceptance import Acceptance, match_class
-from inference.engine.speculation.draft_length import best_length
+from inference.engine.speculation.draft_length import best_length, worth_of
 from inference.engine.speculation.prompt_lookup import PromptLookup, Proposal
 
 DEFAULT_DRAFT_TOKENS = 8
 MOST_DRAFT_TOKENS = 16
 """Within a block, so that a step needs one more block of a sequence at most."""
 MOST_SEQUENCES = 32
-"""That decode at once: with more, rows fill a device already, and nobody looks for drafts."""
+"""The most decoding sequences with drafts: more rows fill the device already."""
 MOST_ROWS = 128
 """The most rows of a step with drafts."""
 MOST_LAGGING = 8
@@ -34,8 +35,8 @@ class Speculator(Protocol):
     """What a scheduler asks for drafts."""
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
-        """For those of ``sequences``, all that decode in the next step, for which drafts pay. None
-        reaches past the sequence's last allowed token."""
+        """Returns drafts for those of ``sequences``, all of which decode in the next step, for
+        which drafts pay. None reaches past the sequence's last allowed token."""
         ...
 
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
@@ -51,13 +52,42 @@ class Speculator(Protocol):
         which fits it."""
         ...
 
+    @property
+    def status(self) -> str:
+        """A sentence for people: which origins were chosen lately; empty where there is one."""
+        ...
+
     def take_drafting_s(self) -> float:
         """How long another model has drafted since the last call."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Drafts that an origin would make for a step."""
+
+    worth: float
+    """What they are expected to bring: tokens for a step's time, against a step without drafts."""
+    is_trial: bool
+    """Whether they are made to measure how many come true, though they are not known to pay."""
+    make: Callable[[], dict[Sequence, list[int]]]
+
+
+class Origin(Speculator, Protocol):
+    """A source of drafts: a ``Speculator`` that can be weighed against others."""
+
+    name: str
+    """The name in the load report and in the status."""
+
+    def offer(self, sequences: list[Sequence]) -> Offer | None:
+        """Returns drafts for ``sequences``, all of which decode in the next step, that are still to
+        be made; ``None``: they would not pay."""
+        ...
+
+
 HEAD_TOKENS = 8
-"""Of the prompt's end, before a client's prediction: the answer begins behind them too."""
+"""The number of tokens at the prompt's end that stand before a client's prediction: the answer
+begins behind them too."""
 
 
 @dataclass(slots=True)
@@ -68,16 +98,19 @@ class _Lookup:
     head: list[int]
     """Stands before the sequence's own text: what its client expects, or nothing."""
     text: list[int]
-    """What is searched, where there is a head."""
+    """The searched text, where there is a head."""
     index: PromptLookup = field(default_factory=PromptLookup)
     proposal: Proposal | None = None
-    """What it may go on with, whether or not that is run."""
+    """The proposed continuation, whether or not it is run."""
     length_then: int = 0
-    """Of the sequence when that was proposed."""
+    """The sequence's length when that was proposed."""
 
 
 class LookupSpeculator:
-    """Drafts from the sequence's own text, and from what its client expects."""
+    """An ``Origin``: drafts from the sequence's own text, and from what its client expects."""
+
+    name = "prompt lookup"
+    status = ""
 
     def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:
         self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
@@ -85,8 +118,12 @@ class LookupSpeculator:
         self._step_time = untried_step_time()
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
+        offer = self.offer(sequences)
+        return {} if offer is None else offer.make()
+
+    def offer(self, sequences: list[Sequence]) -> Offer | None:
         if len(sequences) > MOST_SEQUENCES:
-            return {}
+            return None
         proposals: dict[Sequence, Proposal] = {}
         candidates: list[tuple[int, float]] = []
         for sequence in sequences:
@@ -101,18 +138,22 @@ class LookupSpeculator:
             proposals[sequence] = proposal
             rate = lookup.acceptance.rates[match_class(proposal.match_length)]
             candidates.append((len(proposal.token_ids), rate))
-        if not proposals:
-            return {}
-        length = best_length(len(sequences), candidates, self._step_time, MOST_ROWS)
+        num_rows = len(sequences)
+        length = best_length(num_rows, candidates, self._step_time, MOST_ROWS)
         if not length:
-            return {}
-        return {sequence: found.token_ids[:length] for sequence, found in proposals.items()}
+            return None
+        worth = worth_of(length, num_rows, candidates, self._step_time)
+
+        def make() -> dict[Sequence, list[int]]:
+            return {sequence: found.token_ids[:length] for sequence, found in proposals.items()}
+
+        return Offer(worth, is_trial=False, make=make)
 
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
-        return bool(self.drafts(sequences))
+        return self.offer(sequences) is not None
 
     def record(self, sequence: Sequence, came: list[int]) -> None:
-        lookup = sequence.drafting
+        lookup = sequence.drafting.get(self.name)
         if not isinstance(lookup, _Lookup) or lookup.proposal is None:
             return
         proposal, lookup.proposal = lookup.proposal, None
@@ -127,10 +168,11 @@ class LookupSpeculator:
         return 0.0
 
     def _lookup_of(self, sequence: Sequence) -> _Lookup:
-        found = sequence.drafting
+        found = sequence.drafting.get(self.name)
         if not isinstance(found, _Lookup):
             head = _head(sequence)
-            found = sequence.drafting = _Lookup(Acceptance(self._acceptance), head, list(head))
+            found = _Lookup(Acceptance(self._acceptance), head, list(head))
+            sequence.drafting[self.name] = found
         return found
 
 

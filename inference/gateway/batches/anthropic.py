@@ -13,7 +13,7 @@ from inference.gateway.batches.openai import BatchApiConsumer
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.bodies import spooled_file
+from inference.gateway.server.bodies import respond_with_files, spooled_file
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.errors import ApiError, InvalidRequestError
@@ -112,7 +112,7 @@ class MessageBatchResultsConsumer(MessageBatchApiConsumer):
         batch = await self.found()
         if batch.is_open:
             raise InvalidRequestError("The batch has not ended; its results come then.")
-        await self.respond_with_files(self._store.results(batch), type_=JSON_LINES)
+        await respond_with_files(self, self._store.results(batch), type_=JSON_LINES)
 
 
 def _write_lines(file: IO[bytes], body: bytes, _context: object) -> int:

@@ -14,7 +14,7 @@ from inference.gateway.batches.uploads import read_upload
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
-from inference.gateway.server.bodies import spooled_file
+from inference.gateway.server.bodies import respond_with_files, spooled_file
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import batches as openai_batches
@@ -115,7 +115,7 @@ class FileContentConsumer(BatchApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         path = await self._store.content(self.named, self.account)
-        await self.respond_with_files([path], type_=BINARY)
+        await respond_with_files(self, [path], type_=BINARY)
 
 
 class BatchesConsumer(BatchApiConsumer):

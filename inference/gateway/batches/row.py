@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
@@ -21,9 +20,10 @@ from inference.gateway.server.bodies import spooled_file
 from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.preparing import MAX_DEATHS, broke_worker
+from inference.request_ids import new_request_id
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.common.batch_lines import BatchLine
-from inference.wire.dialect import RequestContext
+from inference.wire.dialect import RequestContext, with_escaped_line_ends
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,
@@ -63,7 +63,7 @@ class BatchRow:
     ) -> None:
         """``alone`` is shared by the batch's rows: those under which an engine or a neuron has died
         run one after the other, so that the row that ends it is not run beside them again."""
-        self.request_id = uuid.uuid4().hex
+        self.request_id = new_request_id()
         self._alone = alone
         self._num_worker_deaths = 0
         self._num_neuron_losses = 0
@@ -91,15 +91,12 @@ class BatchRow:
                 if error.retry_after_s is None:
                     raise
                 await _pause(error.retry_after_s, until_unix_s)
-                self.request_id = uuid.uuid4().hex
+                self.request_id = new_request_id()
 
     async def _run(self, parsed: Any, principal: Principal) -> IO[bytes]:
-        call = self._gateway.open_call(
-            request_id=self.request_id,
-            endpoint=self._endpoint,
-            user_agent="",
-            principal=principal,
-        )
+        call = self._gateway.open_call(request_id=self.request_id, endpoint=self._endpoint)
+        call.identify(principal)
+        call.capture_request(self._line.body)
         call.yields = True
         call.discount_percent = self._gateway.config.batch_discount_percent
         written = spooled_file()
@@ -111,7 +108,9 @@ class BatchRow:
                 has_ended = False
                 while not has_ended:
                     events = await stream.next_events()
-                    written.writelines(map(encoder.encode, events))
+                    frames = [with_escaped_line_ends(encoder.encode(event)) for event in events]
+                    written.writelines(frames)
+                    call.capture_answer(b"".join(frames))
                     has_ended = isinstance(events[-1], ANSWERS)
             call.outcome = FINISHED
         except ApiError as error:

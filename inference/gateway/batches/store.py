@@ -167,7 +167,7 @@ class BatchStore:
         await self.database.query(lambda: services.batch_cancel(batch_id=batch_id, account=account))
 
     async def delete_batch(self, batch: BatchRecord) -> bool:
-        """With all that belongs to it. ``False``: it has not ended."""
+        """Deletes a batch with all that belongs to it. Returns ``False`` if it has not ended."""
         if not await self.database.query(
             lambda: services.batch_delete(batch_id=batch.id, account=batch.account)
         ):

@@ -4,17 +4,16 @@
     http.disconnect ──────────────────────▶ cancels it
 
 Channels' stock HTTP consumer waits for its handler before it looks at the next message, so it never
-sees a disconnect. Here the handler is a task of its own and messages are still received.
+sees a disconnect. Here the handler is a task of its own and messages are still received. The loop
+over them is ``AbortableConsumer``'s, which WebSockets have too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from channels.consumer import AsyncConsumer
@@ -23,41 +22,39 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.consumers.ignored_fields import ignored_headers
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.admission import limit_headers
 from inference.gateway.request.call import Call
-from inference.gateway.request.identify import SENDER, ensure_scope
-from inference.gateway.request.rate_limit import limit_headers
-from inference.gateway.server.bodies import parse_aside, send_file, send_in_pieces
-from inference.gateway.server.paths import unknown_url, with_model
-from inference.wire.common.fields import shown
+from inference.gateway.request.identify import LOGIN, SENDER, Login, cleaned, ensure_scope
+from inference.gateway.server.bodies import check_body_headers, parse_aside, send_in_pieces
+from inference.gateway.server.paths import with_model
+from inference.request_ids import new_request_id
 from inference.wire.common.unknown_fields import unknown_fields_ignored
-from inference.wire.dialect import ErrorDialect, RequestContext
+from inference.wire.dialect import (
+    ErrorDialect,
+    RequestContext,
+    error_headers,
+    request_id_headers,
+    served_by_headers,
+)
 from inference.wire.errors import (
     ApiError,
     InternalError,
-    InvalidRequestError,
     MethodNotAllowedError,
     RequestTooLargeError,
-    UnknownUrlError,
-    error_headers,
     shutting_down,
 )
 from inference.wire.openai import errors as openai_errors
-from metering.ledger.entries import FINISHED
+from metering.ledger.entries import FINISHED, FIRST_ERROR
 from metering.principal import Scope
 
 logger = logging.getLogger(__name__)
 
+
 Headers = list[tuple[bytes, bytes]]
 Parsed = TypeVar("Parsed")
-
 JSON_TYPE = (b"content-type", b"application/json")
-AS_IT_IS = b"identity"
-"""A body that is not compressed."""
-FIRST_ERROR = 400
 HEAD = "HEAD"
 """Answered as GET is, without the body (RFC 9110, 9.3.2)."""
-REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
-"""OpenAI's clients look for the first, Anthropic's for the second."""
 
 
 class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
@@ -102,7 +99,7 @@ class ApiConsumer(AbortableConsumer):
     scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
     """``None``: anybody may ask."""
     error_outcome: ClassVar[str] = FINISHED
-    """Of an answer that is no refusal and has an error's status."""
+    """The outcome of an answer that is no refusal and has an error's status."""
     endpoint: ClassVar[str] = ""
     """How logs, metrics and the ledger call it."""
 
@@ -118,7 +115,7 @@ class ApiConsumer(AbortableConsumer):
         super().__init__()
         self.gateway = gateway
         self.errors = errors
-        self.request_id = uuid.uuid4().hex
+        self.request_id = new_request_id()
         self._endpoint = endpoint or self.endpoint
         self._body = bytearray()
         self._handler: asyncio.Task[None] | None = None
@@ -169,7 +166,8 @@ class ApiConsumer(AbortableConsumer):
         super().abort()
 
     async def dispatch(self, message: dict[str, Any]) -> None:
-        """Without Channels' thread hop to close database connections: there are none here."""
+        """Dispatches a message without Channels' thread hop to close database connections: there
+        are none here."""
         if message["type"] == "http.request":
             await self.http_request(message)
         elif message["type"] == "http.disconnect":
@@ -195,7 +193,9 @@ class ApiConsumer(AbortableConsumer):
         self._handler.add_done_callback(lambda _: self.call.close())
 
     async def http_disconnect(self) -> None:
-        """Servers send this after a finished response too."""
+        """Servers send this after a finished response too, or before anything else."""
+        if not self._is_open:
+            self._open_call()
         self._client_left = not self._response_ended
         if self._handler is not None and not self._handler.done():
             if self._client_left:
@@ -220,31 +220,28 @@ class ApiConsumer(AbortableConsumer):
         await self.start_response(status, [_content_type(type_), length, *(headers or [])])
         await send_in_pieces(parts, self.send_body)
 
-    async def respond_with_files(self, paths: Sequence[Path], *, type_: bytes) -> None:
-        """Their contents, one after the other, read as they are sent."""
-        size_bytes = sum(path.stat().st_size for path in paths)
-        length = (b"content-length", str(size_bytes).encode())
+    async def begin_body(
+        self, status: int, *, type_: bytes = b"", num_bytes: int | None = None
+    ) -> None:
+        """A body follows; ``num_bytes`` ``None``: of unknown length. Where it breaks off, so does
+        the connection."""
         self._breaks_off = True
-        await self.start_response(200, [_content_type(type_), length])
-        for path in paths:
-            await send_file(path, self.send_body)
-        await self.send_body(b"", last=True)
-
-    async def begin_body(self, status: int, *, type_: bytes = b"") -> None:
-        """A body of unknown length follows. Where it breaks off, so does the connection."""
-        self._breaks_off = True
-        await self.start_response(status, [_content_type(type_)])
+        length = [] if num_bytes is None else [(b"content-length", str(num_bytes).encode())]
+        await self.start_response(status, [_content_type(type_), *length])
 
     async def start_response(self, status: int, headers: Headers) -> None:
         self._response_started = True
         self.call.status = status
-        request_id = [(name, self.request_id.encode()) for name in REQUEST_ID_HEADERS]
+        request_id = request_id_headers(self.request_id)
         limits = limit_headers(self.call.limit_state, self.errors)
-        headers = [*headers, *limits, *ignored_headers(self._ignored_fields), *request_id]
+        ignored = ignored_headers(self._ignored_fields) if self._ignored_fields else []
+        served_by = served_by_headers(self.call.served_by)
+        headers = [*headers, *limits, *ignored, *served_by, *request_id]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_body(self, body: bytes, *, last: bool = False) -> None:
         self._response_ended = self._response_ended or last
+        self.call.capture_answer(body)
         if self.scope["method"] == HEAD:
             body = b""
         await self.send({"type": "http.response.body", "body": body, "more_body": not last})
@@ -274,23 +271,36 @@ class ApiConsumer(AbortableConsumer):
 
     async def _open(self) -> None:
         """Finds who asks by the headers alone, before the body is read. Raises ``ApiError``."""
-        self._is_open = True
-        self.gateway.ensure_started()
-        headers = self.scope["headers"]
-        self.call = self.gateway.open_call(
-            request_id=self.request_id,
-            endpoint=self._endpoint,
-            user_agent=dict(headers).get(b"user-agent", b"").decode("latin-1"),
-        )
+        self._open_call()
         if self.scope_needed is not None:
-            principal = await self.gateway.identifier.principal_of(
-                headers, sender=self.scope.get(SENDER)
-            )
-            self.call.principal = principal  # also of a refusal for want of the scope
-            ensure_scope(principal, self.scope_needed)
+            await self._identify(self.scope["headers"], self.scope_needed)
         self._check_before_body()
         self.gateway.bounds.open_request()
         self._is_counted = True
+
+    def _open_call(self) -> None:
+        self._is_open = True
+        self.gateway.ensure_started()
+        self.call = self.gateway.open_call(
+            request_id=self.request_id,
+            endpoint=self._endpoint,
+            headers=self.scope["headers"],
+        )
+
+    async def _identify(self, headers: Headers, scope_needed: Scope) -> None:
+        """The call is identified also where it is refused for want of the scope. Raises
+        ``ApiError``."""
+        login: Login | None = self.scope.get(LOGIN)
+        if login is not None:
+            principal = login.known()
+        else:
+            principal = await self.gateway.identifier.principal_of(
+                headers, sender=self.scope.get(SENDER)
+            )
+        self.call.identify(principal, headers)
+        if login is not None:
+            self.call.end_user = cleaned(login.username)
+        ensure_scope(principal, scope_needed)
 
     def _check_before_body(self) -> None:
         """Raises ``ApiError``."""
@@ -299,15 +309,7 @@ class ApiConsumer(AbortableConsumer):
             raise MethodNotAllowedError(method, ", ".join(allowed))
         if self.gateway.draining:
             raise shutting_down()
-        headers = dict(self.scope["headers"])
-        if (encoding := headers.get(b"content-encoding", AS_IT_IS)).lower() != AS_IT_IS:
-            raise InvalidRequestError(
-                f"The body's Content-Encoding is {shown(encoding.decode('latin-1'))!r}; bodies are "
-                "read as they are here, without one."
-            )
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self.gateway.config.max_body_bytes:
-            raise RequestTooLargeError(self.gateway.config.max_body_bytes)
+        check_body_headers(self.scope["headers"], self.gateway.config.max_body_bytes)
 
     async def _take_body(self, part: bytes) -> None:
         """Raises ``ApiError`` where a bound is passed."""
@@ -322,8 +324,11 @@ class ApiConsumer(AbortableConsumer):
         self._body += part
 
     async def _handle(self, body: bytes) -> None:
+        self.call.capture_request(body)
+        answering = self.answer(body)
+        del body  # a large one is not kept while its answer is generated
         try:
-            await self.answer(body)
+            await answering
             self.call.outcome = FINISHED if self.call.status < FIRST_ERROR else self.error_outcome
         except ApiError as error:
             self.call.fail(error)
@@ -341,13 +346,3 @@ class ApiConsumer(AbortableConsumer):
 
 def _content_type(type_: bytes) -> tuple[bytes, bytes]:
     return (b"content-type", type_) if type_ else JSON_TYPE
-
-
-class UnknownUrlConsumer(ApiConsumer):
-    """A path under /v1 that does not exist."""
-
-    scope_needed = None
-    endpoint = "unknown"
-
-    def _check_before_body(self) -> None:
-        raise UnknownUrlError(unknown_url(self.scope["method"], self.scope["path"]))

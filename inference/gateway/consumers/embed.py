@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.consumers.generate import unix_time_s
-from inference.gateway.request.placed_request import PlacedRequest
 from inference.gateway.request.run import run_request
+from inference.gateway.request.running import RunningRequest
 from inference.gateway.server.bodies import BodyWriter
 from inference.protocol.events import Embedded, EmbeddedPart
 from inference.wire.dialect import PartsEncoder
@@ -27,7 +27,7 @@ class EmbeddingsConsumer(ApiConsumer):
             await write_body(stream, encoder, BodyWriter(self))
 
 
-async def write_body(stream: PlacedRequest, encoder: PartsEncoder, writer: BodyWriter) -> None:
+async def write_body(stream: RunningRequest, encoder: PartsEncoder, writer: BodyWriter) -> None:
     """Raises the ``ApiError`` that the stream failed with."""
     has_ended = False
     while not has_ended:
@@ -38,8 +38,9 @@ async def write_body(stream: PlacedRequest, encoder: PartsEncoder, writer: BodyW
     await writer.finish()
 
 
-async def all_vectors(stream: PlacedRequest) -> Embedded:
-    """For answers that are small. Raises the ``ApiError`` that the stream failed with."""
+async def all_vectors(stream: RunningRequest) -> Embedded:
+    """Collects the vectors of a small answer. Raises the ``ApiError`` that the stream failed
+    with."""
     vectors: list[bytes] = []
     while True:
         for event in await stream.next_events():

@@ -30,6 +30,7 @@ from inference.wire.dialect import (
     ParsedRequest,
     PartsEncoder,
     waiting_comment,
+    with_escaped_line_ends,
 )
 from inference.wire.openai import errors as openai_errors
 
@@ -71,7 +72,7 @@ class StreamingConsumer(ApiConsumer):
                 self._quiet.touch()
             if not self._response_started:
                 await self.start_response(200, self.stream_headers)
-            await self.send_body(frames, last=last)
+            await self.send_body(with_escaped_line_ends(frames), last=last)
 
     async def _watch(self, watched: FrameWatch) -> None:
         """Sends frames until the work ends, or the client leaves it to itself."""
@@ -159,7 +160,9 @@ class GenerationConsumer(StreamingConsumer):
         """The last event has come."""
 
     async def answer(self, body: bytes) -> None:
-        await self._generate(await self.read(self._parse, body))
+        reading = self.read(self._parse, body)
+        del body
+        await self._generate(await reading)
 
     async def _generate(self, request: ParsedRequest) -> None:
         if request.stream:
@@ -184,12 +187,12 @@ class GenerationConsumer(StreamingConsumer):
         if not request.stream:
             if parts := await _encoded(encoder, events):
                 await self.respond_in_parts(200, parts)
-        elif frames := await _frames(encoder, events):
+        elif frames := await frames_of(encoder, events):
             await self._send_frames(frames, last=self._has_finished)
             self._has_begun = True
 
 
-async def _frames(encoder: Encoder, events: Sequence[Event]) -> bytes:
+async def frames_of(encoder: Encoder, events: Sequence[Event]) -> bytes:
     """Other tasks run after each large part."""
     parts: list[bytes] = []
     for event in events:

@@ -7,7 +7,7 @@ hosts, are shown to keys that may read the fleet; others see only whether it is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,7 +57,9 @@ class HealthConsumer(ApiConsumer):
         reasons += [Reason("thread_broke", f"This gateway: {one}.") for one in thread_problems()]
         if problem := self.gateway.accounting.problem:
             reasons.append(Reason("bills_not_spooled", f"This gateway: {problem}."))
-        serves = snapshot is not None and can_serve(entries, snapshot)
+        left_out = self.gateway.upstreams.left_out()
+        reasons += upstream_reasons(entries or (), left_out)
+        serves = snapshot is not None and can_serve(entries, snapshot, left_out)
         knows = await self._may_know()
         found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)
         instance = instance_header(self.gateway.config.data_dir)
@@ -79,14 +81,22 @@ class PingConsumer(HealthConsumer):
 
 
 def instance_header(data_dir: Path) -> list[tuple[bytes, bytes]]:
-    """For commands on this machine, which know their own instance by it."""
+    """Returns the header by which commands on this machine recognise their own instance; empty
+    without one."""
     found = instance_id(data_dir)
     return [(INSTANCE_HEADER.encode(), found.encode())] if found else []
 
 
-def can_serve(entries: Sequence[CatalogueEntry] | None, snapshot: FleetSnapshot) -> bool:
-    """Whether some request could be answered: a model is ready, or could be loaded. ``entries``
-    ``None``: the catalogue is unknown. An empty one is no failure."""
+def can_serve(
+    entries: Sequence[CatalogueEntry] | None,
+    snapshot: FleetSnapshot,
+    left_out: Collection[str] = (),
+) -> bool:
+    """Whether some request could be answered: a model is ready, or could be loaded, or an upstream
+    serves it that is not ``left_out``: the last requests show its health, none is sent for it.
+    ``entries`` ``None``: the catalogue is unknown. An empty one is no failure."""
+    if any(_upstreams_of(entry) - set(left_out) for entry in entries or ()):
+        return True
     if not snapshot.neurons:
         return False
     replicas = [
@@ -96,7 +106,22 @@ def can_serve(entries: Sequence[CatalogueEntry] | None, snapshot: FleetSnapshot)
         return True
     if entries is None:
         return False
-    return not entries or any(not isinstance(place(entry, snapshot), Reject) for entry in entries)
+    own = [entry for entry in entries if entry.upstream_model is None]
+    return not entries or any(not isinstance(place(entry, snapshot), Reject) for entry in own)
+
+
+def upstream_reasons(entries: Sequence[CatalogueEntry], left_out: Collection[str]) -> list[Reason]:
+    """The upstreams of the catalogue's models that this gateway leaves out, by name."""
+    names = set[str]().union(*(_upstreams_of(entry) for entry in entries)) & set(left_out)
+    return [
+        Reason("upstream_unavailable", f"The upstream {name} was unavailable and is left out.")
+        for name in sorted(names)
+    ]
+
+
+def _upstreams_of(entry: CatalogueEntry) -> set[str]:
+    """Those of its source and its targets that have not been removed."""
+    return {name for name in entry.upstream_names if entry.upstream_named(name) is not None}
 
 
 def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) -> list[Reason]:

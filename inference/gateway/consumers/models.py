@@ -5,17 +5,19 @@ In OpenAI's shape, or in Anthropic's for clients that send ``anthropic-version``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.outdated import is_outdated
+from fleet.catalogue.sources import UPSTREAM_PREFIX
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.devices.room import feasible_on
 from fleet.placement.failures import failed_loads
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_report import StageReport
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import models as anthropic_models
 from inference.wire.common.model_card import (
@@ -24,6 +26,7 @@ from inference.wire.common.model_card import (
     ModelLocation,
     ModelPrices,
     ModelProgress,
+    ModelStage,
 )
 from inference.wire.errors import ModelNotAllowedError
 from inference.wire.openai import models as openai_models
@@ -75,7 +78,8 @@ class ModelListConsumer(_ModelsConsumer):
 
 
 class ModelConsumer(_ModelsConsumer):
-    """By name or alias; the card's id is always the catalogue's name."""
+    """Answers with one model, by its name or alias. The card's id is always the catalogue's
+    name."""
 
     endpoint = "/v1/models/{id}"
 
@@ -96,6 +100,8 @@ def model_card(
 ) -> ModelCard:
     """``base`` is the entry that is loaded for it: of an adapter another than the entry itself."""
     base = base or entry
+    if base.upstream_model is not None:
+        return _forwarded_card(entry, base.upstream_names)
     replicas = snapshot.replicas_of(base.name)
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     limits = [replica.context_tokens for replica in ready if replica.context_tokens is not None]
@@ -127,6 +133,26 @@ def model_card(
     )
 
 
+def _forwarded_card(entry: CatalogueEntry, upstreams: Sequence[str]) -> ModelCard:
+    """The card of an upstream's model: what the operator has set is all that is known here."""
+    return ModelCard(
+        id=entry.name,
+        created_unix_s=entry.created_unix_s,
+        description=entry.description,
+        aliases=entry.aliases,
+        status=ReplicaStatus.READY.value,
+        locations=tuple(
+            ModelLocation(node=f"{UPSTREAM_PREFIX}{name}", status=LOADED, vram_estimate_mb=None)
+            for name in upstreams
+        ),
+        feasible_on=(),
+        context_tokens=entry.max_context_tokens,
+        max_output_tokens=entry.max_output_tokens,
+        sampling=entry.sampling_defaults,
+        prices=_model_prices(entry),
+    )
+
+
 def _status(
     entry: CatalogueEntry, replicas: Sequence[ReplicaView], ready: Sequence[ReplicaView]
 ) -> str:
@@ -146,16 +172,46 @@ def _location(replica: ReplicaView) -> ModelLocation:
         node=replica.neuron,
         status=LOADED if is_ready else replica.status.value,
         vram_estimate_mb=None if memory_bytes is None else memory_bytes // MIB,
+        stages=_stages(replica),
+        predicted_tokens_per_s=replica.report.predicted_tokens_per_s if replica.report else None,
+        tokens_per_s=replica.decode_tokens_per_s,
     )
 
 
+def _stages(replica: ReplicaView) -> tuple[ModelStage, ...]:
+    if replica.report is None or not replica.report.stages:
+        return ()
+    taken = {
+        one.device: one.actual_bytes + one.process_bytes for one in replica.report.stage_memory
+    }
+    return tuple(
+        ModelStage(
+            node=one.neuron or replica.neuron,
+            device=one.device,
+            first_layer=one.layers[0],
+            last_layer=one.layers[1],
+            memory_mb=_stage_bytes(one, taken) // MIB,
+        )
+        for one in replica.report.stages
+    )
+
+
+def _stage_bytes(stage: StageReport, taken: Mapping[str, int]) -> int:
+    """``taken``: of the engine's own neuron. What a stage takes on another one is estimated."""
+    if stage.neuron:
+        return stage.estimated_bytes + stage.kv_bytes
+    return taken.get(stage.device, 0)
+
+
 def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
-    if entry.prices is None:
+    """The most that a token costs, whichever target serves."""
+    prices = entry.highest_prices
+    if prices is None:
         return None
     return ModelPrices(
-        input_micro_usd=entry.prices.input_micro_usd,
-        cached_input_micro_usd=entry.prices.cached_input_micro_usd,
-        output_micro_usd=entry.prices.output_micro_usd,
+        input_micro_usd=prices.input_micro_usd,
+        cached_input_micro_usd=prices.cached_input_micro_usd,
+        output_micro_usd=prices.output_micro_usd,
     )
 
 
@@ -173,14 +229,16 @@ def _shared_capabilities(each: Sequence[Sequence[str]]) -> tuple[str, ...] | Non
 
 
 def _known_context(entry: CatalogueEntry) -> int | None:
-    """Of a model that is not loaded: the least limit of its last loads, within the operator's."""
+    """Returns the context of a model that is not loaded: the least limit of its last loads, within
+    the operator's; ``None`` where there is neither."""
     loads = [load.context_tokens for load in entry.measured_loads]
     known = [tokens for tokens in (*loads, entry.max_context_tokens) if tokens is not None]
     return min(known, default=None)
 
 
 def _known_capabilities(entry: CatalogueEntry) -> tuple[str, ...] | None:
-    """Of a model that is not loaded: what it could do at each of its last loads."""
+    """Returns the capabilities of a model that is not loaded: what it could do at each of its last
+    loads."""
     loads = [load.capabilities for load in entry.measured_loads]
     return _shared_capabilities([names for names in loads if names is not None])
 

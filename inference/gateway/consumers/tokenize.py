@@ -11,13 +11,15 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from inference.gateway.consumers.api_consumer import ApiConsumer
-from inference.gateway.consumers.only_model import only_model
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import TokenizeRequest
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.dialect import RequestContext
+from inference.wire.errors import MissingParameterError
 from inference.wire.vllm import tokenize as vllm_tokenize
+from metering.principal import Principal
 
 
 class TokenizeConsumer(ApiConsumer):
@@ -67,3 +69,16 @@ class DetokenizeConsumer(TokenizeConsumer):
     def __init__(self, *, gateway: Gateway) -> None:
         super().__init__(gateway=gateway)
         self._parse, self._write = vllm_tokenize.parse_back, vllm_tokenize.body_back
+
+
+async def only_model(gateway: Gateway, who: Principal) -> str:
+    """The one that is loaded of those that the caller may use, or the one that is offered. Raises
+    ``MissingParameterError`` where there are none or several."""
+    names = {entry.name for entry in await gateway.catalogue.entries() if who.may_use(entry.name)}
+    snapshot = await gateway.liveness.snapshot()
+    replicas = [replica for neuron in snapshot.neurons for replica in neuron.replicas]
+    loaded = {one.model for one in replicas if one.status is ReplicaStatus.READY} & names
+    for found in (loaded, names):
+        if len(found) == 1:
+            return found.pop()
+    raise MissingParameterError("model")

@@ -31,7 +31,7 @@ from inference.loading.sources.deadline import MAX_THREADS, DeadlineError, withi
 logger = logging.getLogger(__name__)
 
 TIME_LIMIT_S = 15.0
-"""For one image, redirects included."""
+"""The time limit for one image, redirects included."""
 MAX_REDIRECTS = 3
 READ_BYTES = 64 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -102,7 +102,7 @@ def _body(response: http.client.HTTPResponse, connection: _Connection, max_bytes
 
 
 class _Connection(http.client.HTTPConnection):
-    """To the checked address, whatever the name resolves to by now."""
+    """Resolves the host's name once, checks the addresses and connects to the first."""
 
     def __init__(self, address: ImageAddress, until_s: float) -> None:
         super().__init__(address.host, address.port)

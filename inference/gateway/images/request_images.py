@@ -22,14 +22,14 @@ import redis.asyncio
 
 from helexa_site.config import Config
 from inference.gateway.images.fetch import ImageFetchError, fetch_image
-from inference.gateway.redis.outage import REDIS_BACKOFF, redis_unavailable
 from inference.gateway.server.bodies import parse_aside
 from inference.protocol.generation import ChatInput, ChatMessage, Request
 from inference.protocol.images import ImageRef
 from inference.protocol.inbox_parts import image_fields
 from inference.protocol.keys import images_key
+from inference.redis_link import REDIS_BACKOFF, redis_unavailable
 from inference.supervised_threads import SupervisedPool
-from inference.wire.common.images import ImageFile, ImageReading, ImageRules, images_read
+from inference.wire.common.parts import ImageFile, ImageReading, ImageRules, images_read
 from inference.wire.errors import InvalidImageError
 
 logger = logging.getLogger(__name__)
@@ -97,12 +97,7 @@ def without_files(request: Request, rules: ImageRules) -> tuple[Request, list[Im
     if not isinstance(request.input, ChatInput):
         return request, []
     chat = request.input
-    files = [
-        image
-        for message in chat.messages
-        for image in message.images
-        if isinstance(image, ImageFile)
-    ]
+    files = [image for image in chat.images if isinstance(image, ImageFile)]
     if not files:
         return request, []
     _check_together(files, rules)
@@ -144,6 +139,7 @@ def _ref(image: ImageFile) -> ImageRef:
         width_px=image.width_px,
         height_px=image.height_px,
         num_bytes=image.num_bytes,
+        is_low_detail=image.is_low_detail,
     )
 
 

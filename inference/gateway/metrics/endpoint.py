@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 METRICS_PATH = "/metrics"
 CLIENT_TIMEOUT_S = 10.0
 MAX_SCRAPES = 8
-"""At once."""
+"""The most scrapes at once."""
 DATABASE_TIMEOUT_S = 2.0
 
 
@@ -112,7 +112,8 @@ class MetricsEndpoint:
 
 
 def _start_ours(start_response: Any, instance: str | None, status: str, headers: Any) -> Any:
-    """With the header by which commands on this machine know their own instance."""
+    """Starts a response with the header by which commands on this machine recognise their own
+    instance."""
     ours = [(INSTANCE_HEADER, instance)] if instance else []
     return start_response(status, [*headers, *ours])
 
@@ -134,7 +135,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        """Without the look-up of our own name, which a resolver may take long for."""
+        """Binds without looking up our own name, which a resolver may take long for."""
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)

@@ -27,7 +27,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from metering.outcomes import ERRORS, Outcome
+from metering.ledger.entries import ERRORS, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class _Known(Generic[Names, Counts]):
         return counts if counts is not None else self._add(names)
 
     def items(self) -> list[tuple[Names, Counts]]:
-        """From any thread."""
+        """Returns a copy of the counts; callable from any thread."""
         return list(self._by_names.items())
 
     def _add(self, names: Names) -> Counts:

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 WINDOW_S = 60.0
 MAX_FAULTS = 30
-"""In a window. A neuron whose build is broken fails a few requests, and no more than these."""
+"""The most faults in a window. A neuron whose build is broken fails a few requests, and no more
+than these."""
 LOG_INTERVAL_S = 10.0
 MAX_NEURONS = 2000
 

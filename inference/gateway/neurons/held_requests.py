@@ -20,7 +20,6 @@ import redis.asyncio
 
 from fleet.live.neuron_reads import NeuronValueError, fields_read, run_reads_async
 from inference.gateway.redis.inbox import Dispatcher
-from inference.gateway.redis.outage import redis_unavailable
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.request.event_stream import RequestStream, RequestStreams, request_lost
 from inference.logs.throttled import ThrottledLog
@@ -31,21 +30,24 @@ from inference.protocol.held import (
     HeldRequests,
     decode_held_requests,
 )
+from inference.redis_link import redis_unavailable
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
 MISSES_UNTIL_LOST = 5
-"""In a row. The first list may be older than the submit, the second made just as it came. By the
-third the neuron has drained its inbox since, and its last events are in Redis; the reader has the
-time of two more looks to deliver those."""
+"""The number of lists in a row that must lack a request until it is lost. The first list may be
+older than the submit, the second made just as it came. By the third the neuron has drained its
+inbox since, and its last events are in Redis; the reader has the time of two more looks to deliver
+those."""
 SIGHTINGS_UNTIL_CANCELLED = 2
-"""In a row: the first list may be older than the end that the gateway has received."""
+"""The number of lists in a row that must have a request until it is cancelled: the first list may
+be older than the end that the gateway has received."""
 
 
 MAX_ID_CHARACTERS = 64
 MAX_SIGHTINGS = 512
-"""Of one neuron in one look; the rest is looked at when these are gone."""
+"""The most sightings of one neuron in one look; the rest is looked at when these are gone."""
 
 
 class HeldRequestsWatch:

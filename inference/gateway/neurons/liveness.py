@@ -24,12 +24,12 @@ from fleet.live.neuron_reads import NeuronValueError, hash_read, run_reads_async
 from fleet.live.reading import read_snapshot
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from inference.gateway.background_loops import SharedWork
-from inference.gateway.redis.outage import redis_unavailable
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.request.event_stream import RequestStreams, neuron_lost
 from inference.protocol import keys
 from inference.protocol.preparing import decode_marks
 from inference.protocol.stalls import Continuity
+from inference.redis_link import redis_unavailable
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_AGE_S = 0.2
 WATCH_INTERVAL_S = 0.25
 MAX_MARKS_BYTES = 256 * 1024
-"""Of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes each."""
+"""The memory of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes
+each."""
 
 
 class Liveness:
@@ -75,7 +76,7 @@ class Liveness:
             await self._announcing.join()
 
     async def withdraw(self) -> None:
-        """On the way out: neurons need not wait for the key to expire."""
+        """Deletes this gateway's keys on the way out: neurons need not wait for them to expire."""
         await self._announcing.finish()
         try:
             await self._redis.delete(self._alive_key, self._marker_key)
@@ -83,7 +84,7 @@ class Liveness:
             logger.info("the gateway's keys were not deleted from Redis: %s", error)
 
     async def snapshot(self) -> FleetSnapshot:
-        """At most ``SNAPSHOT_AGE_S`` old. Raises ``ServiceUnavailableError``."""
+        """Returns a snapshot at most ``SNAPSHOT_AGE_S`` old. Raises ``ServiceUnavailableError``."""
         age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
         if self._snapshot is not None and age_s <= SNAPSHOT_AGE_S:
             return self._snapshot
@@ -95,7 +96,8 @@ class Liveness:
         return self._snapshot if self._is_answering else None
 
     async def placing_snapshot(self) -> FleetSnapshot:
-        """As ``snapshot``; while Redis does not answer, the last one, up to the stall's limit."""
+        """Returns what ``snapshot`` does or, while Redis does not answer, the last one, up to the
+        stall's limit. Raises ``ServiceUnavailableError``."""
         if self._is_answering:
             try:
                 return await self.snapshot()

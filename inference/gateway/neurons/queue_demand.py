@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import redis
 import redis.asyncio
 
-from inference.gateway.redis.outage import redis_unavailable
 from inference.protocol import keys
 from inference.protocol.waiting import WaitingModel, WaitingReport, encode_waiting_report
+from inference.redis_link import redis_unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class QueueDemandReporter:
         self._is_published = bool(waiting)
 
     async def withdraw(self) -> None:
-        """On the way out."""
+        """Removes this gateway's report on the way out."""
         if self._is_published:
             try:
                 await self._redis.hdel(keys.WAITING, self._gateway_id)

@@ -11,10 +11,12 @@ resumes from there. Another client that waits for it starts it again.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import ClassVar
 
 from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
+from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.wire.errors import RequestFailedError
 from inference.wire.ollama import errors as ollama_errors
@@ -39,7 +41,8 @@ class OllamaPullConsumer(ApiConsumer):
         self._sent = b""
 
     async def answer(self, body: bytes) -> None:
-        request = await self.parsed(ollama_pull.parse, body)
+        parse = partial(ollama_pull.parse, named_sources=hub_schemes())
+        request = await self.parsed(parse, body)
         who = self.call.who
         actor = key_actor(who.key or who.account)
         while True:

@@ -26,13 +26,18 @@ from typing import Any, Protocol
 import msgspec
 import redis
 
-from inference.gateway.redis.outage import REDIS_BACKOFF, RedisOutage
 from inference.gateway.request.answer_check import AnswerFaultError
 from inference.gateway.request.event_stream import RequestStream, RequestStreams, events_lost
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
-from inference.redis_link import LuaScript, RedisLink, ReplyTooLargeError
+from inference.redis_link import (
+    REDIS_BACKOFF,
+    LuaScript,
+    RedisLink,
+    RedisOutage,
+    ReplyTooLargeError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +58,8 @@ TRIM_AFTER_BYTES = 1024 * 1024
 """An eighth of what a neuron leaves unread, so that it hardly ever waits."""
 MAX_UNKNOWN_BYTES = 64 * 1024 * 1024
 UNKNOWN_WITHIN_S = 60.0
-"""For requests that are not here: an honest neuron's are those that ended while it was writing."""
+"""The time in which events for requests that are not here are counted: an honest neuron's are those
+that ended while it was writing."""
 LOG_INTERVAL_S = 10.0
 
 NEXT_ENTRY_ID_SCRIPT = LuaScript("""
@@ -99,7 +105,8 @@ class EventReader:
         self._unknown_since_s = 0.0
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
         self.caught_up_s = 0.0
-        """On the loop's clock: everything that was in the stream by then has been delivered."""
+        """The time on the loop's clock by which everything that was in the stream has been
+        delivered."""
 
     async def run(self) -> None:
         """Reads until cancelled."""
@@ -151,7 +158,8 @@ class EventReader:
             self.caught_up_s = asked_s
 
     async def _trim(self) -> None:
-        """Its neuron sends more where enough is gone."""
+        """Trims the stream of entries that were read. Its neuron sends more where enough is
+        gone."""
         if self._untrimmed_bytes >= TRIM_AFTER_BYTES:
             self._untrimmed_bytes = 0
             await self._redis.command("XTRIM", self.key, "MINID", "~", self.last_entry_id)

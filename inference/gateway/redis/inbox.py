@@ -32,12 +32,11 @@ from typing import Any
 import orjson
 import redis
 
-from inference.gateway.redis.outage import REDIS_BACKOFF, redis_unavailable
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
 from inference.protocol.inbox_parts import Entry, inbox_entries
-from inference.redis_link import LuaScript, RedisLink
+from inference.redis_link import REDIS_BACKOFF, LuaScript, RedisLink, redis_unavailable
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,8 @@ FRAMES_A_PUSH = 256
 BYTES_A_PUSH = 2 * 1024 * 1024
 """The most of one script call: what it makes Redis hold meanwhile."""
 MAX_INBOX_ENTRIES = 20_000
-"""That a neuron has not taken. A neuron that takes none could fill Redis by what it is sent."""
+"""The most entries that a neuron has not taken. A neuron that takes none could fill Redis by what
+it is sent."""
 LOG_INTERVAL_S = 10.0
 
 PUSH_SCRIPT = LuaScript("""

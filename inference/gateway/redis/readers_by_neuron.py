@@ -20,10 +20,9 @@ import redis.asyncio
 
 from inference.gateway.background_loops import BackgroundLoops, SharedWork
 from inference.gateway.redis.event_reader import EventReader, OnFault
-from inference.gateway.redis.outage import RedisOutage, redis_unavailable
 from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol import keys
-from inference.redis_link import RedisLink
+from inference.redis_link import RedisLink, RedisOutage, redis_unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +68,14 @@ class EventReaders:
         if not running.is_made:
             await running.making.join()
 
+    @property
+    def neurons(self) -> frozenset[str]:
+        """The neurons whose streams are read."""
+        return frozenset(self._running)
+
     def caught_up_s(self, neuron: str) -> float:
-        """On the loop's clock: all entries of its stream before then have been delivered."""
+        """Returns the time on the loop's clock before which all entries of the neuron's stream have
+        been delivered."""
         running = self._running.get(neuron)
         return 0.0 if running is None else running.reader.caught_up_s
 
@@ -83,8 +88,8 @@ class EventReaders:
             running.reader.stream_is_gone()
 
     async def upkeep(self, neurons: Collection[str]) -> None:
-        """Once a second, with the names of the neurons that are there. Raises
-        ``redis.RedisError``."""
+        """Closes idle readers and trims the streams of the others. Called once a second, with the
+        names of the neurons that are online. Raises ``redis.RedisError``."""
         await self._close_idle(neurons)
         made = [running for running in self._running.values() if running.is_made]
         pipeline = self._redis.pipeline(transaction=False)

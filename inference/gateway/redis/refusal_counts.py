@@ -19,7 +19,7 @@ from inference.protocol.refusals import (
     encode_field,
     refusals_key,
 )
-from metering.outcomes import Outcome
+from metering.ledger.entries import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
     1 identify   who asks, by the headers alone                     identify.py
     2 parse      one ``Request``, by the dialect                    inference/wire/
     3 run        finds the model, and owns the steps below          run.py
-    4 permit     the key's models, and what a minute allows         rate_limit.py
+    4 permit     the key's models, and what a minute allows         admission.py
     5 place      a ready replica, or a load that is waited for      place.py
-    6 reserve    the most that it may use, on every cap             token_budget.py, accounting.py
+    6 reserve    the most that it may use, on every cap             reserve.py
     7 submit     a frame to the neuron's inbox                      ../redis/inbox.py
     8 accept     or another replica, where no engine took it        placed_request.py
     9 stream     events, checked, until the last                    event_stream.py, answer_check.py

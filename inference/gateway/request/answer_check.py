@@ -21,8 +21,8 @@ from itertools import chain
 import numpy as np
 
 from inference.gateway.request.token_bounds import num_prompts
-from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (
+    MAX_TRACE_BYTES,
     Accepted,
     Cancelled,
     ChoiceFinished,
@@ -37,11 +37,13 @@ from inference.protocol.events import (
     PromptScored,
     RankedToken,
     ReasoningDelta,
+    StageTimes,
     TextLogprob,
     Tokenized,
     TokensCounted,
     ToolCallDelta,
     ToolCallStarted,
+    Traced,
     Usage,
 )
 from inference.protocol.generation import (
@@ -62,13 +64,14 @@ MAX_MS = 1e12
 MAX_LOGPROB = 0.01
 """The logprob of a certain token, as floats round it. NaN is not below it."""
 BYTES_A_TOKEN = 1024
-"""Of text, its token id and the message around them; a client's answer may be kept until it is
-whole. One that is alone in its message takes some 270, beside its text."""
+"""The bytes of a token: text, its token id and the message around them; a client's answer may be
+kept until it is whole. A token that is alone in its message takes some 270, beside its text."""
 LOGPROB_BYTES_A_TOKEN = 4096
-"""Of twenty log probabilities."""
+"""The bytes of a token's twenty log probabilities."""
 BYTES_A_PROMPT_TOKEN = 16
-"""Of its token id, where the client asked for it."""
+"""The bytes of a prompt token's id, where the client asked for it."""
 BYTES_OF_NO_TOKEN = 1024 * 1024
+BYTES_OF_A_TRACE = MAX_TRACE_BYTES + 1024
 MAX_ANSWER_BYTES = 512 * 1024 * 1024
 FLOAT32_BYTES = 4
 MAX_DIMENSIONS = 2**20
@@ -88,7 +91,8 @@ class UsageBounds:
 
 
 def _most_bytes(request: Request, bounds: UsageBounds) -> int:
-    """Of all its events. Those of vectors are bounded by their number."""
+    """Returns the most bytes that all events of an answer may have. Events of vectors are bounded
+    by their number instead."""
     if not isinstance(request, GenerationRequest):
         return MAX_ANSWER_BYTES
     prompt_bytes, output_bytes = BYTES_A_PROMPT_TOKEN, BYTES_A_TOKEN
@@ -101,13 +105,15 @@ def _most_bytes(request: Request, bounds: UsageBounds) -> int:
 
 
 class AnswerCheck:
-    """Of one request. ``check`` sees each of its events once, in order."""
+    """Checks the events of one request's answer. ``check`` sees each event once, in order."""
 
     __slots__ = (
         "_bounds",
         "_is_accepted",
         "_is_only_counted",
         "_max_output_tokens",
+        "_may_time",
+        "_may_trace",
         "_num_calls",
         "_num_choices",
         "_num_open",
@@ -119,12 +125,23 @@ class AnswerCheck:
         "bytes_left",
     )
 
-    def __init__(self, request: Request, bounds: UsageBounds) -> None:
+    def __init__(
+        self,
+        request: Request,
+        bounds: UsageBounds,
+        *,
+        is_captured: bool = False,
+        is_traced: bool = False,
+    ) -> None:
+        """``is_captured``: its neuron was asked for ``Traced``; ``is_traced``: for
+        ``StageTimes``."""
         self._request = request
         self._bounds = bounds
         self._max_output_tokens = bounds.output_tokens
-        self.bytes_left = _most_bytes(request, bounds)
-        """That its events may still take."""
+        self._may_trace = is_captured
+        self._may_time = is_traced
+        self.bytes_left = _most_bytes(request, bounds) + is_captured * BYTES_OF_A_TRACE
+        """The bytes that its events may still take."""
         self._num_prompts = num_prompts(request)
         num_answers = request.n if isinstance(request, GenerationRequest) else 0
         self._num_choices = self._num_prompts * num_answers
@@ -170,6 +187,12 @@ class AnswerCheck:
                 self._vectors(event)
             case TokensCounted() | Tokenized():
                 self._counted(event)
+            case Traced():
+                self._require(self._may_trace, "a trace that was not asked for")
+                self._require(len(event.text) <= MAX_TRACE_BYTES, "a long trace")
+                self._may_trace = False
+            case StageTimes():
+                self._stage_times(event)
             case Failed():
                 self._failure(event.failure)
                 self._usage(event.usage)
@@ -185,19 +208,13 @@ class AnswerCheck:
             self._num_tokens = num_all
             return
         self._of_open_choice(index)
-        self._count_tokens(num_tokens)
+        raise AnswerFaultError(f"{num_all:.3e} tokens reported, {self._max_output_tokens} at most")
 
     def _of_open_choice(self, index: int) -> None:
         if not 0 <= index < self._num_choices:
             raise AnswerFaultError(f"choice {index:.3e} of {self._num_choices}")
         if self._num_calls.get(index, 0) < 0:
             raise AnswerFaultError("an event of a choice that has finished")
-
-    def _count_tokens(self, num_tokens: int) -> None:
-        self._num_tokens += num_tokens
-        if num_tokens < 0 or self._num_tokens > self._max_output_tokens:
-            most = self._max_output_tokens
-            raise AnswerFaultError(f"{self._num_tokens:.3e} tokens reported, {most} at most")
 
     def _logprobs(self, logprobs: list[TextLogprob]) -> None:
         for one in logprobs:
@@ -232,10 +249,8 @@ class AnswerCheck:
         self._require(event.num_lost_turns >= 0, "fewer than no turns left out")
         self._require(len(event.fingerprint) <= MAX_MESSAGE_CHARACTERS, "a long fingerprint")
         if (sampling := event.sampling) is not None:
-            for value in (
-                *(sampling.temperature, sampling.top_p),
-                *(sampling.presence_penalty, sampling.frequency_penalty),
-            ):
+            penalties = sampling.presence_penalty, sampling.frequency_penalty
+            for value in (sampling.temperature, sampling.top_p, *penalties):
                 self._require(math.isfinite(value), "a sampling option that is no number")
         if (prompts := event.prompt_token_ids) is not None:
             self._require(len(prompts) == self._num_prompts, "token ids of other prompts")
@@ -246,8 +261,9 @@ class AnswerCheck:
         self._require(self._num_choices > 0, "the end of an answer that was not asked for")
         self._require(self._num_open == 0, f"finished with {self._num_open} open choices")
         self._usage(event.usage)
-        if event.timing is not None:
-            self._timing(event.timing)
+        if (timing := event.timing) is not None:
+            self._durations(timing.queue_ms, timing.prefill_ms, timing.decode_ms)
+            self._durations(timing.prefill_tokens)
 
     def _vectors(self, event: EmbeddedPart | Embedded) -> None:
         request = self._request
@@ -259,10 +275,8 @@ class AnswerCheck:
             most = FLOAT32_BYTES * (1 if isinstance(request, ScoreRequest) else MAX_DIMENSIONS)
             is_whole = 0 < len(vector) == expected <= most and len(vector) % FLOAT32_BYTES == 0
             self._require(is_whole, "a vector of another length")
-            self._require(
-                bool(np.isfinite(np.frombuffer(vector, dtype="<f4")).all()),
-                "a vector with what is no number",
-            )
+            are_finite = bool(np.isfinite(np.frombuffer(vector, dtype="<f4")).all())
+            self._require(are_finite, "a vector with what is no number")
         self._num_vectors += len(event.vectors)
         self._require(self._num_vectors <= self._num_prompts, "more vectors than prompts")
         if isinstance(event, Embedded):
@@ -289,11 +303,10 @@ class AnswerCheck:
         if (counted := failure.num_prompt_tokens) is not None:
             self._require(0 <= counted <= MAX_TOKEN_ID, "an impossible count")
         if (long := failure.too_long) is not None:
-            is_possible = 0 <= long.prompt_tokens <= MAX_TOKEN_ID
-            is_possible &= 0 <= long.context_tokens <= MAX_TOKEN_ID
-            self._require(is_possible, "an impossible length")
-        is_ours = bool(failure.model_id or failure.suggestion)
-        self._require(not is_ours, "failure fields that placement alone sets")
+            for length in (long.prompt_tokens, long.context_tokens):
+                self._require(0 <= length <= MAX_TOKEN_ID, "an impossible length")
+        is_from_neuron = not (failure.model_id or failure.suggestion)
+        self._require(is_from_neuron, "failure fields that placement alone sets")
         if (after_s := failure.retry_after_s) is not None:
             self._require(0 <= after_s <= MAX_RETRY_AFTER_S, "an impossible time of a retry")
 
@@ -316,12 +329,16 @@ class AnswerCheck:
         if not 0 <= number <= most:
             raise AnswerFaultError(f"{number:.3e} prompt tokens, {most} at most")
 
-    def _timing(self, timing: SequenceTiming) -> None:
-        for value in (
-            *(timing.queue_ms, timing.prefill_ms, timing.decode_ms),
-            timing.prefill_tokens,
-        ):
-            self._require(0 <= value <= MAX_MS, "an impossible duration")
+    def _durations(self, *values: float | None) -> None:
+        for value in values:
+            self._require(value is None or 0 <= value <= MAX_MS, "an impossible duration")
+
+    def _stage_times(self, times: StageTimes) -> None:
+        self._require(self._may_time, "times that were not asked for")
+        self._may_time = False
+        self._durations(times.queue_ms, times.prefill_ms, times.decode_ms)
+        is_possible = 0 <= times.prepare_ms <= times.total_ms <= MAX_MS
+        self._require(is_possible, "an impossible duration")
 
     def _token_ids(self, token_ids: list[int]) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) <= MAX_TOKEN_ID):

@@ -11,16 +11,21 @@ its usage counter is settled: before that its usage is unknown. The call ends no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from inference.gateway.request.capture import Capture
+from inference.gateway.request.identify import end_user_of_headers, via_of
 from inference.gateway.request.settle import NO_MODEL, NOTHING, RequestOutcome, UsageCounter
 from inference.wire.errors import ApiError
-from metering.ledger.entries import CANCELLED, TOKENS, Settle, fields_of
+from metering.ledger.entries import CANCELLED, TOKENS, Outcome, Settle, fields_of, outcome_of
 from metering.limits.state import NO_LIMITS
-from metering.outcomes import Outcome, outcome_of
-from metering.prices import FREE
+from metering.prices import FREE, NOT_METERED, DearestPrices
 from metering.principal import Principal
+
+if TYPE_CHECKING:
+    from inference.gateway.tracing.spans import RequestSpans
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Call:
         "_is_closed",
         "_record",
         "_started_s",
+        "capture",
         "client",
         "discount_percent",
         "end_user",
@@ -46,18 +52,25 @@ class Call:
         "error_status",
         "is_billed",
         "is_reserved",
+        "is_usage_estimated",
         "limit_state",
+        "may_move",
+        "metered",
         "model",
         "model_asked",
+        "most_prices",
         "neuron",
         "outcome",
         "placed_model",
         "prices",
         "principal",
         "request_id",
+        "spans",
         "status",
+        "targets_tried",
         "token_charge",
         "usage_counter",
+        "via",
         "was_cold",
         "yields",
     )
@@ -70,6 +83,7 @@ class Call:
         client: str,
         record: Callable[[RequestOutcome], None],
         principal: Principal | None = None,
+        spans: RequestSpans | None = None,
     ) -> None:
         self.request_id = request_id
         self.endpoint = endpoint
@@ -78,19 +92,36 @@ class Call:
         self.model = NO_MODEL
         self.model_asked = ""
         self.end_user = ""
+        self.via = ""
+        """The servers that it came through, as ``Via`` has them."""
+        self.capture: Capture | None = None
+        """``None``: its bodies are not kept."""
+        self.spans = spans
+        """``None``: it is not traced."""
         self.neuron = ""
+        self.targets_tried: list[str] = []
+        """The targets that it has left, each with its error's code."""
+        self.may_move = False
+        """Another target may still answer it."""
         self.placed_model = ""
         """The model that it is placed by, an adapter's base; empty before that."""
         self.prices = FREE
+        """The prices of the target that serves it, or that it is sent to."""
+        self.most_prices: DearestPrices | None = None
+        """The prices of the targets that may still serve it; ``None``: ``prices`` alone."""
+        self.metered = NOT_METERED
+        """What it uses beside tokens: at most until it has ended, then what it used."""
         self.is_reserved = False
         self.is_billed = True
+        self.is_usage_estimated = False
+        """An upstream did not report the tokens."""
         self.yields = False
         """It comes after everybody else's in every queue."""
         self.discount_percent = 0
         """What it costs less."""
         self.was_cold = False
         self.usage_counter: UsageCounter | None = None
-        """Of its last attempt; ``None``: it was never submitted."""
+        """The counter of its last attempt; ``None``: it was never submitted."""
         self.outcome = CANCELLED
         self.error_message = ""
         self.error_status = 0
@@ -108,6 +139,32 @@ class Call:
         assert self.principal is not None, "a call that is not identified"
         return self.principal
 
+    @property
+    def served_by(self) -> str:
+        """The neuron or upstream that the answer comes from; empty until that is certain."""
+        counter = self.usage_counter
+        has_begun = counter is not None and counter.begun_s is not None
+        return self.neuron if has_begun and not self.may_move else ""
+
+    def identify(self, principal: Principal, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Who asks is known. ``headers`` are the request's."""
+        self.principal = principal
+        self.end_user = end_user_of_headers(headers, principal)
+        self.via = via_of(headers)
+        if principal.is_self_test:
+            self.spans = None
+        if principal.is_captured(time.time()):
+            self.capture = Capture(headers)
+
+    def capture_request(self, body: bytes) -> None:
+        if self.capture is not None:
+            self.capture.ask(body)
+
+    def capture_answer(self, part: bytes) -> None:
+        """The next bytes that its client is sent."""
+        if self.capture is not None:
+            self.capture.send(part)
+
     def fail(self, error: ApiError) -> None:
         """It ends with that error. Keeps its words alone: its traceback's frames refer to the
         call."""
@@ -124,7 +181,9 @@ class Call:
             client=self.client,
             principal=self.principal,
             record=self._record,
+            spans=self.spans,
         )
+        call.end_user, call.via, call.capture = self.end_user, self.via, self.capture
         call._started_s = self._started_s
         return call
 
@@ -149,6 +208,8 @@ class Call:
             error_status=self.error_status or self.status,
             is_placed=bool(self.neuron),
         )
+        if self.capture is not None and counter is not None:
+            self.capture.trace = counter.trace
         settle = Settle(
             request_id=self.request_id,
             account=principal.account if principal else "",
@@ -160,6 +221,7 @@ class Call:
             client=self.client,
             outcome=self.outcome,
             prices=self.prices,
+            metered=self.metered,
             ended_unix_s=time.time(),
             duration_ms=_milliseconds(time.monotonic() - self._started_s),
             time_to_first_token_ms=self._since_start_ms(first_s),
@@ -179,6 +241,10 @@ class Call:
                 model_asked=self.model_asked,
                 end_user=self.end_user,
                 queue_ms=self._since_start_ms(begun_s),
+                captured=self.capture,
+                spans=self.spans,
+                is_usage_estimated=self.is_usage_estimated,
+                targets_tried=tuple(self.targets_tried),
             )
         )
 

@@ -33,8 +33,10 @@ from inference.protocol.events import (
     Failed,
     Failure,
     Fragment,
+    StageTimes,
     Tokenized,
     TokensCounted,
+    Traced,
     decode_event,
 )
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
@@ -44,13 +46,16 @@ MAX_QUEUED_EVENTS = 16_384
 MAX_QUEUED_BYTES = 128 * 1024 * 1024
 """The same in bytes of their entries: more than the largest answer that an honest neuron gives."""
 MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
-"""Of one event that comes in fragments, where its request's tokens may take as much."""
+"""The most bytes of one event that comes in fragments, where its request's tokens may take as
+much."""
 EVENTS_A_TAKE = 1024
 BYTES_A_TAKE = 256 * 1024
 """What a consumer is given at once; then other tasks get to run. As much as the reader delivers in
 a turn of the loop, so that a consumer whose client reads keeps up with it."""
 
 FAILURES = (Failed, Cancelled)
+REPORTS = (Traced, StageTimes)
+"""The events that the request's counter alone receives."""
 FIRST_EVENTS = (Accepted, TokensCounted, Tokenized)
 """What an answer may begin with."""
 
@@ -110,10 +115,10 @@ class RequestStream:
         """How often in a row its neuron has reported that it does not hold it."""
         self._submission: asyncio.Future[None] | None = None
         self._events: deque[tuple[Event, int]] = deque()
-        """With their lengths in bytes."""
+        """The events with their lengths in bytes."""
         self._num_queued_bytes = 0
         self._fragments = bytearray()
-        """Of the event that is not complete yet."""
+        """The part that has come of an event that is not complete yet."""
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._abort = abort
@@ -129,9 +134,9 @@ class RequestStream:
         submission.add_done_callback(self._submission_ended)
 
     def put(self, event: Event, num_bytes: int = 0) -> None:
-        """Only counted once the stream has ended. ``num_bytes`` is its share of its entry. Raises
-        ``AnswerFaultError`` for what no honest neuron answers: then the stream has failed, and
-        nothing of the event counts."""
+        """Queues the event; it is only counted once the stream has ended. ``num_bytes`` is its
+        share of its entry. Raises ``AnswerFaultError`` for what no honest neuron answers: then the
+        stream has failed, and nothing of the event counts."""
         try:
             if isinstance(event, Fragment):
                 self._put_fragment(event)
@@ -142,7 +147,7 @@ class RequestStream:
         except AnswerFaultError:
             self.fail(neuron_fault(self.neuron))
             raise
-        if self.ended:
+        if self.ended or isinstance(event, REPORTS):
             return
         if isinstance(event, FAILURES):
             self.fail(_failed_by(event))
@@ -183,7 +188,7 @@ class RequestStream:
             self._submission.cancel()
 
     async def next_events(self) -> list[Event]:
-        """At least one of the events that are there, and as many as may be encoded in one turn of
+        """Returns at least one event, and as many of those queued as may be encoded in one turn of
         the loop. Raises the ``ApiError`` it failed with, once."""
         if self._events:  # more than the last call could return
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Who asks, by the headers of a request and nothing else.
+"""Who asks, by the headers of a request: its caller, its end user, and the servers it came through.
 
     HELEXA_API_KEY ─▶ the shared account
     hx-… key       ─▶ its account                       401 where it is not, or no longer, one
@@ -8,21 +8,34 @@ Whether callers without a key are served follows from the address that this serv
 from the operator's setting, never from who seems to be connecting: a proxy on this machine connects
 from this machine for any client. Where they are served, a browser must not be made to ask
 for a page of elsewhere, so their Origin and Host are checked.
+
+A client names its end user in headers or in its body. The name counts only with a key that is
+trusted to give one: others could write any person's name into the records. Headers come before the
+body, because a proxy that knows who has logged in sets them.
+
+Each request that is forwarded to an upstream names in ``Via`` the servers that it has come through
+(RFC 9110, section 7.6.3): else two servers that are upstreams of each other would send it round
+without end. The gateways of one fleet share a pseudonym, which shows nothing of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from helexa_site.bootstrap.arguments import is_loopback
 from helexa_site.config import Config
-from helexa_site.hosts import host_is_allowed
+from helexa_site.web.hosts import host_is_allowed
 from inference.gateway.server.origins import NOT_ALLOWED, is_allowed
+from inference.protocol.generation import EmbeddingRequest, GenerationRequest, Request, ScoreRequest
 from inference.wire.errors import (
+    ApiError,
     ForbiddenError,
     InsufficientScopeError,
     InvalidApiKeyError,
@@ -54,9 +67,29 @@ class Sender:
     """``time.monotonic``."""
 
 
+LOGIN = "helexa.login"
+"""The entry of an ASGI scope that holds the ``Login`` of a request of the playground's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """Who asks by a login instead of a key, or the refusal. One of both is set."""
+
+    principal: Principal | None = None
+    username: str = ""
+    refusal: ApiError | None = None
+
+    def known(self) -> Principal:
+        """Raises ``ApiError``."""
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.principal is not None, "a principal or a refusal"
+        return self.principal
+
+
 class Directory(Protocol):
-    """Where principals are found: ``metering.keys.directory`` in front of the database. Each method
-    raises ``KeyRefusedError``, ``find`` also ``DirectoryUnavailableError``."""
+    """Finds principals: ``metering.keys.directory`` in front of the database. Each method raises
+    ``KeyRefusedError``, ``find`` also ``DirectoryUnavailableError``."""
 
     def start(self) -> None:
         """Call on the event loop that will serve."""
@@ -77,7 +110,8 @@ class Directory(Protocol):
 
 
 def allows_anonymous(config: Config) -> bool:
-    """On loopback no key is needed, unless one is set; elsewhere the operator has to allow it."""
+    """Returns whether requests need no key: on loopback they need none, unless one is set;
+    elsewhere the operator has to allow it."""
     if config.allow_anonymous is not None:
         return config.allow_anonymous
     host = config.listen_host
@@ -190,3 +224,70 @@ def holds_shared_key(given: list[bytes], config: Config) -> bool:
 
 def _is_equal(given: bytes, key: str | None) -> bool:
     return key is not None and hmac.compare_digest(given, key.encode())
+
+
+HEADERS = (
+    *(b"x-litellm-customer-id", b"x-litellm-end-user-id"),
+    *(b"x-openwebui-user-email", b"x-openwebui-user-id"),
+)
+"""LiteLLM's and Open WebUI's, in lower case; the first one that is not empty counts."""
+MAX_CHARS = 128
+NUM_DIGEST_CHARS = 16
+
+
+def end_user_of_headers(headers: Iterable[tuple[bytes, bytes]], principal: Principal) -> str:
+    """Empty where they name none, or the key may not."""
+    if not principal.names_end_user:
+        return ""
+    given = dict(headers)
+    named = (cleaned(given.get(name, b"").decode("utf-8", "replace")) for name in HEADERS)
+    return next(filter(None, named), "")
+
+
+def take_end_user(request: Request, principal: Principal) -> tuple[Request, str]:
+    """The request without the name, which no neuron needs, and the name. Empty where it names none,
+    or the key may not."""
+    if not isinstance(request, GenerationRequest | EmbeddingRequest | ScoreRequest):
+        return request, ""
+    if not request.end_user:
+        return request, ""
+    end_user = cleaned(request.end_user) if principal.names_end_user else ""
+    return msgspec.structs.replace(request, end_user=""), end_user
+
+
+def cleaned(name: str) -> str:
+    """Returns the name without characters that do not print. A long name ends with a digest of the
+    whole, so that two of them stay two."""
+    name = "".join(filter(str.isprintable, name)).strip()
+    if len(name) <= MAX_CHARS:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:NUM_DIGEST_CHARS]
+    return f"{name[: MAX_CHARS - NUM_DIGEST_CHARS - 1]}…{digest}"
+
+
+VIA = b"via"
+PROTOCOL = "1.1"
+"""``Via`` begins each entry with a version of HTTP."""
+DIGEST_CHARACTERS = 16
+
+
+def pseudonym_of(secret_key: str) -> str:
+    """The name of the fleet's gateways, which share that key."""
+    digest = hmac.new(secret_key.encode(), b"via", hashlib.sha256).hexdigest()
+    return f"helexa-{digest[:DIGEST_CHARACTERS]}"
+
+
+def via_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The entries of a request's ``Via`` headers, in order; empty: it came straight here."""
+    return ", ".join(value.decode("latin-1") for name, value in headers if name == VIA)
+
+
+def has_passed(via: str, pseudonym: str) -> bool:
+    """Whether the request has come through the gateways of that name before."""
+    return any(pseudonym in entry.split() for entry in via.split(","))
+
+
+def passed_on(via: str, pseudonym: str) -> str:
+    """The ``Via`` of the request as it is forwarded."""
+    own = f"{PROTOCOL} {pseudonym}"
+    return f"{via}, {own}" if via else own

@@ -32,6 +32,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
 from fleet.placement.expected import with_load, with_status
+from fleet.placement.targets import TargetState, own_state
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol.events import Failure
@@ -55,8 +56,8 @@ Hint = Callable[[], RoutingHint]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request goes: ``epoch`` is the life of the neuron that was seen ready. The limits
-    are what its replica reports; ``None``: it reports none."""
+    """The neuron and model that a request goes to. ``epoch`` is the instance of the neuron that was
+    seen ready. The limits are those that its replica reports; ``None``: it reports none."""
 
     neuron: str
     epoch: str
@@ -102,8 +103,19 @@ class Placer:
         """What a model that is not there yet waits for; ``None``: nothing is known."""
         return self._waits.get(model)
 
+    async def target_state(self, entry: CatalogueEntry) -> TargetState:
+        """Returns the state of the model's replicas, as one of its targets. Raises
+        ``ServiceUnavailableError``."""
+        waiting = self._waiting.waiting().get(entry.name)
+        return own_state(
+            entry,
+            await self._snapshot(entry.name),
+            sent=self._sent(entry.name),
+            num_waiting=0 if waiting is None else waiting.num_requests,
+        )
+
     def refused(self, model: str, neuron: str) -> None:
-        """That replica does not take requests now, whatever the snapshot reports."""
+        """Notes that the replica does not take requests now, whatever the snapshot reports."""
         self._refused_s[model, neuron] = asyncio.get_running_loop().time()
 
     async def find_place(
@@ -174,7 +186,8 @@ class Placer:
         await self._catalogue.start_load(load)
 
     async def _snapshot(self, model: str) -> FleetSnapshot:
-        """With the state newer than any heartbeat."""
+        """Returns the snapshot with what this gateway has seen since the last heartbeats: loads it
+        asked for, and neurons that refused the model."""
         snapshot = await self._read_snapshot()
         now_s = asyncio.get_running_loop().time()
         for key, (asked_s, load, entry) in list(self._loads_asked.items()):
@@ -299,7 +312,7 @@ class WaitingRoom:
 
 
 class _Room:
-    """Where requests wait for one model. Its task ends when the waiting does."""
+    """A waiting room of the requests for one model. Its task ends when the waiting does."""
 
     def __init__(self, look: Look) -> None:
         self.num_waiting = 0

@@ -28,16 +28,17 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
 from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStream
+from inference.gateway.request.model_rules import with_sampling_defaults, without_cache_marks
 from inference.gateway.request.place import Place
+from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.routing_hint import routing_hint
 from inference.gateway.request.settle import UsageCounter
 from inference.gateway.request.token_bounds import TokenBounds, num_prompts, token_bounds
-from inference.gateway.request.token_budget import TokenBudget
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
-from inference.protocol.generation import Request, Submit
+from inference.protocol.generation import GenerationRequest, Request, Submit
 from inference.protocol.preparing import blame, broke_worker
-from inference.wire.common.images import ImageFile
+from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError
 from metering.ledger.receipts import Receipt
 
@@ -65,28 +66,41 @@ class PlacedRequest:
         files: Sequence[ImageFile] = (),
         deadline_s: float,
         abort: Callable[[], None],
+        place_deadline_s: float | None = None,
+        queue_deadline_s: float | None = None,
+        num_attempts: int = 0,
+        floor: TokenBounds | None = None,
     ) -> None:
+        """``place_deadline_s``, where it is earlier than ``deadline_s``, bounds the waiting for a
+        replica; ``queue_deadline_s`` that in its queue, ``None``: as long as the model allows;
+        ``num_attempts``: those that another ``PlacedRequest`` has made for the call; ``floor``:
+        as ``TokenBudget`` has it."""
         self._gateway = gateway
         self._call = call
-        self._request = request
+        self._request = with_sampling_defaults(
+            without_cache_marks(request), entry.sampling_defaults
+        )
         self._entry = entry
         self._adapter = adapter
         self._files = files
         self._deadline_s = deadline_s
+        self._place_deadline_s = deadline_s if place_deadline_s is None else place_deadline_s
+        self._queue_deadline_s = queue_deadline_s
         self._abort = abort
-        self._num_attempts = 0
+        self.is_sent = False
+        """Whether its last attempt was sent to a neuron."""
+        self.num_attempts = num_attempts
         self._num_worker_deaths = 0
         self._uncounted: dict[str, list[str]] = defaultdict(list)
-        """By neuron, the ids that it was sent and no death has been counted for."""
+        """The ids that each neuron was sent and no death has been counted for."""
         self._stream: RequestStream | None = None
-        self._budget = TokenBudget(gateway, call, entry.name)
+        self._budget = TokenBudget(gateway, call, entry.name, floor=floor)
 
     async def begin(self) -> None:
         """Raises ``ApiError``."""
+        self.is_sent = False
         self._call.placed_model = self._entry.name
-        place = await self._gateway.placer.find_place(
-            self._entry, deadline_s=self._deadline_s, hint=self._hint
-        )
+        place = await self._find_place()
         self._call.was_cold = self._call.was_cold or place.was_cold
         if not self._budget.is_reserved:
             await self._budget.reserve(_bounds_at(place, self._request))
@@ -99,6 +113,14 @@ class PlacedRequest:
                 self._gateway.accounting.release(self._call)
             raise
 
+    async def _find_place(self) -> Place:
+        """Raises ``ApiError``."""
+        finding = self._gateway.placer.find_place(
+            self._entry, deadline_s=self._place_deadline_s, hint=self._hint
+        )
+        spans = self._call.spans
+        return await (finding if spans is None else spans.placing(finding))
+
     async def next_events(self) -> list[Event]:
         """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
         while True:
@@ -108,13 +130,13 @@ class PlacedRequest:
                 return await stream.next_events()
             except ApiError as error:
                 if not stream.accepted and await self._budget.extends(error):
-                    self._leave(stream)
+                    self._leave(stream, error)
                     await self.begin()
                     continue
                 if error.code == "neuron_lost" and not stream.accepted:
                     await self._check_blame(stream.neuron)
                 if not may_place_again(
-                    error.code, is_accepted=stream.accepted, num_attempts=self._num_attempts
+                    error.code, is_accepted=stream.accepted, num_attempts=self.num_attempts
                 ):
                     raise
                 logger.info(
@@ -124,20 +146,25 @@ class PlacedRequest:
                     stream.neuron,
                 )
                 self._gateway.placer.refused(stream.model, stream.neuron)
-                self._leave(stream)
+                self._leave(stream, error)
                 if error.code == "neuron_lost":
                     # It may be alive after all, and is asked to drop the request.
                     self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
             await self.begin()
 
     async def _check_blame(self, neuron: str) -> None:
-        """Before it is sent to another one: whether ``neuron`` died of it. Raises ``ApiError``."""
+        """Checks whether ``neuron`` died of the request, before it is sent to another one. Raises
+        ``ApiError``."""
         marks = await self._gateway.liveness.preparing(neuron)
         found = blame(marks, self._uncounted[neuron], self._num_worker_deaths)
         self._num_worker_deaths = found.num_worker_deaths
         self._uncounted[neuron] = [one for one in self._uncounted[neuron] if one not in marks]
         if not found.may_deliver_again:
             raise RequestFailedError(broke_worker("the neuron"))
+
+    def keep(self) -> None:
+        """No other target will serve it."""
+        self._budget.keep()
 
     def close(self) -> None:
         """Cancels it unless it has ended. Its usage is settled later, by its stream."""
@@ -157,11 +184,13 @@ class PlacedRequest:
         return self._entry.name if self._adapter is None else self._adapter.name
 
     def _open(self, place: Place) -> None:
-        self._num_attempts += 1
+        self.is_sent = True
+        self.num_attempts += 1
         self._uncounted[place.neuron].append(self._attempt_id())
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
-        self._call.usage_counter = UsageCounter(partial(self._accepted, self._num_attempts))
+        counter = UsageCounter(partial(self._accepted, self.num_attempts))
+        self._call.usage_counter = counter
         most = self._budget.usage_bounds(
             num_prompts=num_prompts(self._request), context_tokens=place.context_tokens
         )
@@ -172,11 +201,23 @@ class PlacedRequest:
             model=place.model,
             first_token_timeout_s=timeout_s,
             abort=self._abort,
-            usage_counter=self._call.usage_counter,
-            check=AnswerCheck(self._request, most),
+            usage_counter=counter,
+            check=AnswerCheck(
+                self._request,
+                most,
+                is_captured=self._call.capture is not None,
+                is_traced=self._call.spans is not None,
+            ),
         )
         self._gateway.streams.add(self._stream)
         self._submit(self._stream, self._frame(place, most, timeout_s))
+
+    def _traceparent(self, neuron: str) -> str:
+        """Begins the span of this attempt. Empty: its neuron reports no times."""
+        spans, counter = self._call.spans, self._call.usage_counter
+        if spans is None or counter is None:
+            return ""
+        return spans.begin_neuron(neuron, counter)
 
     def _submit(self, stream: RequestStream, submit: Submit) -> None:
         """Returns at once; the stream fails when its frame cannot be delivered."""
@@ -206,28 +247,30 @@ class PlacedRequest:
         self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
         stream.settle_within(FINAL_USAGE_TIMEOUT_S, partial(streams.remove, stream))
 
-    def _leave(self, stream: RequestStream) -> None:
-        """For another attempt, which sends the images again."""
+    def _leave(self, stream: RequestStream, error: ApiError) -> None:
+        """Leaves this attempt for another one, which sends the images again."""
+        if self._call.spans is not None:
+            self._call.spans.leave_attempt(error.code)
         self._end(stream)
         if self._files:
             self._gateway.image_sender.forget_soon(stream.neuron, stream.request_id)
 
     def _forget_images(self) -> None:
-        """Its neuron has read them, or will not."""
+        """Forgets the images: the neuron has read them, or will not."""
         if self._files and self._stream is not None:
             self._gateway.image_sender.forget_soon(self._stream.neuron, self._stream.request_id)
             self._files = ()
 
     def _accepted(self, attempt: int, prompt_tokens: int) -> None:
-        if attempt == self._num_attempts:
+        if attempt == self.num_attempts:
             self._forget_images()
         self._budget.accepted(prompt_tokens)
 
     def _attempt_id(self) -> str:
         request_id = self._call.request_id
-        if self._num_attempts == 1:
+        if self.num_attempts == 1:
             return request_id
-        return f"{request_id[:MAX_ID_CHARACTERS]}.{self._num_attempts}"
+        return f"{request_id[:MAX_ID_CHARACTERS]}.{self.num_attempts}"
 
     def _frame(self, place: Place, most: UsageBounds, timeout_s: float) -> Submit:
         principal = self._call.who
@@ -248,8 +291,20 @@ class PlacedRequest:
             max_prompt_tokens=self._budget.max_prompt_tokens,
             cap_output_tokens=self._budget.cap_output_tokens,
             adapter=self._adapter,
+            captures=self._call.capture is not None,
+            traceparent=self._traceparent(place.neuron),
             num_worker_deaths=self._num_worker_deaths,
+            max_queue_wait_s=self._max_queue_wait_s(),
         )
+
+    def _max_queue_wait_s(self) -> float | None:
+        """``None``: as long as the model allows. Several choices begin one after the other, and one
+        that times out would end those that have begun."""
+        request = self._request
+        has_one = isinstance(request, GenerationRequest) and num_prompts(request) * request.n == 1
+        if self._queue_deadline_s is None or not has_one:
+            return None
+        return max(0.0, self._queue_deadline_s - asyncio.get_running_loop().time())
 
     def _receipt(self, place: Place, most: UsageBounds) -> bytes:
         """Every attempt has the request's own id in it: whichever neuron reports its usage, the

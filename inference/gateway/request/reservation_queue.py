@@ -46,7 +46,7 @@ class ReservationQueue:
         self._max_waiting = max_waiting
         self._wait_s = wait_s
         self._lines: dict[int, _Line] = {}
-        """By budget."""
+        """The line of each budget."""
 
     async def reserve(self, reserve: Reserve) -> Granted:
         """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``."""

@@ -46,8 +46,8 @@ def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
 
 
 def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
-    """After the first, second, fourth … message of the user, and after the beginning of the first
-    one where that is longer."""
+    """Returns digests after the first, second, fourth … message of the user, and after the
+    beginning of the first one where that is longer."""
     hints: list[bytes] = []
     num_of_user, next_of_user = 0, 1
     for message in messages:
@@ -68,7 +68,8 @@ def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple
 
 
 def _start(message: ChatMessage) -> bytes:
-    """Of a long message; empty of others, and of one with images, which stand anywhere in it."""
+    """Returns the beginning of a long message; empty for others, and for one with images, which
+    stand anywhere in it."""
     content = message.content or ""
     if len(content) <= FIRST_CHARACTERS or message.images:
         return b""

@@ -2,6 +2,8 @@
 
     find model ─▶ permit ─▶ PlacedRequest: find place ─▶ reserve ─▶ Submit ─▶ events ─▶ settle
                   403/429                  may load it   429        narrowed when accepted
+    a model that an upstream serves: ForwardedRequest ─▶ reserve ─▶ answer ─▶ events ─▶ settle
+    one with several targets: TargetedRequest ─▶ either of them, and the next where that fails
 
 For code that has a request to run, with a client waiting or not. Must not know HTTP or dialects.
 """
@@ -9,17 +11,21 @@ For code that has a request to run, with a client waiting or not. Must not know 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-import msgspec
-
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.targets import Target, When
 from inference.gateway.gateway import Gateway
 from inference.gateway.images.request_images import without_files
 from inference.gateway.request.call import Call
+from inference.gateway.request.identify import take_end_user
+from inference.gateway.request.model_rules import check_sees, check_task
 from inference.gateway.request.placed_request import PlacedRequest
+from inference.gateway.request.running import RunningRequest
+from inference.gateway.request.targeted_request import TargetedRequest
 from inference.gateway.request.token_bounds import TokenBounds, is_billed, token_bounds
+from inference.gateway.upstreams.forwarded import ForwardedRequest
 from inference.protocol.generation import (
     GenerationRequest,
     Request,
@@ -27,49 +33,73 @@ from inference.protocol.generation import (
     TokenizeRequest,
 )
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.wire.common.images import ImageFile
-from inference.wire.errors import ModelNotAllowedError, VisionUnsupportedError
+from inference.wire.common.parts import ImageFile
+from inference.wire.errors import ModelNotAllowedError
 from metering.prices import FREE
 
 
 @asynccontextmanager
 async def run_request(
     gateway: Gateway, call: Call, request: Request, *, abort: Callable[[], None]
-) -> AsyncIterator[PlacedRequest]:
-    """Its events; while Redis stands still nothing comes. Leaving the block before the last one
-    cancels it; what it used by then is charged all the same. ``abort`` is called when the events
-    are not taken as fast as they come. Raises ``ApiError``."""
+) -> AsyncIterator[RunningRequest]:
+    """Runs a request and yields it with its events; while Redis stands still nothing comes. Leaving
+    the block before the last event cancels the request; what it used by then is charged all the
+    same. ``abort`` is called when the events are not taken as fast as they come. Raises
+    ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
     call.model_asked = request.model
+    request, end_user = take_end_user(request, call.who)
+    call.end_user = call.end_user or end_user
     request, files = without_files(request, gateway.images.rules)
     entry = await gateway.catalogue.find(request.model)
     call.model = entry.name
     call.is_billed = is_billed(request) and not call.who.is_self_test
-    call.prices = (entry.prices or FREE).less(call.discount_percent)
+    call.prices = entry.prices or FREE
+    if call.discount_percent:
+        call.prices = call.prices.less(call.discount_percent)
     base = entry if entry.base is None else await gateway.catalogue.find(entry.base)
     await permit(gateway, call, entry, base, request)
-    if files:
+    check_task(base, "text")
+    targets = usable_targets(base, request, is_adapter=entry.base is not None)
+    if files and all(target.is_own for target in targets):
         await check_sees(gateway, base, files)
-    if isinstance(request, TokenCountRequest | TokenizeRequest):
+    if isinstance(request, TokenCountRequest | TokenizeRequest) and targets[0].is_own:
         files = []  # their sizes are enough
-    request = with_sampling_defaults(request, base.sampling_defaults)
     with _stored_counted(gateway, files):
-        placed = PlacedRequest(
-            gateway,
-            call,
-            request,
-            base,
-            adapter=entry.adapter_spec(),
-            files=files,
-            deadline_s=deadline_s,
-            abort=abort,
-        )
-        await placed.begin()
+        running: RunningRequest
+        served = targets[0].upstream_model
+        if not is_plain(targets):
+            running = TargetedRequest(
+                gateway,
+                call,
+                request,
+                base,
+                targets,
+                files=files,
+                deadline_s=deadline_s,
+                abort=abort,
+            )
+        elif served is not None:
+            running = ForwardedRequest(
+                gateway, call, request, base, served, files=files, deadline_s=deadline_s
+            )
+        else:
+            running = PlacedRequest(
+                gateway,
+                call,
+                request,
+                base,
+                adapter=entry.adapter_spec(),
+                files=files,
+                deadline_s=deadline_s,
+                abort=abort,
+            )
+        await running.begin()
         try:
-            yield placed
+            yield running
         finally:
-            placed.close()
+            running.close()
 
 
 @contextmanager
@@ -96,15 +126,16 @@ async def permit(
     is_counted = principal.tokens_per_minute is not None
     bounds = await _bounds_now(gateway, base, request) if is_counted else None
     await gateway.limits.acquire(call, bounds, base.name)
-    if call.is_billed and principal.budgets and not await gateway.is_ready(base.name):
+    is_loaded = base.upstream_model is None
+    if is_loaded and call.is_billed and principal.budgets and not await gateway.is_ready(base.name):
         # A model may be loaded for it, which a spent budget is no reason for. The reservation
         # grows once its place is known, and is released with the call where it finds none.
         await gateway.accounting.reserve(call, _least(request))
 
 
 async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) -> TokenBounds:
-    """By the limits of the replicas that are ready, else by the model's own. Raises
-    ``ServiceUnavailableError``."""
+    """Returns the token bounds by the limits of the replicas that are ready, else by the model's
+    own. Raises ``ServiceUnavailableError``."""
     snapshot = await gateway.liveness.placing_snapshot()
     ready = [
         replica
@@ -138,30 +169,18 @@ def _least(request: Request) -> TokenBounds:
     )
 
 
-async def check_sees(gateway: Gateway, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
-    """Refuses before anything is placed, where a replica has reported its vision: the same files
-    may be another model on none. Raises ``VisionUnsupportedError``."""
-    snapshot = await gateway.liveness.placing_snapshot()
-    ready = [
-        replica
-        for replica in snapshot.replicas_of(entry.name)
-        if replica.status is ReplicaStatus.READY
-    ]
-    if ready and not any("vision" in replica.capabilities for replica in ready):
-        raise VisionUnsupportedError(files[0].path)
+def usable_targets(
+    entry: CatalogueEntry, request: Request, *, is_adapter: bool
+) -> tuple[Target, ...]:
+    """The entry's targets that can answer such a request, at least one: upstreams generate text
+    and know no adapters. Pure."""
+    targets = entry.ordered_targets
+    if isinstance(request, GenerationRequest) and not is_adapter:
+        return targets
+    return (Target(upstream_model=None),) if any(one.is_own for one in targets) else targets[:1]
 
 
-def with_sampling_defaults(request: Request, defaults: Mapping[str, float]) -> Request:
-    """The operator's sampling defaults of a model, under what the request names itself. Pure.
-
-    ``defaults`` are by the names of ``SamplingOptions``. The neuron fills fields that are still
-    unset from the model's own files. Defaults are applied here, so a change of them needs no
-    reload.
-    """
-    if not isinstance(request, GenerationRequest):
-        return request
-    options = request.sampling
-    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
-    if not missing:
-        return request
-    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(options, **missing))
+def is_plain(targets: Sequence[Target]) -> bool:
+    """Whether there is one target, which is always taken, for the model's prices. Pure."""
+    first = targets[0]
+    return len(targets) == 1 and first.when is When.ALWAYS and first.prices is None

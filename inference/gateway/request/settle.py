@@ -14,9 +14,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from inference.gateway.metrics.requests import Metrics
+from inference.gateway.request.capture import Capture
+from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (
     ANSWERS,
     Accepted,
@@ -28,10 +30,14 @@ from inference.protocol.events import (
     Failed,
     Finished,
     PromptScored,
+    StageTimes,
+    Traced,
     Usage,
 )
-from metering.ledger.entries import Settle
-from metering.outcomes import UNAVAILABLE, Outcome
+from metering.ledger.entries import ERRORS, UNAVAILABLE, Outcome, Settle
+
+if TYPE_CHECKING:
+    from inference.gateway.tracing.spans import RequestSpans
 
 logger = logging.getLogger("helexa.requests")
 
@@ -57,16 +63,24 @@ class RequestOutcome:
     was_cold: bool
     """Its model was loaded for it."""
     error_status: int = 0
-    """Of the error that it ended with; ``status`` is 200 where its stream had begun."""
+    """The status of the error that it ended with; ``status`` is 200 where its stream had begun."""
     error_message: str = ""
     is_self_test: bool = False
     """``serve`` has asked it: it is logged, and nothing else."""
     model_asked: str = ""
-    """As the client named the model; its text, which goes into the request's record alone."""
+    """The model's name as the client wrote it, which goes into the request's record alone."""
     end_user: str = ""
-    """As the client named whom it asks for; the same."""
+    """The end user's name as the client wrote it, which goes into the request's record alone."""
+    captured: Capture | None = None
+    """Its bodies, which go into the database alone; ``None``: they are not kept."""
+    is_usage_estimated: bool = False
+    """An upstream did not report the tokens."""
+    targets_tried: tuple[str, ...] = ()
+    """The targets that it left before it came to where it ended, each with its error's code."""
+    spans: RequestSpans | None = None
+    """``None``: it is not traced."""
     queue_ms: int | None = None
-    """From its first header to the start of its work; ``None``: it never started."""
+    """The time from its first header to the start of its work; ``None``: it never started."""
 
     @property
     def duration_s(self) -> float:
@@ -105,13 +119,16 @@ Listener = Callable[[RequestOutcome], None]
 
 
 class Outcomes:
-    """``listeners`` are called in their order; one that fails does not keep the others from it."""
+    """``listeners`` are called in their order, then ``on_error`` where the client got an error; one
+    that fails does not keep the others from it."""
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, *listeners: Listener, on_error: Listener) -> None:
         self._listeners = (log, *listeners)
+        self._listeners_of_errors = (*self._listeners, on_error)
 
     def record(self, outcome: RequestOutcome) -> None:
-        for listener in (log,) if outcome.is_self_test else self._listeners:
+        listeners = self._listeners_of_errors if outcome.kind in ERRORS else self._listeners
+        for listener in (log,) if outcome.is_self_test else listeners:
             try:
                 listener(outcome)
             except Exception:
@@ -146,6 +163,11 @@ def recorded_by(records: RequestRecords) -> Listener:
     return record
 
 
+def end_spans(outcome: RequestOutcome) -> None:
+    if outcome.spans is not None:
+        outcome.spans.end(outcome)
+
+
 def log(outcome: RequestOutcome) -> None:
     """Holds no client's text: the model is the catalogue's name, the client one of a fixed set, and
     only failures of the server have their cause with them."""
@@ -153,7 +175,7 @@ def log(outcome: RequestOutcome) -> None:
     logger.log(
         _level(outcome, is_ours),
         "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "
-        "ms=%d%s",
+        "ms=%d%s%s",
         settle.request_id,
         settle.endpoint,
         settle.account or "-",
@@ -167,9 +189,21 @@ def log(outcome: RequestOutcome) -> None:
         settle.cached_tokens,
         settle.completion_tokens,
         settle.duration_ms,
+        f"{_metered(outcome)}{' estimated' if outcome.is_usage_estimated else ''}{_tried(outcome)}",
         f" cause={outcome.error_message:.{MAX_CAUSE_CHARACTERS}}" if is_ours else "",
         extra={"request": _fields(outcome, is_ours)},
     )
+
+
+def _tried(outcome: RequestOutcome) -> str:
+    """Returns the log line's field of tried targets; no spaces, as in the line's other values."""
+    tried = ",".join(outcome.targets_tried).replace(" ", "")
+    return f" tried={tried}" if tried else ""
+
+
+def _metered(outcome: RequestOutcome) -> str:
+    metered = outcome.settle.metered
+    return f" {metered.unit}s={metered.num_units}" if metered.unit else ""
 
 
 def _level(outcome: RequestOutcome, is_ours: bool) -> int:
@@ -180,7 +214,7 @@ def _level(outcome: RequestOutcome, is_ours: bool) -> int:
 
 
 def _fields(outcome: RequestOutcome, is_ours: bool) -> dict[str, object]:
-    settle = outcome.settle
+    settle, metered = outcome.settle, outcome.settle.metered
     return {
         "id": settle.request_id,
         **settle.who_and_what,
@@ -188,6 +222,10 @@ def _fields(outcome: RequestOutcome, is_ours: bool) -> dict[str, object]:
         "outcome": settle.outcome,
         **({"cause": outcome.error_message} if is_ours else {}),
         **settle.tokens,
+        **({f"{metered.unit}s": metered.num_units} if metered.unit else {}),
+        **({"is_usage_estimated": True} if outcome.is_usage_estimated else {}),
+        **({"targets_tried": outcome.targets_tried} if outcome.targets_tried else {}),
+        **({"trace_id": outcome.spans.trace_id} if outcome.spans is not None else {}),
         "duration_s": outcome.duration_s,
         "time_to_first_token_s": outcome.time_to_first_token_s,
     }
@@ -209,6 +247,9 @@ class UsageCounter:
         "begun_s",
         "first_token_s",
         "is_settled",
+        "stage_times",
+        "timing",
+        "trace",
         "usage",
     )
 
@@ -219,6 +260,12 @@ class UsageCounter:
         self.begun_s: float | None = None
         """``time.monotonic`` when its engine began, as far as that is reported, else when its
         neuron had prepared it; ``None``: it was not accepted."""
+        self.trace = ""
+        """The neuron's trace of a captured request."""
+        self.stage_times: StageTimes | None = None
+        """The times of a traced request, where its neuron reports them."""
+        self.timing: SequenceTiming | None = None
+        """The times that its engine reported at its end."""
         self.is_settled = False
         self._when_settled: list[Callable[[], None]] = []
         self._on_accepted = on_accepted
@@ -238,18 +285,30 @@ class UsageCounter:
                     self._on_accepted(event.prompt_tokens)
             case PromptScored() | EmbeddedPart():
                 pass
+            case Traced():
+                self.trace = event.text
+            case StageTimes():
+                self.stage_times = event
             case Finished():
+                self.timing = event.timing
                 if event.timing is not None and self.begun_s is not None:
                     self.begun_s += event.timing.queue_ms / 1000
-                self._settle(event.usage)
+                self.settle(event.usage)
             case Embedded():
-                self._settle(event.usage)
+                self.settle(event.usage)
             case Failed() | Cancelled():
-                self._settle(event.usage or NOTHING)
+                self.settle(event.usage or NOTHING)
             case _ if isinstance(event, ANSWERS):
-                self._settle(NOTHING)
+                self.settle(NOTHING)
             case _:
                 self._count_tokens(getattr(event, "num_tokens", 0))
+
+    @property
+    def accepted_s(self) -> float | None:
+        """``time.monotonic`` when its neuron had prepared it; ``None``: it was not accepted."""
+        if self.begun_s is None or self.timing is None:
+            return self.begun_s
+        return self.begun_s - self.timing.queue_ms / 1000
 
     def _count_tokens(self, num_tokens: int) -> None:
         if self.first_token_s is None:
@@ -269,13 +328,14 @@ class UsageCounter:
         if self.is_settled:
             return
         if self.first_token_s is None:
-            self._settle(NOTHING)
+            self.settle(NOTHING)
         else:
-            self._settle(
+            self.settle(
                 Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens)
             )
 
-    def _settle(self, usage: Usage) -> None:
+    def settle(self, usage: Usage) -> None:
+        """Settles by that. Call once."""
         self.usage = usage
         self.is_settled = True
         self._on_accepted = None  # breaks a cycle: the callback's request refers to its counter

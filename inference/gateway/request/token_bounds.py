@@ -9,7 +9,7 @@ take (``PromptRatios``). Where a prompt has more the neuron refuses it before an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -24,13 +24,9 @@ from inference.protocol.generation import (
     TokenizeRequest,
     TokensInput,
 )
-from inference.protocol.images import (
-    ImageRatioError,
-    ImageRef,
-    VisionInput,
-    image_grid,
-    num_image_tokens,
-)
+from inference.protocol.image_layout import ImageLayout, ImageRatioError, image_layout
+from inference.protocol.images import ImageRef, VisionInput
+from inference.wire.upstream.answer_events import BYTES_A_TOKEN
 
 TEMPLATE_TOKENS = 256
 """A template's own text: a default system prompt, the markers of the answer."""
@@ -39,7 +35,7 @@ TURN_TOKENS = 16
 TOOLS_FACTOR = 3
 """Templates show tools with indentation, and explain how to call them."""
 SPECIAL_TOKENS = 4
-IMAGE_MARKERS = 4
+IMAGE_MARKERS = 6
 """Around one image."""
 UNKNOWN_VISION = VisionInput(
     pad_token_id=0, patch_px=14, merge=2, min_pixels=65_536, max_pixels=16_777_216
@@ -89,7 +85,7 @@ class TokenBounds:
     """The bounds of one request. ``output_tokens`` is over all choices, ``None`` where the client
     set no limit; ``default_output_tokens`` is what they may become then. Of the prompt,
     ``exact_tokens`` are known (images, token ids) and ``text_bound`` is the rest's sure bound,
-    however long the context is."""
+    however long the context is; that rest has ``text_bytes`` as its client sent it."""
 
     prompt_tokens: int
     output_tokens: int | None
@@ -97,6 +93,23 @@ class TokenBounds:
     num_choices: int
     exact_tokens: int = 0
     text_bound: int = 0
+    text_bytes: int = 0
+
+    @property
+    def estimated_prompt_tokens(self) -> int:
+        """The prompt's likely tokens, for a bill where no tokenizer has counted them."""
+        return self.exact_tokens + math.ceil(self.text_bytes / BYTES_A_TOKEN)
+
+    def or_more(self, other: TokenBounds) -> TokenBounds:
+        """Returns the larger of each bound. Both objects are bounds of one request."""
+        outputs = (self.output_tokens, other.output_tokens)
+        named = [tokens for tokens in outputs if tokens is not None]
+        return replace(
+            self,
+            prompt_tokens=max(self.prompt_tokens, other.prompt_tokens),
+            output_tokens=max(named) if len(named) == len(outputs) else None,
+            default_output_tokens=max(self.default_output_tokens, other.default_output_tokens),
+        )
 
     def near(self, ratios: PromptRatios, model: str) -> int:
         """The prompt's expected bound, never more than the sure one."""
@@ -115,7 +128,9 @@ def token_bounds(
     answer whose length the client did not name is bounded by the catalogue's context as well, and
     by ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
     prompts = num_prompts(request)
-    exact, text = _exact_tokens(request, vision or UNKNOWN_VISION), _text_bound(request)
+    exact = _exact_tokens(request, vision or UNKNOWN_VISION)
+    text_bytes, text = _text_bounds(request)
+    text += _image_text_bytes(request, vision or UNKNOWN_VISION)
     prompt = exact + text
     if context_tokens is not None:
         prompt = min(prompt, prompts * context_tokens)
@@ -127,6 +142,7 @@ def token_bounds(
             num_choices=prompts,
             exact_tokens=exact,
             text_bound=text,
+            text_bytes=text_bytes,
         )
     choices = prompts * request.n
     limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
@@ -142,6 +158,7 @@ def token_bounds(
         num_choices=choices,
         exact_tokens=exact,
         text_bound=text,
+        text_bytes=text_bytes,
     )
 
 
@@ -161,11 +178,6 @@ def num_prompts(request: Request) -> int:
             return 1
 
 
-def prompt_bound(request: Request, vision: VisionInput | None = None) -> int:
-    """``vision``: how the model takes images, where that is known."""
-    return _text_bound(request) + _exact_tokens(request, vision or UNKNOWN_VISION)
-
-
 def _exact_tokens(request: Request, vision: VisionInput) -> int:
     """Tokens of images, exact where the model is known. The neuron refuses an image too narrow to
     be read."""
@@ -173,41 +185,51 @@ def _exact_tokens(request: Request, vision: VisionInput) -> int:
         return sum(len(prompt) + SPECIAL_TOKENS for prompt in request.input.prompts)
     if not isinstance(request.input, ChatInput):
         return 0
-    images = (image for message in request.input.messages for image in message.images)
-    return sum(IMAGE_MARKERS + _image_tokens(image, vision) for image in images)
+    layouts = [_layout(image, vision) for image in request.input.images]
+    tokens = (layout.num_tokens(vision.merge) for layout in layouts if layout is not None)
+    return len(layouts) * IMAGE_MARKERS + sum(tokens)
 
 
-def _image_tokens(image: ImageRef, vision: VisionInput) -> int:
-    try:
-        grid = image_grid(image.width_px, image.height_px, vision)
-    except ImageRatioError:
+def _image_text_bytes(request: Request, vision: VisionInput) -> int:
+    """The bytes of text between the parts of images."""
+    if not isinstance(request.input, ChatInput):
         return 0
-    return num_image_tokens(grid, vision.merge)
+    layouts = (_layout(image, vision) for image in request.input.images)
+    return sum(vision.most_text_bytes(layout) for layout in layouts if layout is not None)
 
 
-def _text_bound(request: Request) -> int:
+def _layout(image: ImageRef, vision: VisionInput) -> ImageLayout | None:
+    try:
+        return image_layout(
+            image.width_px, image.height_px, vision, is_low_detail=image.is_low_detail
+        )
+    except ImageRatioError:
+        return None
+
+
+def _text_bounds(request: Request) -> tuple[int, int]:
+    """The bytes of a prompt's text as its client sent it, and the sure bound of its tokens."""
     match request.input:
         case TokensInput():
-            return 0
+            return 0, 0
         case TextInput(texts=texts):
-            return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in texts)
-        case PairsInput() as given:
-            return sum(map(_pair_bound, given.pairs))
+            given = sum(map(_utf8_bytes, texts))
+            return given, given + SPECIAL_TOKENS * len(texts)
+        case PairsInput(pairs=pairs):
+            given = sum(_utf8_bytes(text) for pair in pairs for text in pair)
+            return given, given + 2 * SPECIAL_TOKENS * len(pairs)
         case ChatInput() as chat:
             turns = [_without_parts(message) for message in chat.messages]
-            messages = len(msgspec.json.encode(turns)) + TURN_TOKENS * len(turns)
-            tools = TOOLS_FACTOR * len(msgspec.json.encode(chat.tools)) if chat.tools else 0
-            kwargs = len(msgspec.json.encode(chat.template_kwargs))
-            return messages + tools + kwargs + _utf8_bytes(chat.answer_start) + TEMPLATE_TOKENS
+            tools = len(msgspec.json.encode(chat.tools)) if chat.tools else 0
+            given = len(msgspec.json.encode(turns)) + tools
+            given += len(msgspec.json.encode(chat.template_kwargs)) + _utf8_bytes(chat.answer_start)
+            template = TEMPLATE_TOKENS + TURN_TOKENS * len(turns) + (TOOLS_FACTOR - 1) * tools
+            return given, given + template
 
 
 def _without_parts(message: ChatMessage) -> ChatMessage:
-    """Its text is in ``content`` as well."""
+    """Returns the message without its parts. Their text is in ``content`` as well."""
     return msgspec.structs.replace(message, parts=[]) if message.parts else message
-
-
-def _pair_bound(pair: tuple[str, str]) -> int:
-    return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in pair)
 
 
 def _utf8_bytes(text: str) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
-from inference.gateway.request.placed_request import PlacedRequest
 from inference.gateway.request.run import run_request
+from inference.gateway.request.running import RunningRequest
 from inference.gateway.responses.frame_log import FrameLog
 from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import Accepted, Event, Failure, Finished
@@ -100,12 +100,17 @@ class BackgroundRun:
                 if isinstance(event, Finished) and not await self._keep(event):
                     self._stop()
                     return
-                self.log.put(self._encoder.encode(event))
+                self._put(self._encoder.encode(event))
                 if isinstance(event, Accepted):
                     await self._save_progress()
 
+    def _put(self, frames: bytes) -> None:
+        self.call.capture_answer(frames)
+        self.log.put(frames)
+
     async def _save_progress(self) -> None:
-        """Only the shown progress is late where the database is offline, and nothing else."""
+        """Saves the progress. Where the database is offline, the progress that is shown is late,
+        and nothing else."""
         assert self._encoder.response is not None, "the encoder has opened"
         try:
             await self._store.progress(self._encoder.response)
@@ -129,11 +134,11 @@ class BackgroundRun:
         """Ends the run: it has been cancelled, and the store knows."""
         self._is_cancelled = True
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
-        self.log.put(self._encoder.cancelled(RequestFailedError(cancelled)))
+        self._put(self._encoder.cancelled(RequestFailedError(cancelled)))
 
     async def _fail(self, error: ApiError) -> None:
         self.call.fail(error)
-        self.log.put(self._encoder.failed(error))
+        self._put(self._encoder.failed(error))
         assert self._encoder.response is not None, "the encoder has opened"
         response, number = self._encoder.response, self._encoder.next_number - 1
         try:
@@ -194,13 +199,13 @@ class BackgroundRuns:
         return self._runs.get(wanted_id)
 
     def cancel(self, cancelled_id: str) -> None:
-        """After the store has recorded it. Ignored for a run that is not here."""
+        """Cancels a run after the store has recorded it. Ignores a run that is not here."""
         run = self._runs.get(cancelled_id)
         if run is not None:
             run.cancel()
 
     def _forget(self, run: BackgroundRun) -> None:
-        """Also called for a run that was cancelled before it did anything."""
+        """Forgets a run; also called for one that was cancelled before it did anything."""
         run.log.close()
         run.call.close()
         del self._runs[run.id]
@@ -222,7 +227,7 @@ class BackgroundRuns:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-async def _events(stream: PlacedRequest) -> AsyncIterator[Event]:
+async def _events(stream: RunningRequest) -> AsyncIterator[Event]:
     """Up to the last one."""
     while True:
         for event in await stream.next_events():

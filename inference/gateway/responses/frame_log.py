@@ -59,8 +59,8 @@ class FrameLog:
             watch.wake()
 
     def watch(self, abort: Callable[[], None], *, after: int = -1) -> FrameWatch:
-        """From the event after number ``after`` on. ``abort`` is called when what comes is not
-        taken. Raises ``EventsGoneError``."""
+        """Watches from the event after number ``after`` on. ``abort`` is called when the log drops
+        an event that the watch has not taken. Raises ``EventsGoneError``."""
         if after + 1 < self._first:
             raise EventsGoneError(self._first)
         watch = FrameWatch(self, abort, after + 1)

@@ -21,7 +21,7 @@ from inference.conversations.records import ResponseRecord
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.request.call import Call
 from inference.quotas import Quota, QuotaFullError, Used
-from inference.wire.common.images import ImageReading, images_read
+from inference.wire.common.parts import ImageReading, images_read
 from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.errors import (
     ApiError,
@@ -75,7 +75,8 @@ class ResponseStore:
         self._kept: dict[str, _Kept] = {}
 
     async def ensure_room(self, principal: Principal) -> None:
-        """Before anything is computed that is to be kept. Raises ``InsufficientQuotaError``."""
+        """Checks the account's quota, before anything is computed that is to be kept. Raises
+        ``InsufficientQuotaError``."""
         account = principal.account
         kept = self._kept.get(account)
         if kept is None or time.monotonic() - kept.looked_s > USAGE_AGE_S:
@@ -167,7 +168,7 @@ class ResponseStore:
         )
 
     async def cancel(self, response_id: str, principal: Principal) -> None:
-        """After it was found: a response with a lost gateway has failed since."""
+        """Cancels a response, after it was found: one with a lost gateway has failed since."""
         record = await self._read(response_id, principal)
         await self._database.query(
             lambda: services.response_cancel(

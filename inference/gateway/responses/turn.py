@@ -59,6 +59,7 @@ class ResponseTurn:
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
         """``kept``: the turn before. Raises ``ApiError``."""
+        self.call.capture_request(message)
         asked = await self._gateway.images.parsed(partial(parse_message, message), len(message))
         if asked.response.store:
             await self._store.ensure_room(self.call.who)
@@ -115,6 +116,7 @@ class ResponseTurn:
                     await self._store.save(record)
                 self._has_finished = True
         if frames := b"".join([encoder.encode(event) for event in events]):
+            self.call.capture_answer(frames)
             await self._send(frames)
 
 

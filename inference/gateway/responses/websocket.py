@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+from functools import partial
 from typing import Any
 
 from channels.exceptions import StopConsumer
@@ -20,8 +20,12 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.api_consumer import AbortableConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
+from inference.gateway.request.identify import ensure_scope
 from inference.gateway.responses.store import ResponseStore
 from inference.gateway.responses.turn import KeptTurn, ResponseTurn
+from inference.gateway.server import bodies
+from inference.gateway.server.unhandled import REFUSED_HANDSHAKE
+from inference.request_ids import new_request_id
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -56,18 +60,24 @@ class ResponseSocket(AbortableConsumer):
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
         self._kept: KeptTurn | None = None
+        self._connected: Principal | None = None
+        """Who asked for the socket."""
 
     def abort(self) -> None:
         logger.warning("a socket is given up: what it is sent is not taken")
         super().abort()
 
     async def dispatch(self, message: dict[str, Any]) -> None:
-        """Without Channels' thread hop to close database connections: there are none here."""
+        """Dispatches a message without Channels' thread hop to close database connections: there
+        are none here."""
         match message["type"]:
             case "websocket.connect":
                 await self._connect()
             case "websocket.receive":
                 await self._receive(message)
+            case bodies.MESSAGE_TOO_LARGE:
+                error = RequestTooLargeError(self.gateway.config.max_body_bytes)
+                self._record_refusal(error, error.status)
             case "websocket.disconnect":
                 raise StopConsumer
 
@@ -75,8 +85,12 @@ class ResponseSocket(AbortableConsumer):
         """Refused as a handshake: the client has no socket yet for an error message."""
         self.gateway.ensure_started()
         try:
-            await self._identify()
-        except ApiError:
+            self._connected = await self.gateway.identifier.principal_of(
+                self.scope["headers"], sender=None
+            )
+            ensure_scope(self._connected, Scope.INFERENCE)
+        except ApiError as error:
+            self._record_refusal(error, REFUSED_HANDSHAKE)
             await self.send({"type": "websocket.close"})
             return
         await self.send({"type": "websocket.accept"})
@@ -113,19 +127,17 @@ class ResponseSocket(AbortableConsumer):
             if self.gateway.draining:
                 await self._close(shutting_down(), GOING_AWAY)
                 return
+            call = self._open_call()
+            turn = self.gateway.spawn(self._turn(call, message))
+            turn.add_done_callback(partial(_close_call, call))
             try:
-                await self.gateway.spawn(self._turn(message))
+                await turn
             except Exception:
                 logger.exception("a socket's turn cannot be ended")
                 self.abort()
                 return
 
-    async def _turn(self, message: bytes) -> None:
-        call = self.gateway.open_call(
-            request_id=uuid.uuid4().hex,
-            endpoint=ENDPOINT,
-            user_agent=dict(self.scope["headers"]).get(b"user-agent", b"").decode("latin-1"),
-        )
+    async def _turn(self, call: Call, message: bytes) -> None:
         bounds = self.gateway.bounds
         num_bytes = 0
         try:
@@ -139,13 +151,18 @@ class ResponseSocket(AbortableConsumer):
         except ApiError as error:
             call.fail(error)
             await self.send({"type": "websocket.send", "text": error_message(error)})
-        finally:
-            call.close()
+
+    def _open_call(self) -> Call:
+        return self.gateway.open_call(
+            request_id=new_request_id(),
+            endpoint=ENDPOINT,
+            headers=self.scope["headers"],
+        )
 
     async def _run(self, call: Call, message: bytes) -> None:
         """Who asks is looked up for each turn: a key may have been revoked since the last. Raises
         ``ApiError`` where there is no turn yet that could end."""
-        call.principal = await self._identify()
+        call.identify(await self._identify(), self.scope["headers"])
         turn = ResponseTurn(
             self.gateway, self._store, call, send=self._send_frames, abort=self.abort
         )
@@ -181,10 +198,37 @@ class ResponseSocket(AbortableConsumer):
             await self.send({"type": "websocket.send", "text": text})
 
     async def _close(self, error: ApiError, code: int) -> None:
+        """Refuses a message before it is a turn."""
+        self._record_refusal(error, error.status)
         await self.send({"type": "websocket.send", "text": error_message(error)})
         await self.send({"type": "websocket.close", "code": code})
 
+    def _record_refusal(self, error: ApiError, status: int) -> None:
+        """Records what no turn has a call of its own for."""
+        call = self._identified_call()
+        call.fail(error)
+        call.status = status
+        call.close()
+
+    def _identified_call(self) -> Call:
+        call = self._open_call()
+        if self._connected is not None:
+            call.identify(self._connected, self.scope["headers"])
+        return call
+
     def stop_working(self) -> None:
+        """Messages that no turn has taken end with the socket."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.cancel()
+        while not self._waiting.empty():
+            self._waiting.get_nowait()
+            if self.gateway.draining:
+                self._record_refusal(shutting_down(), shutting_down().status)
+            else:
+                self._identified_call().close()
+
+
+def _close_call(call: Call, _turn: object) -> None:
+    """A turn that was cancelled before it began has a call too."""
+    call.close()

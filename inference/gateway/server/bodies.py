@@ -1,5 +1,9 @@
 """Bodies that may be small or large: small ones stay in memory and on the event loop.
 
+A large request's body lies in a file, and an application is given it piece by piece. Daphne puts a
+body's pieces into the application's queue all at once, so a body that came into a file would be in
+memory whole; here the queue has the end of a large one alone.
+
 An answer's body is sent in pieces of bounded size, as it is encoded.
 
     parts ─▶ | up to PIECE_BYTES | ─▶ socket, when it has room ─▶ other tasks run ─▶ …
@@ -14,8 +18,13 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import IO, Protocol, TypeVar, cast
+from typing import IO, Any, Protocol, TypeVar, cast
 
+from inference.wire.common.fields import shown
+from inference.wire.errors import InvalidRequestError, RequestTooLargeError
+
+AS_IT_IS = b"identity"
+"""A body that is not compressed."""
 MAX_IN_MEMORY_BYTES = 1024 * 1024
 LARGE_BODY_BYTES = 128 * 1024
 """Parsing less takes a few milliseconds at most; a thread costs a tenth of one."""
@@ -24,9 +33,22 @@ Parsed = TypeVar("Parsed")
 
 
 def spooled_file() -> IO[bytes]:
-    """In memory up to a size, then a temporary file on disk, which takes a file descriptor. Deleted
-    when it is closed or forgotten."""
+    """Returns a file that stays in memory up to a size and is then a temporary file on disk, which
+    takes a file descriptor. It is deleted when it is closed or forgotten."""
     return cast(IO[bytes], tempfile.SpooledTemporaryFile(MAX_IN_MEMORY_BYTES))
+
+
+def check_body_headers(headers: Sequence[tuple[bytes, bytes]], max_body_bytes: int) -> None:
+    """Refuses a body that will not be read, by what its request declares. Raises ``ApiError``."""
+    declared = dict(headers)
+    if (encoding := declared.get(b"content-encoding", AS_IT_IS)).lower() != AS_IT_IS:
+        raise InvalidRequestError(
+            f"The body's Content-Encoding is {shown(encoding.decode('latin-1'))!r}; bodies are "
+            "read as they are here, without one."
+        )
+    length = declared.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > max_body_bytes:
+        raise RequestTooLargeError(max_body_bytes)
 
 
 async def parse_aside(parse: Callable[[], Parsed], num_bytes: int) -> Parsed:
@@ -42,10 +64,12 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Responder(Protocol):
-    """What a ``BodyWriter`` needs of a consumer."""
+    """What sends a body by a consumer."""
 
     async def respond(self, status: int, body: bytes, *, type_: bytes = b"") -> None: ...
-    async def begin_body(self, status: int, *, type_: bytes = b"") -> None: ...
+    async def begin_body(
+        self, status: int, *, type_: bytes = b"", num_bytes: int | None = None
+    ) -> None: ...
     async def send_body(self, body: bytes, *, last: bool = False) -> None: ...
 
 
@@ -88,7 +112,48 @@ async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[N
     await send(pending, last=True)
 
 
-async def send_file(path: Path, send: Callable[[bytes], Awaitable[None]]) -> None:
-    with path.open("rb") as file:
-        while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
-            await send(piece)
+async def respond_with_files(responder: Responder, paths: Sequence[Path], *, type_: bytes) -> None:
+    """The files' contents, one after the other, read as they are sent."""
+    size_bytes = sum(path.stat().st_size for path in paths)
+    await responder.begin_body(200, type_=type_, num_bytes=size_bytes)
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
+                await responder.send_body(piece)
+    await responder.send_body(b"", last=True)
+
+
+BODY = "helexa.body"
+"""The entry of an ASGI scope with the file; the application does not get to see it."""
+MESSAGE_TOO_LARGE = "helexa.websocket.message_too_large"
+"""The type of the event that a WebSocket's application is given in the place of a message over the
+limit. The server closes the socket itself."""
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class BodyReader:
+    """An ASGI ``receive``: the file's pieces, then what comes in."""
+
+    def __init__(self, body: IO[bytes], receive: Receive) -> None:
+        self._body: IO[bytes] | None = body
+        self._receive = receive
+
+    async def __call__(self) -> dict[str, Any]:
+        if self._body is not None:
+            await asyncio.sleep(0)  # others run between two pieces
+            if piece := self._body.read(FILE_PIECE_BYTES):
+                return {"type": "http.request", "body": piece, "more_body": True}
+            self._body.close()
+            self._body = None
+        return await self._receive()
+
+
+def with_large_bodies(application: Any) -> Any:
+    """The ASGI ``application``; a body in ``BODY`` is read from there."""
+
+    def called(scope: dict[str, Any], receive: Receive, send: Any) -> Any:
+        body = scope.pop(BODY, None)
+        return application(scope, receive if body is None else BodyReader(body, receive), send)
+
+    return called

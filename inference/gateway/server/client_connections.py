@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from helexa_site.client_address import client_address, counted_address
+from helexa_site.web.client_address import client_address, counted_address
 from inference.descriptors import DescriptorMarks
 from inference.protocol.refusals import OVERLOADED
 from inference.settings.addresses import Network
@@ -45,7 +45,7 @@ class ClientConnections:
         self._clock = clock
         self._by_address: Counter[str] = Counter()
         self._num_refused: Counter[str] = Counter()
-        """Since the last log line about them, by the refusal's code."""
+        """The number refused since the last log line about them, by the refusal's code."""
         self._logged_s = -LOG_INTERVAL_S
 
     def admit(self, host: str, descriptor: int) -> ApiError | None:

@@ -10,30 +10,28 @@ the application that it serves.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import IO, Any
 
 import daphne.server  # before anything of Twisted: it installs the reactor that runs on asyncio
 from daphne.endpoints import build_endpoint_description_strings
 from daphne.http_protocol import HTTPFactory, WebRequest
-from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
+from daphne.ws_protocol import WebSocketFactory
 from twisted.internet import reactor
 from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
-from inference.gateway.server.bodies import spooled_file
-from inference.gateway.server.http_channel import StreamChannel, write_at_once
+from inference.gateway.server.bodies import BODY, spooled_file, with_large_bodies
+from inference.gateway.server.http_channel import StreamChannel
 from inference.gateway.server.open_clients import OpenClients
-from inference.wire.dialect import ErrorDialect
-from inference.wire.errors import (
-    ApiError,
-    InternalError,
-    InvalidHttpError,
-    RequestTooLargeError,
-)
+from inference.gateway.server.stream_socket import StreamSocket
+from inference.request_ids import new_request_id
+from inference.wire.dialect import ErrorDialect, request_id_headers
+from inference.wire.errors import ApiError, InternalError, InvalidHttpError, RequestTooLargeError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ SMALL_BODY_BYTES = 64 * 1024
 """A body up to this is read before anybody asks who sends it."""
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 20.0
-"""Without an answer the other end of a WebSocket is gone."""
+"""How long a WebSocket's other end may leave a ping without an answer; then it is gone."""
 
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -99,11 +97,19 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
             self.registerProducer(self, True)
         return super().process()
 
+    def detached_body(self) -> IO[bytes] | None:
+        """A large body, which is the caller's from now on; ``None`` for every other."""
+        if self._num_body_bytes < READ_BUFFER_BYTES:
+            return None
+        body: IO[bytes] = self.content
+        self.content = io.BytesIO()
+        return body
+
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:  # noqa: N802
         super().setResponseCode(code, message or PHRASES.get(code))
 
     def _becomes_a_socket(self) -> bool:
-        """As Daphne sees it."""
+        """Whether Daphne makes a WebSocket of this request."""
         upgrades = self.requestHeaders.getRawHeaders(b"Upgrade") or [b""]
         return bool(upgrades[0].lower() == b"websocket")
 
@@ -126,6 +132,9 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
         self.writable.set()
+        is_head_whole = self.content is not None
+        if is_head_whole and not (self._has_begun or self.channel._is_refused):
+            self.server.on_left(self.channel._path)
         super().connectionLost(reason)
 
     def application_ended(self) -> None:
@@ -168,8 +177,10 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         """Daphne's own refusals, which are pages of HTML."""
         is_theirs = status < HTTPStatus.INTERNAL_SERVER_ERROR
         error = InvalidHttpError(f"{body}.") if is_theirs else InternalError()
-        content = self.server.errors_of(self.uri).error_body(error, request_id="")
+        request_id = self.server.record_refusal(self.uri, error, status)
+        content = self.server.errors_of(self.uri).error_body(error, request_id=request_id)
         headers = [
+            *request_id_headers(request_id),
             (b"content-type", b"application/json"),
             (b"content-length", str(len(content)).encode()),
         ]
@@ -180,49 +191,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         """Answer without the application, and drop what still comes of the body."""
         self._refused = True
         self.channel.refuse(error, self.channel._path)
-
-
-class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
-    """One WebSocket. Twisted calls it as the producer of what it sends, in the place of the HTTP
-    channel that the connection began with."""
-
-    def connectionMade(self) -> None:  # noqa: N802
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.transport.unregisterProducer()
-        self.transport.registerProducer(self, True)
-        super().connectionMade()
-
-    def pauseProducing(self) -> None:  # noqa: N802
-        self.writable.clear()
-
-    def resumeProducing(self) -> None:  # noqa: N802
-        self.writable.set()
-
-    def stopProducing(self) -> None:  # noqa: N802
-        self.writable.set()
-
-    def connectionLost(self, reason: Any) -> None:  # noqa: N802
-        super().connectionLost(reason)
-        self.factory.server_class.clients.closed(self.transport)
-
-    def sendData(self, data: bytes, sync: bool = False, chopsize: int | None = None) -> None:  # noqa: N802
-        """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue has what
-        it still sends in pieces, which goes first."""
-        if sync or chopsize or self.send_queue:
-            super().sendData(data, sync, chopsize)
-        else:
-            write_at_once(self.transport, data)
-
-    def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
-        """Also called where the handshake never came to an application."""
-        self.writable.set()
-        if hasattr(self, "server"):
-            super().onClose(wasClean, code, reason)
-
-    def application_ended(self) -> None:
-        if self.state != self.STATE_CLOSED:
-            self.dropConnection(abort=True)
 
 
 class StreamFactory(HTTPFactory):  # type: ignore[misc]
@@ -238,7 +206,9 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` chooses the error dialect for the client of a path; ``check_headers``
     raises the ``ApiError`` of a request that is refused for its path and headers alone, and returns
-    what it adds to the scope of another."""
+    what it adds to the scope of another. ``on_refused`` is given each refusal that the application
+    does not get to see: a new request id, the target, the error and the status; ``on_left`` the
+    target of each request whose client leaves before its body is whole."""
 
     def __init__(
         self,
@@ -249,10 +219,12 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         max_body_bytes: int,
         errors_of: Callable[[bytes], ErrorDialect],
         check_headers: CheckHeaders,
+        on_refused: Callable[[str, bytes, ApiError, int], None],
+        on_left: Callable[[bytes], None],
         clients: OpenClients,
     ) -> None:
         super().__init__(
-            application,
+            with_large_bodies(application),
             endpoints=build_endpoint_description_strings(host=host, port=port),
             signal_handlers=False,
             request_buffer_size=READ_BUFFER_BYTES,
@@ -261,6 +233,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         self.max_body_bytes = max_body_bytes
         self.errors_of = errors_of
         self.check_headers = check_headers
+        self._on_refused = on_refused
+        self.on_left = on_left
         self.clients = clients
         self._host, self._port = host, port
 
@@ -299,6 +273,12 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         )
         return factory
 
+    def record_refusal(self, target: bytes, error: ApiError, status: int) -> str:
+        """Returns the refused request's id."""
+        request_id = new_request_id()
+        self._on_refused(request_id, target, error, status)
+        return request_id
+
     def stop_listening(self) -> None:
         self.clients.stop_listening()
 
@@ -308,6 +288,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
         if isinstance(protocol, StreamRequest):
             scope |= protocol.scope_extras
+            if (body := protocol.detached_body()) is not None:
+                scope[BODY] = body
         queue = super().create_application(protocol, scope)
         if queue is not None:
             running = self.connections[protocol]["application_instance"]

@@ -26,13 +26,13 @@ from typing import Any
 from twisted.internet.tcp import Connection
 from twisted.web.http import HTTPChannel
 
+from inference.wire.dialect import error_headers, request_id_headers
 from inference.wire.errors import (
     ApiError,
     HeadersTooLargeError,
     InvalidHttpError,
     RequestTimeoutError,
     TargetTooLongError,
-    error_headers,
 )
 
 MIN_BODY_BYTES = 4096
@@ -44,7 +44,8 @@ MAX_BODY_S = 3600.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimeouts:
     head_s: float
-    """From the first byte of a request until its head is complete, however slowly that comes."""
+    """The time from the first byte of a request until its head is complete, however slowly that
+    comes."""
     body_s: float
     """A body that is not complete brings ``MIN_BODY_BYTES`` in each period of this length."""
     idle_s: float
@@ -82,14 +83,15 @@ class ReadDeadline:
         self._due_s = now_s + self._timeouts.head_s
 
     def begin_body(self, now_s: float) -> None:
-        """Also called when the server resumes reading after a pause of its own."""
+        """Starts the deadline of the body. Also called when the server resumes reading after a
+        pause of its own."""
         self.reading = Reading.BODY
         self._num_bytes = 0
         self._read_from_s = now_s
         self._due_s = now_s + min(self._timeouts.body_s, self._body_left_s)
 
     def receive(self, num_bytes: int) -> None:
-        """Of the body."""
+        """Counts the bytes of the body as they are read."""
         self._num_bytes += num_bytes
 
     def stop(self) -> None:
@@ -190,8 +192,11 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
             return
         self._is_refused = True
         self.deadline.stop()
-        body = self.factory.server.errors_of(target).error_body(error, request_id="")
-        headers = b"".join(b"%s: %s\r\n" % header for header in error_headers(error))
+        server = self.factory.server
+        request_id = server.record_refusal(target, error, error.status)
+        body = server.errors_of(target).error_body(error, request_id=request_id)
+        named = (*error_headers(error), *request_id_headers(request_id))
+        headers = b"".join(b"%s: %s\r\n" % header for header in named)
         self.transport.write(
             b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n%s"
             b"Connection: close\r\nContent-Length: %d\r\n\r\n"
@@ -211,7 +216,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         super().allHeadersReceived()
 
     def _send100Continue(self) -> None:  # noqa: N802
-        """Not to a client whose body is refused by its length already."""
+        """Sends ``100 Continue``, except to a client whose body is refused by its length
+        already."""
         if not self._is_refused:
             super()._send100Continue()
 

@@ -8,6 +8,8 @@ any web site could have its visitors' engines work for it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -16,7 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from helexa_site.config import Config
-from inference.wire.errors import ForbiddenError
+from inference.wire.dialect import request_id_headers
+from inference.wire.errors import ApiError, ForbiddenError, InvalidRequestError
 from inference.wire.openai import errors as openai_errors
 
 ANY = "*"
@@ -29,6 +32,8 @@ NOT_ALLOWED = (
     "key, and does not send the request. The operator can name the origin in "
     "HELEXA_ALLOWED_ORIGINS. A program that is no browser may send an API key."
 )
+PREFLIGHT = frozenset({"origin", "access-control-request-method"})
+"""The headers that make an OPTIONS a browser's question, not a request."""
 SENT_BACK = ("x-request-id", "request-id", "retry-after", "x-helexa-advice", "x-helexa-ignored")
 """The headers of our answers that scripts may read."""
 
@@ -40,22 +45,47 @@ def is_allowed(config: Config, origin: str) -> bool:
     return LOCAL_ORIGIN.fullmatch(origin) is not None
 
 
+OnRefused = Callable[[Any, ApiError, int], str]
+"""Is given the scope, the error and the status; returns the refused request's id."""
+
+
 class _Cors(CORSMiddleware):
     """Starlette's, with a refusal that names the remedy."""
+
+    on_refused: OnRefused | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = Headers(scope=scope)
+        is_preflight = scope["method"] == "OPTIONS" and PREFLIGHT.issubset(headers.keys())
+        if self.on_refused is None or not is_preflight:
+            await super().__call__(scope, receive, send)
+            return
+        response = self.preflight_response(headers)
+        if response.status_code != HTTPStatus.OK:
+            error = self._refusal(headers, response)
+            request_id = self.on_refused(scope, error, response.status_code)
+            response.raw_headers.extend(request_id_headers(request_id))
+        await response(scope, receive, send)
+
+    def _refusal(self, headers: Headers, response: Response) -> ApiError:
+        if not self.is_allowed_origin(headers["origin"]):
+            return ForbiddenError("origin_not_allowed", NOT_ALLOWED)
+        return InvalidRequestError(f"{bytes(response.body).decode()}.", param=None)
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)
         if not self.is_allowed_origin(request_headers["origin"]):
-            refusal = ForbiddenError("origin_not_allowed", NOT_ALLOWED)
+            refusal = self._refusal(request_headers, response)
             response.body = orjson.dumps(openai_errors.error_object(refusal))
             response.headers["content-length"] = str(len(response.body))
             response.headers["content-type"] = "application/json"
         return response
 
 
-def with_cors(application: Any, config: Config) -> Any:
-    """The ASGI ``application``, answering browsers' questions about it."""
-    return _Cors(
+def with_cors(application: Any, config: Config, *, on_refused: OnRefused | None = None) -> Any:
+    """The ASGI ``application``, answering browsers' questions about it. ``on_refused`` is called
+    for each that is answered with an error."""
+    cors = _Cors(
         application,
         allow_origins=config.allowed_origins,
         allow_origin_regex=LOCAL_ORIGIN.pattern,
@@ -64,3 +94,5 @@ def with_cors(application: Any, config: Config) -> Any:
         allow_private_network=True,
         expose_headers=SENT_BACK,
     )
+    cors.on_refused = on_refused
+    return cors

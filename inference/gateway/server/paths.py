@@ -20,12 +20,15 @@ import re
 
 import msgspec
 
+from inference.wire.openai.passed.endpoints import ENDPOINTS
+
 VERSION = "/v1"
 KNOWN_PATHS = (
     "/v1/batches",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    *(one.path for one in ENDPOINTS),
     "/v1/files",
     "/v1/messages",
     "/v1/messages/batches",
@@ -60,11 +63,8 @@ OLLAMA_PATHS = frozenset(
 """Exactly these: what else is under /api is Django's."""
 
 ELSEWHERE = {
-    "audio": "This server has no audio models.",
-    "images": "This server makes no images.",
     "videos": "This server makes no videos.",
     "realtime": "This server has no realtime sessions.",
-    "moderations": "This server moderates nothing.",
     "assistants": "This server has no assistants; /v1/responses keeps conversations.",
     "threads": "This server has no threads; /v1/responses keeps conversations.",
     "conversations": "This server has no conversations; /v1/responses continues an earlier one.",
@@ -84,7 +84,7 @@ METRICS = (
     "names another."
 )
 REFERENCE = "What there is: /docs."
-"""The page of ``helexa_site.api_reference``."""
+"""The page of ``helexa_site.web.api_reference``."""
 MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
@@ -96,6 +96,7 @@ _API_PATH = re.compile(
 _WITHOUT_VERSION = re.compile(
     r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
     r"|messages/batches(/.+)?|batches(/.+)?|files(/.+)?"
+    r"|audio/(transcriptions|translations|speech)|images/(generations|edits|variations)|moderations"
     r"|responses(/.+)?)/?",
     re.DOTALL,
 )
@@ -113,6 +114,15 @@ def api_path(path: str) -> str | None:
 def api_path_of(target: bytes) -> str | None:
     """The same of a request's target, whose query may be there still."""
     return api_path(target.partition(b"?")[0].decode("latin-1"))
+
+
+UNKNOWN_ENDPOINT = "unknown"
+
+
+def endpoint_of(target: bytes) -> str:
+    """One of a fixed set, for a request that no consumer gets to see."""
+    known = (api_path_of(target) or "").rstrip("/")
+    return known if known in KNOWN_PATHS or known in OLLAMA_PATHS else UNKNOWN_ENDPOINT
 
 
 def near_path(path: str) -> str | None:

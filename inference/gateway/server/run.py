@@ -10,12 +10,14 @@ import asyncio
 import signal
 
 from inference.descriptors import DescriptorMarks, raise_descriptor_limit
+from inference.garbage import uncollected
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
 from inference.gateway.server.client_connections import ClientConnections
 from inference.gateway.server.daphne_server import DaphneServer
 from inference.gateway.server.http_channel import ReadTimeouts
 from inference.gateway.server.open_clients import OpenClients
+from inference.gateway.server.unhandled import UnhandledRequests
 from inference.logs.setup import configure_logging
 from inference.settings.metrics_listen import MetricsListen
 
@@ -24,9 +26,11 @@ def run(host: str, port: int) -> None:
     """Serves until a signal asks it to stop. Raises ``SystemExit`` with one line when it cannot
     listen. Call in the main thread."""
     configure_logging("gateway")
-    from helexa_site.asgi import application, gateway, metrics_endpoint
-    from helexa_site.routing import errors_of
+    with uncollected():
+        from helexa_site.asgi import application, gateway, metrics_endpoint
+        from helexa_site.routing import errors_of
 
+    unhandled = UnhandledRequests(gateway)
     server = DaphneServer(
         application,
         host=host,
@@ -34,6 +38,8 @@ def run(host: str, port: int) -> None:
         max_body_bytes=gateway.config.max_body_bytes,
         errors_of=errors_of,
         check_headers=gateway.check_headers,
+        on_refused=unhandled.refused,
+        on_left=unhandled.left,
         clients=_clients(gateway),
     )
     listen = gateway.config.metrics.at(host)

@@ -19,6 +19,7 @@ from inference.loading.adapters.adapter_config import AdapterConfig, read_adapte
 from inference.loading.progress import OnProgress
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.checksum import check_sha256
+from inference.loading.sources.hub_sources import hub_source
 from inference.loading.sources.sources import parse_source
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.adapter_targets import adaptable_shapes
@@ -49,7 +50,8 @@ class OpenedAdapter:
 def open_adapter(
     spec: AdapterSpec, config: ModelConfig, cache_dir: Path, on_progress: OnProgress
 ) -> OpenedAdapter:
-    """For a model of ``config``. Blocks for as long as a download takes. Raises ``LoadError``."""
+    """Opens an adapter for a model of ``config``. Blocks for as long as a download takes. Raises
+    ``LoadError``."""
     directory = _fetch(spec, cache_dir, on_progress)
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if not (directory / name).is_file():
@@ -163,12 +165,18 @@ def _fetch(spec: AdapterSpec, cache_dir: Path, on_progress: OnProgress) -> Path:
         if not directory.is_dir():
             raise MissingFileError(f"{directory} is no directory on this host")
         return directory
-    if source.scheme != "huggingface":
-        raise BadSourceError("an adapter comes from huggingface: or path:")
+    hub = hub_source(source.scheme)
+    if hub is None:
+        raise BadSourceError("an adapter comes from a hub or path:")
     from inference.loading.sources import huggingface
 
     folder = huggingface.download_folder(
-        source.location, spec.revision, (CONFIG_NAME, WEIGHTS_NAME), cache_dir, on_progress
+        source.location,
+        spec.revision,
+        (CONFIG_NAME, WEIGHTS_NAME),
+        cache_dir,
+        on_progress,
+        source=hub,
     )
     if folder is None:
         raise MissingFileError(f"{source.location} has neither {CONFIG_NAME} nor {WEIGHTS_NAME}")

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.families.limits import MOST_LAYERS, MOST_OF_ANYTHING, MOST_POSITIONS
 from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.layers.latent_config import LatentConfig
 from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.models.layers.recurrent.state_config import ShortConvConfig
-from inference.models.vision_config import VisionConfig
+from inference.models.vision_config import TowerKind, VisionConfig
 from inference.protocol.load_errors import BadFileError
 
 LARGEST_NUMBER = 3.4028234e38
@@ -41,7 +42,8 @@ def _refused(config: ModelConfig, problems: Iterator[str]) -> ModelConfig:
 
 
 def _problems(config: ModelConfig) -> Iterator[str]:
-    """In words, in an order in which each check may rely on those before it."""
+    """Yields the config's problems as text, in an order in which each check may rely on those
+    before it."""
     yield from _size_problems(config)
     yield from _layer_problems(config)
     yield from _token_problems(config)
@@ -50,6 +52,8 @@ def _problems(config: ModelConfig) -> Iterator[str]:
         yield from _number_problems(config)
     if config.rope_scaling is not None:
         yield from _scaling_problems(config, config.rope_scaling)
+    if config.latent is not None:
+        yield from _latent_problems(config.latent)
     if config.experts is not None:
         yield from _expert_problems(config.experts)
     if config.delta is not None:
@@ -68,7 +72,7 @@ def _size_problems(config: ModelConfig) -> Iterator[str]:
         "head_dim",
     ):
         yield from _beyond(name, getattr(config, name))
-    for name in ("sliding_window", "rotary_dim"):
+    for name in ("sliding_window", "chunk_tokens", "rotary_dim"):
         if (size := getattr(config, name)) is not None:
             yield from _beyond(name, size)
 
@@ -83,6 +87,8 @@ def _layer_problems(config: ModelConfig) -> Iterator[str]:
             yield f"a layer has {heads} heads of keys and values, {width} wide"
     if "sliding" in config.mixer_kinds and config.sliding_window is None:
         yield "layers attend within a window whose width is not declared"
+    if "chunked" in config.mixer_kinds and config.chunk_tokens is None:
+        yield "layers attend within chunks whose length is not declared"
     if "sparse" in config.mlp_kinds and config.experts is None:
         yield "layers have experts that are not declared"
 
@@ -120,6 +126,8 @@ def _number_problems(config: ModelConfig) -> Iterator[str]:
         yield from _not_finite("attention_scale", config.attention_scale)
     if config.query_growth is not None:
         yield from _not_finite("the growth of queries", config.query_growth.beta)
+        if config.query_growth.offset < 0:
+            yield f"the growth of queries has the offset {config.query_growth.offset}"
         yield from _beyond("the positions of a step of growth", config.query_growth.positions)
 
 
@@ -156,6 +164,13 @@ def _expert_problems(experts: ExpertsConfig) -> Iterator[str]:
         yield from _not_positive("the limit of experts' gates", experts.limit)
 
 
+def _latent_problems(latent: LatentConfig) -> Iterator[str]:
+    for name in ("kv_rank", "rotary_dim", "plain_dim", "value_dim"):
+        yield from _beyond(f"latent attention's {name}", getattr(latent, name))
+    if latent.query_rank is not None:
+        yield from _beyond("latent attention's query_rank", latent.query_rank)
+
+
 def _delta_problems(delta: DeltaConfig) -> Iterator[str]:
     for name in (
         *("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel"),
@@ -183,22 +198,51 @@ def _conv_problems(conv: ShortConvConfig) -> Iterator[str]:
     yield from _beyond("the rows of a convolution", conv.kernel)
 
 
+_POSITION_FIELDS: dict[TowerKind, tuple[str, ...]] = {
+    "qwen3_vl": ("num_position_embeddings",),
+    "qwen2_5_vl": ("window_px",),
+    "gemma3": ("num_position_embeddings",),
+    "idefics3": ("num_position_embeddings",),
+    "pixtral": (),
+}
+
+
 def _vision_problems(vision: VisionConfig, config: ModelConfig) -> Iterator[str]:
     for name in (
         *("patch_px", "merge", "temporal_patch", "num_channels", "depth", "hidden_size"),
-        *("intermediate_size", "num_heads", "out_hidden_size", "num_position_embeddings"),
+        *("intermediate_size", "num_heads", "out_hidden_size"),
+        *_POSITION_FIELDS[vision.kind],
     ):
         yield from _beyond(f"the tower's {name}", getattr(vision, name))
     yield from _beyond("the tower's depth", vision.depth, MOST_LAYERS)
-    yield from _not_positive("the tower's rope_theta", vision.rope_theta)
+    yield from _not_positive("what the tower's norms add", vision.norm_eps)
+    yield from _not_positive("what its merger's norm adds", vision.merger_eps)
+    if vision.kind not in ("gemma3", "idefics3"):
+        yield from _not_positive("the tower's rope_theta", vision.rope_theta)
     if not 0 <= vision.image_token_id < config.vocab_size:
         yield f"the image token {vision.image_token_id} is outside the vocabulary"
+    for values in (vision.image_mean, vision.image_std):
+        if len(values) not in (0, vision.num_channels):
+            yield f"{len(values)} numbers normalise the {vision.num_channels} channels of an image"
+    for value in vision.image_mean:
+        yield from _not_finite("the mean of an image's channel", value)
+    for value in vision.image_std:
+        yield from _not_positive("the deviation of an image's channel", value)
     taken = vision.deepstack_layers
     if any(not 0 <= index < vision.depth for index in taken):
         yield f"the tower's output is taken after the blocks {taken} of {vision.depth}"
+    if vision.mrope_section is not None:
+        yield from _mrope_problems(vision.mrope_section, vision, config)
+
+
+def _mrope_problems(
+    section: tuple[int, int, int], vision: VisionConfig, config: ModelConfig
+) -> Iterator[str]:
     frequencies = (config.rotary_dim or config.head_dim) // 2
-    if min(vision.mrope_section) < 0 or sum(vision.mrope_section) > frequencies:
-        yield f"mrope_section {vision.mrope_section} is no part of {frequencies} frequencies"
+    if min(section) < 0 or sum(section) > frequencies:
+        yield f"mrope_section {section} is no part of {frequencies} frequencies"
+    elif not vision.is_mrope_interleaved and sum(section) != frequencies:
+        yield f"mrope_section {section} is not all of {frequencies} frequencies"
 
 
 def _beyond(name: str, size: int, most: int = MOST_OF_ANYTHING) -> Iterator[str]:

@@ -51,9 +51,10 @@ def check_tensors(config: ModelConfig, files: DeclaredTensors) -> None:
 def check_module_tensors(
     declared: Mapping[str, Shape], files: DeclaredTensors, prefix: str = ""
 ) -> None:
-    """For a module of transformers', which alone knows how the files' tensors become its own: those
-    that both call alike must hold as many numbers. ``declared``: the module's, by name; ``prefix``:
-    what files may put before its names, or leave out. Raises ``WrongShapeError``."""
+    """Checks the tensors of a transformers module, which alone knows how the files' tensors become
+    its own: those that both call alike must hold as many numbers. ``declared``: the module's, by
+    name; ``prefix``: what files may put before its names, or leave out. Raises
+    ``WrongShapeError``."""
     for name in files.names:
         own = next((own for own in _module_names(name, prefix) if own in declared), None)
         if own is None:

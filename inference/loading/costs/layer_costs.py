@@ -1,4 +1,4 @@
-"""From a config and its tensors to what each layer costs. Bytes as preflight counts them."""
+"""Computes what each layer costs from a config and its tensors. Counts bytes as preflight does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inference.models.layers.recurrent.state_config import state_bytes
 DENSE_BYTES: dict[Kind, int] = {"cpu": 4, "cuda": 2}
 """What dense weights and activations are kept in: float32, and bfloat16."""
 AUTOMATIC_KV: dict[Kind, KVFormat] = {"cpu": "bf16", "cuda": "bf16"}
-"""Of a load with ``kv_dtype`` auto. Processors with VNNI take half of it."""
+"""The format of a load with ``kv_dtype`` auto. Processors with VNNI take half of it."""
 IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 

@@ -41,7 +41,7 @@ class LayerCost:
     """Elements of all routed experts."""
     kv_token_bytes: KindBytes = NOTHING
     state_bytes: int = 0
-    """Of one sequence, on either kind."""
+    """The bytes of one sequence's state, on either kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class ModelCosts:
 
     @property
     def weight_bytes(self) -> KindBytes:
-        """Of the whole model."""
+        """The weight bytes of the whole model."""
         total = self.outer_bytes
         for layer in self.layers:
             total = total + layer.weight_bytes + layer.expert_bytes

@@ -20,6 +20,8 @@ from inference.models.families.family import (
 )
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import family_of
+from inference.models.families.tower import TOWER
+from inference.models.families.tower_gguf import model_name
 from inference.protocol.load_errors import BadSourceError
 
 if TYPE_CHECKING:
@@ -37,12 +39,13 @@ class StoredTensor:
     role: Role
     num_elements: int
     format: str
-    """As ``inference.loading.preflight`` names it; ``dense``: 16 or 32 bits."""
+    """The format by ``inference.loading.preflight``'s name; ``dense``: 16 or 32 bits."""
 
 
 def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterator[StoredTensor]:
-    """Of safetensors. ``hub``: config.json, parsed. ``quantization``: the load's setting. Raises
-    ``BadSourceError`` where the config does not name the tensors, ``BadFileError``."""
+    """Yields the tensors that safetensors files of this config store. ``hub``: config.json, parsed.
+    ``quantization``: the load's setting. Raises ``BadSourceError`` where the config does not name
+    the tensors, and ``BadFileError``."""
     format_of = _format_of(hub, quantization)
     for tensor in _family(config).tensors(config):
         yield StoredTensor(
@@ -58,14 +61,16 @@ def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[StoredTens
     family = _family(config)
     roles = {tensor.name: tensor.role for tensor in family.tensors(config)}
     for info in header.tensors.values():
-        name = family.gguf_names.hugging_face(info.name)
-        if name is not None:
-            yield StoredTensor(
-                name=name,
-                role=roles.get(name, "norm"),
-                num_elements=info.num_elements,
-                format=info.type.name,
-            )
+        name = model_name(info.name, family, config)
+        if name is None:
+            continue
+        is_tower = name.startswith(TOWER)
+        yield StoredTensor(
+            name=name,
+            role="tower" if is_tower else roles.get(name, "norm"),
+            num_elements=info.num_elements,
+            format=DENSE if is_tower else info.type.name,
+        )
 
 
 def _family(config: ModelConfig) -> Family:

@@ -32,7 +32,7 @@ class OpenedEmbeddingModel:
     dtype: torch.dtype
     num_parameters: int
     weight_bytes: int
-    """As they will lie in memory."""
+    """The bytes that the weights take in memory."""
 
     @property
     def step_tokens(self) -> int:

@@ -33,7 +33,7 @@ HALF_E4M3 = gguf_package.NVFP4.ue4m3_to_fp32(np.arange(256, dtype=np.uint8)).ast
 """Half the number that each byte stands for, without its sign."""
 
 OCTUPLES, QUADRUPLES = np.dtype(np.uint64), np.dtype(np.uint32)
-"""As many codes as one entry of a grid has."""
+"""The integers that hold as many codes as one entry of a grid has."""
 SIGNS_OF_7_BITS = np.frombuffer(gguf_package.IQ2_XXS.ksigns, np.uint8)
 """The sign of the eighth value makes their number even."""
 
@@ -112,7 +112,7 @@ def _grouped(
 
 
 def _nibbles(field: Bytes) -> Bytes:
-    """Of each byte the lower, then the upper half: (..., n) -> (..., 2 n)."""
+    """Splits each byte into its lower, then its upper half: (..., n) -> (..., 2 n)."""
     halves = np.stack([field & 15, field >> 4], axis=-1)
     return halves.reshape(*field.shape[:-1], -1)
 

@@ -37,9 +37,15 @@ def _read(header: GGUFHeader) -> ModelConfig:
         read = family.read_config(read_module_config(header, MODULES[architecture]), {})
         return learnt_config(check_config(replace(read, **text_facts(header.metadata))))
     assert family.read_gguf is not None
+    return family.read_gguf(gguf_keys(header))
+
+
+def gguf_keys(header: GGUFHeader, section: str | None = None) -> GGUFKeys:
+    """``section``: what most keys stand under, where that is not the architecture's name. Raises
+    ``BadFileError``."""
+    section = section or str(header.metadata.get("general.architecture"))
     shapes = {name: info.shape for name, info in header.tensors.items()}
-    keys = GGUFKeys(header.metadata, architecture, shapes, _rope_divisors(header))
-    return family.read_gguf(keys)
+    return GGUFKeys(header.metadata, section, shapes, _rope_divisors(header))
 
 
 def _rope_divisors(header: GGUFHeader) -> list[float] | None:

@@ -55,7 +55,7 @@ class TensorInfo:
     """Row-major, as torch has it: (out_features, in_features)."""
     type: GGMLQuantizationType
     offset: int
-    """From the start of the file."""
+    """The offset from the start of the file."""
 
     @property
     def num_elements(self) -> int:
@@ -251,14 +251,29 @@ class _Cursor:
             return value
         item_kind, length = self._scalar("I"), self._scalar("Q")
         if item_kind == STRING:
-            self._check_room(length, LEAST_STRING_BYTES, "strings in an array")
-            return [self._string() for _ in range(length)]
+            return self._strings(length)
         if item_kind not in SCALAR_FORMATS:
             raise BadFileError(
                 f"{self._path} has an array of the kind {item_kind} in its metadata; arrays of "
                 "numbers and strings are read"
             )
         return self._scalars(SCALAR_FORMATS[item_kind], length)
+
+    def _strings(self, length: int) -> list[MetadataValue]:
+        """One loop without calls: vocabularies have hundreds of thousands."""
+        self._check_room(length, LEAST_STRING_BYTES, "strings in an array")
+        view, at, found = self._view, self._at, list[MetadataValue]()
+        end, read_length = min(len(view), MOST_HEADER_BYTES), _LAYOUTS["Q"].unpack_from
+        for _ in range(length):
+            (num_bytes,) = read_length(view, at)
+            start = at + 8
+            at = start + num_bytes
+            if at > end:
+                self._at = start
+                self._check_room(num_bytes, 1, "bytes of text")
+            found.append(view[start:at].decode())
+        self._at = at
+        return found
 
     def _scalars(self, format: str, length: int) -> list[MetadataValue]:
         self._check_room(length, _LAYOUTS[format].size, "numbers in an array")

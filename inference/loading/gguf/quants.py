@@ -9,6 +9,7 @@ table are in ``codebooks``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -97,7 +98,7 @@ def _five_bits(
 def _q8_0(blocks: Blocks) -> GroupedWeight:
     """[f16 d][32 x i8]: w = d q."""
     scale, codes = columns(blocks, (2, 32))
-    return _grouped(8, np.ascontiguousarray(codes).view(np.int8), half(scale), None)
+    return _grouped(8, codes.copy().view(np.int8), half(scale), None)
 
 
 def _mxfp4(blocks: Blocks) -> GroupedWeight:
@@ -106,7 +107,7 @@ def _mxfp4(blocks: Blocks) -> GroupedWeight:
     exponent, packed = columns(blocks, (1, 16))
     codes = np.array(TWICE_MXFP4, np.int8)[spread(packed, 4)]
     scales = np.ldexp(np.float32(1), exponent[:, :, 0].astype(np.int32) - 128)
-    return _grouped(8, codes, scales.astype(np.float32), None)
+    return replace(_grouped(8, codes, scales.astype(np.float32), None), is_mxfp4=True)
 
 
 def _super_block(

@@ -1,7 +1,8 @@
 """Tensors of a GGUF model, memory-mapped, under Hugging Face names and in natural row order.
 
 A model may be split over several files. Tensors are returned as copies, and a tensor's pages leave
-memory as soon as it was read, so a load never holds the file beside the model.
+memory as soon as it was read, so a load never holds the file beside the model. Several threads may
+read at once.
 """
 
 from __future__ import annotations
@@ -18,16 +19,27 @@ import torch
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.fields import Blocks
 from inference.loading.gguf.header import GGUFHeader, TensorInfo
+from inference.loading.gguf.scales import INPUT_SCALE, Scales, is_scale, read_scales, scaled
 from inference.loading.gguf.types import unreadable_reason
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
-from inference.models.weights.stored import StoredWeight
-from inference.protocol.load_errors import BadFileError, MissingTensorError
+from inference.models.families.tower_gguf import model_name
+from inference.models.weights.lazy import (
+    Indices,
+    MappedBlocks,
+    RowReader,
+    Rows,
+    row_range,
+)
+from inference.models.weights.stored import StoredWeight, written_out
+from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 MAPPED_AROUND = 2**20
-"""More than a kernel maps, unasked, on either side of a page that is read."""
+"""The bytes on either side of a page that is read: more than a kernel maps unasked."""
+READ_AHEAD_BYTES = 64 * 2**20
+"""How far behind a tensor its disk is read while the tensor is unpacked."""
 
 
 class GGUFTensorFiles:
@@ -40,25 +52,38 @@ class GGUFTensorFiles:
         infos = [
             info
             for info in header.tensors.values()
-            if info.name != ROPE_FREQUENCIES and not self._is_predicting(info.name)
+            if info.name != ROPE_FREQUENCIES
+            and not self._is_predicting(info.name)
+            and not is_scale(info.name, header.tensors)
         ]
+        self._scales = read_scales(header.tensors)
+        """The scales, by the names of the file."""
         self.left_out = self._in_words(header)
-        """In words: what nothing computes with."""
-        self._tensors = {self._name(info): info for info in infos}
+        """A sentence for people: what nothing computes with."""
+        self._tensors = {self._name(info): self._folded(info) for info in infos}
         self._maps = {path: _mapped(path) for path in {info.path for info in infos}}
+        self._asked_for: set[str] = set()
 
     def _is_predicting(self, name: str) -> bool:
-        """Whether the tensor is of a layer behind the model's own, which predicts further tokens:
-        files that have such layers count them among the blocks."""
+        """Whether the tensor is left out because it is of a layer behind the model's own, which
+        predicts further tokens: files that have such layers count them among the blocks. The first
+        is all that is ever computed."""
         layer = LAYER_NUMBER.match(name) if self._has_predicting_layers else None
-        return layer is not None and int(layer[1]) >= self._config.num_layers
+        num_computed = self._config.num_layers + self._config.has_predictor
+        return layer is not None and int(layer[1]) >= num_computed
 
     def _in_words(self, header: GGUFHeader) -> str:
-        num_left_out = sum(map(self._is_predicting, header.tensors))
-        return f"{num_left_out} tensors of multi-token prediction left out" if num_left_out else ""
+        num_predicting = sum(map(self._is_predicting, header.tensors))
+        num_scales = sum(
+            name.endswith(INPUT_SCALE) and is_scale(name, header.tensors) for name in header.tensors
+        )
+        counts = {"multi-token prediction": num_predicting, "scales of activations": num_scales}
+        return ", ".join(
+            f"{count} tensors of {of} left out" for of, count in counts.items() if count
+        )
 
     def _name(self, info: TensorInfo) -> str:
-        name = self._family.gguf_names.hugging_face(info.name)
+        name = model_name(info.name, self._family, self._config)
         if name is None:
             raise BadFileError(
                 f"{info.path.name} holds the tensor {info.name}, which no "
@@ -68,35 +93,57 @@ class GGUFTensorFiles:
             raise BadFileError(f"{info.path.name}: {info.name} is {reason}")
         return name
 
+    def _folded(self, info: TensorInfo) -> TensorInfo:
+        """Raises ``BadFileError``."""
+        if not self._family.gguf_names.is_folded(info.name):
+            return info
+        if len(info.shape) != 3:
+            shape = shape_in_words(info.shape)
+            raise BadFileError(f"{info.path.name}: {info.name} is {shape}, not a matrix a head")
+        return replace(info, shape=(info.shape[0] * info.shape[1], info.shape[2]))
+
     @property
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
     def dense(self, name: str) -> torch.Tensor:
         info = self._find(name)
-        tensor = gguf_quants.dense(self._rows(name), info.type).view(info.shape)
-        self._forget_pages(info)
-        return tensor
+        if info.name in self._scales:
+            return written_out(self.stored(name)).view(info.shape)
+        rows, order = self._rows(name), self._order(name)
+        tensor = gguf_quants.dense(rows if order is None else rows[order], info.type)
+        self._forget_pages(info, 0, info.num_bytes)
+        return tensor.view(info.shape)
 
     def stored(self, name: str) -> StoredWeight:
-        info = self._find(name)
-        weight = gguf_quants.stored(self._rows(name), info.type)
-        self._forget_pages(info)
-        return weight
+        reader = self.reader(name)
+        return reader.rows(0, reader.num_rows)
 
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
-        info = self._find(name)
-        num_rows = info.num_elements // info.shape[-1]
-        row_bytes = info.num_bytes // num_rows
-        part = replace(
-            info,
-            offset=info.offset + first * row_bytes,
-            shape=(last - first, info.shape[-1]),
+        return self.reader(name).rows(first, last)
+
+    def reader(self, name: str) -> RowReader:
+        info, blocks = self._find(name), self._rows(name)
+        scales = self._scales.get(info.name)
+        self._read_ahead(info)
+
+        def release(rows: Rows) -> None:
+            first, last = row_range(rows)
+            self._forget_pages(info, first * blocks.shape[1], last * blocks.shape[1])
+
+        def read(rows: Rows) -> StoredWeight:
+            weight = gguf_quants.stored(blocks[rows], info.type)
+            release(rows)
+            if scales is None:
+                return weight
+            return scaled(weight, _scale_of(scales, info, *row_range(rows)))
+
+        return RowReader(
+            num_rows=len(blocks),
+            read=read,
+            order=self._order(name),
+            blocks=MappedBlocks(type=int(info.type), rows=blocks, release=release),
         )
-        raw = np.frombuffer(self._maps[part.path], np.uint8, part.num_bytes, part.offset)
-        weight = gguf_quants.stored(raw.reshape(last - first, -1), part.type)
-        self._forget_pages(part)
-        return weight
 
     def format_of(self, name: str) -> str:
         return str(self._find(name).type.name)
@@ -120,18 +167,43 @@ class GGUFTensorFiles:
         """The tensor's bytes, one row per output feature (a vector is one row)."""
         info = self._find(name)
         raw = np.frombuffer(self._maps[info.path], np.uint8, info.num_bytes, info.offset)
-        num_heads = self._family.interleaved_heads(name, self._config)
-        num_rows = info.shape[0] if len(info.shape) == 2 or num_heads else 1
-        rows = raw.reshape(num_rows, -1)
-        return rows if num_heads is None else natural_rotary_order(rows, num_heads)
+        is_by_head = self._family.interleaved_heads(name, self._config) is not None
+        num_rows = info.shape[0] if is_by_head else info.num_elements // info.shape[-1]
+        return raw.reshape(num_rows, -1)
 
-    def _forget_pages(self, info: TensorInfo) -> None:
-        """Drop the tensor's pages from memory; another read comes from the file again."""
+    def _order(self, name: str) -> Indices | None:
+        num_heads = self._family.interleaved_heads(name, self._config)
+        if num_heads is None:
+            return None
+        return natural_rotary_order(self._find(name).shape[0], num_heads)
+
+    def _read_ahead(self, info: TensorInfo) -> None:
+        """Has the tensor and what follows it read from the disk, without waiting for it: a fault
+        alone reads a few pages, and a disk is fast where much is asked of it at once."""
+        if info.name in self._asked_for or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        self._asked_for.add(info.name)
+        pages = self._maps[info.path]
+        first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        last = min(len(pages), info.offset + info.num_bytes + READ_AHEAD_BYTES)
+        pages.madvise(mmap.MADV_WILLNEED, first, last - first)
+
+    def _forget_pages(self, info: TensorInfo, begin: int, end: int) -> None:
+        """Drop the pages of the tensor's bytes [begin, end) from memory; another read comes from
+        the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             pages = self._maps[info.path]
-            first = max(0, info.offset - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
-            end = min(len(pages), info.offset + info.num_bytes + MAPPED_AROUND)
-            pages.madvise(mmap.MADV_DONTNEED, first, end - first)
+            first = max(0, info.offset + begin - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            last = min(len(pages), info.offset + end + MAPPED_AROUND)
+            pages.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _scale_of(scales: Scales, info: TensorInfo, first: int, last: int) -> float:
+    """Returns the scale of rows [first, last), which are of one expert where there are several
+    scales."""
+    expert_rows = info.shape[-2] if len(scales) > 1 else last
+    assert first // expert_rows == (last - 1) // expert_rows
+    return float(scales[first // expert_rows])
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -139,13 +211,13 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def natural_rotary_order(rows: Blocks, num_heads: int) -> Blocks:
-    """Undoes the row order of llama's q and k in GGUF, on whole rows and so on quantised ones.
+def natural_rotary_order(num_rows: int, num_heads: int) -> Indices:
+    """Returns the index in a GGUF file of each row of llama's q and k.
 
     GGUF puts the two halves of a rotated pair beside each other; Hugging Face keeps each head's
     first halves before its second halves:
 
         GGUF          0  d/2  1  d/2+1 ...   ->   0  1 ... d/2-1  d/2 ... d-1
     """
-    paired = rows.reshape(num_heads, -1, 2, rows.shape[1])
-    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(rows.shape)
+    paired = np.arange(num_rows, dtype=np.int64).reshape(num_heads, -1, 2)
+    return paired.swapaxes(1, 2).flatten()

@@ -171,7 +171,8 @@ def own_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _named_templates(template: str, metadata: Metadata) -> str | list[dict[str, str]]:
-    """As tokenizer_config.json writes them, where there is a second one for chats with tools."""
+    """Returns the template; with a second one for chats with tools, both as tokenizer_config.json
+    writes them. Raises ``BadFileError``."""
     for_tools = metadata.get("tokenizer.chat_template.tool_use")
     if not isinstance(template, str) or not isinstance(for_tools, str | None):
         raise BadFileError("tokenizer.chat_template is no text")

@@ -29,19 +29,24 @@ from inference.loading.sources.base_repo import (
     original_of,
 )
 from inference.protocol.load_errors import UnknownTokenizerError
+from inference.settings.named_sources import HUGGINGFACE
 
 CONVERTER_VERSION = b"2"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""
 
 
 def tokenizer_directory(
-    header: GGUFHeader, cache_dir: Path, fetch: FetchTokenizer = no_repository
+    header: GGUFHeader,
+    cache_dir: Path,
+    fetch: FetchTokenizer = no_repository,
+    scheme: str = HUGGINGFACE,
 ) -> Path:
-    """``fetch`` brings a repository's tokenizer files. Raises ``BadFileError``."""
-    directory = cache_dir / "tokenizers" / _fingerprint(header)
+    """``fetch`` brings a repository's tokenizer files, ``scheme`` is of the file's own source.
+    Raises ``BadFileError``."""
+    directory = cache_dir / "tokenizers" / _fingerprint(header, scheme)
     if directory.is_dir():
         return directory
-    also = original_of(header.path)
+    also = original_of(header.path, scheme)
     definition, config = _tokenizer_of(header.metadata, fetch, also)
     if "chat_template" not in config:
         template = base_chat_template(header.metadata, fetch, also)
@@ -76,8 +81,11 @@ def _write(directory: Path, definition: str, config: Mapping[str, Any]) -> None:
         _publish(written, directory)
 
 
-def _fingerprint(header: GGUFHeader) -> str:
+def _fingerprint(header: GGUFHeader, scheme: str) -> str:
+    """A source's own: what its repositories lack is not taken from another one's."""
     digest = hashlib.sha256(CONVERTER_VERSION)
+    if scheme != HUGGINGFACE:
+        digest.update(scheme.encode())
     with header.path.open("rb") as file:
         digest.update(file.read(header.data_offset))
     return digest.hexdigest()[:24]

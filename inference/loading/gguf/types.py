@@ -12,9 +12,6 @@ from gguf.constants import GGMLQuantizationType
 from inference.models.families.gguf_types import GGUF_TYPES
 
 READABLE_TYPES = frozenset(GGMLQuantizationType[type.name] for type in GGUF_TYPES)
-QUANTISED_TYPES = frozenset(
-    GGMLQuantizationType[type.name] for type in GGUF_TYPES if type.cpu_bits is not None
-)
 
 REMOVED = {
     4: "Q4_2",

@@ -197,7 +197,7 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
     if bool((scales == 255).any()):
         raise BadFileError(f"{name} has a scale that is not a number")
     powers = torch.ldexp(torch.ones(exponents.shape), exponents)
-    return GroupedWeight(bits=8, codes=codes, scales=powers)
+    return GroupedWeight(bits=8, codes=codes, scales=powers, is_mxfp4=True)
 
 
 def _ending(name: str) -> str | None:

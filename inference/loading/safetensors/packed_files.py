@@ -185,7 +185,8 @@ class PackedFiles:
         return tensor
 
     def format_of(self, name: str) -> str:
-        """As it is kept: codes whose groups do not follow each other are multiplied out."""
+        """Returns the format as it is kept: codes whose groups do not follow each other are
+        multiplied out."""
         if name in self._plain:
             return self._files.format_of(name)
         if name in self._scaled:

@@ -106,7 +106,7 @@ def stored(matrix: Codes, feature_groups: torch.Tensor | None = None) -> StoredW
 
 
 def _fits(matrix: Codes) -> bool:
-    """With 8 bits a group has no minimum."""
+    """Whether a ``GroupedWeight`` can hold the codes. With 8 bits a group has no minimum."""
     num_features, num_groups = matrix.codes.shape[1], matrix.scales.shape[1]
     is_centred = matrix.bits == 4 or bool((_zeros(matrix) == 128).all())
     return num_features % (num_groups * GROUP_FEATURES) == 0 and is_centred

@@ -103,7 +103,7 @@ def _matrix(files: Headers, name: str, formats: Collection[str]) -> tuple[int, i
 
 
 def _columns(files: Headers, name: str, rows: int) -> int:
-    """Of scales, one or more for each row."""
+    """Returns how many scales each row has, at least one."""
     _check_format(files, name, FLOATS)
     shape = files.shape_of(name)
     if shape[:1] != (rows,) or len(shape) > 2:

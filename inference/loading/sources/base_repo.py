@@ -17,6 +17,7 @@ from typing import Any
 
 from inference.loading.sources.hub_cache import REPOSITORY_PREFIX
 from inference.protocol.load_errors import BadFileError, DownloadFailedError, LoadError
+from inference.settings.named_sources import HUGGINGFACE
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ UNUSED_TYPE = 5
 
 Metadata = Mapping[str, Any]
 FetchTokenizer = Callable[[str], Path]
-"""Repository to a folder with its tokenizer files. Raises ``LoadError``."""
+"""Repository (of a named source with its scheme) to a folder with its tokenizer files. Raises
+``LoadError``."""
 
 
 def no_repository(repo: str) -> Path:
@@ -53,11 +55,13 @@ def _urls(metadata: Metadata) -> Iterator[Any]:
         yield metadata.get(f"general.base_model.{index}.repo_url")
 
 
-def original_of(directory: Path) -> list[str]:
-    """The repository whose name that of a downloaded GGUF repository is without ``-GGUF``."""
+def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
+    """The repository whose name that of a downloaded GGUF repository is without ``-GGUF``, of the
+    same source: another one must neither learn the name nor answer for it."""
     for part in directory.parts:
         if part.startswith(REPOSITORY_PREFIX) and part.lower().endswith("-gguf"):
-            return [part.removeprefix(REPOSITORY_PREFIX)[: -len("-gguf")].replace("--", "/")]
+            name = part.removeprefix(REPOSITORY_PREFIX)[: -len("-gguf")].replace("--", "/")
+            return [name if scheme == HUGGINGFACE else f"{scheme}:{name}"]
     return []
 
 

@@ -1,6 +1,6 @@
 """What downloads left in the cache: listed, and removed file by file. Imports no torch.
 
-    <hub cache>/models--org--name/snapshots/<commit>/<file> ─▶ ../../blobs/<hash>     huggingface
+    <hub cache>/models--org--name/snapshots/<commit>/<file> ─▶ ../../blobs/<hash>     a hub's
     <cache>/pypi/<package>/…                                                          pypi
     <cache>/pypi/.unfinished-<package>/<wheel>.incomplete     pypi, where it was broken off
 
@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from inference.loading.sources.folders import bytes_under, files_under
-from inference.loading.sources.hub_cache import REPOSITORY_PREFIX, hub_cache_dir, repository_dir
+from inference.loading.sources.hub_cache import REPOSITORY_PREFIX, repository_dir
+from inference.loading.sources.hub_sources import hub_directories
 from inference.loading.sources.pending import (
     Pending,
     pending_blobs,
@@ -23,10 +24,10 @@ from inference.loading.sources.pending import (
     pending_of,
     pending_remove,
 )
-from inference.loading.sources.pypi import PARTIAL_PREFIX, remove_abandoned
 from inference.loading.sources.resumed import INCOMPLETE, is_being_written, partial_of
-from inference.loading.sources.unfinished_wheels import PREFIX as UNFINISHED_PREFIX
-from inference.loading.sources.unfinished_wheels import (
+from inference.loading.sources.wheels.pypi import PARTIAL_PREFIX, remove_abandoned
+from inference.loading.sources.wheels.unfinished import PREFIX as UNFINISHED_PREFIX
+from inference.loading.sources.wheels.unfinished import (
     is_being_downloaded,
     unfinished_directory,
     unfinished_wheel,
@@ -45,7 +46,11 @@ def list_cached(cache_dir: Path) -> list[CachedModel]:
     out."""
     packages_dir = cache_dir / "pypi"
     found = [
-        *_hub_models(hub_cache_dir(cache_dir)),
+        *(
+            model
+            for scheme, hub_dir in hub_directories(cache_dir).items()
+            for model in _hub_models(scheme, hub_dir)
+        ),
         *_packages(packages_dir),
         *_unfinished_packages(packages_dir),
     ]
@@ -56,20 +61,18 @@ def delete_cached(cache_dir: Path, source: str, revision: str, names: Collection
     """Delete the files ``names``, or all if it is empty. Missing files count as deleted. Returns
     the freed bytes. Raises ``BadSourceError`` for a source that this cache does not hold."""
     scheme, _, location = source.partition(":")
-    if scheme == "huggingface":
-        return _delete_snapshot(
-            _repository_dir(hub_cache_dir(cache_dir), location), revision, names
-        )
+    if (hub_dir := hub_directories(cache_dir).get(scheme)) is not None:
+        return _delete_snapshot(_repository_dir(hub_dir, location), revision, names)
     if scheme == "pypi":
         return _delete_packages(cache_dir / "pypi", location, revision)
     raise BadSourceError(f"{source} is not downloaded: there is nothing to delete")
 
 
 def cached_directory(cache_dir: Path, source: str, revision: str) -> Path:
-    """Where the files of a ``CachedModel`` lie."""
+    """Returns the directory of the files of a ``CachedModel``."""
     scheme, _, location = source.partition(":")
-    if scheme == "huggingface":
-        return _repository_dir(hub_cache_dir(cache_dir), location) / "snapshots" / revision
+    if (hub_dir := hub_directories(cache_dir).get(scheme)) is not None:
+        return _repository_dir(hub_dir, location) / "snapshots" / revision
     return cache_dir / "pypi" / location
 
 
@@ -80,10 +83,12 @@ def sweep_orphans(
     freed."""
     now_unix_s = time.time() if now_unix_s is None else now_unix_s
     freed: dict[str, int] = {}
-    for repository in _repositories(hub_cache_dir(cache_dir)):
-        source = _source_of(repository)
-        for path, num_bytes in _orphans(repository, now_unix_s):
-            if only_source in (None, source):
+    for scheme, hub_dir in hub_directories(cache_dir).items():
+        for repository in _repositories(hub_dir):
+            source = _source_of(scheme, repository)
+            if only_source not in (None, source):
+                continue
+            for path, num_bytes in _orphans(repository, now_unix_s):
                 path.unlink(missing_ok=True)
                 freed[source] = freed.get(source, 0) + num_bytes
     is_of_packages = only_source is None or only_source.startswith("pypi:")
@@ -105,29 +110,29 @@ def _repositories(hub_dir: Path) -> list[Path]:
     return sorted(hub_dir.glob(f"{REPOSITORY_PREFIX}*"))
 
 
-def _source_of(repository: Path) -> str:
+def _source_of(scheme: str, repository: Path) -> str:
     name = repository.name.removeprefix(REPOSITORY_PREFIX)
-    return "huggingface:" + name.replace("--", "/")
+    return f"{scheme}:{name.replace('--', '/')}"
 
 
-def _hub_models(hub_dir: Path) -> Iterator[CachedModel]:
+def _hub_models(scheme: str, hub_dir: Path) -> Iterator[CachedModel]:
     for repository in _repositories(hub_dir):
         snapshots = {path.name for path in (repository / "snapshots").glob("*")}
         for commit in sorted(snapshots | {*pending_commits(repository)}):
             files = _files(repository / "snapshots" / commit)
             pending = pending_of(repository, commit)
             if files or pending:
-                yield _hub_model(repository, commit, files, pending)
+                yield _hub_model(_source_of(scheme, repository), repository, commit, files, pending)
 
 
 def _hub_model(
-    repository: Path, commit: str, files: list[CachedFile], pending: Pending
+    source: str, repository: Path, commit: str, files: list[CachedFile], pending: Pending
 ) -> CachedModel:
     num_bytes = sum(file.num_bytes for file in files)
     missing_bytes = sum(file.num_bytes for file in pending.values())
     partials = (partial_of(repository / "blobs" / one.etag) for one in pending.values() if one.etag)
     return CachedModel(
-        source=_source_of(repository),
+        source=source,
         revision=commit,
         files=files,
         num_bytes=num_bytes,

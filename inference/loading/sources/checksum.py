@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from inference.loading.progress import OnProgress
-from inference.protocol.load import LoadProgress, LoadStage
 from inference.protocol.load_errors import HashMismatchError
+from inference.protocol.load_progress import LoadProgress, LoadStage
 
 CHUNK_BYTES = 256 * 1024 * 1024
 """Read between two messages of progress."""

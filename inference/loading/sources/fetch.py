@@ -20,15 +20,16 @@ from inference.loading.progress import OnProgress
 from inference.loading.sources.cached import list_cached, sweep_orphans
 from inference.loading.sources.disk import unwritten
 from inference.loading.sources.sources import fetch_files
-from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
     spec: LoadSpec
     cache_dir: str
     free_memory_bytes: int
-    """That a choice among several quants must fit."""
+    """The free memory that a choice among several quants must fit."""
 
 
 class Fetching(msgspec.Struct, frozen=True, kw_only=True, tag="fetching"):
@@ -76,8 +77,8 @@ def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
         new_files = _new_files(before, cache_dir, order.spec)
         return FetchFailed(failure=named.failure, new_files=new_files)
     return Fetched(
-        weights=[str(path) for path in files.weights],
-        weight_bytes=sum(path.stat().st_size for path in files.weights),
+        weights=[str(path) for path in files.all_weights],
+        weight_bytes=sum(path.stat().st_size for path in files.all_weights),
         new_files=_new_files(before, cache_dir, order.spec),
     )
 

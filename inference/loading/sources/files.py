@@ -47,9 +47,10 @@ SENTENCE_CONFIG, TOKENIZER = "sentence_bert_config.json", "tokenizer.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
+PROJECTOR_MARK = "mmproj"
 MIN_PART = 4
 """A shorter part of a name is ignored."""
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANT = re.compile(r"(?:^|[.\-_/])((?:I|T)?Q\d[A-Z0-9_]*|(?:MX|NV)FP4|BF16|F16|FP16|F32)$")
 
 
@@ -60,6 +61,17 @@ class ModelFiles:
     directory: Path
     """Where config.json and the tokenizer lie, when the source has them."""
     weights: tuple[Path, ...]
+    projector: Path | None = None
+    """The mmproj file of a GGUF model: its vision tower."""
+    is_projector_named: bool = False
+    """Whether that file was named, and not found beside the weights."""
+    is_text_only: bool = False
+    """Whether the model is to be read without images."""
+
+    @property
+    def all_weights(self) -> tuple[Path, ...]:
+        """The mmproj file last."""
+        return self.weights if self.projector is None else (*self.weights, self.projector)
 
     @property
     def is_gguf(self) -> bool:
@@ -78,8 +90,13 @@ class GGUFVariant:
     def quant(self) -> str | None:
         """The quantization that the name ends with, like ``Q4_K_M``; ``None`` for a name without
         one."""
-        match = _QUANT.search(self.stem.upper())
-        return match and match[1]
+        return quant_of(self.stem)
+
+
+def quant_of(stem: str) -> str | None:
+    """Returns the quant in a file's name without its suffix; ``None`` where it names none."""
+    match = _QUANT.search(stem.upper())
+    return match and match[1]
 
 
 def config_files(names: Collection[str]) -> tuple[str, ...]:
@@ -112,23 +129,29 @@ def choose_weights(
 
 
 def gguf_variants(sizes: Mapping[str, int]) -> list[GGUFVariant]:
-    """Projectors of vision models (mmproj) are no models."""
+    """The models among the files. An mmproj file is none."""
     shards: dict[str, list[str]] = {}
     for name in sorted(sizes):
         path = PurePosixPath(name)
-        if path.suffix == ".gguf" and "mmproj" not in path.name:
-            shards.setdefault(_SHARD.sub("", name.removesuffix(".gguf")), []).append(name)
+        if path.suffix == ".gguf" and not is_projector(name):
+            shards.setdefault(SHARD.sub("", name.removesuffix(".gguf")), []).append(name)
     return [
         GGUFVariant(stem=stem, names=tuple(names), num_bytes=sum(sizes[name] for name in names))
         for stem, names in shards.items()
     ]
 
 
+def is_projector(name: str) -> bool:
+    """Whether a file's name is that of an mmproj file."""
+    path = PurePosixPath(name)
+    return path.suffix == ".gguf" and PROJECTOR_MARK in path.name.lower()
+
+
 def check_shards(names: Sequence[str]) -> None:
     """Raises ``MissingFileError``, naming a shard that its siblings count on."""
     for name in names:
         stem, dot, suffix = name.rpartition(".")
-        if match := _SHARD.search(stem):
+        if match := SHARD.search(stem):
             prefix, total = stem[: match.start()], int(match[2])
             expected = [f"{prefix}-{i:05d}-of-{match[2]}{dot}{suffix}" for i in range(1, total + 1)]
             if missing := [shard for shard in expected if shard not in names]:
@@ -152,8 +175,8 @@ def _named(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant])
 
 
 def _of_quant(wanted: str, variants: Sequence[GGUFVariant]) -> list[GGUFVariant]:
-    """By the quant's name, also as ``q4k``, which is Q4_K_M, as llama.cpp reads Q4_K; else by a
-    part of the file's name, as the original did."""
+    """Returns the variants of the wanted quant. ``q4k`` means Q4_K_M, as llama.cpp reads Q4_K.
+    Where no quant has that name, part of the file's name is matched, as the original did."""
     squeezed = wanted.upper().replace("_", "")
     for name in (squeezed, f"{squeezed}M"):
         found = [v for v in variants if v.quant and v.quant.replace("_", "") == name]

@@ -1,4 +1,5 @@
-"""Where huggingface_hub keeps what it downloads. Apart from it, because importing it takes long."""
+"""The paths of huggingface_hub's cache. Kept apart from that library, because importing it takes
+long."""
 
 from __future__ import annotations
 
@@ -22,6 +23,6 @@ def hub_cache_dir(cache_dir: Path) -> Path:
 
 
 def repository_dir(hub_dir: Path, repo: str) -> Path:
-    """Where the cache keeps a repository: ``blobs``, ``snapshots``, ``refs``; and ``pending``,
-    which is ours."""
+    """Returns the directory in which the cache keeps a repository: ``blobs``, ``snapshots``,
+    ``refs``; and ``pending``, which is ours."""
     return hub_dir / (REPOSITORY_PREFIX + repo.replace("/", "--"))

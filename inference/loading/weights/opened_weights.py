@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from threading import Lock
+from typing import TypeVar
 
 import torch
 
 from inference.loading.progress import OnProgress
 from inference.loading.weights.quantized_files import DENSE_FORMATS
-from inference.loading.weights.tensor_files import TensorFiles, fp8_weight
+from inference.loading.weights.tensor_files import TensorFiles, fp8_weight, row_reader
 from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.layers.grouped_product import GroupedProduct, StackedProduct
 from inference.models.layers.linear import LinearFactory, StackedLinear
 from inference.models.weights.codebook import CodebookWeight
+from inference.models.weights.lazy import LazyWeight, bias_or_zeros, lazy, stack_lazy
 from inference.models.weights.stored import (
     DenseWeight,
     ExpertWeight,
     Fp8Weight,
+    GroupedWeight,
     StoredWeight,
     stack,
     stack_fp8,
 )
 from inference.models.weights.weight_source import Embedding, Linear
-from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadProgress, LoadStage
 
 OUTPUT_HEADS = frozenset({"lm_head", PREDICTOR_HEAD})
+
+Item = TypeVar("Item")
 
 
 class OpenedWeights:
@@ -60,8 +66,12 @@ class OpenedWeights:
 
     def linear(self, *names: str) -> Linear:
         """Weights of different formats keep each its own kernel, side by side."""
-        runs = _runs_of_one_format([(name, self._stored(name)) for name in names])
-        parts = [self._pack(run_names, stored) for run_names, stored in runs]
+        named = [(name, self._stored(name)) for name in names]
+        runs = _runs(named, lambda one: _layout(one[1]))
+        parts = [
+            self._pack([name for name, _ in run], _stack([stored for _, stored in run]))
+            for run in runs
+        ]
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
@@ -87,14 +97,14 @@ class OpenedWeights:
         return fp8_weight(self._files, f"{name}.weight") or self._files.stored(f"{name}.weight")
 
     def stored(self, name: str) -> StoredWeight:
-        return self.stored_parts(name)[0]
+        return self.stored_parts(name)[0].whole()
 
-    def stored_parts(self, *names: str) -> list[StoredWeight]:
-        named = [(name, self._stored(name)) for name in names]
-        for name, stored in named:
-            packed_bytes = 0 if isinstance(stored, DenseWeight) else stored.packed_bytes
-            self._record([name], _storage(stored), packed_bytes)
-        return [stored for _, stored in _runs_of_one_format(named)]
+    def stored_parts(self, *names: str) -> list[LazyWeight]:
+        weights = [self._lazy(name) for name in names]
+        for name, weight in zip(names, weights, strict=True):
+            self._record([name], _storage(weight.sample), _packed_bytes(weight))
+        runs = _runs(weights, lambda weight: _layout(weight.sample))
+        return [stack_lazy(run) for run in runs]
 
     def embedding(self, name: str) -> Embedding:
         stored = self._stored(name)
@@ -137,6 +147,15 @@ class OpenedWeights:
         stored = self._files.stored(f"{name}.weight")
         return replace(stored, bias=self._bias(f"{name}.bias"))
 
+    def _lazy(self, name: str) -> LazyWeight:
+        own = f"{name}.weight"
+        if (reader := row_reader(self._files, own)) is None:
+            return lazy(self._stored(name))
+        self._note(own)
+        return LazyWeight(
+            readers=[reader], sample=reader.rows(0, 1), bias=self._bias(f"{name}.bias")
+        )
+
     def _bias(self, name: str) -> torch.Tensor | None:
         if not self.has(name):
             return None
@@ -157,22 +176,21 @@ class OpenedWeights:
             )
 
 
-def _runs_of_one_format(
-    named: Sequence[tuple[str, StoredWeight]],
-) -> list[tuple[list[str], StoredWeight]]:
-    """Stacks neighbours that one kernel can take together; the order stays."""
-    runs: list[tuple[list[str], list[StoredWeight]]] = []
-    for name, stored in named:
-        if runs and _layout(runs[-1][1][-1]) == _layout(stored):
-            runs[-1][0].append(name)
-            runs[-1][1].append(stored)
-        else:
-            runs.append(([name], [stored]))
-    return [(names, _stack(weights)) for names, weights in runs]
+def _runs(items: Iterable[Item], layout: Callable[[Item], object]) -> list[list[Item]]:
+    """Neighbours that one kernel can take together; the order stays."""
+    return [list(run) for _, run in groupby(items, layout)]
 
 
 def _storage(stored: StoredWeight) -> str:
-    return "dense" if isinstance(stored, DenseWeight) else f"kept in {stored.bits} bits"
+    if isinstance(stored, DenseWeight):
+        return "dense"
+    bits = stored.packed_bits if isinstance(stored, GroupedWeight) else stored.bits
+    return f"kept in {bits} bits"
+
+
+def _packed_bytes(weight: LazyWeight) -> int:
+    sample = weight.sample
+    return 0 if isinstance(sample, DenseWeight) else sample.packed_bytes * weight.shape[0]
 
 
 def _megabytes(num_bytes: int) -> str:
@@ -186,7 +204,8 @@ def _layout(stored: ExpertWeight) -> tuple[object, ...]:
     if isinstance(stored, CodebookWeight):
         has_supers = stored.super_scales is not None
         return type(stored), stored.codebook, stored.group_features, has_supers
-    return type(stored), stored.bits, stored.minimums is not None
+    is_mxfp4 = isinstance(stored, GroupedWeight) and stored.is_mxfp4
+    return type(stored), stored.bits, stored.minimums is not None, is_mxfp4
 
 
 def _layout_at(weights: Sequence[ExpertWeight], index: int) -> tuple[object, ...] | None:
@@ -203,9 +222,5 @@ def _stack_experts(weights: Sequence[ExpertWeight]) -> ExpertWeight:
 def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
     """``weights`` of one layout; zeros as biases where only others of the stack have one."""
     if any(weight.bias is not None for weight in weights):
-        weights = [replace(weight, bias=_bias_or_zeros(weight)) for weight in weights]
+        weights = [replace(weight, bias=bias_or_zeros(weight)) for weight in weights]
     return stack(weights)
-
-
-def _bias_or_zeros(weight: StoredWeight) -> torch.Tensor:
-    return torch.zeros(weight.shape[0]) if weight.bias is None else weight.bias.float()

@@ -86,7 +86,7 @@ def _by_group(rows: torch.Tensor) -> Floats:
 
 
 def _float32(rows: torch.Tensor) -> Floats:
-    """Without torch, which would start a thread team for each of ours."""
+    """Converts to float32 without torch, which would start a thread team for each of ours."""
     if rows.dtype != torch.bfloat16:
         return rows.numpy().astype(np.float32)
     halves = rows.view(torch.int16).numpy().view(np.uint16)
@@ -140,7 +140,7 @@ def _fit_signed(values: Floats, bits: Bits) -> _Fit:
 
 
 def _better(values: Floats, best: _Fit, best_error: Floats, fit: _Fit) -> tuple[_Fit, Floats]:
-    """Of each group the fit that is less off, and its squared error."""
+    """Returns for each group the fit that is less off, and its squared error."""
     error = _squared_error(values, fit)
     better = error < best_error
     fits = (np.where(better, ours, old) for ours, old in zip(fit, best, strict=True))
@@ -159,7 +159,8 @@ def _signed_codes(values: Floats, scales: Floats, lowest: int) -> Floats:
 
 
 def _slope(values: Floats, codes: Floats) -> Floats:
-    """Of the line through each group's (code, value) pairs and zero; 0 where all codes are 0."""
+    """Returns the slope of the line through each group's (code, value) pairs and zero; 0 where all
+    codes are 0."""
     squares = (codes * codes).sum(axis=0)
     slope: Floats = (codes * values).sum(axis=0) / np.where(squares > 0, squares, 1)
     return slope

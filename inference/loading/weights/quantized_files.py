@@ -19,12 +19,13 @@ import torch
 
 from inference.loading.safetensors.tensors import INTEGER_BYTES
 from inference.loading.weights.quantize import Bits, quantize
-from inference.loading.weights.tensor_files import TensorFiles
+from inference.loading.weights.tensor_files import TensorFiles, row_reader
 from inference.models.cache.kv_format import FP8_CAPABILITY
 from inference.models.config import ModelConfig
 from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, Role
 from inference.models.families.registry import family_of
 from inference.models.layers.kernels import fp8_reason, has_fp8
+from inference.models.weights.lazy import RowReader
 from inference.models.weights.stored import GROUP_FEATURES, StoredWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError
@@ -83,6 +84,9 @@ class QuantizedFiles:
         """The rows as stored in the file: a matrix is split before it is quantised."""
         return self._files.stored_rows(name, first, last)
 
+    def reader(self, name: str) -> RowReader | None:
+        return row_reader(self._files, name) if self._becomes(name) is None else None
+
     def format_of(self, name: str) -> str:
         return self._becomes(name) or self._files.format_of(name)
 
@@ -90,7 +94,7 @@ class QuantizedFiles:
         return self._files.shape_of(name)
 
     def bytes_of(self, name: str) -> int:
-        """As they are once quantised."""
+        """Returns the tensor's bytes once it is quantised."""
         becomes = self._becomes(name)
         if becomes is None:
             return self._files.bytes_of(name)
@@ -151,6 +155,7 @@ def _refuse_other_formats(
         files.format_of(name)
         for name in files.names
         if not (_is_dense(files, name) or files.format_of(name) in INTEGER_BYTES)
+        and roles.get(name) != "tower"  # which becomes dense, whatever its own file holds
         and (
             wanted is None
             or SAME_AS.get(files.format_of(name)) != _wanted_for(roles.get(name), wanted)
@@ -193,7 +198,8 @@ def _refuse_transformers_backend(config: ModelConfig, wanted: InSitu) -> None:
 
 
 def _refuse_float32(spec: LoadSpec, device: torch.device) -> None:
-    """On a CPU the native decoder computes in float32 from packed weights."""
+    """Raises ``BadSourceError`` for dtype float32, except on a CPU: there the native decoder
+    computes in float32 from packed weights."""
     if spec.dtype == "float32" and device.type != "cpu":
         raise BadSourceError(
             f"quantization {spec.quantization} and dtype float32 exclude each other on {device}: "

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from inference.models.weights.lazy import RowReader
 from inference.models.weights.stored import Fp8Weight, StoredWeight
 
 
@@ -18,7 +19,8 @@ class TensorFiles(Protocol):
     def names(self) -> Collection[str]: ...
 
     def dense(self, name: str) -> torch.Tensor:
-        """On the CPU, in the file's float dtype, or float32 where it was quantised."""
+        """Returns a tensor on the CPU, in the file's float dtype, or float32 where it was
+        quantised."""
         ...
 
     def stored(self, name: str) -> StoredWeight:
@@ -31,13 +33,13 @@ class TensorFiles(Protocol):
         ...
 
     def format_of(self, name: str) -> str:
-        """For people: Q4_1, BF16 …"""
+        """Returns the format's name for people: Q4_1, BF16 …"""
         ...
 
     def shape_of(self, name: str) -> tuple[int, ...]: ...
 
     def bytes_of(self, name: str) -> int:
-        """As stored."""
+        """Returns the bytes as stored."""
         ...
 
     def close(self) -> None: ...
@@ -50,8 +52,21 @@ class Fp8Files(Protocol):
     def has_fp8(self, name: str) -> bool: ...
 
     def fp8(self, name: str) -> Fp8Weight:
-        """Of a name that has it."""
+        """Returns the weight of a name that has fp8."""
         ...
+
+
+@runtime_checkable
+class LazyFiles(Protocol):
+    """Files some of whose weights need not be read whole."""
+
+    def reader(self, name: str) -> RowReader | None:
+        """Returns a reader of a matrix's rows; ``None``: it comes whole, from ``stored``."""
+        ...
+
+
+def row_reader(files: TensorFiles, name: str) -> RowReader | None:
+    return files.reader(name) if isinstance(files, LazyFiles) else None
 
 
 def has_fp8(files: TensorFiles, name: str) -> bool:

@@ -23,7 +23,7 @@ from inference.models.weights.weight_source import WeightSource
 class Unquantized:
     weights: WeightSource
     format: str
-    """For people: BF16 …"""
+    """The format's name for people: BF16 …"""
     fingerprint: str
     """Stands for the files: it is another one where a file was written since, or is another."""
 

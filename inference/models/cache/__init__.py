@@ -1,1 +1,1 @@
-"""Where keys, values and states of sequences are stored."""
+"""Storage of the keys, values and states of sequences."""

@@ -3,7 +3,7 @@ gets that was asked for one or for none. Imports no torch: placement and preflig
 
     fp32, bf16, fp16    the numbers themselves
     int8, fp8           a byte each, and four bytes of scales for every group of features of a
-                        token's key, and of its value, in a head
+                        token's key, and of its value, in a head; or of its latent
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ELEMENT_BYTES: dict[KVFormat, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1
 SCALED_FORMATS: frozenset[KVFormat] = frozenset({"int8", "fp8"})
 SCALE_BYTES = 4
 GROUP_FEATURES = 64
-"""That share four bytes of scales: a head's features in runs of so many, the last what is left."""
+"""How many features of a head share four bytes of scales; the last group may be smaller."""
 
 NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
 """What the native decoder can; its own choice is ``native.build.automatic_kv_format``."""
@@ -44,29 +44,43 @@ def cuda_formats(capability: tuple[int, int]) -> tuple[KVFormat, ...]:
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
     """What one token's keys and values take in all layers that have them."""
-    shapes = (config.kv_shapes[index] for index in cache_layout(config).attention_layers)
-    return sum(_shape_bytes(heads, width, kv_format) for heads, width in shapes)
+    layers = cache_layout(config).attention_layers
+    return sum(_layer_bytes(config, index, kv_format) for index in layers)
 
 
 def kv_bytes_of_layer(config: ModelConfig, index: int, kv_format: KVFormat) -> int:
     """What one token's keys and values take in one layer; 0 where it has none."""
     if index not in cache_layout(config).attention_layers:
         return 0
-    return _shape_bytes(*config.kv_shapes[index], kv_format)
+    return _layer_bytes(config, index, kv_format)
 
 
-def _shape_bytes(heads: int, width: int, kv_format: KVFormat) -> int:
-    return 2 * heads * _head_bytes(width, kv_format)
+def _layer_bytes(config: ModelConfig, index: int, kv_format: KVFormat) -> int:
+    heads, width = config.kv_shapes[index]
+    return config.kv_vectors * heads * _head_bytes(width, kv_format)
 
 
 def _head_bytes(width: int, kv_format: KVFormat) -> int:
-    """What one head's key, or value, of a token takes."""
+    """What one head's key, or value, of a token takes; or a token's latent."""
     num_groups = -(-width // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
     return width * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES
 
 
 def kv_bytes_per_block(config: ModelConfig, block_tokens: int, kv_format: KVFormat) -> int:
     return kv_bytes_per_token(config, kv_format) * block_tokens
+
+
+def cache_bytes(
+    config: ModelConfig,
+    kv_format: KVFormat,
+    num_blocks: int,
+    block_tokens: int,
+    num_state_slots: int = 0,
+) -> int:
+    """What blocks, the scratch block and state slots take."""
+    block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
+    state_bytes = cache_layout(config).state_bytes_per_slot
+    return (num_blocks + 1) * block_bytes + num_state_slots * state_bytes
 
 
 def choose_kv_format(

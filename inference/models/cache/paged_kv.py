@@ -4,6 +4,9 @@
                          keys, values
     scales:  (num_slots, 2, num_kv_heads, num_groups)      of int8 and fp8 only: see ``kv_format``
 
+Of latent attention there is one vector in place of the two, of one head: a token's latent and its
+rotated key.
+
 The last block is scratch: padding rows write there. Which sequence owns which block is decided in
 ``inference.engine.cache.kv_cache``; this file must not know sequences.
 """
@@ -18,7 +21,7 @@ from torch.nn.functional import pad
 from inference.models.cache.kv_format import GROUP_FEATURES, KVFormat
 from inference.models.cache.state_storage import LayerState, new_layer_state
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
-from inference.models.weights.untouched import untouched_zeros
+from inference.models.weights.lazy_zeros import lazy_zeros
 
 DTYPE_OF: dict[KVFormat, torch.dtype] = {
     "fp32": torch.float32,
@@ -40,11 +43,14 @@ class LayerKV:
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store (num_tokens, kv_heads, head_dim) keys and values at ``slots``."""
-        pairs = torch.stack((keys, values), dim=1)
+        self.write_vectors(slots, torch.stack((keys, values), dim=1))
+
+    def write_vectors(self, slots: torch.Tensor, vectors: torch.Tensor) -> None:
+        """Store (num_tokens, vectors, kv_heads, head_dim) at ``slots``."""
         if self.scales is None:
-            self.entries.index_copy_(0, slots, pairs.to(self.entries.dtype))
+            self.entries.index_copy_(0, slots, vectors.to(self.entries.dtype))
             return
-        codes, scales = quantize(pairs, self.entries.dtype)
+        codes, scales = quantize(vectors, self.entries.dtype)
         # As bytes: torch has no index_copy_ of fp8.
         self.entries.view(torch.uint8).index_copy_(0, slots, codes.view(torch.uint8))
         self.scales.index_copy_(0, slots, scales)
@@ -52,7 +58,8 @@ class LayerKV:
     def gather(
         self, block_ids: torch.Tensor, block_tokens: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Whole blocks, copied, as ``dtype``: (blocks * block_tokens, 2, kv_heads, head_dim)."""
+        """Whole blocks, copied, as ``dtype``: (blocks * block_tokens, vectors, kv_heads,
+        head_dim)."""
         if self.scales is None:
             return _blocks(self.entries, block_ids, block_tokens).to(dtype)
         codes = _blocks(self.entries.view(torch.uint8), block_ids, block_tokens)
@@ -74,12 +81,18 @@ class PagedKV:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.scratch_slot = num_blocks * block_tokens
+        self.scratch_state_slot = max(num_state_slots - 1, 0)
+        """The last: only a backend that captures steps writes there, and asks for one more."""
         num_slots = (num_blocks + 1) * block_tokens
         self.layers: list[LayerKV | LayerState] = [
             new_layer_state(num_state_slots, config.state, device)
             if kind in STATE_KINDS and config.state is not None
             else new_layer(
-                num_slots, *(heads if kind in ATTENTION_KINDS else (0, 0)), kv_format, device
+                num_slots,
+                *(heads if kind in ATTENTION_KINDS else (0, 0)),
+                kv_format,
+                device,
+                num_vectors=config.kv_vectors,
             )
             for heads, kind in zip(config.kv_shapes, config.mixer_kinds, strict=True)
         ]
@@ -98,22 +111,28 @@ class PagedKV:
 
 
 def new_layer(
-    num_slots: int, num_kv_heads: int, head_dim: int, kv_format: KVFormat, device: torch.device
+    num_slots: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_format: KVFormat,
+    device: torch.device,
+    *,
+    num_vectors: int = 2,
 ) -> LayerKV:
-    """Zeroed."""
+    """Zeroed. ``num_vectors``: of each token and head."""
     dtype = DTYPE_OF[kv_format]
-    entries = untouched_zeros((num_slots, 2, num_kv_heads, head_dim), dtype, device)
+    entries = lazy_zeros((num_slots, num_vectors, num_kv_heads, head_dim), dtype, device)
     if dtype not in LARGEST_CODE:
         return LayerKV(entries)
     num_groups = -(-head_dim // GROUP_FEATURES)
-    shape = (num_slots, 2, num_kv_heads, num_groups)
-    return LayerKV(entries, untouched_zeros(shape, torch.float32, device))
+    shape = (num_slots, num_vectors, num_kv_heads, num_groups)
+    return LayerKV(entries, lazy_zeros(shape, torch.float32, device))
 
 
 def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(..., head_dim) of any float dtype -> codes of ``dtype``, and float32 (..., num_groups)
-    scales, each group's largest value being the largest code. What is not a number makes its
-    group's scale not a number, so that it is seen in the logits."""
+    scales, each group's largest value being the largest code. A NaN makes its group's scale NaN,
+    so that it reaches the logits."""
     groups = _groups(values.float())
     largest = groups.abs().amax(dim=-1)
     scales = torch.where(largest == 0, 1.0, largest / LARGEST_CODE[dtype])

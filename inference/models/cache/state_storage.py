@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.layers.recurrent.state_config import StateShape
-from inference.models.weights.untouched import untouched_zeros
+from inference.models.weights.lazy_zeros import lazy_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,6 @@ class LayerState:
 def new_layer_state(num_slots: int, shape: StateShape, device: torch.device) -> LayerState:
     """Zeroed."""
     return LayerState(
-        untouched_zeros((num_slots, *shape.conv_shape), torch.float32, device),
-        untouched_zeros((num_slots, *shape.recurrent_shape), torch.float32, device),
+        lazy_zeros((num_slots, *shape.conv_shape), torch.float32, device),
+        lazy_zeros((num_slots, *shape.recurrent_shape), torch.float32, device),
     )

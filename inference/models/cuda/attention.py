@@ -11,19 +11,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import GROUP_FEATURES
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
-from inference.models.layers.attention import MOST_PARTS, DecodeAttention, PrefillAttention
+from inference.models.device_step import DeviceStep
+from inference.models.layers.attention import MOST_PARTS, Attend
+from inference.models.step_input import StepInput
+from inference.models.to_device import on_device
 
 SMALLEST_DOT = 16
 """Rows and features that ``tl.dot`` takes at least."""
 PROGRAMS_PER_PROCESSOR = 4
-"""Of a decode step, on each of the card's multiprocessors: enough to keep its memory busy."""
+"""The programs of a decode step on each of the card's multiprocessors: enough to keep its memory
+busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +64,36 @@ class TritonAttention:
 
     def __init__(
         self,
-        sliding_window: int | None,
+        window: int | None,
         num_processors: int,
         tuning: Tuning,
         soft_cap: float | None = None,
+        *,
+        sees_ahead: bool = False,
+        is_chunked: bool = False,
     ) -> None:
-        """``num_processors``: multiprocessors of the card; ``soft_cap``: of scores."""
-        self._window = sliding_window or 0
+        """``num_processors``: multiprocessors of the card; ``soft_cap``: of scores.
+        ``is_chunked``: as of ``TorchAttention``. ``sees_ahead``:
+        whether a step may have rows that attend to later ones, as ``StepInput.last_seen`` has it.
+        Then every prompt takes the kernel for it, so that no image waits for a compiler."""
+        self._window = window or 0
+        self._is_chunked = is_chunked
         self._soft_cap = soft_cap or 0.0
         self._num_processors = num_processors
         self._tuning = tuning
+        self._sees_ahead = sees_ahead
 
-    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
-        def attend(
-            queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
-        ) -> torch.Tensor:
-            return self._decode(queries, layer_kv, batch, block_tokens, sinks)
-
-        return attend
-
-    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention:
-        device, tile_rows = batch.positions.device, self._tuning.prefill_tile_rows
-        tiles = torch.tensor(row_tiles(batch, tile_rows), dtype=torch.int32)
-        if device.type == "cuda":
-            tiles = tiles.pin_memory().to(device, non_blocking=True)
-        most_blocks = max(len(span.block_ids) for span in batch.spans)
-        block_ids = batch.positions.new_zeros(len(batch.spans), most_blocks)
-        for row, span in enumerate(batch.spans):
-            block_ids[row, : len(span.block_ids)] = span.block_ids
+    def of_step(self, step: DeviceStep) -> Attend:
+        """The rows that decode share out their contexts among programs, prompts' rows are done in
+        tiles; both write to one result."""
+        tiles = last_seen = None
+        if step.prompts:
+            found = np.array(row_tiles(step.host, self._tuning.prefill_tile_rows), dtype=np.int32)
+            tiles = on_device(found, torch.int32, step.positions.device)
+            if self._sees_ahead:
+                host = step.host
+                seen = host.positions if host.last_seen is None else host.last_seen
+                last_seen = on_device(seen, torch.int32, step.positions.device)
 
         def attend(
             queries: torch.Tensor,
@@ -96,7 +102,13 @@ class TritonAttention:
             layer_kv: LayerKV,
             sinks: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            return self._prefill(queries, layer_kv, tiles, block_ids, block_tokens, sinks)
+            queries = queries.contiguous()
+            attended = torch.empty_like(queries)
+            if step.host.num_decode_rows:
+                self._decode(queries, layer_kv, step, sinks, attended)
+            if tiles is not None:
+                self._prefill(queries, layer_kv, step, tiles, last_seen, sinks, attended)
+            return attended.flatten(1)
 
         return attend
 
@@ -104,37 +116,39 @@ class TritonAttention:
         self,
         queries: torch.Tensor,
         layer_kv: LayerKV,
-        batch: Batch,
-        block_tokens: int,
+        step: DeviceStep,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        num_rows, num_heads, head_dim = queries.shape
+        attended: torch.Tensor,
+    ) -> None:
+        num_rows = step.host.num_decode_rows
+        _, num_heads, head_dim = queries.shape
         num_kv_heads, tuning = layer_kv.entries.shape[2], self._tuning
         padded_dim = padded(head_dim)
         parts = (num_rows, num_heads, tuning.decode_most_parts)
         sums = queries.new_empty((*parts, head_dim), dtype=torch.float32)
         softmax = queries.new_empty((*parts, 2), dtype=torch.float32)
-        attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
         decode_kernel[(num_rows, num_kv_heads, self._num_sharing(num_rows * num_kv_heads))](
-            queries.contiguous(),
+            queries,
             layer_kv.entries,
             layer_kv.scales,
-            batch.decode_blocks,
-            batch.positions,
+            step.block_table,
+            step.sequences,
+            step.positions,
             sums,
             softmax,
             self._score_scale(head_dim),
-            batch.decode_blocks.stride(0),
+            step.block_table.stride(0),
             num_kv_heads=num_kv_heads,
             group_heads=num_heads // num_kv_heads,
             padded_heads=padded(num_heads // num_kv_heads),
             head_dim=head_dim,
             padded_dim=padded_dim,
-            block_tokens=block_tokens,
+            block_tokens=step.host.block_tokens,
             tile_tokens=tuning.decode_tile_tokens,
             smallest_part=tuning.decode_smallest_part,
             most_parts=tuning.decode_most_parts,
             window=self._window,
+            is_chunked=self._is_chunked,
             soft_cap=self._soft_cap,
             group_features=GROUP_FEATURES,
             has_scales=layer_kv.scales is not None,
@@ -145,7 +159,7 @@ class TritonAttention:
         reduce_kernel[(num_rows, num_heads)](
             sums,
             softmax,
-            batch.positions,
+            step.positions,
             sinks,
             attended,
             num_heads=num_heads,
@@ -155,38 +169,40 @@ class TritonAttention:
             smallest_part=tuning.decode_smallest_part,
             most_parts=tuning.decode_most_parts,
             window=self._window,
+            is_chunked=self._is_chunked,
         )
-        return attended.view(num_rows, num_heads * head_dim)
 
     def _prefill(
         self,
         queries: torch.Tensor,
         layer_kv: LayerKV,
+        step: DeviceStep,
         tiles: torch.Tensor,
-        block_ids: torch.Tensor,
-        block_tokens: int,
+        last_seen: torch.Tensor | None,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        num_tokens, num_heads, head_dim = queries.shape
-        attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        attended: torch.Tensor,
+    ) -> None:
+        _, num_heads, head_dim = queries.shape
         prefill_kernel[(len(tiles), num_heads)](
-            queries.contiguous(),
+            queries,
             layer_kv.entries,
             layer_kv.scales,
-            block_ids,
+            step.block_table,
             tiles,
+            last_seen,
             sinks,
             attended,
             self._score_scale(head_dim),
-            block_ids.stride(0),
+            step.block_table.stride(0),
             num_heads=num_heads,
             num_kv_heads=layer_kv.entries.shape[2],
             head_dim=head_dim,
             padded_dim=padded(head_dim),
-            block_tokens=block_tokens,
+            block_tokens=step.host.block_tokens,
             tile_rows=self._tuning.prefill_tile_rows,
             tile_tokens=self._tuning.prefill_tile_tokens,
             window=self._window,
+            is_chunked=self._is_chunked,
             soft_cap=self._soft_cap,
             group_features=GROUP_FEATURES,
             has_scales=layer_kv.scales is not None,
@@ -194,7 +210,6 @@ class TritonAttention:
             num_warps=self._tuning.prefill_warps,
             num_stages=self._tuning.stages,
         )
-        return attended.view(num_tokens, num_heads * head_dim)
 
     def _score_scale(self, head_dim: int) -> float:
         """What the kernels multiply products of queries and keys by."""
@@ -207,12 +222,13 @@ class TritonAttention:
         return min(max(wanted, 1), self._tuning.decode_most_parts)
 
 
-def row_tiles(batch: Batch, tile_rows: int) -> list[tuple[int, int, int, int]]:
+def row_tiles(step: StepInput, tile_rows: int) -> list[tuple[int, int, int, int]]:
     """``prefill_kernel``'s tiles, those with the longest context first, for they take longest."""
     tiles = [
-        (row, min(tile_rows, span.last_row - row), span.start + row - span.first_row, index)
-        for index, span in enumerate(batch.spans)
-        for row in range(span.first_row, span.last_row, tile_rows)
+        (row, min(tile_rows, query.last_row - row), query.start + depth, query.sequence)
+        for query in step.prompts
+        for depth in range(0, query.last_row - query.first_row, tile_rows)
+        for row in [query.first_row + depth]
     ]
     return sorted(tiles, key=lambda tile: -tile[2])
 

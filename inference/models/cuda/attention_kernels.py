@@ -7,8 +7,9 @@ Layouts are ``inference.models.cache.paged_kv``'s. Scores are in base 2: ``score
 log2(e). A head's sink is one more score of its softmax, which adds nothing to the sum.
 A constexpr named ``padded_...`` is the power of two, 16 at least, that ``tl.dot`` wants.
 
-A step's positions and block ids are slices of one upload, whose alignment changes with the number
-of rows: specialising on it would compile a kernel anew while it serves.
+All kernels read the step as it is: ``block_ids`` has a row of ``row_blocks`` for each sequence, and
+``sequences`` has each row's own. Where they lie is never specialised on: a kernel would be
+compiled again while it serves.
 """
 
 import triton
@@ -88,13 +89,15 @@ def attend_tile(
 
 
 @triton.jit(
-    do_not_specialize=["row_blocks"], do_not_specialize_on_alignment=["block_ids", "positions"]
+    do_not_specialize=["row_blocks"],
+    do_not_specialize_on_alignment=["block_ids", "sequences", "positions"],
 )
 def decode_kernel(
     queries,
     entries,
     scales,
     block_ids,
+    sequences,
     positions,
     partial_sums,
     partial_softmax,
@@ -110,6 +113,7 @@ def decode_kernel(
     smallest_part: tl.constexpr,
     most_parts: tl.constexpr,
     window: tl.constexpr,
+    is_chunked: tl.constexpr,
     soft_cap: tl.constexpr,
     group_features: tl.constexpr,
     has_scales: tl.constexpr,
@@ -121,13 +125,14 @@ def decode_kernel(
                                     [ part 0 | part 1 | ......... | part n - 1       ]
 
     How a context is cut depends on its own length alone, and ``reduce_kernel`` adds the parts up in
-    order, so that a row's numbers are the same whoever else is in the batch.
+    order, so that a row's numbers do not depend on the batch's other rows.
     """
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(positions + row).to(tl.int32) + 1
+    sequence_blocks = block_ids + tl.load(sequences + row).to(tl.int64) * row_blocks
     begin = 0
     if window > 0:
-        begin = tl.maximum(length - window, 0) // tile_tokens * tile_tokens
+        begin = first_seen(length - 1, window, is_chunked) // tile_tokens * tile_tokens
     part_tokens = part_size(length - begin, tile_tokens, smallest_part, most_parts)
     num_parts = tl.cdiv(length - begin, part_tokens)
 
@@ -148,14 +153,14 @@ def decode_kernel(
             tokens = first + tl.arange(0, tile_tokens)
             is_token = tokens < end
             if window > 0:
-                is_token = is_token & (tokens >= length - window)
+                is_token = is_token & (tokens >= first_seen(length - 1, window, is_chunked))
             keys = load_tile(
-                entries, scales, block_ids + row * row_blocks, tokens, is_token, kv_head, 0,
+                entries, scales, sequence_blocks, tokens, is_token, kv_head, 0,
                 num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
                 query.dtype,
             )  # fmt: skip
             values = load_tile(
-                entries, scales, block_ids + row * row_blocks, tokens, is_token, kv_head, 1,
+                entries, scales, sequence_blocks, tokens, is_token, kv_head, 1,
                 num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
                 query.dtype,
             )  # fmt: skip
@@ -185,6 +190,7 @@ def reduce_kernel(
     smallest_part: tl.constexpr,
     most_parts: tl.constexpr,
     window: tl.constexpr,
+    is_chunked: tl.constexpr,
 ):
     """Grid (rows, heads): the parts of ``decode_kernel`` put together, and the head's sink where
     ``sinks`` is not ``None``."""
@@ -193,7 +199,7 @@ def reduce_kernel(
     length = tl.load(positions + row).to(tl.int32) + 1
     begin = 0
     if window > 0:
-        begin = tl.maximum(length - window, 0) // tile_tokens * tile_tokens
+        begin = first_seen(length - 1, window, is_chunked) // tile_tokens * tile_tokens
     num_parts = tl.cdiv(
         length - begin, part_size(length - begin, tile_tokens, smallest_part, most_parts)
     )
@@ -221,6 +227,14 @@ def reduce_kernel(
 
 
 @triton.jit
+def first_seen(position, window: tl.constexpr, is_chunked: tl.constexpr):
+    """The first position that a row at ``position`` sees: that of its chunk, or of its window."""
+    if is_chunked:
+        return position // window * window
+    return tl.maximum(position + 1 - window, 0)
+
+
+@triton.jit
 def part_size(
     num_tokens,
     tile_tokens: tl.constexpr,
@@ -232,13 +246,16 @@ def part_size(
     return tl.maximum(share, smallest_part)
 
 
-@triton.jit(do_not_specialize=["row_blocks"], do_not_specialize_on_alignment=["block_ids"])
+@triton.jit(
+    do_not_specialize=["row_blocks"], do_not_specialize_on_alignment=["block_ids", "last_seen"]
+)
 def prefill_kernel(
     queries,
     entries,
     scales,
     block_ids,
     tiles,
+    last_seen,
     sinks,
     attended,
     score_scale,
@@ -251,13 +268,15 @@ def prefill_kernel(
     tile_rows: tl.constexpr,
     tile_tokens: tl.constexpr,
     window: tl.constexpr,
+    is_chunked: tl.constexpr,
     soft_cap: tl.constexpr,
     group_features: tl.constexpr,
     has_scales: tl.constexpr,
     is_exact: tl.constexpr,
 ):
     """Grid (tiles of prompt rows, heads). A tile is four numbers: its first row in the batch, how
-    many rows, the first one's position, and which row of ``block_ids`` has its sequence's."""
+    many rows, the first one's position, and its sequence. ``last_seen``: the last position that
+    each row of the batch attends to; ``None``: its own."""
     tile, head = tiles + tl.program_id(0) * 4, tl.program_id(1)
     first_row = tl.load(tile).to(tl.int64)
     num_rows = tl.load(tile + 1).to(tl.int32)
@@ -281,17 +300,21 @@ def prefill_kernel(
     summed = tl.zeros([tile_rows, padded_dim], tl.float32)
     begin = 0
     if window > 0:
-        begin = tl.maximum(position + 1 - window, 0) // tile_tokens * tile_tokens
+        begin = first_seen(position, window, is_chunked) // tile_tokens * tile_tokens
+    last = position + rows
     end = position + num_rows
+    if last_seen is not None:
+        last = tl.load(last_seen + first_row + rows, mask=rows < num_rows, other=0).to(tl.int32)
+        end = tl.max(last, 0) + 1
     for first in range(begin, end, tile_tokens):
         tokens = first + tl.arange(0, tile_tokens)
-        distance = (position + rows)[:, None] - tokens[None, :]
-        is_visible = distance >= 0
+        is_visible = tokens[None, :] <= last[:, None]
         is_held = tokens < end
         if window > 0:
-            is_visible = is_visible & (distance < window)
-            # Earlier blocks may be somebody else's already.
-            is_held = is_held & (tokens > position - window)
+            oldest = first_seen(position + rows, window, is_chunked)
+            is_visible = is_visible & (tokens[None, :] >= oldest[:, None])
+            # Earlier blocks may belong to another sequence already.
+            is_held = is_held & (tokens >= first_seen(position, window, is_chunked))
         keys = load_tile(
             entries, scales, sequence_blocks, tokens, is_held, kv_head, 0,
             num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,

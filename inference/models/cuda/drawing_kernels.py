@@ -2,9 +2,9 @@
 drawn from it by the rules of ``inference.engine.sampling.filters``.
 
 A token's weight is e ** ((score - largest) / temperature), the likeliest one's being 1. Weights are
-computed anew in every pass, from scores that stay in the card's cache. Nothing is sorted: numbers
-from 0 to 1 are ordered as their bits are, so what a filter keeps begins at some bits, and those are
-searched for. A block of weights is added up in float32, the blocks in float64, each row's alone.
+computed again in every pass, from scores that stay in the card's cache. Nothing is sorted: numbers
+from 0 to 1 are ordered as their bits are, so a filter's threshold is a bit pattern, and the kernel
+searches for it. A block of weights is added up in float32, the blocks in float64, each row's alone.
 """
 
 import triton

@@ -1,6 +1,7 @@
 """Triton kernel: rows that are sorted by expert, each times its expert's weight, packed or dense.
 
-Which expert a program's rows have is read on the device: a step can be captured, and nobody waits.
+Programs read their rows' expert on the device, so a step can be captured and the host does not
+wait.
 
     entries     [ expert 0 ....... ][ expert 2 . ][ expert 3 .................. ]
     tiles       [ tile 0 ][ tile 1 ][ tile 2     ][ tile 3 ][ tile 4 ][ tile 5  ]   of tile_rows
@@ -86,6 +87,7 @@ def expert_matmul_kernel(
     high_words,
     scales,
     row_scales,
+    table,
     product,
     out_features,
     num_experts: tl.constexpr,
@@ -129,10 +131,10 @@ def expert_matmul_kernel(
             own_high_words = high_words
             if bits == 6:
                 own_high_words = high_words + skipped * (row_words // 2)
+            own_scales = scales + skipped * (padded_features // group_features // word_groups)
             result = packed_product(
-                x, words + skipped * row_words, own_high_words,
-                scales + skipped * (padded_features // group_features // word_groups), x_rows,
-                is_entry, some_outputs, out_features, in_features, padded_features, bits, zero,
+                x, words + skipped * row_words, own_high_words, own_scales, table, x_rows, is_entry,
+                some_outputs, out_features, in_features, padded_features, bits, zero,
                 group_features, has_minimums, is_float, parts, stages, is_exact,
             )  # fmt: skip
             result *= tl.load(row_scales + skipped + some_outputs)[:, None]

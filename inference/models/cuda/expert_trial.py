@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 
 from inference.models.layers.grouped_product import GroupedProduct
-from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, ExpertWeight, written_out
 
 logger = logging.getLogger(__name__)
@@ -22,14 +21,14 @@ LEAST_CAPABILITY = (8, 0)
 
 
 def has_expert_kernel(device: torch.device) -> bool:
-    """Whether one is built for the device; a trial finds out whether it runs."""
+    """Whether one is built for the device; a trial checks whether it runs."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 class ExpertTrials:
-    """Remembers what was found, for one device and one type of activations."""
+    """Remembers the trials' results, for one device and one type of activations."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
@@ -41,8 +40,6 @@ class ExpertTrials:
         nothing."""
         if not isinstance(weight, DenseWeight) and weight.shape[1] % GROUP_FEATURES:
             return f"{weight.shape[1]} input features are not whole groups of {GROUP_FEATURES}"
-        if isinstance(weight, CodebookWeight):
-            return "no Triton kernel looks codes up in a table"
         key = type(weight), getattr(weight, "bits", 0), _has_minimums(weight), weight.shape
         if key not in self._reasons:
             self._reasons[key] = self._try(weight)

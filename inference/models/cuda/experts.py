@@ -1,9 +1,9 @@
 """All experts of a layer's projection on the card, each weight as its file holds it: codes of 4, 5,
-6 or 8 bits, MXFP4, fp8 with scales of blocks, or dense. One kernel multiplies rows sorted by
-expert.
+6 or 8 bits, codes in a table, MXFP4, fp8 with scales of blocks, or dense. One kernel multiplies
+rows sorted by expert.
 
-Codes lie as ``packed``'s do, one expert's after the other's. Numbers of MXFP4 and fp8 are codes
-whose value is a float.
+Codes lie as ``packed_layout``'s do, one expert's after the other's. Numbers of MXFP4 and fp8 are
+codes whose value is a float.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 import triton
 
 from inference.models.cuda.expert_kernels import expert_matmul_kernel
-from inference.models.cuda.packed import TILES, Packed, Tile, pack, pack_codes
+from inference.models.cuda.packed import TILES, Tile
+from inference.models.cuda.packed_layout import Packed, pack, pack_codes
+from inference.models.weights.mxfp4 import NO_CODE, codes_of
 from inference.models.weights.stored import (
     GROUP_FEATURES,
-    TWICE_THE_MXFP4_VALUES,
     DenseWeight,
     ExpertWeight,
     Fp8Weight,
@@ -27,11 +28,11 @@ from inference.models.weights.stored import (
 )
 
 DENSE_BITS = 16
-"""In place of a code's bits, for a dense weight of any dtype."""
+"""The number that stands for a code's bits with a dense weight of any dtype."""
 DENSE_STEP_FEATURES = 64
 DENSE_WARPS = 4
 DENSE_TILES = {8: Tile(64, 3), 16: Tile(64, 3), 32: Tile(64, 3), 64: Tile(64, 3)}
-"""By rows."""
+"""The tiles of dense weights, by rows."""
 
 
 class UnlikeExpertsError(Exception):
@@ -76,6 +77,7 @@ class TritonProduct:
             packed.high_words,
             packed.scales,
             packed.row_scales,
+            packed.table,
             product,
             out_features,
             num_experts=self.num_experts,
@@ -121,7 +123,7 @@ def stacked_product(
     }
     for index in range(num_experts):
         packed = pack_expert(stored(index), device, dtype) if index else first
-        if packed.layout != first.layout or packed.words.shape != first.words.shape:
+        if not packed.is_like(first):
             raise UnlikeExpertsError(f"expert {index} is not stored as the first is")
         for name, tensor in _tensors(packed).items():
             stacks[name][index] = tensor
@@ -144,13 +146,8 @@ def mxfp4_codes(weight: GroupedWeight) -> torch.Tensor | None:
     format are read; else ``None``. Nothing is lost by it."""
     if weight.bits != 8 or weight.minimums is not None:
         return None
-    numbers = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int16)
-    codes = torch.full((256,), 255, dtype=torch.uint8)
-    # From the last: nothing is the first of its two codes.
-    for code in range(len(numbers) - 1, -1, -1):
-        codes[int(numbers[code]) + 128] = code
-    found = codes[weight.codes.to(torch.int64) + 128]
-    return None if bool((found == 255).any()) else found
+    found = codes_of(weight.codes)
+    return None if bool((found == NO_CODE).any()) else found
 
 
 def _dense(weight: DenseWeight, device: torch.device, dtype: torch.dtype) -> Packed:
@@ -174,10 +171,12 @@ def _fp8(weight: Fp8Weight, device: torch.device) -> Packed:
 
 
 def expert_format(packed: Packed) -> str:
-    """In words, for a load report."""
+    """Describes how the weights are stored, for a load report."""
     bits, is_float = packed.layout["bits"], packed.layout["is_float"]
     if bits == DENSE_BITS:
         return "dense"
+    if packed.table is not None:
+        return "codes in a table"
     if is_float:
         return "fp8 codes" if bits == 8 else "MXFP4 codes"
     return f"{bits}-bit codes"

@@ -1,10 +1,12 @@
 """Triton kernels over packed weights: rows times a weight whose codes become numbers in registers,
 and the weight written out.
 
-The weight is ``inference.models.cuda.packed``'s. What costs on a card is turning codes into
-numbers: under float16's bits of 1024 a code is 1024 + code, two to a word, and what was added goes
-in the same multiplication and addition as the group's scale and minimum. A code that is a float
-(e4m3 or e2m1) is a float16 with its bits moved, times a power of two. ``tl.dot`` sums in float32.
+The weight is ``inference.models.cuda.packed_layout``'s. The expensive part on a card is converting
+codes to numbers: under float16's bits of 1024 a code is 1024 + code, two to a word, and the same
+fused multiply-add as the group's scale and minimum removes the 1024. A code that is a float (e4m3
+or e2m1) is a float16 with its bits moved, times a power of two. A code that is a place in a table
+is looked up with its neighbour: ``table`` has the two float16 of each of the 256 pairs in a word,
+a kilobyte that stays in the multiprocessor's cache. ``tl.dot`` sums in float32.
 """
 
 import triton
@@ -16,6 +18,7 @@ def group_values(
     codes,
     high_codes,
     scale_words,
+    table,
     plane: tl.constexpr,
     high_plane: tl.constexpr,
     bits: tl.constexpr,
@@ -23,10 +26,11 @@ def group_values(
     has_minimums: tl.constexpr,
     is_float: tl.constexpr,
 ):
-    """A group's weights, float32 (parts, outputs, features), in units of ``row_scales``.
+    """A group's weights, float32 ([parts,] outputs, features), in units of ``row_scales``.
 
-    ``codes`` (parts, outputs, features / 2): words whose two halves hold a pair at ``plane``;
-    ``high_codes`` the same, for 6 bits alone; ``scale_words`` (parts, outputs, 1).
+    ``codes`` ([parts,] outputs, features / 2): words whose two halves hold a pair at ``plane``;
+    ``high_codes`` the same, for 6 bits alone; ``scale_words`` ([parts,] outputs, 1); ``table``
+    (256,) or ``None``, for 4 bits alone.
     """
     if bits == 8:
         pairs = (codes >> (8 * plane)) & 0x00FF00FF
@@ -34,14 +38,19 @@ def group_values(
         pairs = (codes >> (4 * plane)) & 0x000F000F
         if bits == 6:
             pairs = pairs | (((high_codes >> (2 * high_plane)) & 0x00030003) << 4)
-    if is_float and bits == 8:  # e4m3: float16 with 8 less in its exponents
+    if table is not None:
+        pairs = tl.load(table + ((pairs | (pairs >> 12)) & 255))
+    elif is_float and bits == 8:  # e4m3: float16 with 8 less in its exponents
         pairs = ((pairs & 0x007F007F) << 7) | ((pairs & 0x00800080) << 8)
     elif is_float:  # e2m1: 14 less
         pairs = ((pairs & 0x00070007) << 9) | ((pairs & 0x00080008) << 12)
     else:
         pairs = pairs | 0x64006400
     numbers = tl.join(half(pairs, 0), half(pairs, 1))
-    numbers = numbers.reshape(codes.shape[0], codes.shape[1], 2 * codes.shape[2])
+    if len(codes.shape) == 2:
+        numbers = numbers.reshape(codes.shape[0], 2 * codes.shape[1])
+    else:
+        numbers = numbers.reshape(codes.shape[0], codes.shape[1], 2 * codes.shape[2])
     if has_minimums:
         scale = half(scale_words, 0)
         minimum = half(scale_words, 1)
@@ -51,6 +60,8 @@ def group_values(
     if is_float:
         unit: tl.constexpr = 256.0 if bits == 8 else 16384.0
         return numbers * (scale * unit)
+    if table is not None:
+        return numbers * scale
     return numbers * scale + (minimum - (1024.0 + zero) * scale)
 
 
@@ -67,6 +78,7 @@ def packed_product(
     words,
     high_words,
     scales,
+    table,
     x_rows,
     is_row,
     outputs,
@@ -129,8 +141,8 @@ def packed_product(
                 if is_exact:
                     activations = activations.to(tl.float32)
                 values = group_values(
-                    codes, high_codes, scale_words, plane, 4 * within_step + plane, bits, zero,
-                    has_minimums, is_float,
+                    codes, high_codes, scale_words, table, plane, 4 * within_step + plane, bits,
+                    zero, has_minimums, is_float,
                 ).to(activations.dtype)  # fmt: skip
                 summed = tl.dot(values, activations, summed, input_precision=precision)
     return tl.sum(summed, 0)
@@ -143,6 +155,7 @@ def packed_matmul_kernel(
     high_words,
     scales,
     row_scales,
+    table,
     product,
     num_rows,
     out_features,
@@ -162,10 +175,10 @@ def packed_matmul_kernel(
     """Grid (tiles of outputs, tiles of rows)."""
     outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
     rows = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
-    # What is read for outputs that are not there is not stored.
+    # Values read for outputs out of range are not stored.
     some_outputs = tl.minimum(outputs, out_features - 1)
     result = packed_product(
-        x, words, high_words, scales, rows, rows < num_rows, some_outputs, out_features,
+        x, words, high_words, scales, table, rows, rows < num_rows, some_outputs, out_features,
         in_features, padded_features, bits, zero, group_features, has_minimums, is_float, parts,
         stages, is_exact,
     )  # fmt: skip
@@ -181,6 +194,7 @@ def unpack_kernel(
     high_words,
     scales,
     row_scales,
+    table,
     weight,
     out_features,
     in_features: tl.constexpr,
@@ -212,7 +226,7 @@ def unpack_kernel(
         group = tile * planes + plane
         scale_words = tl.load(scales + (group // word_groups) * out_features + some_outputs)
         values = group_values(
-            codes, high_codes, scale_words, plane, plane, bits, zero, has_minimums, is_float
+            codes, high_codes, scale_words, table, plane, plane, bits, zero, has_minimums, is_float
         )
         features = group * group_features + tl.arange(0, group_features)[None, None, :]
         places = outputs.to(tl.int64) * in_features + features

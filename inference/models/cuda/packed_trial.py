@@ -10,21 +10,20 @@ from collections.abc import Callable
 import torch
 
 from inference.models.cuda.timing import captured_ms
-from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import GROUP_FEATURES, PackedWeight, with_tensors
 from inference.models.weights.weight_source import Linear
 
 logger = logging.getLogger(__name__)
 
 TRIAL_OUTPUTS = 64
-TRIAL_ROWS = (5, 12, 30)
+TRIAL_ROWS = (5, 12, 30, 50)
 """Each in a tile of another size."""
 LARGEST_ERROR = 0.02
 """Relative to the largest product: what bfloat16 may lose over a row."""
 
 
 class PackedTrials:
-    """Remembers what was found, for one device and one type of activations."""
+    """Remembers the trials' results, for one device and one type of activations."""
 
     def __init__(
         self,
@@ -35,24 +34,22 @@ class PackedTrials:
         self._device = device
         self._dtype = dtype
         self._milliseconds = milliseconds
-        self._reasons: dict[tuple[type, int, bool, int], str | None] = {}
+        self._reasons: dict[tuple[type, int, bool, int, int], str | None] = {}
         self._are_slower: dict[tuple[int, bool, tuple[int, int]], bool] = {}
 
     def reason_against(self, weight: PackedWeight) -> str | None:
         """Why this weight cannot stay packed, or ``None``. Raises nothing."""
         if weight.shape[1] % GROUP_FEATURES:
             return f"{weight.shape[1]} input features are not whole groups of {GROUP_FEATURES}"
-        if isinstance(weight, CodebookWeight):
-            return "no Triton kernel looks codes up in a table"
         has_minimums = weight.minimums is not None
-        key = type(weight), weight.bits, has_minimums, weight.shape[1]
+        key = type(weight), weight.bits, has_minimums, weight.shape[1], weight.scales.shape[1]
         if key not in self._reasons:
             self._reasons[key] = self._try(weight)
         return self._reasons[key]
 
     def is_slower(self, weight: PackedWeight, other: Callable[[], Linear]) -> bool:
         """Whether one row of a decode step takes longer than by ``other``'s kernel, which is built
-        to compare. True where that cannot be found out. Raises nothing."""
+        to compare. True where that cannot be measured. Raises nothing."""
         key = weight.bits, weight.minimums is not None, weight.shape
         if key not in self._are_slower:
             try:

@@ -6,16 +6,25 @@ from __future__ import annotations
 import torch
 import triton
 
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import GROUP_FEATURES
 from inference.models.cache.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.config import ModelConfig
 from inference.models.cuda.rotation_kernels import rotate_kernel
+from inference.models.device_step import DeviceStep
 from inference.models.layers.rope import RopeTable
-from inference.models.layers.rotation import AttentionWeights, RotatedHeads, Rotation
+from inference.models.layers.rotation import (
+    AttentionWeights,
+    RotatedHeads,
+    Rotation,
+    torch_rotation,
+)
 
 
-def triton_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotation:
+def triton_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
+    """Steps with images, which are rotated by rows and columns, take torch's operators."""
+    if step.images is not None and step.images.rotary is not None:
+        return torch_rotation(config, rope, step)
+
     def rotate(weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
         num_rows, num_heads, head_dim = len(qkv), config.num_heads, config.head_dim
         dtype = layer_kv.entries.dtype
@@ -26,8 +35,8 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotat
             weights.key_norm,
             rope.cosines,
             rope.sines,
-            batch.positions,
-            batch.slots,
+            step.positions,
+            step.slots,
             queries,
             layer_kv.entries,
             layer_kv.scales,
@@ -38,6 +47,7 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotat
             padded_groups=padded_groups(head_dim),
             group_features=GROUP_FEATURES,
             has_norm=weights.query_norm is not None,
+            norms_rotated=config.is_qk_norm_after_rotation,
             has_scales=layer_kv.scales is not None,
             largest_code=LARGEST_CODE.get(dtype, 1.0),
             is_integer=dtype == torch.int8,

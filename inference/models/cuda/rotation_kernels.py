@@ -45,12 +45,14 @@ def rotate_kernel(
     padded_groups: tl.constexpr,
     group_features: tl.constexpr,
     has_norm: tl.constexpr,
+    norms_rotated: tl.constexpr,
     has_scales: tl.constexpr,
     largest_code: tl.constexpr,
     is_integer: tl.constexpr,
 ):
     """Grid (rows, num_heads + 2 * num_kv_heads): a head of a row. Query heads are normed, rotated
-    and stored; key heads the same, at the row's slot; value heads at the slot as they are.
+    and stored, or rotated, normed and stored; key heads the same, at the row's slot; value heads at
+    the slot as they are.
 
         features of a head   (padded_groups, group_features), so that a group's largest is at hand
     """
@@ -67,14 +69,20 @@ def rotate_kernel(
         norm = qkv
         if has_norm:
             norm = query_norm if index < num_heads else key_norm
-        values = load_head(head, dims, norm, eps, head_dim, has_norm)
+        norms_first: tl.constexpr = has_norm and not norms_rotated
+        values = load_head(head, dims, norm, eps, head_dim, norms_first)
         # The half that a feature is rotated with; its norm's sum is over the same features.
         others = tl.where(mask, (dims + head_dim // 2) % head_dim, dims)
-        turned = load_head(head, others, norm, eps, head_dim, has_norm)
+        turned = load_head(head, others, norm, eps, head_dim, norms_first)
         angles = tl.load(positions + row) * head_dim + dims
         cosine = tl.load(cosines + angles, mask=mask, other=0.0)
         sine = tl.load(sines + angles, mask=mask, other=0.0)
         result = values * cosine + turned * sine
+        if has_norm and norms_rotated:
+            result = result.to(queries.dtype.element_ty).to(tl.float32)
+            mean_square = tl.sum(tl.sum(result * result, 1), 0) / head_dim
+            weight = tl.load(norm + dims, mask=mask, other=0.0).to(tl.float32)
+            result = result * tl.rsqrt(mean_square + eps) * weight
     result = result.to(queries.dtype.element_ty)
     if index < num_heads:
         tl.store(queries + (row * num_heads + index) * head_dim + dims, result, mask=mask)
@@ -85,7 +93,7 @@ def rotate_kernel(
         if has_scales:
             exact = result.to(tl.float32)
             largest = tl.max(tl.abs(exact), 1)
-            # Its largest hides what is not a number; the sum does not.
+            # The maximum ignores a NaN; the sum does not.
             largest = tl.where(tl.sum(exact, 1) == tl.sum(exact, 1), largest, float("nan"))
             scale = tl.where(largest == 0.0, 1.0, largest / largest_code)
             num_groups: tl.constexpr = (head_dim + group_features - 1) // group_features

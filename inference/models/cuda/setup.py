@@ -8,21 +8,22 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.layout import cache_layout
 from inference.models.cache.paged_kv import LayerKV, new_layer
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.capture import CudaCapture
-from inference.models.decoder import DecoderModel
+from inference.models.cuda.processors import processor_count
+from inference.models.decoder import DecoderLayers, DecoderModel
+from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.pointwise import Pointwise, TorchPointwise
+from inference.models.layers.recurrent.delta_net import ChunkStates, torch_chunk_states
 from inference.models.layers.rotation import AttentionWeights, RotationFactory, torch_rotation
-from inference.models.step_batch import batch_on
 from inference.models.step_input import StepInput
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ TRIAL_ROWS = 3
 TRIAL_TOKENS = 70
 TRIAL_BLOCK_TOKENS = 32
 LARGEST_ERROR = 0.03
-"""Of values around 1 in bfloat16; a kernel that is wrong is wrong by more."""
+"""The largest error of values around 1 in bfloat16; a kernel that is wrong is wrong by more."""
+
+LARGEST_EXACT_ERROR = 1e-4
+"""The largest error of float32, relative to the largest value."""
 
 
 class WrongResultError(Exception):
@@ -50,13 +54,24 @@ class WrongResultError(Exception):
 
 
 class NotBuiltError(Exception):
-    """No kernel computes what this model's layers do. The message says what."""
+    """No kernel computes this model's layers. The message names the operation."""
 
 
 def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]:
     """The model with Triton's kernels and captured steps, where those run and are right; and in
     words what it has. Steps are captured with Triton's attention alone: torch's would read every
     row's context to its limit."""
+    has_attention, words = install_kernels(model)
+    if not has_attention:
+        return model, words
+    return GraphedDecoder(model, CudaCapture(model.device)), words
+
+
+def install_kernels(model: DecoderLayers) -> tuple[bool, str]:
+    """Puts Triton's kernels into ``model``, where they run and are right. Whether it has Triton's
+    attention, and in words what it has."""
+    if model.config.latent is not None:
+        return False, "torch operators (no Triton attention: none is built for latents)"
     try:
         model.operators.attention |= {
             kind: working_attention(model, kind) for kind in model.operators.attention
@@ -64,9 +79,12 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
-        return model, f"torch operators (no Triton attention: {_reason(error)})"
+        return False, f"torch operators (no Triton attention: {_reason(error)})"
     working, failures = ["attention"], []
-    for name, install in (("rotation", _install_rotation), ("pointwise", _install_pointwise)):
+    installs = [("rotation", _install_rotation), ("pointwise", _install_pointwise)]
+    if model.config.delta is not None:
+        installs.append(("chunk states", _install_chunk_states))
+    for name, install in installs:
         try:
             install(model)
         except Exception as error:
@@ -74,28 +92,26 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
             failures.append(f" (no Triton {name}: {_reason(error)})")
         else:
             working.append(name)
-    words = f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
-    if cache_layout(model.config).has_states:
-        return model, f"{words}; steps with recurrent states are not captured"
-    if model.config.vision is not None:
-        # What a row is rotated by would have to be fed to them beside its position.
-        return model, f"{words}; steps of a model that is given pictures are not captured"
-    if model.config.has_predictor:
-        # A captured step keeps its logits, and no hidden rows.
-        return model, f"{words}; steps that a predictor follows are not captured"
-    return GraphedDecoder(model, CudaCapture(model.device)), words
+    return True, f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
 
 
-def _install_rotation(model: DecoderModel) -> None:
+def _install_rotation(model: DecoderLayers) -> None:
     model.operators.rotation = working_rotation(model)
 
 
-def _install_pointwise(model: DecoderModel) -> None:
+def _install_pointwise(model: DecoderLayers) -> None:
     model.operators.pointwise = working_pointwise(model)
 
 
+def _install_chunk_states(model: DecoderLayers) -> None:
+    from inference.models.cuda.delta import triton_chunk_states
+
+    try_chunk_states(model, triton_chunk_states)
+    model.operators.chunk_states = triton_chunk_states
+
+
 def _reason(error: Exception) -> str:
-    """What a load report says of a kernel that is not used. A compiler's message is in the log."""
+    """The reason in the load report for an unused kernel. A compiler's message is in the log."""
     known = isinstance(error, NotBuiltError | WrongResultError)
     return str(error) if known else type(error).__name__
 
@@ -105,21 +121,25 @@ def rotation_reason(config: ModelConfig) -> str | None:
     is_partial = config.rotary_dim not in (None, config.head_dim)
     if is_partial or config.is_rope_interleaved or "unrotated" in config.mixer_kinds:
         return "only whole heads are rotated, by halves"
-    if config.vision is not None:
-        return "rotation by a picture's rows and columns is not built"
     return "norms over all heads are not built" if config.is_qk_norm_wide else None
 
 
-def working_attention(model: DecoderModel, kind: MixerKind) -> TritonAttention:
-    """With the first of ``TUNINGS`` that fits the card. Raises what the last try raised."""
+def working_attention(model: DecoderLayers, kind: MixerKind) -> TritonAttention:
+    """Returns attention with the first of ``TUNINGS`` that fits the card. Raises what the last try
+    raised."""
     from inference.models.cuda.attention import TUNINGS, TritonAttention
 
     config, num_processors = model.config, processor_count(model.device)
     window, soft_cap = config.window_of(kind), config.attention_soft_cap
+    sees_ahead = config.vision is not None and config.vision.is_bidirectional
     for tuning in TUNINGS:
-        attention = TritonAttention(window, num_processors, tuning, soft_cap)
+        attention = TritonAttention(
+            *(window, num_processors, tuning, soft_cap),
+            sees_ahead=sees_ahead,
+            is_chunked=kind == "chunked",
+        )
         try:
-            try_attention(model, attention, window)
+            try_attention(model, attention, kind)
         except Exception:
             if tuning == TUNINGS[-1]:
                 raise
@@ -128,17 +148,14 @@ def working_attention(model: DecoderModel, kind: MixerKind) -> TritonAttention:
     raise AssertionError("TUNINGS is empty")
 
 
-def processor_count(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1  # Triton's interpreter
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def try_attention(model: DecoderModel, attention: Attention, window: int | None) -> None:
-    """One sequence of the model's own shape, as prompt and as a decode row. Raises
+def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -> None:
+    """One sequence of the model's own shape, as prompt and as a row that decodes. Raises
     ``WrongResultError``, and whatever launching raises."""
     config, device = model.config, model.device
-    torch_attention = TorchAttention(window, model.dtype, config.attention_soft_cap)
+    torch_attention = TorchAttention(
+        *(config.window_of(kind), model.dtype, config.attention_soft_cap),
+        is_chunked=kind == "chunked",
+    )
     heads, dim = config.num_kv_heads, config.head_dim
     layer = new_layer(4 * TRIAL_BLOCK_TOKENS, heads, dim, model.kv_format, device)
     generator = torch.Generator().manual_seed(0)
@@ -157,33 +174,38 @@ def try_attention(model: DecoderModel, attention: Attention, window: int | None)
         raise WrongResultError(f"off by {error:.3g}")
 
 
-def working_rotation(model: DecoderModel) -> RotationFactory:
+def working_rotation(model: DecoderLayers) -> RotationFactory:
     """Raises ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.rotation import triton_rotation
 
     if reason := rotation_reason(model.config):
         raise NotBuiltError(reason)
+    if not model.operators.ropes:
+        raise NotBuiltError("none of these layers rotates")
     try_rotation(model, triton_rotation)
     return triton_rotation
 
 
-def try_rotation(model: DecoderModel, rotation: RotationFactory) -> None:
+def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
     """A step of the first layer's shape. Raises ``WrongResultError``, and whatever launching
     raises."""
     config, device = model.config, model.device
     num_heads = config.num_heads + 2 * config.num_kv_heads
     generator = torch.Generator().manual_seed(1)
     qkv = torch.randn(TRIAL_ROWS, num_heads * config.head_dim, generator=generator)
-    rows = torch.arange(TRIAL_ROWS, device=device)
-    batch = Batch(rows, rows, rows, rows.unsqueeze(1))
+    numbers = range(TRIAL_ROWS)
+    table = np.arange(TRIAL_ROWS, dtype=np.int32)[None]
+    step = DeviceStep.of(
+        StepInput.of_queries(numbers, [0], [TRIAL_ROWS], table, 1, num_decodes=0), device
+    )
     rope, weights = next(iter(model.operators.ropes.values())), _trial_weights(model)
     found = []
     for factory in (torch_rotation, rotation):
         shape = config.num_kv_heads, config.head_dim
         layer_kv = new_layer(TRIAL_ROWS, *shape, model.kv_format, device)
-        rotate = factory(config, rope, batch)
+        rotate = factory(config, rope, step)
         queries = rotate(weights, qkv.to(device, model.dtype), layer_kv).queries
-        stored = layer_kv.gather(rows, 1, torch.float32)
+        stored = layer_kv.gather(step.slots, 1, torch.float32)
         found.append(torch.cat([queries.float().flatten(), stored.flatten()]))
     largest = float(found[0].abs().max())
     # Where a value lies between two codes either may be stored.
@@ -193,13 +215,13 @@ def try_rotation(model: DecoderModel, rotation: RotationFactory) -> None:
         raise WrongResultError(f"off by {error:.3g}")
 
 
-def _trial_weights(model: DecoderModel) -> AttentionWeights:
+def _trial_weights(model: DecoderLayers) -> AttentionWeights:
     """Those of the first layer that has attention."""
     mixers = (layer.mixer for layer in model.layers)
     return next(mixer for mixer in mixers if isinstance(mixer, AttentionMixer))
 
 
-def working_pointwise(model: DecoderModel) -> Pointwise:
+def working_pointwise(model: DecoderLayers) -> Pointwise:
     """Raises ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.pointwise import TritonPointwise
 
@@ -208,9 +230,9 @@ def working_pointwise(model: DecoderModel) -> Pointwise:
     return pointwise
 
 
-def try_pointwise(model: DecoderModel, pointwise: Pointwise) -> None:
-    """On rows of the model's own widths. Raises ``WrongResultError``, and whatever launching
-    raises."""
+def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
+    """Compares ``pointwise`` with torch on rows of the model's own widths. Raises
+    ``WrongResultError``, and whatever launching raises."""
     config, generator = model.config, torch.Generator().manual_seed(2)
 
     def random(*shape: int) -> torch.Tensor:
@@ -228,6 +250,26 @@ def try_pointwise(model: DecoderModel, pointwise: Pointwise) -> None:
             raise WrongResultError(f"off by {error:.3g}")
 
 
+def try_chunk_states(model: DecoderLayers, chunk_states: ChunkStates) -> None:
+    """Compares ``chunk_states`` with torch on three chunks of the model's own states. Raises
+    ``WrongResultError``, and whatever launching raises."""
+    shape = model.config.delta
+    assert shape is not None, "only models with such layers are given the kernel"
+    heads, keys, values = shape.num_value_heads, shape.key_head_dim, shape.value_head_dim
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator).to(model.device)
+
+    given = random(3, heads, keys, keys) / keys, random(3, heads, keys, values)
+    state = random(heads, keys, values)
+    wanted, found = (each(*given, state) for each in (torch_chunk_states, chunk_states))
+    for right, ours in zip(wanted, found, strict=True):
+        error = float((ours - right).abs().max())
+        if not error <= LARGEST_EXACT_ERROR * float(right.abs().max()):
+            raise WrongResultError(f"off by {error:.3g}")
+
+
 def _attend_both(
     attention: Attention,
     queries: torch.Tensor,
@@ -236,12 +278,17 @@ def _attend_both(
     layer: LayerKV,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """(TRIAL_TOKENS + 1, features): the prompt's rows, then the last again as a decode row."""
-    prompt = StepInput.of_sequence(range(TRIAL_TOKENS), TRIAL_BLOCK_TOKENS)
-    last = [TRIAL_TOKENS - 1]
-    row = StepInput.of_decodes(last, last, prompt.block_table, TRIAL_BLOCK_TOKENS)
-    prompts, rows = (batch_on(queries.device, step) for step in (prompt, row))
-    prefill = attention.for_prefill(prompts, TRIAL_BLOCK_TOKENS)
-    prefilled = prefill(queries, keys, values, layer, sinks)
-    decoded = attention.for_decode(rows, TRIAL_BLOCK_TOKENS)(queries[-1:], layer, sinks)
-    return torch.cat([prefilled, decoded])
+    """(TRIAL_TOKENS + 1, features): of a step in which the prompt's last row decodes as well."""
+    num_blocks = -(-TRIAL_TOKENS // TRIAL_BLOCK_TOKENS)
+    table = np.tile(np.arange(num_blocks, dtype=np.int32), (2, 1))
+    step = StepInput.of_queries(
+        [0] * (TRIAL_TOKENS + 1),
+        [TRIAL_TOKENS - 1, 0],
+        [1, TRIAL_TOKENS],
+        table,
+        TRIAL_BLOCK_TOKENS,
+        num_decodes=1,
+    )
+    attend = attention.of_step(DeviceStep.of(step, queries.device))
+    queries, keys, values = (torch.cat((rows[-1:], rows)) for rows in (queries, keys, values))
+    return attend(queries, keys, values, layer, sinks)

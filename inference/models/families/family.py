@@ -1,5 +1,5 @@
-"""The declaration that a family of decoders makes. All else derives from it: which files can be
-loaded, which tensors they must hold, what is quantised, and who builds the model.
+"""The declaration of a family of decoders. All else derives from it: which files can be loaded,
+which tensors they must hold, which weights are quantised, and the builder of the model.
 
     config.json ─┐                    ┌─ tensors ─▶ preflight, quantising, splits
     GGUF keys ───┴─▶ ModelConfig ─────┴─ builder ─▶ the model, on torch operators
@@ -22,11 +22,13 @@ Role = Literal[
     "embedding",
     "norm",
     "column",
+    "whole_column",
     "row",
     "row_bias",
     "head",
     "experts",
     "router",
+    "up",
     "conv",
     "state",
     "tower",
@@ -34,9 +36,11 @@ Role = Literal[
 """
 embedding, head   one row per token of the vocabulary; ranks split those rows
 column            (out_features, in_features); ranks split the outputs, and its bias with them
+whole_column      (out_features, in_features), and its bias; the same on every rank
 row               (out_features, in_features); ranks split the inputs and add up the results
 row_bias          (out_features,) of a row: one rank alone adds it
 experts           (num_experts, out_features, in_features); ranks split the experts
+up                what makes keys and values of latents, dense in memory; ranks split its heads
 norm, conv, state     small; those of heads are split with them, all others on every rank
 router, tower     the same on every rank
 """
@@ -62,8 +66,8 @@ class Section:
         return self.count * self.width
 
 
-MATRIX_ROLES: frozenset[Role] = frozenset({"column", "row", "experts"})
-"""Weights that a projection multiplies with: what is worth quantising."""
+MATRIX_ROLES: frozenset[Role] = frozenset({"column", "whole_column", "row", "experts"})
+"""Weights of projections: the ones worth quantising."""
 TABLE_ROLES: frozenset[Role] = frozenset({"embedding", "head"})
 
 Feature = Literal["prefix_reuse", "vision"]
@@ -96,6 +100,8 @@ class GGUFNames:
     model: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
     """Names within a layer: after ``blk.N.`` and ``model.layers.N.``."""
+    folded: frozenset[str] = frozenset()
+    """The names of ``layer`` whose tensors have the heads' axis and their features' as one here."""
 
     def hugging_face(self, name: str) -> str | None:
         """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None`` for a
@@ -109,6 +115,10 @@ class GGUFNames:
         if found is None or match is None:
             return found
         return f"model.layers.{match[1]}.{found}"
+
+    def is_folded(self, name: str) -> bool:
+        match = _LAYER_NAME.fullmatch(name)
+        return match is not None and match[2].rpartition(".")[0] in self.folded
 
 
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
@@ -125,15 +135,15 @@ def _natural_order(name: str, config: ModelConfig) -> int | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     name: str
-    """For people: docs and messages."""
+    """The name for people, in docs and messages."""
     model_types: tuple[str, ...]
     """``model_type`` of config.json."""
     gguf_architectures: tuple[str, ...] = ()
     """``general.architecture`` of GGUF files; none where they are not read."""
     gguf_shared: tuple[str, ...] = ()
-    """Names under which another family's files come as well, which tells them apart."""
+    """Names that another family's files have too; that family decides between the two."""
     read_config: Callable[[Json, Json], ModelConfig]
-    """From config.json and generation_config.json, parsed. Raises ``BadFileError`` for what the
+    """Reads config.json and generation_config.json, parsed. Raises ``BadFileError`` for what the
     family would compute wrongly."""
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
@@ -142,7 +152,7 @@ class Family:
     layer_names: LayerNames = field(default_factory=LayerNames)
     hub_name: Callable[[str], str] = _own_name
     """What the model calls a tensor of a safetensors file."""
-    has_turned_experts: bool = False
+    has_transposed_experts: bool = False
     """Whether safetensors may stack experts with their inputs first."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of names in safetensors files that the model does not compute with, and in words
@@ -154,13 +164,15 @@ class Family:
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
     """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging
     Face name; ``None`` where rows are in their natural order."""
+    gguf_projectors: tuple[str, ...] = ()
+    """The ``clip.projector_type`` of mmproj files whose towers it computes."""
     features: frozenset[Feature] = frozenset({"prefix_reuse"})
     uses_transformers: bool = False
     """Whether transformers' own modules compute it, which read their files' tensors themselves."""
     learns: str = ""
-    """``module:name`` of what adds to a config what config.json does not say, by looking at
-    transformers' module without its weights: ``ModelConfig -> ModelConfig``, imported when a model
-    is opened. Raises ``UnsupportedModuleError``. Empty: config.json says it all."""
+    """``module:name`` of a function ``ModelConfig -> ModelConfig`` that completes a config by
+    inspecting transformers' module without its weights. Imported when a model is opened. Raises
+    ``UnsupportedModuleError``. Empty: config.json is complete."""
     builder: str
     """``module:name`` of what builds the model on torch operators, imported when one is built:
     ``(config, weights, context_tokens, kv_format) -> Model``."""

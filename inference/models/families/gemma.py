@@ -1,10 +1,11 @@
-"""Gemma 1, 2 and 3, text: norms that multiply by one plus their weight and a scaled embedding; from
-2 on norms around every part, soft caps, and windows on most layers."""
+"""Gemma 1, 2 and 3: norms that multiply by one plus their weight and a scaled embedding; from
+2 on norms around every part, soft caps, and windows on most layers; Gemma 3
+also with its vision tower."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from inference.models.families.decoder_tensors import (
     MODEL_NAMES,
     decoder_tensors,
 )
-from inference.models.families.family import Family, GGUFNames
+from inference.models.families.family import Family, GGUFNames, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys, head_dim, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
@@ -30,7 +31,14 @@ from inference.models.families.hub_config import (
     rope_by_kind,
 )
 from inference.models.families.layer_names import LayerNames
-from inference.models.families.nested import LEFT_OUT, hub_name, text_config
+from inference.models.families.nested import hub_name, text_config
+from inference.models.families.siglip_gguf import GEMMA3_PROJECTOR
+from inference.models.families.siglip_tower import (
+    read_siglip_vision,
+    siglip_tensors,
+    tower_hub_name,
+)
+from inference.models.families.tower import TOWER
 from inference.protocol.load_errors import BadFileError
 
 NORMED_AROUND = LayerNames(
@@ -61,10 +69,17 @@ NESTED_DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "max_position_embeddings": 131_072,
 }
+GEMMA3_LEFT_OUT = {TOWER: "images"} | {
+    f"{prefix}{head}": "images"
+    for prefix in ("", "model.")
+    for head in ("vision_tower.head.", "vision_tower.vision_model.head.")
+}
+"""SigLIP's head is not computed with, also where the tower is."""
 LOCAL_THETA = 10_000.0
-"""Of Gemma 3's sliding layers, where its config does not say."""
+"""The base frequency of Gemma 3's sliding layers, where its config has none."""
 LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}
-"""Of the 27B, whose scores are scaled by the model's width over its heads. GGUF does not say."""
+"""The number of layers of the 27B, whose scores are scaled by the model's width over its heads.
+GGUF has no key for it."""
 
 
 def read_gemma(config: Json, generation: Json) -> ModelConfig:
@@ -80,10 +95,12 @@ def read_gemma2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_gemma3(config: Json, generation: Json) -> ModelConfig:
-    """Its rotary embedding is declared for each kind of layer, or as one with the sliding layers'
-    base beside it. Checkpoints with a tower for pictures nest the text model, and say of it only
-    what is unlike their library's defaults. Raises ``BadFileError``."""
-    config = text_config(config, NESTED_DEFAULTS)
+    """Reads the config of Gemma 3. Its rotary embedding is declared for each kind of layer, or as
+    one with the sliding layers' base beside it. Checkpoints with a vision tower nest the text
+    model, and declare only values that differ from their library's defaults. Raises
+    ``BadFileError``."""
+    whole, config = config, text_config(config, NESTED_DEFAULTS)
+    vision = read_siglip_vision(whole, config)
     config, local_theta = rope_by_kind(config)
     local_theta = local_theta or config.get("rope_local_base_freq")
     check_whole_rotary(config)
@@ -95,14 +112,26 @@ def read_gemma3(config: Json, generation: Json) -> ModelConfig:
         **_layers(config),
         qk_norm=True,
         sliding_rope_theta=float(local_theta or LOCAL_THETA),
+        vision=vision,
     )
+
+
+def gemma3_name(name: str) -> str:
+    """What the model calls a tensor of a safetensors file."""
+    return tower_hub_name(name) or hub_name(name)
+
+
+def gemma3_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    yield from decoder_tensors(config, names=NORMED_AROUND)
+    if config.vision is not None:
+        yield from siglip_tensors(config.vision)
 
 
 def _common(config: Json) -> dict[str, Any]:
     if config.get("use_bidirectional_attention"):
         raise BadFileError("attention to later tokens is not supported")
     named = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
-    # Gemma 1's files say gelu and mean its approximation.
+    # Gemma 1's files declare gelu and mean its approximation.
     known = ("gelu_pytorch_tanh", *(["gelu"] if config["model_type"] == "gemma" else []))
     check_activation({"hidden_act": named}, *known)
     has_bias = bool(config.get("attention_bias", False))
@@ -180,15 +209,17 @@ GEMMA2 = Family(
     builder=DECODER,
 )
 GEMMA3 = Family(
-    name="Gemma 3 (text)",
+    name="Gemma 3",
     model_types=("gemma3_text", "gemma3"),
-    hub_name=hub_name,
-    left_out=LEFT_OUT,
+    hub_name=gemma3_name,
+    left_out=GEMMA3_LEFT_OUT,
     gguf_architectures=("gemma3",),
     read_config=read_gemma3,
     read_gguf=partial(read_layered_gguf, "gemma3_text", {"sliding_rope_theta": LOCAL_THETA}),
-    tensors=partial(decoder_tensors, names=NORMED_AROUND),
+    tensors=gemma3_tensors,
     layer_names=NORMED_AROUND,
     gguf_names=NAMES_AROUND,
+    gguf_projectors=(GEMMA3_PROJECTOR,),
+    features=frozenset({"prefix_reuse", "vision"}),
     builder=DECODER,
 )

@@ -9,9 +9,9 @@ from typing import Any
 
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
-from inference.models.families.foreign import FOREIGN, read_config
 from inference.models.families.hub_config import Json, positive_integer
 from inference.models.families.nested import text_config
+from inference.models.families.transformers_paged import TRANSFORMERS_PAGED, read_config
 
 NESTED_DEFAULTS: dict[str, Any] = {
     "model_type": "gemma4_text",
@@ -42,7 +42,7 @@ def read_gemma4(config: Json, generation: Json) -> ModelConfig:
 
 
 def layer_kv(config: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Of each layer, heads of keys and values and their width. Raises ``BadFileError``."""
+    """Returns each layer's number of KV heads and their width. Raises ``BadFileError``."""
     kinds = _kinds(config)
     num_own = len(kinds) - int(config.get("num_kv_shared_layers") or 0)
     listed = {int(key): own for key, own in (config.get("per_layer_config") or {}).items()}
@@ -77,7 +77,7 @@ def _shape(config: dict[str, Any], kind: str) -> tuple[int, int]:
 
 
 GEMMA4: Family = replace(
-    FOREIGN,
+    TRANSFORMERS_PAGED,
     name="Gemma 4 (text)",
     model_types=("gemma4", "gemma4_text"),
     read_config=read_gemma4,

@@ -1,4 +1,4 @@
-"""How a model's own files say it is to be sampled where a client does not: in numbers that the
+"""The sampling defaults of a model's own files, for what a client leaves out: only numbers that the
 sampler can compute with. Pure."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, math.inf),
 }
-"""By the names of ``SamplingOptions``. A file may go beyond what clients may ask for, and no
-further than to what has a meaning."""
+"""The bounds of each default, by the names of ``SamplingOptions``. A file may go beyond what
+clients may ask for, and no further than to what has a meaning."""
 
 
 def generation_defaults(

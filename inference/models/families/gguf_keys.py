@@ -28,9 +28,9 @@ SAMPLING_KEYS = {
 }
 
 PREDICTING_LAYERS = "nextn_predict_layers"
-"""Of the blocks, the last so many predict further tokens."""
+"""The key for the number of last blocks that predict further tokens."""
 ROPE_FREQUENCIES = "rope_freqs.weight"
-"""Not a weight but a rule: it becomes ``RopeScaling``."""
+"""The tensor that is not a weight but a rule: it becomes ``RopeScaling``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class GGUFKeys:
     metadata: Mapping[str, Any]
     architecture: str
     shapes: Mapping[str, tuple[int, ...]]
-    """Of its tensors, by GGUF name: row-major, as torch has them."""
+    """The shapes of its tensors, by GGUF name: row-major, as torch has them."""
     rope_divisors: Sequence[float] | None = None
     """What ``ROPE_FREQUENCIES`` holds: one number for each frequency."""
 
@@ -71,7 +71,8 @@ class GGUFKeys:
         return str(self.metadata.get(f"{self.architecture}.{key}", default))
 
     def heads_of_keys(self) -> int:
-        """Of layers that attend, in files that list them by layer. Raises ``BadFileError``."""
+        """Returns the number of KV heads of layers that attend, in files that list them by layer.
+        Raises ``BadFileError``."""
         name = next((name for name in self.shapes if name.endswith(".attn_k.weight")), None)
         if name is None:
             return self.integer("attention.head_count")
@@ -198,12 +199,12 @@ def _is_near(stored: float, expected: float) -> bool:
 
 
 def _llama3_divisor(wavelength: float, scaling: RopeScaling) -> float:
-    turns = scaling.original_max_positions / wavelength
-    if turns > scaling.high_freq_factor:
+    rotations = scaling.original_max_positions / wavelength
+    if rotations > scaling.high_freq_factor:
         return 1.0
-    if turns < scaling.low_freq_factor:
+    if rotations < scaling.low_freq_factor:
         return scaling.factor
-    smooth = (turns - scaling.low_freq_factor) / (
+    smooth = (rotations - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
     return 1.0 / ((1.0 - smooth) / scaling.factor + smooth)

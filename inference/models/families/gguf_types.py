@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class GGUFType:
     name: str
     file_bits: float
-    """Of a weight, scales included."""
+    """The bits of a weight in the file, scales included."""
     cpu_bits: float | None
-    """As the native decoder packs it, likewise; ``None``: float32."""
+    """The bits of a weight as the native decoder packs it, scales included; ``None``: float32."""
     is_table: bool = False
     """Whether its codes are looked up in a table of values."""
 
@@ -43,6 +43,6 @@ GGUF_TYPES = (
     GGUFType("TQ1_0", 1.6875, 2.5, is_table=True),
     GGUFType("TQ2_0", 2.0625, 2.5, is_table=True),
     GGUFType("Q1_0", 1.125, 2.5, is_table=True),
-    GGUFType("MXFP4", 4.25, 8.5),
+    GGUFType("MXFP4", 4.25, 4.5),
     GGUFType("NVFP4", 4.5, 5, is_table=True),
 )

@@ -5,6 +5,7 @@ through; half of each head is rotated."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import ATTENTION_NAMES, DECODER, MLP_NAMES
@@ -48,33 +49,40 @@ NAMES = GGUFNames(
 def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
-    inner = positive_integer(config, "moe_intermediate_size")
-    num_shared = int(config.get("n_shared_experts", 1) or 0)
-    num_layers = positive_integer(config, "num_hidden_layers")
-    num_dense = int(config.get("first_k_dense_replace", 1))
-    mlps: tuple[MlpKind, ...] = tuple(
-        "dense" if index < num_dense else "sparse" for index in range(num_layers)
-    )
+    defaults = {"n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True}
     return read_decoder(
         config,
         generation,
         qkv_bias=bool(config.get("attention_bias", False)),
         qk_norm=bool(config.get("use_qk_norm", False)),
         rotary_dim=rotary_dim(config, default=0.5),
-        mlps=mlps,
-        experts=experts_of(
-            config,
-            num_experts=positive_integer(config, "n_routed_experts"),
-            intermediate_size=inner,
-            scoring="sigmoid",
-            normalizes=bool(config.get("norm_topk_prob", True)),
-            shared_intermediate_size=inner * num_shared or None,
-            gates_shared=False,
-            has_choice_bias=True,
-            **groups_of(config),
-            weight_scale=float(config.get("routed_scaling_factor") or 1.0),
-        ),
+        **routed_fields(defaults | dict(config)),
     )
+
+
+def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
+    """Fields of ``ModelConfig``: which layers are sparse and what of, by the keys of DeepSeek's
+    kin. ``declared``: fields of ``ExpertsConfig`` that the family knows better. Raises
+    ``BadFileError``."""
+    inner = positive_integer(config, "moe_intermediate_size")
+    num_dense = int(config.get("first_k_dense_replace") or 0)
+    num_layers = positive_integer(config, "num_hidden_layers")
+    mlps: tuple[MlpKind, ...] = tuple(
+        "dense" if index < num_dense else "sparse" for index in range(num_layers)
+    )
+    common: dict[str, Any] = {
+        "num_experts": positive_integer(config, "n_routed_experts"),
+        "intermediate_size": inner,
+        "scoring": "sigmoid",
+        "normalizes": bool(config.get("norm_topk_prob")),
+        "shared_intermediate_size": inner * int(config.get("n_shared_experts") or 0) or None,
+        "gates_shared": False,
+        "has_choice_bias": True,
+        "weight_scale": float(config.get("routed_scaling_factor") or 1.0),
+        **groups_of(config),
+    }
+    experts = experts_of(config, **(common | declared))
+    return {"mlps": mlps, "experts": experts}
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:

@@ -38,7 +38,7 @@ ROUTING: dict[str, Any] = {
     "swish_gain": 1.702,
     "limit": 7.0,
 }
-"""Of its experts; GGUF does not say it."""
+"""The routing of its experts; GGUF has no key for it."""
 NAMES = GGUFNames(
     model=MODEL_NAMES,
     layer=ATTENTION_NAMES
@@ -59,7 +59,7 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     kinds = kinds_of_layers(config, repeated(num_layers, 2))
     window = config.get("sliding_window")
     if window is None and "sliding" in kinds:
-        raise BadFileError("config.json has layers within a window and does not say how wide it is")
+        raise BadFileError("config.json has sliding layers and no sliding_window")
     return read_decoder(
         config,
         generation,

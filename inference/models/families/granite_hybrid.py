@@ -96,7 +96,7 @@ def _granite_experts(config: Json, num_layers: int, shared: int) -> dict[str, An
 
 
 def granite_hub_name(name: str) -> str:
-    """As other mixtures call their experts, and the one that all rows go through."""
+    """Renames experts, and the one that all rows go through, to what other mixtures call them."""
     for theirs, ours in (
         (".shared_mlp.", ".mlp.shared_expert."),
         (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
@@ -136,7 +136,7 @@ def bamba_hub_name(name: str) -> str:
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Which layers are Mamba-2 is told by their tensors. Raises ``BadFileError``."""
+    """Infers from their tensors which layers are Mamba-2. Raises ``BadFileError``."""
     attention: MixerKind = "unrotated"
     if keys.metadata.get(f"{keys.architecture}.rope.scaling.finetuned"):
         check_whole_rotary(keys)

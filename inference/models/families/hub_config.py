@@ -85,7 +85,7 @@ def check_whole_rotary(config: Json) -> None:
 
 
 def rotary_dim(config: Json, default: float = 1.0) -> int:
-    """How many features of each head are rotated; ``default``: which part, where it is not said."""
+    """How many features of each head are rotated; ``default``: the share where none is declared."""
     heads = positive_integer(config, "num_attention_heads")
     width = int(config.get("head_dim") or positive_integer(config, "hidden_size") // heads)
     return int(width * _rotary_factor(config, default))
@@ -104,18 +104,30 @@ def repeated(
     others: MixerKind = "sliding",
     last: MixerKind = "attention",
 ) -> tuple[MixerKind, ...]:
-    """Of each layer, where every ``period``-th is unlike the others."""
+    """Returns the kind of each layer, where every ``period``-th is unlike the others."""
     return tuple(others if (index + 1) % period else last for index in range(num_layers))
 
 
 def kinds_of_layers(config: Json, default: tuple[MixerKind, ...]) -> tuple[MixerKind, ...]:
-    """As ``layer_types`` lists them. Raises ``BadFileError``."""
+    """Returns the kinds of the layers as ``layer_types`` lists them; ``default`` where it is
+    missing. Raises ``BadFileError``."""
     listed = config.get("layer_types")
     if not listed:
         return default
     if unknown := sorted(set(listed) - LAYER_TYPES.keys()):
         raise BadFileError(f"layers of the type {unknown[0]!r} are not supported")
     return tuple(LAYER_TYPES[name] for name in listed)
+
+
+def same_in_all_layers(config: Json, key: str) -> Any:
+    """Returns what ``config[key]`` lists for each layer; itself where it is no list. Raises
+    ``BadFileError`` where layers differ."""
+    listed = config.get(key)
+    if not isinstance(listed, list):
+        return listed
+    if not listed or any(value != listed[0] for value in listed):
+        raise BadFileError(f"layers that differ in {key} are not supported")
+    return listed[0]
 
 
 def optional_number(config: Json, key: str) -> float | None:
@@ -144,8 +156,8 @@ def rope_parameters(config: Json) -> Json:
 
 
 def rope_by_kind(config: Json) -> tuple[Json, float | None]:
-    """Where the rotary embedding is declared for each kind of layer: ``config`` with that of layers
-    that see all, and the base of those within a window. Raises ``BadFileError``."""
+    """Reads a rotary embedding that is declared for each kind of layer. Returns ``config`` with the
+    one of layers that see all, and the base of those within a window. Raises ``BadFileError``."""
     rope = config.get("rope_parameters") or {}
     if "full_attention" not in rope:
         return config, None

@@ -30,7 +30,7 @@ from inference.models.layers.recurrent.state_config import NEGATIVE_RATE
 from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4
-"""Every fourth layer is attention, where nothing else is said."""
+"""Every fourth layer is attention, where no interval is declared."""
 DEFAULT_ROTARY_FACTOR = 0.25
 
 KINDS: Mapping[str, MixerKind] = {"linear_attention": "delta", "full_attention": "attention"}
@@ -80,7 +80,7 @@ def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
 
 def sparse_fields(config: Json, *, normalizes: bool) -> dict[str, Any]:
     """The fields of hybrids with a mixture of experts beside one that all rows go through.
-    ``normalizes``: what is meant where config.json does not say. Raises ``BadFileError``."""
+    ``normalizes``: the default where config.json has none. Raises ``BadFileError``."""
     return {
         "experts": experts_of(
             config,

@@ -28,6 +28,6 @@ class LayerNames:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms of the residual stream and of what is added to it."""
+        """The norms of the residual stream and of the outputs added to it."""
         declared = (self.input_norm, self.mixed_norm, self.mlp_norm, self.mlp_added_norm)
         return tuple(name for name in declared if name is not None)

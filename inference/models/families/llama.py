@@ -1,15 +1,15 @@
 """llama 1-3.x and smollm, mistral, qwen2 and qwen3: one decoder, with biases, norms of heads and a
-window where config.json says so."""
+window where config.json declares them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
-from inference.models.families.family import Family
+from inference.models.families.family import Family, TensorRole
 from inference.models.families.gguf_keys import (
     GGUFKeys,
     check_no_experts,
@@ -22,8 +22,17 @@ from inference.models.families.hub_config import (
     check_whole_rotary,
     read_decoder,
 )
+from inference.models.families.idefics3_gguf import IDEFICS3_PROJECTOR
+from inference.models.families.idefics3_tower import idefics3_tensors, idefics3_tower_name
 from inference.models.families.mixture import gguf_mixture
-from inference.models.families.nested import LEFT_OUT, hub_name
+from inference.models.families.nested import hub_name
+from inference.models.families.pixtral_gguf import PIXTRAL_PROJECTOR
+from inference.models.families.pixtral_tower import (
+    is_rotated,
+    pixtral_tensors,
+    pixtral_tower_name,
+)
+from inference.models.families.tower import TOWER
 from inference.protocol.load_errors import BadFileError
 
 
@@ -73,7 +82,9 @@ def _read_gguf(model_type: str, keys: GGUFKeys) -> ModelConfig:
 
 
 def interleaved_heads(name: str, config: ModelConfig) -> int | None:
-    """llama.cpp's converter writes a llama's queries and keys in pairs."""
+    """llama.cpp's converter writes a llama's queries and keys in pairs, and Pixtral's."""
+    if config.vision is not None and config.vision.kind == "pixtral" and is_rotated(name):
+        return config.vision.num_heads
     if ".self_attn.q_proj." in name:
         return config.num_heads
     return config.num_kv_heads if ".self_attn.k_proj." in name else None
@@ -92,7 +103,36 @@ def _relative(model_type: str) -> Family:
     )
 
 
-LLAMA = replace(_relative("llama"), interleaved_heads=interleaved_heads)
-MISTRAL = replace(_relative("mistral"), hub_name=hub_name, left_out=LEFT_OUT)
+def llama_name(name: str) -> str:
+    """What the model calls a tensor of a safetensors file, which may be Idefics3's."""
+    return idefics3_tower_name(name) or hub_name(name)
+
+
+def llama_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    yield from decoder_tensors(config)
+    if config.vision is not None:
+        of_tower = pixtral_tensors if config.vision.kind == "pixtral" else idefics3_tensors
+        yield from of_tower(config.vision)
+
+
+def mistral_name(name: str) -> str:
+    """What the model calls a tensor of a safetensors file, which may have Pixtral's tower."""
+    return pixtral_tower_name(name) or hub_name(name)
+
+
+LLAMA = replace(
+    _relative("llama"),
+    hub_name=llama_name,
+    left_out={TOWER: "images"},
+    tensors=llama_tensors,
+    interleaved_heads=interleaved_heads,
+    gguf_projectors=(IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR),
+)
+MISTRAL = replace(
+    _relative("mistral"),
+    hub_name=mistral_name,
+    left_out={TOWER: "images"},
+    tensors=llama_tensors,
+)
 QWEN2 = _relative("qwen2")
 QWEN3 = _relative("qwen3")

@@ -1,4 +1,4 @@
-"""What families with Mamba-2 layers share: what their files say of them, and their tensors."""
+"""What families with Mamba-2 layers share: their config keys and their tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GGUF_LAYER_NAMES = {
 
 
 def read_mamba(config: Json) -> MambaConfig:
-    """Of families that call its sizes ``mamba_…``. Raises ``BadFileError``."""
+    """Reads the sizes of families that call them ``mamba_…``. Raises ``BadFileError``."""
     sizes = DEFAULTS | {key: config[key] for key in DEFAULTS if config.get(key) is not None}
     size_of = partial(positive_integer, sizes)
     num_heads, head_dim = size_of("mamba_n_heads"), config.get("mamba_d_head") or "auto"
@@ -85,7 +85,8 @@ def mamba_hybrid_tensors(config: ModelConfig, names: LayerNames) -> Iterator[Ten
 
 
 def mamba_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """Of a Mamba-2 layer. No rank has a part of them: its norm is of many heads together."""
+    """Yields the tensors of a Mamba-2 layer. They are not divided among ranks: the norm is of many
+    heads together."""
     mamba, hidden = config.mamba, config.hidden_size
     assert mamba is not None
     prefix, heads, channels = f"{mamba.prefix}.", (mamba.num_heads,), (mamba.conv_channels,)

@@ -1,5 +1,5 @@
 """Ministral 3, whose queries grow with their position; and the checkpoints that nest it, or a
-mistral, beside a tower for pictures (Mistral Small 3.1 and later, Ministral 3): their text."""
+mistral, beside a vision tower (Mistral Small 3.1 and later, Ministral 3, Pixtral)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from inference.models.families.hub_config import (
 from inference.models.families.llama import MISTRAL, interleaved_heads
 from inference.models.families.llama import read_config as read_mistral
 from inference.models.families.nested import text_config
+from inference.models.families.pixtral_gguf import PIXTRAL_PROJECTOR
+from inference.models.families.pixtral_tower import read_pixtral_vision
+from inference.models.vision_config import VisionConfig
 from inference.protocol.load_errors import BadFileError
 
 NESTED_DEFAULTS: dict[str, Any] = {
@@ -42,7 +45,19 @@ NESTED_DEFAULTS: dict[str, Any] = {
     "rope_theta": 1e9,
     "tie_word_embeddings": False,
 }
-"""Of Mistral Small 3.1."""
+"""The values of Mistral Small 3.1 for keys that its config leaves out."""
+PIXTRAL_DEFAULTS: dict[str, Any] = {
+    "model_type": "mistral",
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": None,
+}
+"""The values of keys that Pixtral 12B's text config leaves out."""
 
 
 def read_ministral3(config: Json, generation: Json) -> ModelConfig:
@@ -65,7 +80,30 @@ def read_nested(config: Json, generation: Json) -> ModelConfig:
     readers = {"mistral": read_mistral, "ministral3": read_ministral3}
     if (model_type := text["model_type"]) not in readers:
         raise BadFileError(f"text_config has the architecture {model_type!r}, not a mistral's")
-    return readers[model_type](text, generation)
+    read = readers[model_type](text, generation)
+    return replace(read, vision=_vision(config, text, has_projector_bias=False))
+
+
+def read_pixtral(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``, also for a LLaVA model with any other tower."""
+    tower = config.get("vision_config")
+    kind = tower.get("model_type") if isinstance(tower, dict) else None
+    if kind != "pixtral":
+        raise BadFileError(f"vision_config has the architecture {kind!r}, not 'pixtral'")
+    text = text_config(config, PIXTRAL_DEFAULTS)
+    if (model_type := text["model_type"]) != "mistral":
+        raise BadFileError(f"text_config has the architecture {model_type!r}, not a mistral's")
+    vision = _vision(config, text, has_projector_bias=True)
+    return replace(read_mistral(text, generation), vision=vision)
+
+
+def _vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConfig | None:
+    """``None`` where there is no tower of Pixtral's. Raises ``BadFileError``."""
+    tower = config.get("vision_config")
+    if not isinstance(tower, dict) or tower.get("model_type", "pixtral") != "pixtral":
+        return None
+    config = {"spatial_merge_size": 1 if has_projector_bias else 2, **config}
+    return read_pixtral_vision(config, text, has_projector_bias=has_projector_bias)
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
@@ -92,13 +130,24 @@ MINISTRAL3 = replace(
     read_config=read_ministral3,
     read_gguf=read_gguf,
     interleaved_heads=interleaved_heads,
+    gguf_projectors=(PIXTRAL_PROJECTOR,),
 )
 MISTRAL3: Family = replace(
     MISTRAL,
-    name="Mistral Small 3, Ministral 3 (text)",
+    name="Mistral Small 3, Ministral 3",
     model_types=("mistral3",),
     gguf_architectures=(),
     gguf_shared=("llama", "mistral3"),
     read_config=read_nested,
     read_gguf=None,
+    gguf_projectors=(PIXTRAL_PROJECTOR,),
+    features=frozenset({"prefix_reuse", "vision"}),
 )
+PIXTRAL: Family = replace(
+    MISTRAL3,
+    name="Pixtral",
+    model_types=("llava",),
+    gguf_shared=("llama",),
+    read_config=read_pixtral,
+)
+"""LLaVA's layout, of which no other tower is computed."""

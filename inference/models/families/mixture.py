@@ -1,5 +1,5 @@
 """What families with a mixture of experts share: their tensors, by Hugging Face's names and GGUF's,
-and what both kinds of files say of the experts.
+and how both kinds of files declare the experts.
 
 Hugging Face's files hold each expert by itself, GGUF holds a layer's in one tensor; both come out
 of ``loading/weights/expert_files.py`` one by one.
@@ -8,6 +8,7 @@ of ``loading/weights/expert_files.py`` one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from inference.models.config import STATE_KINDS, MlpKind, ModelConfig
@@ -25,6 +26,7 @@ from inference.models.families.decoder_tensors import (
 from inference.models.families.family import GGUFNames, Section, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
+from inference.models.families.latent import latent_tensors
 from inference.models.families.layer_names import LayerNames
 from inference.models.layers.experts_config import ExpertsConfig, Scoring
 from inference.protocol.load_errors import BadFileError
@@ -53,7 +55,9 @@ def mixture_tensors(
     yield from outer_tensors(config)
     for index, (mixer, mlp) in enumerate(zip(config.mixer_kinds, config.mlp_kinds, strict=True)):
         yield from (in_layer(index, tensor) for tensor in norm_tensors(config, names))
-        if mixer in STATE_KINDS and state_tensors is not None:
+        if mixer == "latent":
+            of_mixer = latent_tensors(config)
+        elif mixer in STATE_KINDS and state_tensors is not None:
             of_mixer = state_tensors(config)
         else:
             of_mixer = attention_tensors(config, names)
@@ -71,7 +75,8 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     if experts.has_bias:
         yield TensorRole("mlp.gate.bias", "router", (count,))
     if experts.has_choice_bias:
-        yield TensorRole("mlp.gate.e_score_correction_bias", "router", (count,))
+        bias = "mlp.gate.e_score_correction_bias"
+        yield TensorRole(bias, "router", (count,), may_be_folded=True)
     for name, shape in (
         ("gate_proj", (inner, hidden)),
         ("up_proj", (inner, hidden)),
@@ -121,9 +126,10 @@ def mlps_of(config: Json) -> tuple[MlpKind, ...]:
     )
 
 
-def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
+def gguf_mixture(keys: GGUFKeys, *, normalizes: bool, **declared: Any) -> dict[str, Any]:
     """Fields of ``ModelConfig``. Sizes and kinds of layers are those of the tensors, because files
-    that are older than a key do not have it. Raises ``BadFileError``."""
+    that are older than a key do not have it. ``declared``: fields of ``ExpertsConfig`` that the
+    family knows better. Raises ``BadFileError``."""
     stacks = {
         index: shape
         for index in range(keys.integer("block_count"))
@@ -147,6 +153,7 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
         groups_per_token=keys.integer("expert_group_used_count", 1),
         weight_scale=keys.number("expert_weights_scale", 1.0) or 1.0,
     )
+    experts = replace(experts, **declared)
     mlps: tuple[MlpKind, ...] = tuple(
         "sparse" if index in stacks else "dense" for index in range(keys.integer("block_count"))
     )
@@ -182,11 +189,13 @@ def _checked(experts: ExpertsConfig) -> ExpertsConfig:
 def _check_groups(experts: ExpertsConfig) -> None:
     """Raises ``BadFileError``."""
     num_groups, num_chosen = experts.num_groups, experts.groups_per_token
-    if experts.scoring != "sigmoid":
-        raise BadFileError("experts of groups are chosen by sigmoids; others are not supported")
-    if experts.num_experts % num_groups or experts.experts_per_group < 2:
+    if experts.scoring == "softmax_of_chosen":
+        raise BadFileError("experts of groups are weighed before they are chosen, not after")
+    least = experts.group_experts
+    if experts.num_experts % num_groups or experts.experts_per_group < least:
+        more = {1: "one", 2: "two"}[least]
         raise BadFileError(
-            f"{experts.num_experts} experts are not {num_groups} groups of the same two or more"
+            f"{experts.num_experts} experts are not {num_groups} groups of the same {more} or more"
         )
     if num_chosen > num_groups:
         raise BadFileError(f"{num_chosen} groups per token are more than {num_groups}")

@@ -11,7 +11,7 @@ from inference.models.families.hub_config import Json
 from inference.protocol.load_errors import BadFileError
 
 EPSILONS = ("eps", "epsilon")
-"""How the names end of what is added to a variance before its root is taken."""
+"""Endings of the names of numbers that are added to a variance before its root is taken."""
 
 
 def check_numbers(config: Json, of: str = "") -> None:
@@ -37,7 +37,8 @@ def _problem(key: str, value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    """Also as transformers writes numbers that JSON has no word for."""
+    """Returns a number as a float, also one that JSON has no word for and transformers writes its
+    own way; ``None`` for anything else."""
     match value:
         case bool():
             return None

@@ -132,7 +132,8 @@ def _of_layer(config: ModelConfig, mixer: MixerKind, mlp: MlpKind) -> Iterator[T
 
 
 def hub_name(name: str) -> str:
-    """As other mixtures call their experts, and other decoders what is around their layers."""
+    """The tensor's name as other mixtures name their experts and other decoders their other
+    tensors."""
     for theirs, ours in (
         ("backbone.", "model."),
         ("model.embeddings.", "model.embed_tokens."),

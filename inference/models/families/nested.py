@@ -1,4 +1,4 @@
-"""Checkpoints that nest a text model beside towers for pictures or sounds, read as the text model:
+"""Checkpoints that nest a text model beside towers for images or audio, read as the text model:
 config.json has it under ``text_config``, and its tensors are called ``language_model.*``."""
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from typing import Any
 from inference.models.families.hub_config import Json
 
 OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
-"""What holds for the text model where the outer config says it."""
-NESTED = ("language_model.model.", "model.language_model.")
-"""What the text model's names begin with, in older and newer checkpoints."""
+"""Keys of the outer config that hold for the text model."""
+NESTED = ("language_model.model.", "model.language_model.", "model.text_model.")
+"""What the text model's names begin with, in older and newer checkpoints, and in Idefics3's."""
 LEFT_OUT = {
     f"{prefix}{name}.": purpose
     for prefix in ("", "model.")
     for name, purpose in (
-        ("vision_tower", "pictures"),
-        ("vision_model", "pictures"),
-        ("vision_encoder", "pictures"),
-        ("multi_modal_projector", "pictures"),
-        ("embed_vision", "pictures"),
-        ("vision_embedder", "pictures"),
-        ("audio_tower", "sounds"),
-        ("audio_encoder", "sounds"),
-        ("embed_audio", "sounds"),
+        ("vision_tower", "images"),
+        ("vision_model", "images"),
+        ("vision_encoder", "images"),
+        ("multi_modal_projector", "images"),
+        ("embed_vision", "images"),
+        ("vision_embedder", "images"),
+        ("audio_tower", "audio"),
+        ("audio_encoder", "audio"),
+        ("embed_audio", "audio"),
     )
 }
 
@@ -37,7 +37,7 @@ def hub_name(name: str) -> str:
 
 def text_config(config: Json, defaults: Json) -> dict[str, Any]:
     """The text model's config, of a checkpoint with or without towers. ``defaults``: those of the
-    library that wrote it, which leaves out what is like them."""
+    library that wrote it, which leaves out equal values."""
     if "text_config" not in config:
         return dict(config)
     ends = {key: config[key] for key in OUTER if key in config}

@@ -1,4 +1,4 @@
-"""The layer that foresees the token after the next (multi-token prediction): its tensors, and the
+"""The layer that predicts the token after the next (multi-token prediction): its tensors, and the
 config by which it is a layer like the others.
 
     mtp.embed_tokens ─▶ mtp.pre_fc_norm_embedding ─┐
@@ -12,10 +12,10 @@ model's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
-from inference.models.config import ModelConfig
+from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import (
     attention_tensors,
     in_layer,
@@ -55,6 +55,20 @@ def nextn_name(name: str, config: ModelConfig) -> str:
     return f"{_NEXTN_NAMES[stem]}.{kind}"
 
 
+def gguf_nextn_name(name: str, config: ModelConfig) -> str | None:
+    """``blk.{num_layers}.nextn.eh_proj.weight`` -> ``mtp.fc.weight``; ``None`` for any other tensor
+    of a GGUF file: those of the layer itself are called like those of the layers before it."""
+    start = f"blk.{config.num_layers}.nextn."
+    stem, _, kind = name.removeprefix(start).rpartition(".")
+    own = _NEXTN_NAMES.get(stem.replace("shared_head_", "shared_head."))
+    return f"{own}.{kind}" if own is not None and name.startswith(start) else None
+
+
+def has_gguf_predictor(config: ModelConfig, names: Container[str]) -> bool:
+    """``names``: of a GGUF file's tensors. Files may count the layer by a key and lack it."""
+    return f"blk.{config.num_layers}.nextn.eh_proj.weight" in names
+
+
 def with_layer(config: ModelConfig) -> ModelConfig:
     """The model as if it had that layer behind its own."""
     return replace(
@@ -66,8 +80,9 @@ def with_layer(config: ModelConfig) -> ModelConfig:
 
 
 def lone_layer(config: ModelConfig) -> ModelConfig:
-    """A model of nothing but that layer, for what it keeps of a sequence."""
-    return replace(config, num_layers=1, mixers=("attention",), mlps=("dense",), delta=None)
+    """A model of nothing but that layer."""
+    mlp: MlpKind = "dense" if config.experts is None else "sparse"
+    return replace(config, num_layers=1, mixers=("attention",), mlps=(mlp,), delta=None)
 
 
 def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:

@@ -1,7 +1,7 @@
-"""What config.json says of safetensors that hold quantised weights, and which of those are read.
+"""config.json's declaration of quantised safetensors, and which of the methods are read.
 
-``loading/safetensors/packed_files.py`` reads them: each matrix as its tensors say, which is more
-exact than what config.json says of all.
+``loading/safetensors/packed_files.py`` reads them: it takes each matrix's parameters from its
+tensors, which are more exact than config.json's declaration for all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ READ_BITS = (4, 8)
 READ_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 """The formats of compressed-tensors; ``naive-quantized`` is either of the two before it."""
 FP8_BLOCK = (128, 128)
-"""The block where config.json does not say."""
+"""The block where config.json has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     method: Method
     bits: int = 8
-    """The bits of GPTQ and AWQ; the others' tensors say theirs."""
+    """The bits of GPTQ and AWQ; the other methods' tensors determine theirs."""
     zeros_less_one: bool = False
     """Whether the files hold zero points less one, as GPTQ's first format does."""
     block: tuple[int, int] = FP8_BLOCK
@@ -37,7 +37,8 @@ class Quantization:
 
 
 def read_quantization(config: Json) -> Quantization | None:
-    """``None`` of dense weights. Raises ``BadFileError`` for what is not read, by its name."""
+    """``None`` for dense weights. Raises ``BadFileError``, which names the method that is not
+    read."""
     declared = _declared(config)
     method, bits = declared.get("quant_method", "unknown"), declared.get("bits")
     if bits is not None and not isinstance(bits, int):
@@ -59,7 +60,7 @@ def read_quantization(config: Json) -> Quantization | None:
 
 
 def _declared(config: Json) -> Json:
-    """Of a checkpoint whose text model is nested, the outer one mostly says it."""
+    """The declaration, which is mostly in the outer config where the text model is nested."""
     nested = config.get("text_config") or {}
     found = config.get("quantization_config") or config.get("compression_config")
     return found or nested.get("quantization_config") or {}

@@ -1,6 +1,6 @@
 """Qwen3.5: hybrids of Gated DeltaNet and gated attention, with a dense MLP or a mixture of experts.
 
-Checkpoints nest the text model beside a tower for pictures: config.json has it under
+Checkpoints nest the text model beside a vision tower: config.json has it under
 ``text_config``, and its tensors are called ``model.language_model.*``. A text's three rotary
 positions are all the same, so that interleaving them changes nothing.
 """
@@ -26,6 +26,7 @@ from inference.models.families.hybrid import (
 )
 from inference.models.families.predictor import mtp_name
 from inference.models.families.tower import TOWER, VISION, read_vision, tower_tensors
+from inference.models.families.tower_gguf import QWEN3_PROJECTOR
 from inference.models.layers.recurrent.delta_config import DeltaNames
 
 LEFT_OUT = {TOWER: VISION, "mtp.": "multi-token prediction"}
@@ -56,7 +57,8 @@ def tensors(config: ModelConfig) -> Iterator[TensorRole]:
 
 
 def text_config(config: Json) -> dict[str, Any]:
-    """Of a checkpoint with or without a tower. What only the outer one says holds for the text."""
+    """Returns the text model's config, with or without a tower. Of the outer config,
+    ``tie_word_embeddings`` holds for the text too."""
     nested = config.get("text_config")
     if nested is None:
         return dict(config)
@@ -93,6 +95,7 @@ QWEN3_5 = Family(
     left_out=LEFT_OUT,
     predictor_name=mtp_name,
     gguf_names=gguf_names(MLP_NAMES),
+    gguf_projectors=(QWEN3_PROJECTOR,),
     features=frozenset({"prefix_reuse", "vision"}),
     builder=DECODER,
 )

@@ -21,7 +21,7 @@ from inference.models.layers.recurrent.delta_config import DeltaNames
 
 GROUPED = DeltaNames(qkvz=("in_proj_qkvz",), ba=("in_proj_ba",))
 PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))
-"""As llama.cpp's converter writes them today: it takes the larger of the two apart."""
+"""The names that llama.cpp's converter writes today: it takes the larger of the two apart."""
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:

@@ -1,5 +1,5 @@
-"""Qwen3-VL: qwen3 beside a tower for pictures, some of whose blocks are added to the decoder's
-first layers. Checkpoints nest it as Qwen3.5's do."""
+"""Qwen3-VL: qwen3 beside a vision tower, some of whose blocks are added to the decoder's first
+layers. Checkpoints nest it as Qwen3.5's do."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from inference.models.families.hub_config import (
 )
 from inference.models.families.qwen3_5 import hub_name, text_config
 from inference.models.families.tower import TOWER, VISION, read_vision, tower_tensors
+from inference.models.families.tower_gguf import QWEN3_PROJECTOR
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -66,6 +67,7 @@ QWEN3_VL = Family(
     hub_name=hub_name,
     left_out={TOWER: VISION},
     gguf_names=DECODER_NAMES,
+    gguf_projectors=(QWEN3_PROJECTOR,),
     features=frozenset({"prefix_reuse", "vision"}),
     builder=DECODER,
 )

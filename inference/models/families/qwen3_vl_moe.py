@@ -19,7 +19,7 @@ from inference.models.families.tower import read_vision, tower_tensors
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
-    """Its routing always normalises. Raises ``BadFileError``."""
+    """Reads a config; the family's routing always normalises. Raises ``BadFileError``."""
     text = text_config(config) | {"norm_topk_prob": True}
     return replace(read_qwen3(text, generation), vision=read_vision(config, text))
 
@@ -45,5 +45,5 @@ QWEN3_VL_MOE = replace(
     read_gguf=read_gguf,
     tensors=tensors,
     gguf_names=MIXTURE_NAMES,
-    has_turned_experts=True,
+    has_transposed_experts=True,
 )

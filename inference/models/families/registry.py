@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 from inference.models.config import ModelConfig
 from inference.models.families.cohere import COHERE, COHERE2
+from inference.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from inference.models.families.dots1 import DOTS1
+from inference.models.families.ernie_moe import ERNIE4_5_MOE
 from inference.models.families.exaone4 import EXAONE4
 from inference.models.families.family import Family
-from inference.models.families.foreign import FOREIGN
-from inference.models.families.foreign_cached import CACHED
-from inference.models.families.foreign_types import REFUSED_TYPES
 from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from inference.models.families.gemma4 import GEMMA4
 from inference.models.families.glm import GLM, GLM4
@@ -19,15 +19,20 @@ from inference.models.families.glm_moe import GLM4_MOE
 from inference.models.families.gpt_oss import GPT_OSS
 from inference.models.families.granite import GRANITE
 from inference.models.families.granite_hybrid import BAMBA, GRANITE4
+from inference.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
+from inference.models.families.idefics3 import IDEFICS3
 from inference.models.families.lfm2 import LFM2, LFM2_MOE
 from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from inference.models.families.llama4 import LLAMA4
 from inference.models.families.llama_kin import ERNIE4_5, SEED_OSS
-from inference.models.families.mistral3 import MINISTRAL3, MISTRAL3
+from inference.models.families.minimax_m2 import MINIMAX_M2
+from inference.models.families.mistral3 import MINISTRAL3, MISTRAL3, PIXTRAL
 from inference.models.families.mixtral import MIXTRAL
 from inference.models.families.nemotron_h import NEMOTRON_H
 from inference.models.families.olmo2 import OLMO2, OLMO3
 from inference.models.families.olmoe import OLMOE
 from inference.models.families.phi import PHI3
+from inference.models.families.qwen2_5_vl import QWEN2_5_VL
 from inference.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from inference.models.families.qwen3_next import QWEN3_NEXT
 from inference.models.families.qwen3_vl import QWEN3_VL
@@ -35,7 +40,10 @@ from inference.models.families.qwen3_vl_moe import QWEN3_VL_MOE
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
+from inference.models.families.transformers_cached import TRANSFORMERS_CACHED
 from inference.models.families.transformers_gguf import MODULES
+from inference.models.families.transformers_paged import TRANSFORMERS_PAGED
+from inference.models.families.transformers_types import REFUSED_TYPES
 from inference.protocol.load_errors import UnknownArchitectureError
 
 NUM_NEAREST = 2
@@ -44,11 +52,14 @@ MODELS_PAGE = "docs/models.md"
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
+    IDEFICS3,
     MISTRAL,
     QWEN2,
     QWEN3,
     MINISTRAL3,
     MISTRAL3,
+    PIXTRAL,
+    QWEN2_5_VL,
     QWEN3_5,
     QWEN3_VL,
     QWEN3_VL_MOE,
@@ -69,6 +80,7 @@ FAMILIES: tuple[Family, ...] = (
     ERNIE4_5,
     COHERE,
     COHERE2,
+    HUNYUAN_DENSE,
     STARCODER2,
     LFM2,
     BAMBA,
@@ -79,14 +91,26 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_MOE,
     MIXTRAL,
     GLM4_MOE,
+    DOTS1,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GLM4_MOE_LITE,
+    MINIMAX_M2,
+    ERNIE4_5_MOE,
+    HUNYUAN_MOE,
+    LLAMA4,
     LFM2_MOE,
     OLMOE,
     GPT_OSS,
 )
 
 _OWN = {kind: family for family in FAMILIES for kind in family.model_types}
-_FOREIGN = {kind: family for family in (FOREIGN, CACHED) for kind in family.model_types}
-_BY_MODEL_TYPE = _FOREIGN | _OWN
+_TRANSFORMERS = {
+    kind: family
+    for family in (TRANSFORMERS_PAGED, TRANSFORMERS_CACHED)
+    for kind in family.model_types
+}
+_BY_MODEL_TYPE = _TRANSFORMERS | _OWN
 _GGUF_MODULES = {name: _BY_MODEL_TYPE[kind] for name, kind in MODULES.items()}
 _BY_GGUF = {
     name: family for family in FAMILIES for name in family.gguf_architectures
@@ -121,6 +145,13 @@ def check_gguf_architecture(architecture: str) -> Family:
     if family is None:
         raise unknown_architecture(architecture, _BY_GGUF)
     return family
+
+
+def may_read_images(gguf_architecture: str | None) -> bool:
+    """Whether the tower of an mmproj file may be of use to a model of this architecture; ``None``:
+    it is not known."""
+    family = None if gguf_architecture is None else _BY_GGUF.get(gguf_architecture)
+    return family is None or bool(family.gguf_projectors)
 
 
 def unknown_architecture(architecture: str, known: Iterable[str]) -> UnknownArchitectureError:

@@ -1,5 +1,5 @@
-"""Attention over paged keys and values with torch's operators, for single-token rows and for prompt
-chunks: what runs wherever there is no kernel of our own.
+"""Attention over paged keys and values: one operation over a step's queries of any length.
+Here with torch's operators, which run wherever there is no kernel of our own.
 
 Query heads that share a KV head are laid along the query axis, so that keys and values are never
 repeated. Softmax is torch's ``scaled_dot_product_attention``.
@@ -12,9 +12,10 @@ from typing import Protocol
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from inference.models.batch import Batch, PrefillSpan
 from inference.models.cache.paged_kv import LayerKV
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention_masks import ContextMask, decode_mask, prefill_mask
+from inference.models.step_input import Query, num_blocks
 
 MOST_GATHERED_BYTES = 128 * 1024**2
 """How much of keys and values a decode step copies out of their blocks at once; a single row's
@@ -26,16 +27,7 @@ SINK_FEATURES = 8
 """One is needed; kernels want heads of a multiple."""
 
 
-class DecodeAttention(Protocol):
-    def __call__(
-        self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """One layer's (num_rows, heads, head_dim), whose keys and values are written
-        -> (num_rows, heads * head_dim). ``sinks`` (heads,): see ``attend_with_sinks``."""
-        ...
-
-
-class PrefillAttention(Protocol):
+class Attend(Protocol):
     def __call__(
         self,
         queries: torch.Tensor,
@@ -44,60 +36,69 @@ class PrefillAttention(Protocol):
         layer_kv: LayerKV,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One layer's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). ``keys`` and
-        ``values`` are the rows' own, which are written: a kernel may read those. ``sinks``
-        (heads,): see ``attend_with_sinks``."""
+        """One layer's (num_rows, heads, head_dim) of a whole step, queries of any length
+        -> (num_rows, heads * head_dim). ``keys`` and ``values`` are the rows' own, which are
+        written: a kernel may read those. ``sinks`` (heads,): see ``attend_with_sinks``."""
         ...
 
 
 class Attention(Protocol):
-    """Prepares a step once for all layers. A batch has rows of one phase."""
-
     copies_context: bool
     """Whether keys and values are copied out of their blocks, so that what a step takes grows with
     its rows' contexts."""
 
-    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention: ...
-
-    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention: ...
+    def of_step(self, step: DeviceStep) -> Attend:
+        """Prepares a step once for all layers."""
+        ...
 
 
 class TorchAttention:
     copies_context = True
 
     def __init__(
-        self, sliding_window: int | None, dtype: torch.dtype, soft_cap: float | None = None
-    ) -> None:
-        """``dtype`` is the activations'; ``soft_cap`` the scores'."""
-        self._window = sliding_window
-        self._dtype = dtype
-        self._soft_cap = soft_cap
-
-    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
-        return TorchDecode(batch, block_tokens, self._window, self._dtype, self._soft_cap)
-
-    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention:
-        return TorchPrefill(batch, block_tokens, self._window, self._dtype, self._soft_cap)
-
-
-class TorchPrefill:
-    """Attention of a step's prompt rows, span by span."""
-
-    def __init__(
         self,
-        batch: Batch,
-        block_tokens: int,
         window: int | None,
         dtype: torch.dtype,
-        soft_cap: float | None,
+        soft_cap: float | None = None,
+        *,
+        is_chunked: bool = False,
     ) -> None:
-        device = batch.positions.device
-        self._spans = batch.spans
-        self._masks = [
-            prefill_mask(span, window, dtype, device, block_tokens) for span in batch.spans
+        """``dtype`` is the activations'; ``soft_cap`` the scores'. ``is_chunked``: whether a row
+        sees its chunk of ``window`` tokens, and not the last ``window`` of them."""
+        self.window = window
+        self.is_chunked = is_chunked
+        self.dtype = dtype
+        self.soft_cap = soft_cap
+
+    def of_step(self, step: DeviceStep) -> Attend:
+        return TorchAttend(step, self)
+
+
+class TorchAttend:
+    """A step's attention by torch's operators, which want rows of one shape: the rows that decode
+    as many at once as ``MOST_GATHERED_BYTES`` of keys and values allow, so that one long context
+    beside many short ones does not take rows times its length; then prompts one by one."""
+
+    def __init__(self, step: DeviceStep, attention: TorchAttention) -> None:
+        self._step = step
+        self._attention = attention
+        host, size = step.host, step.host.block_tokens
+        self._num_decode_rows = host.num_decode_rows
+        self._decode_blocks = decode_blocks(step)
+        self._of_all_rows: ContextMask | None = None
+        """The mask of the rows that decode, where they are done at once: it is the same in every
+        layer."""
+        window, dtype, device = attention.window, attention.dtype, step.positions.device
+        self._prompts = [
+            (
+                query,
+                prefill_mask(
+                    *(query, window, dtype, device, size, host.last_seen),
+                    is_chunked=attention.is_chunked,
+                ),
+            )
+            for query in step.prompts
         ]
-        self._block_tokens = block_tokens
-        self._soft_cap = soft_cap
 
     def __call__(
         self,
@@ -107,60 +108,51 @@ class TorchPrefill:
         layer_kv: LayerKV,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``sinks``: see ``attend_with_sinks``."""
-        assert keys is not None and values is not None, "torch's rotation gives them"
-        parts = []
-        for span, mask in zip(self._spans, self._masks, strict=True):
-            rows = slice(span.first_row, span.last_row)
-            own = keys[rows], values[rows]
-            size, cap = self._block_tokens, self._soft_cap
+        first, cap = self._num_decode_rows, self._attention.soft_cap
+        parts = [self._decoded(queries[:first], layer_kv, sinks)] if first else []
+        for query, mask in self._prompts:
+            assert keys is not None and values is not None, "torch's rotation gives them"
+            rows = slice(query.first_row, query.last_row)
+            own, blocks = (keys[rows], values[rows]), self._step.block_table[query.sequence]
+            size = self._step.host.block_tokens
             parts.append(
-                attend_prefill(queries[rows], *own, layer_kv, span, size, mask, cap, sinks)
+                attend_prefill(queries[rows], *own, layer_kv, query, blocks, size, mask, cap, sinks)
             )
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-
-class TorchDecode:
-    """A decode step's attention: as many rows at once as ``MOST_GATHERED_BYTES`` of keys and values
-    allow, so that one long context beside many short ones does not take rows times its length."""
-
-    def __init__(
-        self,
-        batch: Batch,
-        block_tokens: int,
-        window: int | None,
-        dtype: torch.dtype,
-        soft_cap: float | None,
-    ) -> None:
-        self._batch = batch
-        self._block_ids = batch.decode_blocks
-        self._num_context = self._block_ids.shape[1] * block_tokens
-        self._soft_cap = soft_cap
-        self._window = window
-        self._dtype = dtype
-        self._of_all_rows: ContextMask | None = None
-        """The mask of all rows, where they are done at once: the same in every layer."""
-
-    def __call__(
-        self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
+    def _decoded(
+        self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """``sinks``: see ``attend_with_sinks``."""
-        num_rows, block_ids, cap = len(queries), self._block_ids, self._soft_cap
-        at_once = max(1, MOST_GATHERED_BYTES // (self._num_context * gathered_bytes(layer_kv)))
+        num_rows, block_ids, cap = len(queries), self._decode_blocks, self._attention.soft_cap
+        num_context = block_ids.shape[1] * self._step.host.block_tokens
+        at_once = max(1, MOST_GATHERED_BYTES // (num_context * gathered_bytes(layer_kv)))
         if num_rows <= at_once:
             if self._of_all_rows is None:
-                self._of_all_rows = self._mask(slice(None))
+                self._of_all_rows = self._mask(slice(0, num_rows))
             return attend_decode(queries, layer_kv, block_ids, self._of_all_rows, cap, sinks)
         parts = []
         for first in range(0, num_rows, at_once):
-            rows = slice(first, first + at_once)
+            rows = slice(first, min(first + at_once, num_rows))
             mask = self._mask(rows)
             parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask, cap, sinks))
         return torch.cat(parts)
 
     def _mask(self, rows: slice) -> ContextMask:
-        positions = self._batch.positions[rows]
-        return decode_mask(positions, self._num_context, self._window, self._dtype)
+        num_context = self._decode_blocks.shape[1] * self._step.host.block_tokens
+        positions, attention = self._step.positions[rows], self._attention
+        return decode_mask(
+            *(positions, num_context, attention.window, attention.dtype),
+            is_chunked=attention.is_chunked,
+        )
+
+
+def decode_blocks(step: DeviceStep) -> torch.Tensor:
+    """(num_decode_rows, num_context_blocks) of each row that decodes, no wider than their contexts
+    need."""
+    host = step.host
+    longest = int(host.context_lens[: host.num_decodes].max(initial=0))
+    table = step.block_table[:, : num_blocks(longest, host.block_tokens)]
+    return table.index_select(0, step.sequences[: host.num_decode_rows])
 
 
 def gathered_bytes(layer_kv: LayerKV) -> int:
@@ -200,24 +192,26 @@ def attend_prefill(
     keys: torch.Tensor,
     values: torch.Tensor,
     layer_kv: LayerKV,
-    span: PrefillSpan,
+    query: Query,
+    block_ids: torch.Tensor,
     block_tokens: int,
     mask: torch.Tensor | None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One span's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim).
+    """One prompt's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim).
 
-    ``keys`` and ``values`` are the span's own; all else comes from the blocks, and so do they where
-    the blocks hold them rounded: what a row sees must not depend on how a prompt was cut.
+    ``block_ids`` are its sequence's; ``keys`` and ``values`` the query's own; all else comes from
+    the blocks, and so do they where the blocks hold them rounded: what a row sees must not depend
+    on how a prompt was cut.
     ``mask`` is ``prefill_mask``'s.
     """
     num_tokens, num_heads, head_dim = queries.shape
-    if span.start > 0 or layer_kv.entries.dtype != queries.dtype:
-        first = 0 if mask is None else span.end - mask.shape[-1]
-        block_ids = span.block_ids[first // block_tokens :]
-        gathered = layer_kv.gather(block_ids, block_tokens, queries.dtype)
-        keys, values = gathered[: span.end - first].unbind(1)
+    if query.start > 0 or layer_kv.entries.dtype != queries.dtype:
+        first = 0 if mask is None else query.end - mask.shape[-1]
+        held = block_ids[first // block_tokens : num_blocks(query.end, block_tokens)]
+        gathered = layer_kv.gather(held, block_tokens, queries.dtype)
+        keys, values = gathered[: query.end - first].unbind(1)
     attended = _attend(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),

@@ -10,7 +10,7 @@ import torch
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.norms import rms_weight
+from inference.models.layers.norms import head_norm_weights
 from inference.models.step import Step
 from inference.models.weights.weight_source import Linear, WeightSource
 
@@ -52,16 +52,13 @@ def _without_gate(
 
 def load_attention(config: ModelConfig, weights: WeightSource, index: int) -> AttentionMixer:
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
-
-    def head_norm(name: str) -> torch.Tensor | None:
-        return rms_weight(config, weights, prefix + name) if config.qk_norm else None
-
+    query_norm, key_norm = head_norm_weights(config, weights, index) or (None, None)
     return AttentionMixer(
         kind=config.mixer_kinds[index],
         qkv=weights.linear(*(prefix + name for name in names.qkv)),
         output=weights.linear(prefix + names.output),
-        query_norm=head_norm(names.query_norm),
-        key_norm=head_norm(names.key_norm),
+        query_norm=query_norm,
+        key_norm=key_norm,
         query_scale=_query_scale(config),
         sinks=weights.tensor(prefix + names.sinks) if config.has_sinks else None,
         gated_heads=(config.num_heads, config.head_dim) if config.has_output_gate else None,

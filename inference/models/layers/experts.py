@@ -56,7 +56,7 @@ def route(
 def _of_best_groups(config: ExpertsConfig, ranked: torch.Tensor) -> torch.Tensor:
     """(num_rows, num_experts), minus infinity for experts of other groups."""
     grouped = ranked.view(-1, config.num_groups, config.experts_per_group)
-    worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
+    worth = grouped.topk(config.group_experts, dim=-1).values.sum(dim=-1)
     best = worth.topk(config.groups_per_token, dim=-1).indices
     is_left_out = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best, False)
     return grouped.masked_fill(is_left_out.unsqueeze(-1), float("-inf")).flatten(-2)
@@ -92,8 +92,8 @@ class Experts(Protocol):
         ...
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        """(num_rows, hidden) of single-token rows -> (num_rows, hidden) of the same dtype: what
-        each row's experts say, weighted and added up."""
+        """(num_rows, hidden) of single-token rows -> (num_rows, hidden) of the same dtype: the
+        weighted sum of the outputs of each row's experts."""
         ...
 
     def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
@@ -129,27 +129,42 @@ class GatedExpert:
     """``gate_up`` has the gates' outputs first."""
 
     def __init__(
-        self, gate_up: Linear, down: Linear, gate: Gate, *, has_bias: bool = False
+        self,
+        gate_up: Linear,
+        down: Linear,
+        gate: Gate,
+        *,
+        has_bias: bool = False,
+        weighs_inputs: bool = False,
     ) -> None:
-        """``has_bias``: whether ``down`` has one, which is weighed as well."""
+        """``has_bias``: whether ``down`` has one, which is weighed as well. ``weighs_inputs``:
+        whether weights are of what it reads."""
         self.is_phaseless = gate_up.is_phaseless and down.is_phaseless
         self._gate_up = gate_up
         self._down = down
         self._gate = gate
         self._has_bias = has_bias
+        self._weighs_inputs = weighs_inputs
 
     def decode(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """``weights`` (num_rows, 1) float32, of what comes out."""
-        inner = self._gate(self._gate_up.decode(x))
-        if self._has_bias:
-            return _weighted(self._down.decode(inner), weights)
-        return self._down.decode(_weighted(inner, weights))
+        """``weights`` (num_rows, 1) float32, of what comes out, or of ``x``."""
+        return self._output(self._gate_up.decode(x), weights, self._down.decode)
 
     def prefill(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        inner = self._gate(self._gate_up.prefill(x))
+        return self._output(self._gate_up.prefill(x), weights, self._down.prefill)
+
+    def _output(
+        self,
+        gate_up: torch.Tensor,
+        weights: torch.Tensor | None,
+        down: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        if self._weighs_inputs:
+            return down(self._gate(_weighted(gate_up, weights)))
+        inner = self._gate(gate_up)
         if self._has_bias:
-            return _weighted(self._down.prefill(inner), weights)
-        return self._down.prefill(_weighted(inner, weights))
+            return _weighted(down(inner), weights)
+        return down(_weighted(inner, weights))
 
 
 def _weighted(inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
@@ -160,8 +175,8 @@ class LoopedExperts:
     """One after the other, those that rows were sent to: for the CPU, where which they are is known
     at once.
 
-    A single-token row meets its experts by itself, because how many of its neighbours have the same
-    expert follows from what they say, and must not change how its products are summed.
+    A single-token row is multiplied with its experts by itself: the number of other rows with the
+    same expert depends on their content, and must not change how this row's products are summed.
     """
 
     is_phaseless = False
@@ -206,13 +221,17 @@ class GroupedExperts:
         down: GroupedProduct,
         gate: Gate,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        *,
+        weighs_inputs: bool = False,
     ) -> None:
         """``gate_up``: from hidden_size to 2 * intermediate_size; ``down``: back. ``biases``: of
-        both, (num_experts, out_features)."""
+        both, (num_experts, out_features). ``weighs_inputs``: as of ``GatedExpert``."""
+        assert biases is None or not weighs_inputs, "no family has both"
         self._gate_up = gate_up
         self._down = down
         self._gate = gate
         self._biases = biases
+        self._weighs_inputs = weighs_inputs
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         sorted_rows = SortedRows.of(routes, self._gate_up.num_experts)
@@ -229,6 +248,8 @@ class GroupedExperts:
         """What each entry's expert gives, weighted."""
         ends, weights = sorted_rows.ends, sorted_rows.weights
         inner = self._gate_up(x, ends, sorted_rows.rows)
+        if self._weighs_inputs:  # the product is linear
+            return self._down(self._gate(_weighted(inner, weights)), ends)
         if self._biases is None:
             return self._down(_weighted(self._gate(inner), weights), ends)
         entry = torch.arange(len(inner), device=ends.device, dtype=ends.dtype)
@@ -264,10 +285,10 @@ class SparseMlp:
     ) -> None:
         """``router`` (num_experts, hidden); both biases (num_experts,)."""
         self.config = config
-        self._router = router
+        self.router = router
         self._router_bias = router_bias
         self._choice_bias = choice_bias
-        self._experts = experts
+        self.experts = experts
         self._shared = shared
         self.is_phaseless = experts.is_phaseless and (shared is None or shared.is_phaseless)
 
@@ -277,18 +298,18 @@ class SparseMlp:
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden) of normalised single-token rows -> what the layer adds to them."""
-        added = self._experts.decode(x, self._routes(x))
+        added = self.experts.decode(x, self.routes(x))
         if self._shared is not None:
             added = added + self._shared.expert.decode(x, self._shared.weights(x))
         return added
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
         """The same of prompt rows."""
-        added = self._experts.prefill(x, self._routes(x))
+        added = self.experts.prefill(x, self.routes(x))
         if self._shared is not None:
             added = added + self._shared.expert.prefill(x, self._shared.weights(x))
         return added
 
-    def _routes(self, x: torch.Tensor) -> Routes:
-        logits = linear(x, self._router, self._router_bias)
+    def routes(self, x: torch.Tensor) -> Routes:
+        logits = linear(x, self.router, self._router_bias)
         return route(self.config, logits, self._choice_bias)

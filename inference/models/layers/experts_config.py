@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
-"""From the router's logits to weights: softmax over all experts, then the best are taken (qwen,
-mixtral, olmoe); each expert's sigmoid by itself; the best are taken, then a softmax over those
-(gpt-oss)."""
+"""The way from the router's logits to weights: softmax over all experts, then the best are taken
+(qwen, mixtral, olmoe); each expert's sigmoid by itself; the best are taken, then a softmax over
+those (gpt-oss)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class ExpertsConfig:
     shared_intermediate_size: int | None = None
     """The width of the expert that every row goes through beside its own, where there is one."""
     gates_shared: bool = True
-    """Whether a sigmoid of the row weighs what the shared expert says."""
+    """Whether a sigmoid of the row weighs the shared expert's output."""
     is_gated: bool = True
     """Whether experts have gates: else they are ``down(relu(up(x)) ** 2)``."""
     shared_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -31,14 +31,17 @@ class ExpertsConfig:
     """What that expert's projections are called after its name; gates first."""
     has_choice_bias: bool = False
     """Whether a number of each expert is added to its score where the best are chosen, and not
-    where they are weighed; of sigmoids."""
+    where they are weighed; of sigmoids, or of the softmax over all."""
     num_groups: int = 1
     """Neighbouring experts are a group, all groups of one size. Where there are several, a row's
-    experts are of its best groups alone; a group is as good as its two best experts are together,
-    by their scores with the number that is added. Of sigmoids."""
+    experts are of its best groups alone, by their scores with the number that is added."""
     groups_per_token: int = 1
+    group_experts: int = 2
+    """How many experts decide what a group is worth: the best of them, added up."""
     weight_scale: float = 1.0
     """What the weights of a token's experts are multiplied with."""
+    weighs_inputs: bool = False
+    """Whether the weights meet what experts read, and not what they give."""
     has_bias: bool = False
     """Whether the router and each expert's projections have biases."""
     swish_gain: float = 1.0

@@ -27,7 +27,7 @@ class GroupedProduct(Protocol):
 
 
 class DenseProduct:
-    """By torch's grouped product, which on some cards reads ``ends`` on the host."""
+    """Multiplies by torch's grouped product, which on some cards reads ``ends`` on the host."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         """``weights`` (num_experts, out_features, in_features)."""

@@ -64,7 +64,7 @@ def int8_matmul(
 
 
 def dense_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """In the weight's dtype, which may be narrower than x's; returns x's dtype."""
+    """Multiplies in the weight's dtype, which may be narrower than x's; returns x's dtype."""
     return linear(x.to(weight.dtype), weight, bias).to(x.dtype)
 
 

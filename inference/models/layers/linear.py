@@ -26,6 +26,7 @@ from torch.nn.functional import embedding
 
 from inference.models.cuda.expert_trial import ExpertTrials, has_expert_kernel
 from inference.models.cuda.packed_trial import PackedTrials
+from inference.models.errors import UnlikeKernelsError
 from inference.models.layers.grouped_product import GroupedProduct, dense_product
 from inference.models.layers.kernels import (
     as_grouped,
@@ -131,6 +132,14 @@ class StackedLinear:
         return torch.cat([part.prefill(x) for part in self.parts], dim=-1)
 
 
+KernelChoice = Callable[[Callable[[], bool]], bool]
+"""Takes the decision of this process as a function, and returns the one that holds."""
+
+
+def chosen_here(decide: Callable[[], bool]) -> bool:
+    return decide()
+
+
 class LinearFactory:
     """Packs stored weights for one device, and remembers in words what became of them."""
 
@@ -151,16 +160,19 @@ class LinearFactory:
         self.dtype = dtype
         self._exact = exact
         self._fp8 = fp8
-        self._prefill_copies = prefill_copies and has_fast_bfloat16(device)
+        self.prefill_copies = prefill_copies and has_fast_bfloat16(device)
         may_pack = device.type == "cuda" and not exact
-        self._packed_trials = PackedTrials(device, dtype) if may_pack else None
-        self._expert_trials = ExpertTrials(device, dtype) if has_expert_kernel(device) else None
+        self.packed_trials = PackedTrials(device, dtype) if may_pack else None
+        self.expert_trials = ExpertTrials(device, dtype) if has_expert_kernel(device) else None
+        self.choose_kernel: KernelChoice = chosen_here
+        """The choice of a kernel for packed weights, where the device has one: ``True`` for
+        ours."""
         self.copied_bytes = 0
         """What the bfloat16 copies made so far take."""
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
         """The projection, and what it runs on. ``prefills=False`` for an output head, which only
-        ever sees the rows whose logits are wanted."""
+        ever sees the rows whose logits are wanted. Raises ``UnlikeKernelsError``."""
         if isinstance(stored, DenseWeight):
             if self._fp8 and prefills and fp8_reason(stored.shape) is None:
                 return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
@@ -168,14 +180,25 @@ class LinearFactory:
         grouped = as_grouped(stored)
         reason = self._dense_reason(stored, grouped)
         # Of what torch's kernels take alone: other copies are in no estimate of memory.
-        copies = reason is None and self._prefill_copies and prefills
+        copies = reason is None and self.prefill_copies and prefills
         phases = ""
         if copies:
             phases = ", prompts on a bfloat16 copy"
             self.copied_bytes += stored.codes.numel() * torch.bfloat16.itemsize
-        if self._packed_trials is not None:
-            triton_reason = self._packed_trials.reason_against(stored)
-            if triton_reason is None and (reason or not self._is_torch_faster(stored, grouped)):
+        if self.packed_trials is not None:
+            triton_reason = self.packed_trials.reason_against(stored)
+            is_dense = reason is not None
+
+            def is_best() -> bool:
+                runs = triton_reason is None
+                return runs and (is_dense or not self._is_torch_faster(stored, grouped))
+
+            if self.choose_kernel(is_best):
+                if triton_reason is not None:
+                    raise UnlikeKernelsError(
+                        f"rank 0 multiplies {stored.bits}-bit weights packed, which {self.device} "
+                        f"does not: {triton_reason}"
+                    )
                 words = f"{stored.bits}-bit codes in a Triton kernel{phases}"
                 return self._packed(stored, prefill_copy=copies), words
             if reason and triton_reason:
@@ -199,12 +222,12 @@ class LinearFactory:
             def stored(index: int) -> ExpertWeight:
                 return DenseWeight(weight=written_out(packed(index)))
 
-        if self._expert_trials is None:
+        if self.expert_trials is None:
             reason: str | None = "no kernel for experts is built for this device"
         else:
-            reason = self._expert_trials.reason_against(stored(0))
+            reason = self.expert_trials.reason_against(stored(0))
             if reason is None:
-                return self._expert_trials.product(stored, num_experts)
+                return self.expert_trials.product(stored, num_experts)
         product = dense_product(stored, num_experts, self.device, self.dtype)
         return product, f"dense in torch's grouped product: {reason}"
 
@@ -214,13 +237,13 @@ class LinearFactory:
         return QuantizedEmbedding(stored, self)
 
     def _is_torch_faster(self, stored: PackedWeight, grouped: GroupedWeight | None) -> bool:
-        assert self._packed_trials is not None
+        assert self.packed_trials is not None
         assert grouped is not None, "torch has a kernel for it"
 
         def torch_linear() -> Linear:
             return QuantizedLinear(grouped, self.device, self.dtype, prefill_copy=False)
 
-        return self._packed_trials.is_slower(stored, torch_linear)
+        return self.packed_trials.is_slower(stored, torch_linear)
 
     def _packed(self, stored: PackedWeight, *, prefill_copy: bool) -> Linear:
         from inference.models.cuda.packed import PackedLinear  # triton, where there is a card

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
 from inference.models.layers.pointwise import Pointwise
 from inference.models.weights.weight_source import WeightSource
 
@@ -62,6 +63,23 @@ def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> Norm:
         bias = weights.tensor(f"{name}.bias") if weights.has(f"{name}.bias") else None
         return LayerNorm(weights.tensor(f"{name}.weight"), bias, config.rms_norm_eps)
     return RMSNorm(rms_weight(config, weights, name), config.rms_norm_eps)
+
+
+def head_norm_weights(
+    config: ModelConfig, weights: WeightSource, index: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What the norms of a layer's queries and keys multiply with; ``None`` where it has none."""
+    names = family_of(config).layer_names
+    if config.has_plain_qk_norm and config.mixer_kinds[index] != "unrotated":
+        ones = torch.ones(config.head_dim, dtype=weights.activation_dtype, device=weights.device)
+        return ones, ones
+    if not config.qk_norm:
+        return None
+    prefix = f"model.layers.{index}."
+    return (
+        rms_weight(config, weights, prefix + names.query_norm),
+        rms_weight(config, weights, prefix + names.key_norm),
+    )
 
 
 def rms_weight(config: ModelConfig, weights: WeightSource, name: str) -> torch.Tensor:

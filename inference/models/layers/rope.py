@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
-from inference.models.errors import PositionError
 from inference.models.vision_config import VisionConfig
 
 POSITIONS_MULTIPLE = 64
@@ -30,7 +29,7 @@ class RopeTable:
     is_interleaved: bool = False
     axes: torch.Tensor | None = None
     """(rotary_dim,) int64: whether a feature turns with a row's time 0, height 1 or width 2; of a
-    model that is given pictures."""
+    model that accepts images."""
 
     @property
     def rotary_dim(self) -> int:
@@ -48,7 +47,7 @@ class RopeTable:
 
     def at_places(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same for (3, num_tokens): time, height and width of each."""
-        assert self.axes is not None, "the model is given no pictures"
+        assert self.axes is not None, "the model accepts no images"
         of_features = places.index_select(0, self.axes).t()
         cosines, sines = (table.gather(0, of_features) for table in (self.cosines, self.sines))
         return cosines.unsqueeze(1), sines.unsqueeze(1)
@@ -73,13 +72,6 @@ def rotate_heads(
         return rotate(heads, cosines, sines)
     swapped = heads.view(*heads.shape[:-1], -1, 2).flip(-1).flatten(-2)
     return torch.addcmul(heads * cosines, swapped, sines)
-
-
-def check_positions(end: int, num_positions: int) -> None:
-    """Checks a step before it runs: kernels read a table wherever a position says. Raises
-    ``PositionError``."""
-    if end > num_positions:
-        raise PositionError(f"a step up to position {end}, and {num_positions} have angles")
 
 
 def rope_table(
@@ -115,7 +107,7 @@ def growth_table(
     growth = config.query_growth
     if growth is None:
         return None
-    times = torch.arange(num_positions) // growth.positions
+    times = (torch.arange(num_positions) + growth.offset) // growth.positions
     return (1 + growth.beta * torch.log1p(times.float())).to(device)
 
 
@@ -123,11 +115,15 @@ def _axes(
     vision: VisionConfig | None, num_frequencies: int, device: torch.device
 ) -> torch.Tensor | None:
     """Time, height and width take turns until the latter two have their parts; the rest is time's.
+    Or they are in blocks.
 
-    section 4 2 1    frequencies t h w t h t t
+    section 4 2 1    frequencies t h w t h t t    or t t t t h h w
     """
-    if vision is None:
+    if vision is None or vision.mrope_section is None:
         return None
+    if not vision.is_mrope_interleaved:
+        sections = torch.tensor(vision.mrope_section, device=device)
+        return torch.arange(3, device=device).repeat_interleave(sections).repeat(2)
     axes = torch.zeros(num_frequencies, dtype=torch.int64, device=device)
     for axis in (1, 2):
         axes[axis : 3 * vision.mrope_section[axis] : 3] = axis

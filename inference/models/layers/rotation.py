@@ -1,4 +1,5 @@
-"""From a layer's projection to rotated heads, with keys and values written: torch's operators."""
+"""Turns a layer's projection into rotated heads and writes keys and values, by torch's
+operators."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from typing import Protocol
 import torch
 from torch.nn.functional import rms_norm
 
-from inference.models.batch import Batch
 from inference.models.cache.paged_kv import LayerKV
 from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.layers.rope import RopeTable, rotate_heads
 
 
@@ -54,39 +55,40 @@ class Rotation(Protocol):
         ...
 
 
-RotationFactory = Callable[[ModelConfig, RopeTable, Batch], Rotation]
+RotationFactory = Callable[[ModelConfig, RopeTable, DeviceStep], Rotation]
 """Prepares a step once for all layers of a kind."""
 
 
-def torch_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotation:
-    """For all layers of a step that share ``rope``."""
-    angles = _angles(rope, batch) if rope.rotary_dim else None
+def torch_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
+    """Returns the rotation for all layers of a step that share ``rope``."""
+    angles = _angles(rope, step) if rope.rotary_dim else None
 
     def rotate_and_write(
         weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
     ) -> RotatedHeads:
-        rotated, values = _split(config, weights, qkv)
+        rotated, values = _split(config, qkv)
+        if not config.is_qk_norm_after_rotation:
+            rotated = _normed(config, weights, rotated)
         if angles is not None:
             rotated = rotate_heads(rotated, *angles, is_interleaved=rope.is_interleaved)
-        queries, keys = torch.split(
-            rotated.to(qkv.dtype), [config.num_heads, config.num_kv_heads], dim=1
-        )
-        layer_kv.write(batch.slots, keys, values)
+        rotated = rotated.to(qkv.dtype)
+        if config.is_qk_norm_after_rotation:
+            rotated = _normed(config, weights, rotated)
+        queries, keys = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
+        layer_kv.write(step.slots, keys, values)
         return RotatedHeads(queries, keys, values)
 
     return rotate_and_write
 
 
-def _angles(rope: RopeTable, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    if batch.images is None:
-        return rope.at(batch.positions)
-    return rope.at_places(batch.images.rotary)
+def _angles(rope: RopeTable, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor]:
+    if step.images is None or step.images.rotary is None:
+        return rope.at(step.positions)
+    return rope.at_places(step.images.rotary)
 
 
-def _split(
-    config: ModelConfig, weights: AttentionWeights, qkv: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normed queries and keys, (num_tokens, num_heads + num_kv_heads, head_dim), and values.
+def _split(config: ModelConfig, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys, (num_tokens, num_heads + num_kv_heads, head_dim), and values.
 
     qkv heads   [ queries .......... | keys ........ | values ...... ]
                 0            num_heads       + num_kv_heads  + num_kv_heads
@@ -94,12 +96,17 @@ def _split(
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
     rotated, values = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
+    return rotated, values
+
+
+def _normed(config: ModelConfig, weights: AttentionWeights, heads: torch.Tensor) -> torch.Tensor:
+    """The heads of queries and keys behind their norms, where the layer has some."""
     if weights.query_norm is None or weights.key_norm is None:
-        return rotated, values
-    queries, keys = torch.split(rotated, [num_heads, num_kv_heads], dim=1)
+        return heads
+    queries, keys = torch.split(heads, [config.num_heads, config.num_kv_heads], dim=1)
     eps = config.rms_norm_eps
     normed = _norm(queries, weights.query_norm, eps), _norm(keys, weights.key_norm, eps)
-    return torch.cat(normed, dim=1), values
+    return torch.cat(normed, dim=1)
 
 
 def _norm(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -16,7 +16,7 @@ from inference.models.native.structs import pointer
 MAX_ADAPTED_PARTS = 4
 """``kMaxAdaptedParts`` of low_rank.h."""
 LARGEST_CODE = 127
-PROJECTIONS_OF_LAYER = 4
+PROJECTIONS_OF_LAYER = 5
 """``kNumAdaptedKinds``: qkv, output, gate_up, down."""
 
 
@@ -74,7 +74,7 @@ def native_adapter(
     *,
     format: LowRankFormat,
 ) -> NativeAdapter:
-    """``layers``: of each layer's four projections the names and numbers of outputs of the weights
+    """``layers``: of each layer's five projections the names and numbers of outputs of the weights
     that it stacks."""
     check_known(weights, (name for layer in layers for names in layer for name, _ in names))
     alive: list[torch.Tensor] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from inference.environment import Role, environment_for
 from inference.models.cache.kv_format import KVFormat
 
-SOURCE_DIR = Path(__file__).resolve().parent
+SOURCE_DIR = Path(__file__).resolve().parent / "cpp"
 SOURCE_NAME = "library.cpp"
 """Includes all others."""
 FLAGS = (
@@ -31,11 +31,11 @@ COMPILE_TIMEOUT_S = 900
 
 
 class NativeUnavailableError(Exception):
-    """The native decoder cannot run here; the message says why, for the load report."""
+    """The native decoder cannot run here; the message is the load report's reason."""
 
 
 def automatic_kv_format() -> KVFormat:
-    """What keys and values are kept as where nobody says: bytes where this CPU multiplies them."""
+    """The default format of keys and values: int8 where this CPU multiplies bytes."""
     return "int8" if b" avx512_vnni " in _cpu().replace(b"\n", b" ") + b" " else "bf16"
 
 

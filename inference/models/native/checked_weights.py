@@ -1,8 +1,8 @@
 """Whether a model's packed weights are as large as the C++ side will index them. It indexes without
 looking, so everything it relies on is checked here, once, before it is given a pointer.
 
-dtypes and contiguity are checked where pointers are made, in ``structs``. How many bytes a packed
-weight takes the C++ side says itself, so that no second table of formats is kept.
+dtypes and contiguity are checked where pointers are made, in ``structs``. The C++ side reports how
+many bytes a packed weight takes, so that there is no second table of formats.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ import torch
 
 from inference.models.config import ModelConfig
 from inference.models.errors import UnfitWeightsError
-from inference.models.native.layers import NativeDelta, NativeExperts, NativeLayer, NativeNorm
+from inference.models.native.layers import (
+    Angles,
+    NativeDelta,
+    NativeExperts,
+    NativeJoin,
+    NativeLatent,
+    NativeLayer,
+    NativeNorm,
+)
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import MAX_PARTS, Projection, linear_struct
 
@@ -35,9 +43,10 @@ class WeightCheck:
     def check(
         self,
         layers: Sequence[NativeLayer],
-        final_norm: NativeNorm,
-        embedding: PackedLinear,
-        head: PackedLinear,
+        final_norm: NativeNorm | None,
+        embedding: PackedLinear | None,
+        head: PackedLinear | None,
+        join: NativeJoin | None = None,
     ) -> None:
         config = self._config
         if len(layers) != config.num_layers:
@@ -46,19 +55,30 @@ class WeightCheck:
             raise UnfitWeightsError(
                 f"{config.num_heads} heads for {config.num_kv_heads} of keys and values"
             )
-        if embedding.out_features < config.vocab_size:
+        if embedding is not None and embedding.out_features < config.vocab_size:
             raise UnfitWeightsError(
                 f"the embedding has {embedding.out_features} rows; {config.vocab_size} are read"
             )
         for name, table in (("the embedding", embedding), ("the head", head)):
-            self._linear(name, table, table.out_features, config.hidden_size)
+            if table is not None:
+                self._linear(name, table, table.out_features, config.hidden_size)
         self._vectors("the final norm", self._norm_vectors("final", final_norm))
+        if join is not None:
+            self._join(join)
         for index, layer in enumerate(layers):
             self._layer(f"layer {index}", layer)
+
+    def _join(self, join: NativeJoin) -> None:
+        hidden = self._config.hidden_size
+        self._linear("the join", join.product, hidden, 2 * hidden)
+        self._vectors("the join", self._norm_vectors("embedding", join.embedding_norm))
+        self._vectors("the join", self._norm_vectors("hidden", join.hidden_norm))
 
     def _layer(self, name: str, layer: NativeLayer) -> None:
         config, hidden = self._config, self._config.hidden_size
         row_width, mixed_width = self._mixer_widths(layer)
+        if layer.latent is not None:
+            self._latent(name, layer.latent, layer.angles)
         self._projection(f"{name}: qkv", layer.qkv, row_width, hidden)
         self._projection(f"{name}: output", layer.output, hidden, mixed_width)
         if layer.experts is not None:
@@ -82,6 +102,10 @@ class WeightCheck:
             return 3 * layer.conv.shape.channels, layer.conv.shape.channels
         if layer.mamba is not None:
             return layer.mamba.shape.projected_features, layer.mamba.shape.features
+        if layer.latent is not None:
+            latent = layer.latent.shape
+            first = latent.query_rank or config.num_heads * latent.query_dim
+            return first + latent.cached_features, config.num_heads * latent.value_dim
         queries = config.num_heads * config.head_dim
         keys = config.num_kv_heads * config.head_dim
         return (1 + config.has_output_gate) * queries + 2 * keys, queries
@@ -121,6 +145,21 @@ class WeightCheck:
         if norm is not None:
             yield f"{name} norm", norm.weight, (self._config.hidden_size,)
             yield f"{name} norm's bias", norm.bias, (self._config.hidden_size,)
+
+    def _latent(self, name: str, latent: NativeLatent, angles: Angles | None) -> None:
+        shape, heads = latent.shape, self._config.num_heads
+        self._linear(f"{name}: to_keys", latent.to_keys, heads * shape.kv_rank, shape.plain_dim)
+        values = heads * shape.value_dim
+        self._linear(f"{name}: to_values", latent.to_values, values, shape.kv_rank)
+        if shape.query_rank is not None:
+            features = heads * shape.query_dim
+            self._projection(f"{name}: queries", latent.queries, features, shape.query_rank)
+            self._vectors(name, [("query_norm", latent.query_norm, (shape.query_rank,))])
+        if angles is None or 2 * angles.cosines.shape[1] != shape.rotary_dim:
+            raise UnfitWeightsError(f"{name}: {shape.rotary_dim} features are rotated otherwise")
+        self._vectors(name, [("latent_norm", latent.latent_norm, (shape.kv_rank,))])
+        if shape.cached_features != self._config.head_dim or self._config.num_kv_heads != 1:
+            raise UnfitWeightsError(f"{name}: {shape.cached_features} features are not one head's")
 
     def _experts(self, name: str, experts: NativeExperts) -> None:
         config, hidden = experts.config, self._config.hidden_size

@@ -10,16 +10,23 @@ import copy
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import Activation, ModelConfig, NormKind
-from inference.models.native.adapters import adapter_pointers
+from inference.models.native.batch import States, batch_of, num_logits
 from inference.models.native.checked_weights import WeightCheck
 from inference.models.native.images import NativeImages
-from inference.models.native.layers import NativeLayer, NativeNorm, layer_structs, norm_struct
+from inference.models.native.layers import (
+    NativeJoin,
+    NativeLayer,
+    NativeNorm,
+    join_struct,
+    layer_structs,
+    norm_struct,
+)
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
     CBatch,
@@ -39,22 +46,9 @@ ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 """``Activation`` of model.h."""
 
 
-@dataclass(frozen=True, slots=True)
-class States:
-    """Of the layers that keep any, float32, zeroed before the first step.
-
-        conv         (num_layers, num_slots, kernel - 1, channels)
-        recurrent    (num_layers, num_slots, ...)
-
-    What a head's numbers stand for is in delta_net.h; a short convolution has none.
-    """
-
-    conv: torch.Tensor
-    recurrent: torch.Tensor
-
-
 class NativeDecoder:
-    """Not thread-safe: one caller at a time, as the engine's one owner thread is."""
+    """A decoder on the C side. Not thread-safe: one caller at a time, as the engine's one owner
+    thread is."""
 
     def __init__(
         self,
@@ -62,24 +56,31 @@ class NativeDecoder:
         config: ModelConfig,
         *,
         layers: Sequence[NativeLayer],
-        final_norm: NativeNorm,
-        embedding: PackedLinear,
-        head: PackedLinear,
+        final_norm: NativeNorm | None,
+        embedding: PackedLinear | None,
+        head: PackedLinear | None,
         kv_format: KVFormat,
         num_threads: int,
         query_growth: torch.Tensor | None = None,
+        join: NativeJoin | None = None,
     ) -> None:
-        """``query_growth``: float32, what queries are multiplied by, by position. Raises
-        ``UnfitWeightsError``."""
-        WeightCheck(library, config).check(layers, final_norm, embedding, head)
+        """``query_growth``: float32, what queries are multiplied by, by position. The norm and both
+        tables are ``None`` where other layers come before these and after. With a ``join`` steps
+        have tokens and hidden rows. Raises ``UnfitWeightsError``."""
+        assert query_growth is not None or not any(layer.grows_queries for layer in layers)
+        WeightCheck(library, config).check(layers, final_norm, embedding, head, join)
         self._library = _declare(library)
-        self.kv_region_bytes: int = library.helexa_kv_region_bytes(
-            KV_FORMATS[kv_format], config.head_dim
-        )
-        """Of the keys, or the values, of one block and KV head."""
+        self.kv_format = kv_format
+        region_bytes = library.helexa_kv_region_bytes
+        if config.latent is not None:
+            region_bytes = library.helexa_latent_region_bytes
+        self.kv_region_bytes: int = region_bytes(KV_FORMATS[kv_format], config.head_dim)
+        """The bytes of the keys, or the values, of one block and KV head; or of its latents."""
         self.block_tokens: int = library.helexa_block_tokens()
-        self._vocab_size = head.out_features
-        self._alive: list[object] = [layers, final_norm, embedding, head, query_growth]
+        self._vocab_size = 0 if head is None else head.out_features
+        self._hidden_size = config.hidden_size
+        self._has_join = join is not None
+        self._alive: list[object] = [layers, final_norm, embedding, head, query_growth, join]
         self._model = CModel(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size if "dense" in config.mlp_kinds else 0,
@@ -93,6 +94,7 @@ class NativeDecoder:
             is_gated=config.is_gated,
             is_parallel=config.is_parallel,
             is_qk_norm_wide=config.is_qk_norm_wide,
+            is_qk_norm_after_rotation=config.is_qk_norm_after_rotation,
             is_rope_interleaved=config.is_rope_interleaved,
             has_output_gate=config.has_output_gate,
             norm_eps=config.rms_norm_eps,
@@ -107,6 +109,7 @@ class NativeDecoder:
             final_norm=norm_struct(final_norm),
             embedding=linear_struct(embedding),
             head=linear_struct(head),
+            join=None if join is None else ctypes.pointer(join_struct(join)),
         )
         self._num_threads = num_threads
         self._decoder = self._new_decoder()
@@ -139,48 +142,68 @@ class NativeDecoder:
 
         ``keys`` and ``values``: (layers with attention, num_blocks, num_kv_heads,
         ``kv_region_bytes``) bytes, contiguous; written to, as ``states`` are where layers keep any.
+        Latents lie in ``keys`` alone.
         ``images``: what ``step.images`` are here. Raises ``MemoryError``, and ``IndexError``
         for token ids outside the vocabulary, having written nothing.
         """
         step = step.with_all_ids()
-        num_rows, table = len(step.token_ids), step.block_table
-        num_logits = num_rows if step.logit_rows is None else len(step.logit_rows)
-        logits = torch.empty(num_logits, self._vocab_size)
-        pointers, inner_width = None, 0
-        if step.adapters is not None:
-            pointers, inner_width = adapter_pointers(step.adapters)
-        batch = CBatch(
-            num_rows=num_rows,
-            num_sequences=len(step.context_lens),
-            num_logit_rows=num_logits,
-            table_stride=table.strides[0] // table.itemsize,
-            token_ids=address(step.token_ids),
-            positions=address(step.positions),
-            query_start=address(step.query_start),
-            block_table=address(table, has_contiguous_rows=True),
-            logit_rows=address(step.logit_rows),
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
-            num_blocks=keys.shape[1],
-            logits=logits.data_ptr(),
-            adapters=None if pointers is None else ctypes.addressof(pointers),
-            inner_width=inner_width,
-        )
-        if states is not None:
-            assert step.state_reads is not None, "a step of layers with states names their slots"
-            batch.state_reads = address(step.state_reads)
-            batch.state_writes = address(step.state_writes)
-            batch.conv_states = pointer(states.conv, torch.float32)
-            batch.states = pointer(states.recurrent, torch.float32)
-            batch.num_state_slots = states.recurrent.shape[1]
-        if images is not None:
-            batch.images = ctypes.pointer(images.struct())
-        _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
+        logits = torch.empty(num_logits(step), self._vocab_size)
+        with batch_of(step, keys, values, states, images) as batch:
+            batch.logits = logits.data_ptr()
+            self._run(batch)
         return logits
 
+    def forward_rows(
+        self,
+        step: StepInput,
+        hidden: torch.Tensor | None,
+        *,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        states: States | None = None,
+        images: NativeImages | None = None,
+    ) -> torch.Tensor:
+        """``forward`` as far as the last layer: what it gives for ``step.logit_rows``, float32
+        (num_logits, hidden_size). ``hidden`` (num_rows, hidden_size) float32: what the layers
+        before these gave; ``None``: tokens are embedded. With a join both are read."""
+        if hidden is None or self._has_join:
+            step = step.with_all_ids()
+        rows = torch.empty(num_logits(step), self._hidden_size)
+        with batch_of(step, keys, values, states, images) as batch:
+            batch.hidden_rows = self._rows_pointer(hidden, len(step.positions))
+            batch.hidden_out = rows.data_ptr()
+            self._run(batch)
+        return rows
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of ``hidden`` (num_rows, hidden_size) float32, the last layer's
+        output, as float32 (num_rows, vocab_size). Raises ``MemoryError``."""
+        num_rows = len(hidden)
+        logits = torch.empty(num_rows, self._vocab_size)
+        if not num_rows:
+            return logits
+        positions = np.zeros(num_rows, dtype=np.int32)
+        batch = CBatch(
+            num_rows=num_rows,
+            num_logit_rows=num_rows,
+            positions=address(positions),
+            hidden_rows=self._rows_pointer(hidden, num_rows),
+            logits=logits.data_ptr(),
+            skips_layers=True,
+        )
+        self._run(batch)
+        return logits
+
+    def _rows_pointer(self, hidden: torch.Tensor | None, num_rows: int) -> int | None:
+        assert hidden is None or hidden.shape == (num_rows, self._hidden_size)
+        return pointer(hidden, torch.float32)
+
+    def _run(self, batch: CBatch) -> None:
+        _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
+
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of ``scores`` (num_rows, vocab_size) float32: each row's token with the largest, the
-        first of equals, int64; and whether all are numbers and the largest finite, bool."""
+        """Returns each row's token with the largest of ``scores`` (num_rows, vocab_size) float32,
+        the first of equals, int64; and whether all are numbers and the largest finite, bool."""
         assert scores.shape[1] == self._vocab_size
         token_ids = torch.empty(len(scores), dtype=torch.int64)
         are_finite = torch.empty(len(scores), dtype=torch.bool)
@@ -208,8 +231,8 @@ class NativeDecoder:
         )
 
     def draw(self, scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-        """One token id for each draw, int64. ``scores`` (num_rows, vocab_size) float32, read only;
-        that of a row with what is not a number means nothing."""
+        """One token id for each draw, int64, a meaningless one for a row with NaN. ``scores``
+        (num_rows, vocab_size) float32, read only."""
         assert scores.shape[1] == self._vocab_size
         token_ids = torch.empty(len(draws), dtype=torch.int64)
         status = self._library.helexa_decoder_draw(
@@ -237,7 +260,7 @@ class NativeDecoder:
 
 
 def _query_scale(config: ModelConfig) -> float:
-    """Of scores, beyond one over the root of ``head_dim``."""
+    """Returns what scores are multiplied by beyond one over the root of ``head_dim``."""
     if config.attention_scale is None:
         return 1.0
     return config.attention_scale * math.sqrt(config.head_dim)
@@ -281,8 +304,9 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         ctypes.c_void_p,
         ctypes.c_int64,
     ]
-    library.helexa_kv_region_bytes.restype = ctypes.c_int64
-    library.helexa_kv_region_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32]
+    for region_bytes in (library.helexa_kv_region_bytes, library.helexa_latent_region_bytes):
+        region_bytes.restype = ctypes.c_int64
+        region_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32]
     library.helexa_decoder_free.restype = None
     library.helexa_decoder_free.argtypes = [ctypes.c_void_p]
     return library

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-
 import torch
 
 from inference.models.config import ModelConfig
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.native.layers import NativeExperts
+from inference.models.native.packer import Packer
 from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
 from inference.models.weights.experts_loading import CHOICE_BIAS, expert_prefixes
 from inference.models.weights.stored import DenseWeight
 from inference.models.weights.weight_source import WeightSource
-from inference.supervised_threads import SupervisedPool
 
 SHARED = ".shared_expert"
 
@@ -24,21 +21,22 @@ def load_experts(
     config: ModelConfig,
     weights: WeightSource,
     prefix: str,
-    library: ctypes.CDLL | None = None,
+    packer: Packer,
 ) -> NativeExperts:
-    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Experts are read and packed by several
-    threads."""
+    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert is read and packed by one
+    thread."""
     experts = config.experts
     assert experts is not None, "its layers are sparse"
 
-    def projection(*names: str) -> Projection:
-        return [pack(stored, library) for stored in weights.stored_parts(*names)]
-
-    def expert(own: str) -> tuple[Projection, Projection]:
+    def expert(own: str, packer: Packer) -> tuple[Projection, Projection]:
         is_shared = own.endswith(SHARED)
         gate_up = experts.shared_gate_up if is_shared else experts.gate_up
         down = experts.shared_down if is_shared else "down_proj"
-        return projection(*(f"{own}.{name}" for name in gate_up)), projection(f"{own}.{down}")
+        parts = weights.stored_parts(*(f"{own}.{name}" for name in gate_up))
+        return (
+            [packer.pack(part) for part in parts],
+            [packer.pack(part) for part in weights.stored_parts(f"{own}.{down}")],
+        )
 
     router = weights.tensor(f"{prefix}.gate.weight").float()
     prefixes = list(expert_prefixes(experts, prefix))
@@ -47,7 +45,7 @@ def load_experts(
         if experts.gates_shared:
             gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").float()
             router = torch.cat([router, gate.view(1, -1)])
-    packed = _in_threads(expert, prefixes)
+    packed = packer.each(expert, prefixes)
     return NativeExperts(
         config=experts,
         router=pack(DenseWeight(weight=router)),
@@ -60,18 +58,4 @@ def load_experts(
 def _choice_bias(config: ExpertsConfig, weights: WeightSource, prefix: str) -> torch.Tensor | None:
     if not config.has_choice_bias:
         return None
-    return weights.tensor(f"{prefix}.{CHOICE_BIAS}").float().contiguous()
-
-
-def _in_threads(
-    load: Callable[[str], tuple[Projection, Projection]], prefixes: Sequence[str]
-) -> list[tuple[Projection, Projection]]:
-    """Each of torch's threads has experts of its own, and torch none beside them: it would wait
-    longer for its threads than they take for an expert."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with SupervisedPool(num_threads) as threads:
-            return list(threads.map(load, prefixes))
-    finally:
-        torch.set_num_threads(num_threads)
+    return weights.tensor(f"{prefix}.{CHOICE_BIAS}").float().flatten()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.layers.experts_config import ExpertsConfig, Scoring
+from inference.models.layers.latent_config import LatentConfig
 from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.mamba_mixer import MambaVectors
 from inference.models.layers.recurrent.state_config import ShortConvConfig
@@ -16,6 +17,8 @@ from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
     CDeltaNet,
     CExperts,
+    CJoin,
+    CLatent,
     CLayer,
     CMamba,
     CNorm,
@@ -53,8 +56,18 @@ class NativeNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeJoin:
+    """What comes before a layer that predicts further tokens: norms of a token's embedding and of
+    the hidden row before it, and the product of the two, (hidden_size, 2 * hidden_size)."""
+
+    embedding_norm: NativeNorm
+    hidden_norm: NativeNorm
+    product: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
 class Angles:
-    """Of each position, float32 (max_positions, rotary_dim / 2)."""
+    """Cosines and sines of each position, float32 (max_positions, rotary_dim / 2)."""
 
     cosines: torch.Tensor
     sines: torch.Tensor
@@ -88,6 +101,24 @@ class NativeConv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NativeLatent:
+    """What latent attention has beside its projections. The layer's ``qkv`` is queries, or what
+    they are compressed to, then the latent and its rotary key."""
+
+    shape: LatentConfig
+    latent_norm: torch.Tensor
+    """float32 (kv_rank,)"""
+    to_keys: PackedLinear
+    """(heads * kv_rank, plain_dim): what makes each head's queries as wide as latents."""
+    to_values: PackedLinear
+    """(heads * value_dim, kv_rank)"""
+    query_norm: torch.Tensor | None = None
+    """float32 (query_rank,)"""
+    queries: Projection = ()
+    """What makes queries of what they are compressed to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLayer:
     """A part without a norm has ``None``. ``qkv`` of attention whose output is weighed has the
     gates first, then queries, keys and values."""
@@ -98,22 +129,27 @@ class NativeLayer:
     down: Projection = ()
     input_norm: NativeNorm | None = None
     mixed_norm: NativeNorm | None = None
-    """Of what the mixer adds."""
+    """The norm of what the mixer adds."""
     mlp_norm: NativeNorm | None = None
     mlp_added_norm: NativeNorm | None = None
-    """Of what the MLP adds."""
+    """The norm of what the MLP adds."""
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     """float32 (head_dim,), or as wide as all heads."""
     angles: Angles | None = None
     """``None``: no head is rotated."""
     window: int | None = None
+    is_chunked: bool = False
+    """Whether a row sees its chunk of ``window`` tokens, and not the last ``window`` of them."""
+    grows_queries: bool = False
+    """Whether its queries are multiplied by the model's growth."""
     experts: NativeExperts | None = None
-    """In place of ``gate_up`` and ``down``."""
+    """The experts that stand in place of ``gate_up`` and ``down``."""
     delta: NativeDelta | None = None
     conv: NativeConv | None = None
     mamba: MambaVectors | None = None
-    """In place of attention, any of them."""
+    """The vectors of a Mamba mixer in place of attention, of either kind."""
+    latent: NativeLatent | None = None
 
     @property
     def has_state(self) -> bool:
@@ -151,8 +187,11 @@ def _layer_struct(layer: NativeLayer, cache_index: int) -> CLayer:
         delta=delta,
         conv=None if layer.conv is None else ctypes.pointer(_conv_struct(layer.conv)),
         mamba=None if layer.mamba is None else ctypes.pointer(_mamba_struct(layer.mamba)),
+        latent=None if layer.latent is None else ctypes.pointer(_latent_struct(layer.latent)),
         rotary_dim=0 if angles is None else 2 * angles.cosines.shape[1],
         window=layer.window or 0,
+        is_chunked=layer.is_chunked,
+        grows_queries=layer.grows_queries,
         cache_index=cache_index,
     )
 
@@ -162,6 +201,14 @@ def norm_struct(norm: NativeNorm | None) -> CNorm:
         return CNorm()
     weight, bias = (pointer(tensor, torch.float32) for tensor in (norm.weight, norm.bias))
     return CNorm(weight=weight, bias=bias)
+
+
+def join_struct(join: NativeJoin) -> CJoin:
+    return CJoin(
+        embedding=norm_struct(join.embedding_norm),
+        hidden=norm_struct(join.hidden_norm),
+        product=linear_struct(join.product),
+    )
 
 
 def _conv_struct(conv: NativeConv) -> CShortConv:
@@ -188,6 +235,22 @@ def _mamba_struct(mamba: MambaVectors) -> CMamba:
         dt_bias=pointer(mamba.step_bias, torch.float32),
         skip=pointer(mamba.skip, torch.float32),
         norm=pointer(mamba.norm, torch.float32),
+    )
+
+
+def _latent_struct(latent: NativeLatent) -> CLatent:
+    shape = latent.shape
+    return CLatent(
+        kv_rank=shape.kv_rank,
+        rotary_dim=shape.rotary_dim,
+        plain_dim=shape.plain_dim,
+        value_dim=shape.value_dim,
+        query_rank=shape.query_rank or 0,
+        query_norm=pointer(latent.query_norm, torch.float32),
+        latent_norm=pointer(latent.latent_norm, torch.float32),
+        queries=projection_struct(latent.queries),
+        to_keys=linear_struct(latent.to_keys),
+        to_values=linear_struct(latent.to_values),
     )
 
 
@@ -219,8 +282,10 @@ def _experts_struct(experts: NativeExperts) -> CExperts:
         scoring=SCORINGS[config.scoring],
         normalizes=config.normalizes,
         has_shared=has_shared,
+        weighs_inputs=config.weighs_inputs,
         num_groups=config.num_groups,
         groups_per_token=config.groups_per_token,
+        group_experts=config.group_experts,
         weight_scale=config.weight_scale,
         choice_bias=pointer(experts.choice_bias, torch.float32),
         router=linear_struct(experts.router),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,11 +11,13 @@ from inference.models.adapter import AdapterWeights
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.registry import family_of
-from inference.models.layers.norms import rms_weight
+from inference.models.layers.latent_mixer import QUERIES, first_names
+from inference.models.layers.norms import head_norm_weights, rms_weight
 from inference.models.layers.recurrent.mamba_mixer import load_mamba_vectors
 from inference.models.layers.recurrent.state_weights import conv_weight, decay_rate
 from inference.models.layers.rope import RopeTable
 from inference.models.native.experts import load_experts
+from inference.models.native.latent import load_latent
 from inference.models.native.layers import (
     Angles,
     NativeConv,
@@ -24,9 +25,9 @@ from inference.models.native.layers import (
     NativeLayer,
     NativeNorm,
 )
-from inference.models.native.packing import pack
+from inference.models.native.packer import Packer
 from inference.models.native.structs import Projection
-from inference.models.weights.stored import StoredWeight, with_tensors
+from inference.models.weights.lazy import LazyWeight
 from inference.models.weights.weight_source import WeightSource
 
 
@@ -35,17 +36,17 @@ def load_layer(
     weights: WeightSource,
     index: int,
     angles: Mapping[MixerKind, Angles],
-    library: ctypes.CDLL,
+    packer: Packer,
 ) -> NativeLayer:
     """``angles`` of each kind of mixer that rotates heads."""
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
     kind, is_sparse = config.mixer_kinds[index], config.mlp_kinds[index] == "sparse"
 
-    def stored(*inner_names: str) -> Sequence[StoredWeight]:
+    def stored(*inner_names: str) -> Sequence[LazyWeight]:
         return weights.stored_parts(*(prefix + name for name in inner_names))
 
     def projection(*inner_names: str) -> Projection:
-        return [pack(part, library) for part in stored(*inner_names)]
+        return [packer.pack(part) for part in stored(*inner_names)]
 
     def norm(name: str | None) -> NativeNorm | None:
         return None if name is None else load_norm(config, weights, prefix + name)
@@ -55,30 +56,37 @@ def load_layer(
         output=(),
         gate_up=() if is_sparse else projection(*names.gate_up),
         down=() if is_sparse else projection(names.down),
-        experts=load_experts(config, weights, f"{prefix}mlp", library) if is_sparse else None,
+        experts=load_experts(config, weights, f"{prefix}mlp", packer) if is_sparse else None,
         input_norm=norm(names.input_norm),
         mixed_norm=norm(names.mixed_norm),
         mlp_norm=norm(names.mlp_norm),
         mlp_added_norm=norm(names.mlp_added_norm),
     )
     if kind == "delta":
-        return _with_delta(layer, config, weights, index, library)
+        return _with_delta(layer, config, weights, index, packer)
     if kind == "conv":
-        return _with_conv(layer, config, weights, index, library)
+        return _with_conv(layer, config, weights, index, packer)
     if kind == "mamba":
-        return _with_mamba(layer, config, weights, index, library)
-    head_norms = [
-        rms_weight(config, weights, prefix + name).float().contiguous() if config.qk_norm else None
-        for name in (names.query_norm, names.key_norm)
-    ]
+        return _with_mamba(layer, config, weights, index, packer)
+    if kind == "latent":
+        return replace(
+            layer,
+            qkv=projection(*first_names(config)),
+            output=projection(names.output),
+            angles=angles[kind],
+            latent=load_latent(config, weights, index, packer),
+        )
+    query_norm, key_norm = head_norm_weights(config, weights, index) or (None, None)
     return replace(
         layer,
-        qkv=[pack(part, library) for part in _in_order(stored(*names.qkv), config, index)],
+        qkv=[packer.pack(part) for part in _in_order(stored(*names.qkv), config, index)],
         output=projection(names.output),
-        query_norm=head_norms[0],
-        key_norm=head_norms[1],
+        query_norm=None if query_norm is None else query_norm.float().contiguous(),
+        key_norm=None if key_norm is None else key_norm.float().contiguous(),
         angles=angles.get(kind),
         window=config.window_of(kind),
+        is_chunked=kind == "chunked",
+        grows_queries=config.grows_queries(kind),
     )
 
 
@@ -99,20 +107,22 @@ def native_angles(table: RopeTable) -> Angles:
     return Angles(table.cosines[:, pairs].contiguous(), sines.contiguous())
 
 
-def stacked_names(config: ModelConfig, index: int) -> list[list[tuple[str, int]]]:
-    """Of a layer's qkv, output, gate_up and down: the weights that each stacks, and how many
-    outputs each has. Of those alone that adapters may change."""
-    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
-    shapes = adaptable_shapes(config)
-    mixer, output = _mixer_names(config, index)
-    return [
-        [(prefix + name, shapes[prefix + name][0]) for name in inner if prefix + name in shapes]
-        for inner in (mixer, (output,), names.gate_up, (names.down,))
-    ]
+def stacked_names(config: ModelConfig) -> list[list[list[tuple[str, int]]]]:
+    """The weights that each layer's qkv, output, gate_up, down and queries stack, with their
+    numbers of outputs; only those that adapters may change."""
+    names, shapes = family_of(config).layer_names, adaptable_shapes(config)
+    found = []
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        mixer, output = _mixer_names(config, index)
+        stacks = (mixer, (output,), names.gate_up, (names.down,), (QUERIES,))
+        own = [[prefix + name for name in inner] for inner in stacks]
+        found.append([[(n, shapes[n][0]) for n in stack if n in shapes] for stack in own])
+    return found
 
 
 def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterWeights:
-    """Outputs of what is adapted in the order that this file gives them."""
+    """The outputs of adapted weights, in the order of this file's tensors."""
     modules = dict(weights.modules)
     for index in range(config.num_layers):
         names, _ = _mixer_names(config, index)
@@ -125,10 +135,13 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
 
 
 def _mixer_names(config: ModelConfig, index: int) -> tuple[tuple[str, ...], str]:
-    """Of the weights that a layer's ``qkv`` stacks, and of its output; after the layer's prefix."""
+    """Returns the names of the weights that a layer's ``qkv`` stacks, and that of its output; all
+    without the layer's prefix."""
     kind, names = config.mixer_kinds[index], family_of(config).layer_names
     if kind == "conv":
         return ("conv.in_proj",), "conv.out_proj"
+    if kind == "latent":
+        return first_names(config), names.output
     if kind == "mamba":
         assert config.mamba is not None
         return (f"{config.mamba.prefix}.in_proj",), f"{config.mamba.prefix}.out_proj"
@@ -140,13 +153,14 @@ def _mixer_names(config: ModelConfig, index: int) -> tuple[tuple[str, ...], str]
 
 
 def _first_order(config: ModelConfig, index: int) -> torch.Tensor | None:
-    """Where each output of the first weight of ``qkv`` is in its file; ``None``: in this order.
+    """Returns where each output of the first weight of ``qkv`` is in its file; ``None``: in this
+    order.
 
     Heads with gates have their gates first, and not each head's behind its queries. Each kind of a
     DeltaNet's features has all its heads in order, also where files go from key head to key head.
     """
     shape = config.delta
-    if config.mixer_kinds[index] in ("conv", "mamba"):
+    if config.mixer_kinds[index] in ("conv", "mamba", "latent"):
         return None
     if config.mixer_kinds[index] != "delta":
         if not config.has_output_gate:
@@ -173,7 +187,7 @@ def _with_delta(
     config: ModelConfig,
     weights: WeightSource,
     index: int,
-    library: ctypes.CDLL,
+    packer: Packer,
 ) -> NativeLayer:
     shape, prefix = config.delta, f"model.layers.{index}.linear_attn."
     assert shape is not None
@@ -181,11 +195,11 @@ def _with_delta(
     parts = list(weights.stored_parts(*(prefix + name for name in names.qkvz)))
     ba = list(weights.stored_parts(*(prefix + name for name in names.ba)))
     if (order := _gates_order(config, index)) is not None:
-        ba = [_with_first(ba[0], order)]
+        ba = [ba[0].with_first(order)]
     return replace(
         layer,
-        qkv=[pack(part, library) for part in (*_in_order(parts, config, index), *ba)],
-        output=[pack(part, library) for part in weights.stored_parts(f"{prefix}out_proj")],
+        qkv=[packer.pack(part) for part in (*_in_order(parts, config, index), *ba)],
+        output=[packer.pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
         delta=NativeDelta(
             shape=shape,
             conv_weight=conv_weight(weights, f"{prefix}conv1d"),
@@ -201,15 +215,15 @@ def _with_conv(
     config: ModelConfig,
     weights: WeightSource,
     index: int,
-    library: ctypes.CDLL,
+    packer: Packer,
 ) -> NativeLayer:
     shape, prefix = config.short_conv, f"model.layers.{index}.conv."
     assert shape is not None
     bias = weights.tensor(f"{prefix}conv.bias").float().contiguous() if shape.has_bias else None
     return replace(
         layer,
-        qkv=[pack(part, library) for part in weights.stored_parts(f"{prefix}in_proj")],
-        output=[pack(part, library) for part in weights.stored_parts(f"{prefix}out_proj")],
+        qkv=[packer.pack(part) for part in weights.stored_parts(f"{prefix}in_proj")],
+        output=[packer.pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
         conv=NativeConv(shape=shape, weight=conv_weight(weights, f"{prefix}conv"), bias=bias),
     )
 
@@ -219,23 +233,21 @@ def _with_mamba(
     config: ModelConfig,
     weights: WeightSource,
     index: int,
-    library: ctypes.CDLL,
+    packer: Packer,
 ) -> NativeLayer:
     mixer = load_mamba_vectors(config, weights, index)
     prefix = f"model.layers.{index}.{mixer.shape.prefix}."
     return replace(
         layer,
-        qkv=[pack(part, library) for part in weights.stored_parts(f"{prefix}in_proj")],
-        output=[pack(part, library) for part in weights.stored_parts(f"{prefix}out_proj")],
+        qkv=[packer.pack(part) for part in weights.stored_parts(f"{prefix}in_proj")],
+        output=[packer.pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
         mamba=mixer,
     )
 
 
-def _in_order(
-    parts: Sequence[StoredWeight], config: ModelConfig, index: int
-) -> Sequence[StoredWeight]:
+def _in_order(parts: Sequence[LazyWeight], config: ModelConfig, index: int) -> Sequence[LazyWeight]:
     order = _first_order(config, index)
-    return parts if order is None else [_with_first(parts[0], order), *parts[1:]]
+    return parts if order is None else [parts[0].with_first(order), *parts[1:]]
 
 
 def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
@@ -243,9 +255,3 @@ def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
     into the order of their kinds."""
     rows = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
     return torch.cat([kind.flatten() for kind in torch.split(rows, list(sizes), dim=1)])
-
-
-def _with_first(stored: StoredWeight, order: torch.Tensor) -> StoredWeight:
-    """The weight with its first outputs in another order."""
-    order = torch.cat((order, torch.arange(len(order), stored.shape[0])))
-    return with_tensors(stored, lambda tensor: tensor.index_select(0, order))

@@ -8,18 +8,18 @@ numbers.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
+from torch.nn.functional import rms_norm
 
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
-from inference.models.cache.layout import cache_layout
 from inference.models.config import ATTENTION_KINDS, ModelConfig
-from inference.models.layers.rope import check_positions, growth_table, rope_table
+from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
-from inference.models.native.decoder import NativeDecoder, States
+from inference.models.native.decoder import NativeDecoder
 from inference.models.native.images import NativeImages, native_images
 from inference.models.native.load_layer import (
     in_order_of_layers,
@@ -28,28 +28,12 @@ from inference.models.native.load_layer import (
     native_angles,
     stacked_names,
 )
-from inference.models.native.packing import Format, pack
-from inference.models.step_input import StepInput
-from inference.models.vision.tower import VisionTower
-from inference.models.weights.untouched import untouched_zeros
+from inference.models.native.packer import packing
+from inference.models.native.packing import Format, PackedLinear
+from inference.models.native.storage import NativeKV, new_native_kv
+from inference.models.step_input import StepInput, check_positions
+from inference.models.vision.build import build_tower
 from inference.models.weights.weight_source import WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class NativeKV:
-    """``keys`` and ``values`` (layers with attention, num_blocks, num_kv_heads, bytes of a block
-    and head), in the order that element_attention.h and int8_attention.h document."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    block_tokens: int
-    scratch_slot: int
-    states: States | None = None
-    """Of layers that keep a state instead."""
-
-    def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        """Views of one block, by name."""
-        return {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
 
 
 class NativeModel(PlainBackend):
@@ -65,32 +49,46 @@ class NativeModel(PlainBackend):
         weights: WeightSource,
         context_tokens: int,
         kv_format: KVFormat,
+        *,
+        has_outer: bool = True,
     ) -> None:
+        """``has_outer``: ``False`` of a later stage's layers, which have no tables, last norm and
+        tower."""
         self.config = config
         self.kv_format = kv_format
         kinds = (set(config.mixer_kinds) & ATTENTION_KINDS) - {"unrotated"}
         tables = {kind: rope_table(config, context_tokens, self.device, kind) for kind in kinds}
-        angles = {kind: native_angles(table) for kind, table in tables.items()}
+        self.library = library
+        self.angles = {kind: native_angles(table) for kind, table in tables.items()}
         self._rope = tables.get("attention")
-        """Of a model that is given images."""
-        self.tower = None if config.vision is None else VisionTower(config.vision, weights)
-        self._num_positions = min(
+        """The tables for a model that is given images, where these layers attend."""
+        self.tower = build_tower(config.vision, weights) if has_outer else None
+        self.num_positions = min(
             (table.num_positions for table in tables.values()), default=context_tokens
         )
-        embedding = pack(weights.stored("model.embed_tokens"), library)
-        layers = [load_layer(config, weights, i, angles, library) for i in range(config.num_layers)]
+        with packing(library, torch.get_num_threads()) as packer:
+
+            def table(name: str) -> PackedLinear | None:
+                return packer.pack(*weights.stored_parts(name)) if has_outer else None
+
+            self.embedding = self.head = table("model.embed_tokens")
+            indices = range(config.num_layers)
+            layers = [load_layer(config, weights, i, self.angles, packer) for i in indices]
+            if not config.tie_embeddings:
+                self.head = table("lm_head")
+        self._final_norm = load_norm(config, weights, "model.norm") if has_outer else None
         self._is_packed = any(part.format is not Format.F32 for part in layers[0].qkv)
-        self._stacked = [stacked_names(config, i) for i in range(config.num_layers)]
+        self._stacked = stacked_names(config)
         self.decoder = NativeDecoder(
             library,
             config,
             layers=layers,
-            final_norm=load_norm(config, weights, "model.norm"),
-            embedding=embedding,
-            head=embedding if config.tie_embeddings else pack(weights.stored("lm_head"), library),
+            final_norm=self._final_norm,
+            embedding=self.embedding,
+            head=self.head,
             kv_format=kv_format,
             num_threads=torch.get_num_threads(),
-            query_growth=growth_table(config, self._num_positions, self.device),
+            query_growth=growth_table(config, self.num_positions, self.device),
         )
 
     @property
@@ -106,46 +104,50 @@ class NativeModel(PlainBackend):
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> NativeKV:
         """One block more than asked for: the last is scratch, where padding rows write."""
         assert block_tokens == self.decoder.block_tokens
-        region_bytes = self.decoder.kv_region_bytes
-        layout = cache_layout(self.config)
-        num_layers = len(layout.attention_layers)
-        shape = (num_layers, num_blocks + 1, self.config.num_kv_heads, region_bytes)
-        # Small pages keep memory down, and slow long contexts of the wider formats down as well:
-        # ``benchmarks.engine.kv_pages``.
-        huge_pages = self.kv_format != "int8"
-        keys, values = (
-            untouched_zeros(shape, torch.uint8, self.device, huge_pages=huge_pages)
-            for _ in range(2)
-        )
-        return NativeKV(
-            keys=keys,
-            values=values,
-            block_tokens=block_tokens,
-            scratch_slot=num_blocks * block_tokens,
-            states=self._new_states(len(layout.state_layers), num_state_slots),
-        )
-
-    def _new_states(self, num_layers: int, num_slots: int) -> States | None:
-        shape = self.config.state
-        if shape is None:
-            return None
-        slots = num_layers, num_slots
-        shapes = (*slots, *shape.conv_shape), (*slots, *shape.recurrent_shape)
-        return States(*(untouched_zeros(shape, torch.float32, self.device) for shape in shapes))
+        return new_native_kv(self.decoder, self.config, num_blocks, num_state_slots)
 
     def forward(self, step: StepInput, kv: NativeKV) -> torch.Tensor:
         """Write the rows' keys and values, return the logits of ``step.logit_rows``:
         (num_logits, vocab_size) float32. Raises ``PositionError``."""
-        check_positions(step.longest_context, self._num_positions)
+        check_positions(step.longest_context, self.num_positions)
         return self.decoder.forward(
             step, keys=kv.keys, values=kv.values, states=kv.states, images=self._images(step)
         )
 
+    def forward_rows(
+        self, step: StepInput, hidden: torch.Tensor | None, kv: NativeKV
+    ) -> torch.Tensor:
+        check_positions(step.longest_context, self.num_positions)
+        return self.decoder.forward_rows(
+            step,
+            hidden,
+            keys=kv.keys,
+            values=kv.values,
+            states=kv.states,
+            images=self._images(step),
+        )
+
+    def forward_with_hidden(
+        self, step: StepInput, kv: NativeKV
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All rows go through the whole of the last layer, not only those of ``step.logit_rows``:
+        no row's logits change by that."""
+        rows = self.forward_rows(replace(step, logit_rows=None), None, kv)
+        wanted = rows
+        if step.logit_rows is not None:
+            wanted = rows.index_select(0, torch.from_numpy(step.logit_rows))
+        assert self._final_norm is not None, "the last norm is this model's"
+        weight = self._final_norm.weight
+        hidden = rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
+        return self.decoder.logits(wanted), hidden
+
+    def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.decoder.logits(hidden)
+
     def _images(self, step: StepInput) -> NativeImages | None:
         if step.images is None:
             return None
-        assert self._rope is not None, "such models attend"
-        return native_images(step.images, self._rope)
+        return native_images(step.images, len(step.positions), self._rope)
 
     def prepare_adapter(self, weights: AdapterWeights) -> NativeAdapter:
         """Exactly as its files hold it beside dense weights, in 8 bits beside packed ones: what it

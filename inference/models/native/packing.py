@@ -10,9 +10,11 @@ import torch
 from torch.nn.functional import pad
 
 from inference.models.weights.codebook import HALF_GROUP_FEATURES, Codebook, CodebookWeight
+from inference.models.weights.mxfp4 import in_four_bits
 from inference.models.weights.stored import (
     GROUP_FEATURES,
     DenseWeight,
+    GroupedWeight,
     PackedWeight,
     StoredWeight,
     SuperBlockWeight,
@@ -49,7 +51,7 @@ GROUPED_FORMATS = {
     (6, False): Format.Q6,
     (8, False): Format.Q8,
 }
-"""By bits, and whether there are minimums."""
+"""The format for a number of bits, and whether there are minimums."""
 
 SUPER_BLOCK_FORMATS = {
     2: Format.Q2_K,
@@ -66,10 +68,10 @@ CODEBOOK_FORMATS = {
     (3, HALF_GROUP_FEATURES, True): Format.T3K,
     (4, GROUP_FEATURES, True): Format.T4K,
 }
-"""By bits, features of a scale, and whether there are super-scales."""
+"""The format for a number of bits, the features of a scale, and whether there are super-scales."""
 
 VALUE_RANGES = {Format.T2: (-8, 7), Format.T4H: (-16, 15), Format.T3K: (-48, 48)}
-"""Of a codebook; of other formats it is that of all codebooks."""
+"""The values' range of a codebook; of other formats it is that of all codebooks."""
 
 PLANE_BITS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """How codes are cut into planes, low bits first."""
@@ -91,7 +93,7 @@ class PackedLinear:
         return self.panels.numel() * self.panels.element_size()
 
 
-class _TakenApart(ctypes.Structure):
+class TakenApart(ctypes.Structure):
     """``TakenApart`` of pack.h."""
 
     _fields_ = [
@@ -125,21 +127,50 @@ class _Parts:
 def pack(stored: StoredWeight, library: ctypes.CDLL | None = None) -> PackedLinear:
     """Quantised weights keep their codes, dense ones become float32. With the native ``library``
     it is some ten times faster, and other threads run meanwhile."""
-    out_features, in_features = stored.shape
-    if isinstance(stored, DenseWeight):
-        panels = pack_f32(stored.weight)
-    elif library is None:
-        panels = _joined(_parts(stored))
+    packed = unwritten(stored, stored.shape[0], stored.bias)
+    write_panels(stored, packed.panels, library)
+    return packed
+
+
+def unwritten(sample: StoredWeight, out_features: int, bias: torch.Tensor | None) -> PackedLinear:
+    """A weight of ``out_features`` rows like those of ``sample``, whose panels are still to be
+    written: sixteen rows each, along the first axis."""
+    sample = _as_packed(sample)
+    in_features, num_panels = sample.shape[1], -(-out_features // LANES)
+    if isinstance(sample, DenseWeight):
+        panels = torch.empty(num_panels, in_features, LANES)
     else:
-        panels = _joined_natively(_parts(stored), library)
+        shape = _shape(_parts(sample))
+        panels = torch.empty(num_panels, shape.num_blocks, shape.block_bytes, dtype=torch.uint8)
     return PackedLinear(
-        format=_format(stored),
+        format=_format(sample),
         in_features=in_features,
         out_features=out_features,
         panels=panels,
-        bias=None if stored.bias is None else stored.bias.float().contiguous(),
-        codebook=stored.codebook if isinstance(stored, CodebookWeight) else None,
+        bias=None if bias is None else bias.float().contiguous(),
+        codebook=sample.codebook if isinstance(sample, CodebookWeight) else None,
     )
+
+
+def write_panels(
+    stored: StoredWeight, panels: torch.Tensor, library: ctypes.CDLL | None = None
+) -> None:
+    """Writes ``stored`` into ``panels``, as many as its rows fill; they may fill the last one in
+    part."""
+    stored = _as_packed(stored)
+    if isinstance(stored, DenseWeight):
+        panels.copy_(_by_lane(stored.weight))
+    elif library is None:
+        panels.copy_(_joined(_parts(stored)))
+    else:
+        _write_natively(_parts(stored), panels, library)
+
+
+def _as_packed(stored: StoredWeight) -> StoredWeight:
+    """The form that a format here has."""
+    if isinstance(stored, GroupedWeight) and stored.is_mxfp4:
+        return in_four_bits(stored)
+    return stored
 
 
 def _format(stored: StoredWeight) -> Format:
@@ -161,7 +192,7 @@ def _codebook_format(stored: CodebookWeight) -> Format:
 
 
 def _parts(stored: PackedWeight) -> _Parts:
-    """Scales of groups become float16. What is below 0 wraps around to where it belongs."""
+    """Scales of groups become float16. A negative number wraps around to its unsigned code."""
     if isinstance(stored, SuperBlockWeight):
         heads = _given(stored.super_scales, stored.super_minimums)
         smalls, added = _given(stored.scales, stored.minimums), 0
@@ -181,7 +212,8 @@ def _parts(stored: PackedWeight) -> _Parts:
 
 
 def _codebook_scales(stored: CodebookWeight) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Where a group has two scales, its head has the first ones and then the second ones."""
+    """Returns the scales of a block's heads and its small ones. Where a group has two scales, its
+    head has the first ones and then the second ones."""
     if stored.super_scales is not None:
         return [stored.super_scales], [stored.scales]
     per_group = GROUP_FEATURES // stored.group_features
@@ -192,37 +224,62 @@ def _given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _joined_natively(parts: _Parts, library: ctypes.CDLL) -> torch.Tensor:
-    """uint8 (panels, blocks, bytes of a block)."""
-    out_features, in_features = parts.codes.shape
-    num_blocks, num_groups = parts.heads[0].shape[1], in_features // GROUP_FEATURES
-    parts_each = parts.smalls[0].shape[1] // num_groups if parts.smalls else 0
-    head_bytes = 2 * LANES * len(parts.heads)
-    group_bytes = LANES * parts_each * len(parts.smalls) + 64 * parts.bits
-    num_panels = -(-out_features // LANES)
-    block_bytes = head_bytes + num_groups // num_blocks * group_bytes
-    panels = torch.empty(num_panels, num_blocks, block_bytes, dtype=torch.uint8)
-    planes = PLANE_BITS[parts.bits]
-    taken_apart = _TakenApart(
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The shape of a panel's blocks, and of the groups of a block."""
+
+    num_blocks: int
+    block_groups: int
+    scales_per_group: int
+    block_bytes: int
+
+
+def _shape(parts: _Parts) -> _Shape:
+    num_blocks, num_groups = parts.heads[0].shape[1], parts.codes.shape[1] // GROUP_FEATURES
+    scales_per_group = parts.smalls[0].shape[1] // num_groups if parts.smalls else 0
+    group_bytes = LANES * scales_per_group * len(parts.smalls) + 64 * parts.bits
+    head_bytes, block_groups = 2 * LANES * len(parts.heads), num_groups // num_blocks
+    return _Shape(
+        num_blocks, block_groups, scales_per_group, head_bytes + block_groups * group_bytes
+    )
+
+
+def taken_apart_like(sample: StoredWeight, out_features: int) -> TakenApart:
+    """What ``out_features`` rows like those of the quantised ``sample`` are made of, without
+    them."""
+    sample = _as_packed(sample)
+    assert not isinstance(sample, DenseWeight)
+    return _taken_apart(_parts(sample), out_features)
+
+
+def _taken_apart(parts: _Parts, out_features: int) -> TakenApart:
+    shape, planes = _shape(parts), PLANE_BITS[parts.bits]
+    return TakenApart(
         out_features=out_features,
-        in_features=in_features,
-        codes=parts.codes.data_ptr(),
-        heads=tuple(head.data_ptr() for head in parts.heads),
-        smalls=tuple(small.data_ptr() for small in parts.smalls),
+        in_features=parts.codes.shape[1],
         num_heads=len(parts.heads),
         num_smalls=len(parts.smalls),
-        block_groups=num_groups // num_blocks,
-        parts=parts_each,
+        block_groups=shape.block_groups,
+        parts=shape.scales_per_group,
         added=parts.added,
         num_planes=len(planes),
         plane_bits=planes,
     )
+
+
+def _write_natively(parts: _Parts, panels: torch.Tensor, library: ctypes.CDLL) -> None:
+    out_features, shape = parts.codes.shape[0], _shape(parts)
+    assert panels.is_contiguous()
+    assert panels.shape == (-(-out_features // LANES), shape.num_blocks, shape.block_bytes)
+    taken_apart = _taken_apart(parts, out_features)
+    taken_apart.codes = parts.codes.data_ptr()
+    taken_apart.heads = tuple(head.data_ptr() for head in parts.heads)
+    taken_apart.smalls = tuple(small.data_ptr() for small in parts.smalls)
     library.helexa_pack(ctypes.byref(taken_apart), ctypes.c_void_p(panels.data_ptr()))
-    return panels
 
 
 def _joined(parts: _Parts) -> torch.Tensor:
-    """The same without a library."""
+    """uint8 (panels, blocks, bytes of a block), without a library."""
     num_groups = parts.codes.shape[1] // GROUP_FEATURES
     heads = [_halves(head) for head in parts.heads]
     groups = [_bytes(small, num_groups) for small in parts.smalls]
@@ -233,8 +290,13 @@ def _joined(parts: _Parts) -> torch.Tensor:
 
 def pack_f32(weight: torch.Tensor) -> torch.Tensor:
     """``weight`` (out, in) of any float dtype. Returns float32 (panels, in, 16)."""
-    padded = _pad_rows(weight.float())
-    return padded.view(-1, LANES, weight.shape[1]).permute(0, 2, 1).contiguous()
+    return _by_lane(weight).contiguous()
+
+
+def _by_lane(weight: torch.Tensor) -> torch.Tensor:
+    """Float32 (panels, in, 16), not contiguous."""
+    padded = _pad_rows(weight.float().contiguous())
+    return padded.view(-1, LANES, weight.shape[1]).permute(0, 2, 1)
 
 
 def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -46,8 +46,10 @@ class CExperts(ctypes.Structure):
         ("scoring", ctypes.c_int32),
         ("normalizes", ctypes.c_int32),
         ("has_shared", ctypes.c_int32),
+        ("weighs_inputs", ctypes.c_int32),
         ("num_groups", ctypes.c_int32),
         ("groups_per_token", ctypes.c_int32),
+        ("group_experts", ctypes.c_int32),
         ("weight_scale", ctypes.c_float),
         ("choice_bias", ctypes.c_void_p),
         ("router", CLinear),
@@ -103,6 +105,21 @@ class CMamba(ctypes.Structure):
     ]
 
 
+class CLatent(ctypes.Structure):
+    _fields_ = [
+        ("kv_rank", ctypes.c_int32),
+        ("rotary_dim", ctypes.c_int32),
+        ("plain_dim", ctypes.c_int32),
+        ("value_dim", ctypes.c_int32),
+        ("query_rank", ctypes.c_int32),
+        ("query_norm", ctypes.c_void_p),
+        ("latent_norm", ctypes.c_void_p),
+        ("queries", CProjection),
+        ("to_keys", CLinear),
+        ("to_values", CLinear),
+    ]
+
+
 class CLayer(ctypes.Structure):
     _fields_ = [
         ("qkv", CProjection),
@@ -121,9 +138,20 @@ class CLayer(ctypes.Structure):
         ("delta", ctypes.POINTER(CDeltaNet)),
         ("conv", ctypes.POINTER(CShortConv)),
         ("mamba", ctypes.POINTER(CMamba)),
+        ("latent", ctypes.POINTER(CLatent)),
         ("rotary_dim", ctypes.c_int32),
         ("window", ctypes.c_int32),
+        ("is_chunked", ctypes.c_int32),
+        ("grows_queries", ctypes.c_int32),
         ("cache_index", ctypes.c_int32),
+    ]
+
+
+class CJoin(ctypes.Structure):
+    _fields_ = [
+        ("embedding", CNorm),
+        ("hidden", CNorm),
+        ("product", CLinear),
     ]
 
 
@@ -141,6 +169,7 @@ class CModel(ctypes.Structure):
         ("is_gated", ctypes.c_int32),
         ("is_parallel", ctypes.c_int32),
         ("is_qk_norm_wide", ctypes.c_int32),
+        ("is_qk_norm_after_rotation", ctypes.c_int32),
         ("is_rope_interleaved", ctypes.c_int32),
         ("has_output_gate", ctypes.c_int32),
         ("norm_eps", ctypes.c_float),
@@ -155,6 +184,7 @@ class CModel(ctypes.Structure):
         ("final_norm", CNorm),
         ("embedding", CLinear),
         ("head", CLinear),
+        ("join", ctypes.POINTER(CJoin)),
     ]
 
 
@@ -193,6 +223,10 @@ class CBatch(ctypes.Structure):
         ("adapters", ctypes.c_void_p),
         ("inner_width", ctypes.c_int32),
         ("images", ctypes.POINTER(CImages)),
+        ("hidden_rows", ctypes.c_void_p),
+        ("hidden_out", ctypes.c_void_p),
+        ("skips_layers", ctypes.c_int32),
+        ("last_seen", ctypes.c_void_p),
         ("sequences", ctypes.c_void_p),
     ]
 
@@ -220,7 +254,9 @@ def projection_struct(parts: Projection) -> CProjection:
     return CProjection(num_parts=len(parts), parts=tuple(linear_struct(part) for part in parts))
 
 
-def linear_struct(packed: PackedLinear) -> CLinear:
+def linear_struct(packed: PackedLinear | None) -> CLinear:
+    if packed is None:
+        return CLinear()
     assert packed.in_features % _features_multiple(packed.format) == 0
     return CLinear(
         format=packed.format,
@@ -250,8 +286,8 @@ def pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
 
 
 def address(array: Ints | None, *, has_contiguous_rows: bool = False) -> int | None:
-    """Of a step's array, checked likewise. ``has_contiguous_rows``: that is enough, as the C side
-    gets the stride from one to the next."""
+    """Returns the address of a step's array, checked as in ``pointer``. ``has_contiguous_rows``:
+    contiguous rows are enough, as the C side gets the stride from one to the next."""
     if array is None:
         return None
     dense = array[0] if has_contiguous_rows else array

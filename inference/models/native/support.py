@@ -7,6 +7,7 @@ import math
 
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.families.registry import family_of
+from inference.models.layers.latent_config import LatentConfig
 from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.models.layers.recurrent.state_config import ShortConvConfig
@@ -25,10 +26,8 @@ def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
     """Why this model cannot run natively, or ``None``."""
     if reason := _unbuilt_variation(config):
         return f"the native decoder has no {reason}"
-    if config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
-        return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
-    if config.num_query_groups > MOST_QUERY_GROUPS:
-        return f"{config.num_query_groups} query heads per KV head are more than a native tile"
+    if reason := _unsupported_heads(config, library):
+        return reason
     for size in _intermediate_sizes(config):
         if size % LANES:
             return f"intermediate_size {size} is not a multiple of {LANES}"
@@ -37,6 +36,23 @@ def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
     if config.short_conv is not None:
         return _unsupported_conv(config.short_conv)
     return None if config.delta is None else _unsupported_delta(config.delta)
+
+
+def _unsupported_heads(config: ModelConfig, library: ctypes.CDLL) -> str | None:
+    if config.latent is not None:
+        return _unsupported_latent(config.latent)
+    if config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
+        return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
+    if config.num_query_groups > MOST_QUERY_GROUPS:
+        return f"{config.num_query_groups} query heads per KV head are more than a native tile"
+    return None
+
+
+def _unsupported_latent(shape: LatentConfig) -> str | None:
+    for name in ("kv_rank", "rotary_dim", "value_dim"):
+        if (size := getattr(shape, name)) % LANES:
+            return f"latent attention's {name} {size} is not a multiple of {LANES}"
+    return None
 
 
 def _unsupported_conv(shape: ShortConvConfig) -> str | None:
@@ -74,10 +90,10 @@ def _intermediate_sizes(config: ModelConfig) -> list[int]:
     return sizes
 
 
-def _has_odd_pictures(config: ModelConfig) -> bool:
-    """Of one kind of attention, halves of heads, and pictures that are added to before the last
-    layer: as all families have them."""
-    if config.vision is None:
+def _has_other_mrope_layout(config: ModelConfig) -> bool:
+    """Whether the model's images need a layout that no family has: several kinds of attention,
+    interleaved heads, or deepstack rows behind the last layer."""
+    if config.vision is None or config.vision.mrope_section is None:
         return False
     kinds = set(config.mixer_kinds) & ATTENTION_KINDS
     is_deep = len(config.vision.deepstack_layers) >= config.num_layers
@@ -88,7 +104,7 @@ def _unbuilt_variation(config: ModelConfig) -> str | None:
     """The first thing declared that the native layers do not compute."""
     is_sparse = "sparse" in config.mlp_kinds
     variations = {
-        "rotation by a picture's rows and columns in this layout": _has_odd_pictures(config),
+        "rotation by an image's rows and columns in this layout": _has_other_mrope_layout(config),
         "sinks of attention": config.has_sinks,
         "biased experts": config.experts is not None and config.experts.has_bias,
         f"{config.activation} MLPs": config.activation not in ACTIVATIONS,

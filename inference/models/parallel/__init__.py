@@ -1,1 +1,1 @@
-"""A decoder whose weights several ranks share: what each holds, and what they tell each other."""
+"""A decoder whose weights several ranks share: each rank's part, and their collectives."""

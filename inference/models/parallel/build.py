@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
-from inference.models.cuda.setup import accelerate
+from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderModel
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.layers import spread
@@ -24,14 +24,15 @@ def build_rank(
     group: RankGroup,
     shares: Sequence[RankShare],
 ) -> tuple[DecoderModel, str]:
-    """And in words what computes it. ``config``: of the whole model; ``weights``: this rank's part;
-    ``shares``: of all ranks. No steps are captured. Raises what ``build_model`` does."""
+    """Returns this rank's model, and a sentence about what computes it. ``config``: of the whole
+    model; ``weights``: this rank's part; ``shares``: of all ranks. No steps are captured. Raises
+    what ``build_model`` does."""
     own = rank_config(config, shares[group.rank])
     rank_weights = RankWeights(weights, group, shares)
     model = build_model(own, rank_weights, context_tokens, kv_format)
-    assert isinstance(model, DecoderModel), "foreign modules are not split"
+    assert isinstance(model, DecoderModel), "transformers' modules are not split"
     words = "torch operators"
     if model.device.type == "cuda":
-        _, words = accelerate(model)  # which puts its kernels into the model itself
+        _, words = install_kernels(model)
     model.layers = [spread(layer, config, group) for layer in model.layers]
     return model, words

@@ -67,8 +67,8 @@ def cut_of(tensor: TensorRole, share: RankShare) -> Cut:
 
 
 def input_groups(config: ModelConfig, group_of: Mapping[str, int]) -> dict[SplitKind, int]:
-    """How many inputs of each kind stay together. ``group_of``: how many inputs each weight is
-    packed in groups of, by name; what is not in it is not packed."""
+    """How many inputs of each kind stay together. ``group_of``: the group size of each packed
+    weight's inputs, by name; weights without an entry are not packed."""
     found: dict[SplitKind, int] = {}
     for tensor in family_of(config).tensors(config):
         if tensor.role == "row":

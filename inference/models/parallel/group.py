@@ -1,5 +1,4 @@
-"""What ranks tell each other while they compute a step: sums and gathered logits, over
-torch.distributed.
+"""The collectives of a step's ranks: sums and gathered logits, over torch.distributed.
 
     CPU    gloo, over loopback alone
     CUDA   NCCL
@@ -31,7 +30,7 @@ class RankGroup(Protocol):
     def num_ranks(self) -> int: ...
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """Over all ranks' ``part``, which may be overwritten."""
+        """Returns the sum of all ranks' ``part``, which may be overwritten."""
         ...
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
@@ -45,7 +44,7 @@ class RankGroup(Protocol):
 
 
 class TorchRankGroup:
-    """For one thread, but for ``drop``."""
+    """A ``RankGroup`` over torch.distributed. Belongs to one thread, except for ``drop``."""
 
     def __init__(self, rank: int, num_ranks: int, device: torch.device) -> None:
         """Joins nothing yet."""
@@ -55,8 +54,8 @@ class TorchRankGroup:
         self._backend: Any = None
 
     def join(self, store: Store, timeout_s: float) -> None:
-        """Waits for the other ranks, who find each other by ``store``; nobody needs it afterwards.
-        ``timeout_s``: of this and of each collective. Raises what torch does, and
+        """Waits for the other ranks, which meet by ``store``; it is not used afterwards.
+        ``timeout_s``: of this and of each collective. Raises torch's exceptions and
         ``RanksDisagreeError``."""
         timeout = timedelta(seconds=timeout_s)
         store.set_timeout(timeout)
@@ -97,7 +96,7 @@ class TorchRankGroup:
         return self._backend
 
     def _check_sums(self) -> None:
-        """That all ranks are there, each once, and that sums are right."""
+        """Checks that all ranks are there, each once, and that sums are right."""
         own = torch.tensor([1.0, float(self.rank)], device=self._device)
         expected = [self.num_ranks, self.num_ranks * (self.num_ranks - 1) / 2]
         found = self.sum(own).tolist()
@@ -106,7 +105,8 @@ class TorchRankGroup:
 
 
 def file_store(path: Path, num_ranks: int) -> Store:
-    """For processes of one host: opens no port. ``path``: the same file for all, new."""
+    """Returns a store for processes of one host, which opens no port. ``path``: the same file for
+    all, new."""
     return FileStore(str(path), num_ranks)
 
 

@@ -3,8 +3,8 @@
 transformers lets an attention function be registered by name; its modules then hand that function
 their rotated heads. Rows of a step come as one batch of one:
 
-    module ─▶ paged_attention ─▶ the module's ForeignLayer ─▶ LayerKV, torch's attention
-                                        └─▶ ForeignStep: the batch, and what its layers share
+    module ─▶ paged_attention ─▶ the module's PagedAttentionLayer ─▶ LayerKV, torch's attention
+                                        └─▶ AttentionStep: the step, and what its layers share
 """
 
 from __future__ import annotations
@@ -16,33 +16,25 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from inference.models.batch import Batch
 from inference.models.cache.paged_kv import LayerKV, PagedKV
-from inference.models.layers.attention import DecodeAttention, PrefillAttention, TorchAttention
-from inference.models.step import attend_rows
+from inference.models.device_step import DeviceStep
+from inference.models.layers.attention import Attend, TorchAttention
 from inference.models.transformers_backend.inspection import AttentionCall
 
 PAGED = "helexa_paged"
 """What the attention function is registered as. transformers makes no masks for it."""
 LAYER = "helexa_layer"
-"""Attribute of an attention module: its ``ForeignLayer``."""
+"""Attribute of an attention module: its ``PagedAttentionLayer``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Phases:
-    num_decodes: int
-    decode: DecodeAttention | None
-    prefill: PrefillAttention | None
+class AttentionStep:
+    """One step's rows. Layers with the same window share the prepared masks and indices."""
 
-
-class ForeignStep:
-    """One batch's rows. Layers that see as far share what is prepared for them."""
-
-    def __init__(self, batch: Batch, kv: PagedKV, dtype: torch.dtype) -> None:
-        self.batch = batch
+    def __init__(self, step: DeviceStep, kv: PagedKV, dtype: torch.dtype) -> None:
+        self.step = step
         self.kv = kv
         self._dtype = dtype
-        self._phases: dict[tuple[int | None, float | None], _Phases] = {}
+        self._attention: dict[tuple[int | None, float | None], Attend] = {}
 
     def attend(
         self,
@@ -54,30 +46,23 @@ class ForeignStep:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         if call.kv_layer == call.layer:
-            layer_kv.write(self.batch.slots, keys, values)
+            layer_kv.write(self.step.slots, keys, values)
         kind = call.window, call.soft_cap
-        if kind not in self._phases:
-            self._phases[kind] = self._prepare(TorchAttention(call.window, self._dtype, kind[1]))
-        return attend_rows(self._phases[kind], queries, keys, values, layer_kv, sinks)
-
-    def _prepare(self, attention: TorchAttention) -> _Phases:
-        batch, size = self.batch, self.kv.block_tokens
-        return _Phases(
-            num_decodes=batch.num_decodes,
-            decode=attention.for_decode(batch.decodes, size) if batch.num_decodes else None,
-            prefill=attention.for_prefill(batch.prompts, size) if batch.spans else None,
-        )
+        if kind not in self._attention:
+            attention = TorchAttention(call.window, self._dtype, call.soft_cap)
+            self._attention[kind] = attention.of_step(self.step)
+        return self._attention[kind](queries, keys, values, layer_kv, sinks)
 
 
 @dataclass(slots=True)
 class CurrentStep:
     """What the layers of a model are running."""
 
-    step: ForeignStep | None = None
+    step: AttentionStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignLayer:
+class PagedAttentionLayer:
     call: AttentionCall
     current: CurrentStep
 
@@ -121,9 +106,9 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **__: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers' attention interface has it. What it says of scale, window and soft cap was
-    found when the model was built, and does not change from step to step."""
-    layer: ForeignLayer = getattr(module, LAYER)
+    """Implements transformers' attention interface. Scale, window and soft cap were recorded when
+    the model was built, and do not change from step to step."""
+    layer: PagedAttentionLayer = getattr(module, LAYER)
     return layer.attend(query, key, value, s_aux), None
 
 

@@ -15,9 +15,9 @@ from inference.models.adapter import AdapterWeights
 from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
-from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
-from inference.models.layers.rope import POSITIONS_MULTIPLE, check_positions
-from inference.models.step_input import StepInput
+from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
+from inference.models.layers.rope import POSITIONS_MULTIPLE
+from inference.models.step_input import StepInput, check_positions
 from inference.models.to_device import all_on_device
 from inference.models.transformers_backend.hub_module import load_module, no_adapters
 from inference.models.transformers_backend.learning import accepted, learn, with_learnt
@@ -44,12 +44,12 @@ class CachedModel(PlainBackend):
         self.config = with_learnt(config, found)
         self._learnt = found
         self._own_states = own_states_of(self._module)
-        self._goes_on_by_rows = config.architecture in ROW_BY_ROW_TYPES
+        self._continues_by_rows = config.architecture in ROW_BY_ROW_TYPES
 
     @property
     def execution(self) -> str:
-        """In words."""
-        rows = ", row by row where a prompt goes on" if self._goes_on_by_rows else ""
+        """Describes how the module runs."""
+        rows = ", row by row where a prompt continues" if self._continues_by_rows else ""
         return (
             f"transformers' {type(self._module).__name__} with its own cache, one sequence after "
             f"the other{rows}: much slower than a family that this build computes itself"
@@ -71,7 +71,7 @@ class CachedModel(PlainBackend):
         check_positions(step.longest_context, self._num_positions)
         step = step.with_all_ids()
         arrays = [step.token_ids, step.positions, step.slots, step.block_table]
-        token_ids, positions, slots, block_table = all_on_device(arrays, self.device)
+        token_ids, positions, slots, block_table = all_on_device(self.device, indices=arrays)
         inputs = {"input_ids": token_ids, "position_ids": positions}
         wanted = range(len(token_ids)) if step.logit_rows is None else step.logit_rows.tolist()
         logits = torch.empty(
@@ -95,7 +95,7 @@ class CachedModel(PlainBackend):
         """The logits of those of the sequence's rows that are ``kept``."""
         cache = sequence_cache(self._learnt, kv, rows, self.dtype)
         at_once = rows.last_row - rows.first_row
-        if self._goes_on_by_rows and rows.start:
+        if self._continues_by_rows and rows.start:
             at_once = 1
         parts = []
         for first in range(rows.first_row, rows.last_row, at_once):

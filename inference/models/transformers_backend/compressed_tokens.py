@@ -28,8 +28,8 @@ KINDS = frozenset({"DeepseekV4CSACache", "DeepseekV4HCACache"})
 BEGUN = ("buffer_kv", "buffer_gate")
 """Tables of what has come of a group that is not whole yet: (1, num_tokens, width) by name."""
 BEFORE = ("overlap_kv", "overlap_gate")
-"""Tables of what is left of the last whole group: (1, group, width / 2) by name. Only layers that
-look back at it have them."""
+"""Tables of the last whole group's overlap: (1, group, width / 2) by name. Only layers that look
+back at it have them."""
 
 
 def keeps_entries(kind: type[Any]) -> bool:
@@ -83,7 +83,8 @@ class CompressedTokens:
                 states[self._rows.state_write, : state.shape[1]].copy_(state[0])
 
     def _place(self, entry: StateEntry) -> tuple[dict[str, torch.Tensor | None], str]:
-        """Where the module looks for it: in which of the layer's tables, by which name."""
+        """Returns where the module looks for ``entry``: in which of the layer's tables, by which
+        name."""
         return getattr(self, entry.kind), list(self.compressed_kv)[entry.index]
 
     def update_compressor_states(self, name: str, compressed: torch.Tensor) -> torch.Tensor:

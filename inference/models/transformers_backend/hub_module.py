@@ -17,7 +17,8 @@ from inference.models.errors import (
 from inference.models.weights.weight_source import WeightSource
 
 NUM_NAMED = 3
-"""Of tensors that a module has no place for, and of fields of a config that are odd."""
+"""The most names that a message lists: of tensors that a module has no place for, and of fields of
+a config that are odd."""
 MOST_VALUE_CHARS = 60
 
 
@@ -25,14 +26,15 @@ MOST_VALUE_CHARS = 60
 class LoadedModule:
     module: Any
     passed_over: str
-    """In words, for the load report: tensors of the files that the module has no place for, but for
-    those that transformers' class declares to be of no use to it. Old files hold masks and tables
-    that modules make by themselves now, so they are no reason to refuse a model; but what is not
-    read may also say that it is not the model that config.json calls it."""
+    """A sentence for the load report: tensors of the files that the module has no place for, except
+    those that transformers' class declares unused. Old files hold masks and tables that modules
+    make by themselves now, so they are no reason to refuse a model; but unread tensors may also
+    mean that config.json names another model."""
 
 
 def hub_config(config: ModelConfig) -> Any:
-    """As transformers reads it: with its own value for what config.json leaves out."""
+    """Returns the config as transformers reads it, with its own value for what config.json leaves
+    out."""
     from transformers import CONFIG_MAPPING
 
     assert config.module_config is not None, "its family keeps it"
@@ -52,8 +54,8 @@ def _with_floats(value: Any) -> Any:
 
 
 def odd_fields(config: ModelConfig) -> list[str]:
-    """In words: fields that are of another kind than transformers' own values, or below nought
-    where those are not. What transformers says of them often lacks their names."""
+    """Descriptions of fields that are of another kind than transformers' own values, or negative
+    where those are not. transformers' own messages often lack the names."""
     from transformers import CONFIG_MAPPING
 
     usual = CONFIG_MAPPING[config.architecture]().to_dict()
@@ -95,7 +97,7 @@ def class_of(config: ModelConfig) -> Any:
 
 
 def without_weights(config: ModelConfig) -> Any:
-    """On torch's meta device. Raises ``UnsupportedModuleError``."""
+    """Builds the module on torch's meta device. Raises ``UnsupportedModuleError``."""
     try:
         with torch.device("meta"):
             # In bfloat16: what multiplies experts all at once takes no other dtype there.
@@ -109,7 +111,7 @@ def without_weights(config: ModelConfig) -> Any:
 
 
 def declared_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of the module's tensors, by name. Raises ``UnsupportedModuleError``."""
+    """Returns the shapes of the module's tensors by name. Raises ``UnsupportedModuleError``."""
     tensors = without_weights(config).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
@@ -124,7 +126,7 @@ def load_module(config: ModelConfig, weights: WeightSource, attention: str | Non
     # Loops over experts: it multiplies in every dtype.
     experts = {"experts_implementation": "eager"} if weights.device.type == "cpu" else {}
     try:
-        model, told = class_of(config).from_pretrained(
+        model, loading_info = class_of(config).from_pretrained(
             None,
             config=hub_config(config),
             state_dict=weights.all_tensors(),
@@ -137,9 +139,9 @@ def load_module(config: ModelConfig, weights: WeightSource, attention: str | Non
         raise MissingWeightsError(
             f"the weight files do not fit transformers' {class_of(config).__name__}: {error}"
         ) from error
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise MissingWeightsError(f"the weight files lack {_named(missing, 1)}")
-    unknown = sorted(told["unexpected_keys"])
+    unknown = sorted(loading_info["unexpected_keys"])
     passed_over = ""
     if unknown:
         passed_over = f"; passed over, as it has no place for them: {_named(unknown, NUM_NAMED)}"

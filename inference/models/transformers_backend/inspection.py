@@ -23,8 +23,8 @@ PASSED_OVER = frozenset(
         *("output_router_logits", "output_attentions"),
     }
 )
-"""What modules also pass to attention. Masks say what windows there are; the others say nothing
-that is not known."""
+"""Other arguments that modules pass to attention. Masks reveal the windows; the rest is known
+already."""
 NEAR, FAR = 66, 70_000
 """Where masks without a window are looked at."""
 
@@ -44,10 +44,10 @@ class AttentionCall:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of queries and keys."""
+    """The width of a head's queries and keys."""
     value_dim: int
     scale: float
-    """Of scores."""
+    """The factor of scores."""
     window: int | None
     soft_cap: float | None
 
@@ -64,7 +64,7 @@ class SeenMask:
 
 
 def inspect(model: Any) -> list[AttentionCall]:
-    """Of a causal language model on the meta device, by layer. Raises
+    """Returns the attention calls of a causal language model on the meta device, by layer. Raises
     ``UnsupportedModuleError``."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -133,7 +133,7 @@ class _Seen:
         ]
         shape = (1, num_kv_heads, NUM_ROWS)
         problems = {
-            "does not say which layer it is": layer is None,
+            "does not pass its layer's index": layer is None,
             f"passes {', '.join(sorted(unknown))} to attention": bool(unknown),
             "makes masks of its own": not isinstance(self.mask, SeenMask),
             "is not causal": others.get("is_causal") is False,

@@ -35,7 +35,7 @@ from inference.models.cache.module_cache import (
 )
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedModuleError
-from inference.models.families.foreign import NAMES
+from inference.models.families.transformers_paged import NAMES
 from inference.models.transformers_backend.compressed_tokens import (
     compressed_entries,
     group_states,
@@ -63,7 +63,7 @@ MIXED_LAYERS = (
 KNOWN_LAYERS = frozenset({*TOKEN_LAYERS, *STATE_LAYERS, *MIXED_LAYERS, DummyLayer})
 KNOWN_CACHES = frozenset({"DynamicCache", "MiniMaxCache"})
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""What a module's forward calls the cache, and what it calls it among what it gives back."""
+"""Names of the cache among the forward's arguments and among its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +73,22 @@ class Layer:
     kind: type[Any]
     arguments: dict[str, Any]
     num_positions: int = 0
-    """How many numbers its indexer keeps of each token's position. They are one and the same where
-    there are no pictures, and are not kept here."""
+    """How many numbers its indexer keeps of each token's position. They are equal where there are
+    no images, and are not kept here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
     cache: ModuleCache
     cache_kind: type[Any]
-    """Of transformers' caches."""
+    """The class of transformers' caches."""
     layers: tuple[Layer, ...]
     vocab_size: int
 
 
 def learnt_config(config: ModelConfig) -> ModelConfig:
-    """The same with what config.json alone does not say; unchanged where the module follows numbers
-    that it has not got without weights, as some choose experts: then it is looked at once they are
+    """The same config, completed by the module's own sizes. Unchanged where the module computes
+    with values that need its weights, as some choose experts: then it is inspected once they are
     loaded. Raises ``UnsupportedModuleError``."""
     module = without_weights(config)
     try:

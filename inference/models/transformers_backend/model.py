@@ -17,16 +17,16 @@ from inference.models.backend import PlainBackend
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.errors import UnsupportedModuleError
-from inference.models.layers.rope import POSITIONS_MULTIPLE, check_positions
-from inference.models.step_batch import batch_on
-from inference.models.step_input import StepInput
+from inference.models.layers.rope import POSITIONS_MULTIPLE
+from inference.models.step_input import StepInput, check_positions
 from inference.models.transformers_backend.attention import (
     LAYER,
     PAGED,
+    AttentionStep,
     CurrentStep,
-    ForeignLayer,
-    ForeignStep,
+    PagedAttentionLayer,
     register,
 )
 from inference.models.transformers_backend.hub_module import (
@@ -38,7 +38,7 @@ from inference.models.transformers_backend.inspection import AttentionCall, insp
 from inference.models.weights.weight_source import WeightSource
 
 
-class ForeignModel(PlainBackend):
+class TransformersModel(PlainBackend):
     copies_context = True
 
     def __init__(
@@ -57,14 +57,14 @@ class ForeignModel(PlainBackend):
         loaded = load_module(config, weights, PAGED)
         self._module, self._passed_over = loaded.module, loaded.passed_over
         for call in calls:
-            layer = ForeignLayer(call, self._current)
+            layer = PagedAttentionLayer(call, self._current)
             setattr(self._module.get_submodule(call.module), LAYER, layer)
         parameters = signatures.signature(self._module.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
     @property
     def execution(self) -> str:
-        """In words."""
+        """Describes how the module runs."""
         return (
             f"transformers' {type(self._module).__name__} behind paged attention: slower than a "
             f"family that this build computes itself{self._passed_over}"
@@ -84,14 +84,14 @@ class ForeignModel(PlainBackend):
         """All rows as one row of transformers': nothing but attention looks from one to another.
         Raises ``PositionError``."""
         check_positions(step.longest_context, self._num_positions)
-        batch = batch_on(self.device, step)
-        rows = batch.logit_rows
+        on_device = DeviceStep.of(step, self.device)
+        rows = on_device.logit_rows
         kept = {"logits_to_keep": rows} if self._keeps_logits and rows is not None else {}
-        self._current.step = ForeignStep(batch, kv, self.dtype)
+        self._current.step = AttentionStep(on_device, kv, self.dtype)
         try:
             found = self._module(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.positions[None],
+                input_ids=on_device.token_ids[None],
+                position_ids=on_device.positions[None],
                 use_cache=False,
                 **kept,
             )
@@ -104,7 +104,7 @@ class ForeignModel(PlainBackend):
 
 
 def checked_config(config: ModelConfig) -> ModelConfig:
-    """The same: config.json says what memory it takes. Raises ``UnsupportedModuleError``."""
+    """The same config, whose sizes the module confirms. Raises ``UnsupportedModuleError``."""
     _check_layout(config, inspect_config(config))
     return config
 
@@ -115,7 +115,8 @@ def inspect_config(config: ModelConfig) -> list[AttentionCall]:
 
 
 def _check_layout(config: ModelConfig, calls: list[AttentionCall]) -> None:
-    """Memory was planned by what config.json says. Raises ``UnsupportedModuleError``."""
+    """Checks that the module keeps what the memory plan assumes from config.json. Raises
+    ``UnsupportedModuleError``."""
     for call, shape in zip(calls, config.kv_shapes, strict=True):
         planned = config.num_heads, *shape
         kept = call.num_kv_heads if call.kv_layer == call.layer else 0

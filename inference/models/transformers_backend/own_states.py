@@ -1,5 +1,5 @@
 """States that modules of transformers keep apart from the layers of transformers' cache, each in a
-form of its own: how a module is told what to go on from, and where it leaves what it has then.
+form of its own: how they are passed to a module, and where it leaves the new ones.
 
     states ─▶ arguments ─▶ the module's forward ─▶ left_by ─▶ states
 
@@ -18,7 +18,7 @@ class OwnStates(Protocol):
     def arguments(
         self, module: Any, cache: Cache | None, states: list[torch.Tensor] | None
     ) -> dict[str, Any]:
-        """What the module's forward is given to go on from ``states``, which it may change:
+        """Arguments with which the module's forward continues from ``states``, which it may change:
         ``None`` before a sequence's first token. ``cache``: ours, ``None`` where the module makes
         one."""
 

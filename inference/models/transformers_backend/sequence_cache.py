@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicIndexedLayer
 
-from inference.models.batch import EMPTY_STATE
 from inference.models.cache.module_cache import ATTENTION, INDEXER, StateEntry
+from inference.models.step_input import EMPTY_STATE
 from inference.models.transformers_backend.compressed_tokens import CompressedTokens, keeps_entries
 from inference.models.transformers_backend.learning import (
     MIXED_LAYERS,
@@ -49,8 +49,8 @@ class SequenceCache(Cache):  # type: ignore[misc]
     it."""
 
     own_states: list[torch.Tensor] | None
-    """The module's own states, which whoever runs it replaces by those that it leaves. ``None``
-    before a sequence's first token."""
+    """The module's own states, which the caller replaces after each forward by the new ones.
+    ``None`` before a sequence's first token."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ def _layer_kept_here(kind: type[Any]) -> type[Any]:
 
 
 class PagedTokens:
-    """Of a layer of attention. Lengths and windows are those of ``DynamicLayer`` and its kin."""
+    """The tokens of an attention layer, kept in blocks. Lengths and windows are those of
+    ``DynamicLayer`` and its kin."""
 
     def attach_blocks(self, layer: int, storage: ModuleStorage, rows: SequenceRows) -> None:
         self._layer, self._storage, self._rows = layer, storage, rows
@@ -150,7 +151,7 @@ class PagedTokens:
         values: torch.Tensor | None,
     ) -> None:
         rows = self._rows
-        assert end <= rows.end, "a layer is told of each token once"
+        assert end <= rows.end, "a layer receives each token once"
         tokens.write(rows.slots[begin - rows.start : end - rows.start], keys, values)
 
     def get_seq_length(self) -> int:
@@ -163,7 +164,7 @@ class PagedTokens:
 
 
 class SlotStates:
-    """Of a layer with states. The slot that was read is left as it was."""
+    """The states of a layer that keeps any. The slot that was read is left as it was."""
 
     conv_states: dict[int, torch.Tensor | None]
     recurrent_states: dict[int, torch.Tensor | None]
@@ -191,7 +192,8 @@ class SlotStates:
             states[self._rows.state_write].copy_(state[0])
 
     def lazy_initialization(self, *_: Any, **given: Any) -> None:
-        """As transformers', but without what compiled graphs want to know of a tensor."""
+        """Makes the states as transformers does, but without what compiled graphs need of a
+        tensor."""
         index, width = given.get("state_idx", 0), given.get("conv_kernel_size")
         for entry in self._slots:
             found = given.get(f"{entry.kind}_states")

@@ -16,13 +16,12 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import pad
 
-from inference.models.batch import EMPTY_STATE, LONE_STATE
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.module_cache import OWN, ModuleCache, StateEntry, TokenEntry
 from inference.models.cache.paged_kv import LayerKV, PagedKV
 from inference.models.config import ModelConfig
-from inference.models.step_input import StepInput
-from inference.models.weights.untouched import untouched_zeros
+from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput
+from inference.models.weights.lazy_zeros import lazy_zeros
 
 
 class ModuleStorage(PagedKV):
@@ -39,12 +38,12 @@ class ModuleStorage(PagedKV):
         assert config.module_cache is not None, "its cache is known by now"
         self._cache: ModuleCache = config.module_cache
         self._states = {
-            entry: untouched_zeros((num_state_slots, *entry.shape), torch.float32, device)
+            entry: lazy_zeros((num_state_slots, *entry.shape), torch.float32, device)
             for entry in self._cache.states
         }
 
     def tokens_of(self, layer: int, part: str) -> TokenTensors:
-        """Of a layer that keeps such."""
+        """Returns the tensors of a layer that keeps ``part``."""
         place, entry = next(
             (place, entry)
             for place, entry in enumerate(self._cache.tokens)
@@ -89,8 +88,8 @@ class TokenTensors:
     def read(
         self, block_ids: torch.Tensor, first: int, end: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a sequence's positions [first, end), as they were written. Values of keys alone mean
-        nothing."""
+        """Reads a sequence's positions [first, end), as they were written. The values are
+        meaningless where only keys are kept."""
         size = self.block_tokens
         blocks = block_ids[first // size : -(-end // size)]
         skipped = first % size

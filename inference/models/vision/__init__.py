@@ -1,1 +1,1 @@
-"""Pictures on torch's operators: from patches to rows of a decoder."""
+"""Images on torch's operators: from patches to rows of a decoder."""

@@ -1,5 +1,5 @@
-"""Where a picture's patches lie, and what their places are to the tower: a learned grid stretched
-over them, and angles by height and width.
+"""The positions of an image's patches, and their encodings for the tower: a learned grid stretched
+over them, and rotary angles by height and width.
 
     merge 2:   0 1 4 5      patches are numbered in the order in which they are merged
                2 3 6 7
@@ -32,7 +32,7 @@ class PatchGrid:
 
 def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
     """Stretches a square grid of embeddings (side**2, hidden_size) so that its corners are the
-    picture's: each patch lies between four neighbours, (num_patches, hidden_size) float32."""
+    image's: each patch lies between four neighbours, (num_patches, hidden_size) float32."""
     side = math.isqrt(len(table))
     upper, lower, below = _neighbours(places.rows, places.height, side)
     left, right, beside = _neighbours(places.columns, places.width, side)
@@ -47,8 +47,8 @@ def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
 def _neighbours(
     index: torch.Tensor, size: int, side: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where places ``index`` on an axis of ``size`` lie on a grid of ``side``: the one before, the
-    one after, and how far towards the latter."""
+    """Returns where places ``index`` on an axis of ``size`` lie on a grid of ``side``: the one
+    before, the one after, and how far towards the latter."""
     place = index.float() * (side - 1) / max(size - 1, 1)
     before = place.floor()
     first = before.long()
@@ -56,15 +56,20 @@ def _neighbours(
 
 
 def rotary_angles(
-    places: PatchGrid, head_dim: int, theta: float
+    places: PatchGrid, head_dim: int, theta: float, *, takes_turns: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines as ``rope.rotate`` takes them, (num_patches, 1, head_dim) float32: a
-    quarter of a head's pairs turns with the row, a quarter with the column, and so again."""
+    quarter of a head's pairs turns with the row, a quarter with the column, and so again.
+    ``takes_turns``: rows and columns have every other frequency each, and not the same ones."""
     half = head_dim // 2
     exponents = torch.arange(0, half, 2, dtype=torch.float32, device=places.rows.device) / half
-    frequencies = 1.0 / theta**exponents
+    of_columns = exponents + 1 / half if takes_turns else exponents
     angles = torch.cat(
-        [axis.float().unsqueeze(1) * frequencies for axis in (places.rows, places.columns)], dim=1
+        [
+            axis.float().unsqueeze(1) / theta**powers
+            for axis, powers in ((places.rows, exponents), (places.columns, of_columns))
+        ],
+        dim=1,
     )
     cosines, sines = angles.cos(), angles.sin()
     return (

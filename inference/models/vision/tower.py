@@ -1,4 +1,4 @@
-"""The tower of Qwen3-VL and Qwen3.5: patches of one picture to rows of the decoder.
+"""The tower of Qwen3-VL and Qwen3.5: patches of one image to rows of the decoder.
 
     patches ─▶ embedded + positions ─▶ block 0 ─▶ … ─▶ block n ─▶ merger ─▶ rows
                                          └──▶ deepstack merger ─▶ added after an early layer
@@ -24,27 +24,27 @@ EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class PictureRows:
-    """What a picture, or a part of its rows, is to a decoder."""
+class ImageEmbeddings:
+    """The rows of an image, or a part of them, as a decoder takes them."""
 
     embeddings: torch.Tensor
     """(num_rows, hidden_size), instead of the token's own."""
     deepstack: tuple[torch.Tensor, ...] = ()
     """(num_rows, hidden_size) each: added after the first layer, the second, …"""
 
-    def part(self, first: int, last: int) -> PictureRows:
+    def part(self, first: int, last: int) -> ImageEmbeddings:
         """A copy of rows ``[first, last)``."""
-        return PictureRows(
+        return ImageEmbeddings(
             self.embeddings[first:last].clone(),
             tuple(rows[first:last].clone() for rows in self.deepstack),
         )
 
-    def on(self, device: torch.device) -> PictureRows:
+    def on(self, device: torch.device) -> ImageEmbeddings:
         deepstack = tuple(rows.to(device) for rows in self.deepstack)
-        return PictureRows(self.embeddings.to(device), deepstack)
+        return ImageEmbeddings(self.embeddings.to(device), deepstack)
 
     @classmethod
-    def joined(cls, parts: list[PictureRows]) -> PictureRows:
+    def joined(cls, parts: list[ImageEmbeddings]) -> ImageEmbeddings:
         """One after the other."""
         if len(parts) == 1:
             return parts[0]
@@ -65,12 +65,14 @@ class Affine:
 
     weight: torch.Tensor
     bias: torch.Tensor
+    eps: float = EPS
+    """What a norm adds to the variance."""
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
+        return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +104,17 @@ class Block:
     num_heads: int
 
     def __call__(
-        self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]
+        self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """(num_patches, hidden_size), every patch of the picture seeing every other."""
+        """(num_patches, hidden_size); every patch of the image attends to every other. Without
+        ``angles`` nothing is rotated."""
         num_patches = len(hidden)
         qkv = self.qkv.project(self.attention_norm.norm(hidden))
         queries, keys, values = qkv.view(num_patches, 3, self.num_heads, -1).unbind(1)
-        queries, keys = (
-            rotate(heads.float(), *angles).to(values.dtype) for heads in (queries, keys)
-        )
+        if angles is not None:
+            queries, keys = (
+                rotate(heads.float(), *angles).to(values.dtype) for heads in (queries, keys)
+            )
         queries, keys, values = (
             heads.transpose(0, 1).unsqueeze(0) for heads in (queries, keys, values)
         )
@@ -127,9 +131,9 @@ class VisionTower:
         self.config = config
         self.device = weights.device
         self.dtype = weights.activation_dtype
-        self._patches = _affine(weights, "patch_embed.proj")
+        self._patches = affine(weights, "patch_embed.proj")
         self._positions = weights.tensor(f"{TOWER}pos_embed.weight")
-        self._blocks = [_block(weights, f"blocks.{i}.", config) for i in range(config.depth)]
+        self._blocks = [load_block(weights, f"blocks.{i}.", config) for i in range(config.depth)]
         self._merger = _merger(weights, "merger.", merges_first=False)
         self._deepstack_mergers = {
             layer: _merger(weights, f"deepstack_merger_list.{index}.", merges_first=True)
@@ -137,11 +141,11 @@ class VisionTower:
         }
 
     @torch.inference_mode()
-    def __call__(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> PictureRows:
-        """``patches`` (num_patches, patch_features) of one picture, float32, on any device;
+    def __call__(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> ImageEmbeddings:
+        """``patches`` (num_patches, patch_features) of one image, float32, on any device;
         ``grid``: time, height and width in patches."""
         time, height, width = grid
-        assert time == 1, "a picture is one moment"
+        assert time == 1, "an image is one frame"
         places = PatchGrid.of(height, width, self.config.merge, self.device)
         weight = self._patches.weight.flatten(1)
         hidden = linear(patches.to(self.device, self.dtype), weight, self._patches.bias)
@@ -153,29 +157,32 @@ class VisionTower:
             hidden = block(hidden, angles)
             if (merger := self._deepstack_mergers.get(index)) is not None:
                 deepstack.append(merger(hidden))
-        return PictureRows(self._merger(hidden), tuple(deepstack))
+        return ImageEmbeddings(self._merger(hidden), tuple(deepstack))
 
 
-def _affine(weights: WeightSource, name: str) -> Affine:
-    return Affine(weights.tensor(f"{TOWER}{name}.weight"), weights.tensor(f"{TOWER}{name}.bias"))
+def affine(weights: WeightSource, name: str, eps: float = EPS) -> Affine:
+    """Raises ``MissingTensorError``."""
+    weight, bias = (weights.tensor(f"{TOWER}{name}.{kind}") for kind in ("weight", "bias"))
+    return Affine(weight, bias, eps)
 
 
 def _merger(weights: WeightSource, prefix: str, *, merges_first: bool) -> Merger:
     return Merger(
-        norm=_affine(weights, f"{prefix}norm"),
-        up=_affine(weights, f"{prefix}linear_fc1"),
-        down=_affine(weights, f"{prefix}linear_fc2"),
+        norm=affine(weights, f"{prefix}norm"),
+        up=affine(weights, f"{prefix}linear_fc1"),
+        down=affine(weights, f"{prefix}linear_fc2"),
         merges_first=merges_first,
     )
 
 
-def _block(weights: WeightSource, prefix: str, config: VisionConfig) -> Block:
+def load_block(weights: WeightSource, prefix: str, config: VisionConfig) -> Block:
+    """Raises ``MissingTensorError``."""
     return Block(
-        attention_norm=_affine(weights, f"{prefix}norm1"),
-        qkv=_affine(weights, f"{prefix}attn.qkv"),
-        output=_affine(weights, f"{prefix}attn.proj"),
-        mlp_norm=_affine(weights, f"{prefix}norm2"),
-        up=_affine(weights, f"{prefix}mlp.linear_fc1"),
-        down=_affine(weights, f"{prefix}mlp.linear_fc2"),
+        attention_norm=affine(weights, f"{prefix}norm1", config.norm_eps),
+        qkv=affine(weights, f"{prefix}attn.qkv"),
+        output=affine(weights, f"{prefix}attn.proj"),
+        mlp_norm=affine(weights, f"{prefix}norm2", config.norm_eps),
+        up=affine(weights, f"{prefix}mlp.linear_fc1"),
+        down=affine(weights, f"{prefix}mlp.linear_fc2"),
         num_heads=config.num_heads,
     )

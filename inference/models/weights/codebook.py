@@ -15,14 +15,15 @@ HALF_GROUP_FEATURES = 16
 
 @dataclass(frozen=True, slots=True)
 class Codebook:
-    """``values``: 4, 8 or 16 whole numbers in -127..127; ``unit``: a power of two."""
+    """``values``: 4, 8 or 16 whole numbers in -127..127; ``unit``: what they are multiplied with, a
+    power of two unless the file has a scale of the whole weight."""
 
     values: tuple[int, ...]
     unit: float = 1.0
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """The bits of a code."""
         return (len(self.values) - 1).bit_length()
 
 
@@ -57,12 +58,12 @@ class CodebookWeight:
 
     @property
     def packed_bytes(self) -> int:
-        """With the codes in their bits, and scales as they are; without the bias."""
+        """The bytes with codes in their bits and scales as they are; without the bias."""
         supers = 0 if self.super_scales is None else self.super_scales.nbytes
         return self.codes.numel() * self.bits // 8 + self.scales.nbytes + supers
 
     def group_scales(self) -> torch.Tensor:
-        """Of the groups, the unit included; float32 (out_features, groups)."""
+        """Returns the scales of the groups, the unit included; float32 (out_features, groups)."""
         scales = self.scales.float()
         if self.super_scales is not None:
             by_block = scales.view(*self.super_scales.shape, -1)

@@ -51,7 +51,9 @@ def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> S
     router = weights.tensor(f"{prefix}.gate.weight")
     if config.held is not None:
         experts = HeldExperts(experts, config.held)
-    choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}") if config.has_choice_bias else None
+    choice_bias = None
+    if config.has_choice_bias:  # ERNIE's files have it along two axes
+        choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}").flatten()
     return SparseMlp(config, router, experts, shared, router_bias, choice_bias)
 
 
@@ -69,7 +71,9 @@ def _expert(
     gate_up = weights.linear(*(f"{prefix}.{name}" for name in gate_up_names))
     down = weights.linear(f"{prefix}.{down_name}")
     gate = gate_of(config, TorchPointwise())
-    return GatedExpert(gate_up, down, gate, has_bias=config.has_bias)
+    return GatedExpert(
+        gate_up, down, gate, has_bias=config.has_bias, weighs_inputs=config.weighs_inputs
+    )
 
 
 def load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GroupedExperts:
@@ -80,10 +84,10 @@ def load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> G
     gate = gate_of(config, TorchPointwise())
     biases = _load_biases(config, weights, prefix) if config.has_bias else None
     if config.held is None:
-        return GroupedExperts(gate_up, down, gate, biases)
+        return GroupedExperts(gate_up, down, gate, biases, weighs_inputs=config.weighs_inputs)
     if biases is not None:
         biases = pad(biases[0], (0, 0, 0, 1)), pad(biases[1], (0, 0, 0, 1))
-    return HeldGroupedExperts(gate_up, down, gate, biases)
+    return HeldGroupedExperts(gate_up, down, gate, biases, weighs_inputs=config.weighs_inputs)
 
 
 def _load_biases(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from inference.models.layers.grouped_product import GroupedProduct
+from inference.models.weights.lazy import LazyWeight
 from inference.models.weights.stored import StoredWeight
 from inference.models.weights.weight_source import Embedding, Linear, WeightSource
 
@@ -35,7 +36,7 @@ class ForwardedWeights:
     def stored(self, name: str) -> StoredWeight:
         return self._weights.stored(name)
 
-    def stored_parts(self, *names: str) -> Sequence[StoredWeight]:
+    def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
         return self._weights.stored_parts(*names)
 
     def all_tensors(self) -> dict[str, torch.Tensor]:

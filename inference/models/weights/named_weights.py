@@ -11,8 +11,8 @@ class NamedWeights(ForwardedWeights):
     def __init__(self, weights: WeightSource) -> None:
         super().__init__(weights)
         self.names: dict[int, tuple[str, ...]] = {}
-        """The names of the weights of each projection that was asked for, by its ``id``: whoever
-        asked holds it."""
+        """The weights' names of each projection that was asked for, by its ``id``: the caller keeps
+        the projection alive."""
 
     def linear(self, *names: str) -> Linear:
         linear = super().linear(*names)

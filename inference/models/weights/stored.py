@@ -47,16 +47,23 @@ class GroupedWeight:
     scales: torch.Tensor
     minimums: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    is_mxfp4: bool = False
+    """Whether every code, of 8 bits, is twice a number of MXFP4, which takes 4."""
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
 
     @property
+    def packed_bits(self) -> int:
+        """The bits of a code in the native decoder."""
+        return 4 if self.is_mxfp4 else self.bits
+
+    @property
     def packed_bytes(self) -> int:
-        """With the codes in their bits and float16 scales and minimums; without the bias."""
+        """The bytes with codes in their bits and float16 scales and minimums; without the bias."""
         num_halves = self.scales.numel() * (1 if self.minimums is None else 2)
-        return self.codes.numel() * self.bits // 8 + 2 * num_halves
+        return self.codes.numel() * self.packed_bits // 8 + 2 * num_halves
 
     def dequantize(self) -> torch.Tensor:
         """float32 (out_features, in_features)."""
@@ -98,7 +105,8 @@ class SuperBlockWeight:
 
     @property
     def packed_bytes(self) -> int:
-        """With the codes in their bits, and scales and minimums in a byte; without the bias."""
+        """The bytes with codes in their bits, and scales and minimums in a byte; without the
+        bias."""
         num_both = 1 if self.minimums is None else 2
         scale_bytes = self.scales.numel() + 2 * self.super_scales.numel()
         return self.codes.numel() * self.bits // 8 + num_both * scale_bytes

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from inference.models.layers.grouped_product import GroupedProduct
+from inference.models.weights.lazy import LazyWeight
 from inference.models.weights.stored import StoredWeight
 
 
@@ -79,12 +80,13 @@ class WeightSource(Protocol):
         ...
 
     def stored(self, name: str) -> StoredWeight:
-        """On the CPU and as its file holds it: for kernels that pack weights in their own way."""
+        """Returns a weight on the CPU as its file holds it, for kernels that pack weights in their
+        own way."""
         ...
 
-    def stored_parts(self, *names: str) -> Sequence[StoredWeight]:
-        """The same weights as ``linear`` stacks, like ``stored``. Neighbours stored alike come as
-        one, so there is one more for each change of format."""
+    def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
+        """The same weights as ``linear`` stacks, like ``stored``, and read when their rows are.
+        Neighbours stored alike come as one, so there is one more for each change of format."""
         ...
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
@@ -94,5 +96,6 @@ class WeightSource(Protocol):
         ...
 
     def report(self) -> str:
-        """For people: which weights stayed packed and with which kernel, which were dequantised."""
+        """Describes which weights stayed packed and with which kernel, and which were
+        dequantised."""
         ...

@@ -25,7 +25,7 @@ from inference.protocol.events import (
 
 Item = TypeVar("Item")
 OVERHEAD_BYTES = 1024
-"""Of an event, beside the list or the text that makes it large."""
+"""The bytes of an event beside the list or the text that makes it large."""
 MAX_CHARACTER_BYTES = 4
 
 
@@ -105,7 +105,7 @@ def _fragments(request_id: str, data: bytes, max_bytes: int) -> Iterator[tuple[F
 def _groups(
     items: Sequence[Item], max_bytes: int, num_bytes_of: Callable[[Item], int]
 ) -> Iterator[list[Item]]:
-    """At least one item each."""
+    """Yields groups of up to ``max_bytes``, with at least one item each."""
     group: list[Item] = []
     num_bytes = 0
     for item in items:

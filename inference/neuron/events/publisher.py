@@ -49,7 +49,7 @@ BEHIND_AFTER_S = 0.5
 """A batch that is on its way for longer makes its gateway one that is behind."""
 RESEND_BACKOFF = Backoff(first_s=0.05, max_s=0.5)
 OVERHEAD_BYTES = 4096
-"""Of an entry, beside its events: more than its epoch and number take."""
+"""The bytes of an entry beside its events: more than its epoch and number take."""
 
 
 class EventPublisher:
@@ -79,7 +79,7 @@ class EventPublisher:
         self._is_stalled = False
         """Redis did not answer: until it does, only the resender tries."""
         self._has_sent = False
-        """Since the resender's last try."""
+        """Whether anything was sent since the resender's last try."""
         self._resender: SupervisedThread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:

@@ -116,7 +116,8 @@ def _card_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
 
 
 def _part_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
-    """By its UUID, or as drivers before 470 name it: ``MIG-GPU-<card>/<instance>/<part>``."""
+    """Finds a part by its UUID, or as drivers before 470 name it:
+    ``MIG-GPU-<card>/<instance>/<part>``."""
     for card in cards:
         for handle in _parts(card, nvml):
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))

@@ -3,13 +3,15 @@
     sampler thread ─▶ Discovery (NVML) ─▶ last sample ─▶ heartbeat, at once
                                                    └───▶ a load that wants it fresh waits, bounded
 
-Where the driver has not answered for a while its cards have no free memory, and are named as a
-problem; when it answers again they come back.
+Cards that have not been sampled cannot be used: until the first sample, and where the driver has
+not answered for a while, the host names that as its problem and as the reason of
+``cuda_unavailable``. When the driver answers again the cards come back.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from inference.neuron.host.discovery import Discovery, cpu_device
-from inference.neuron.host.torch_probe import torch_problem
+from inference.neuron.host.torch_probe import TorchProblem, torch_problem
 from inference.neuron.replicas.held_memory import held_bytes
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.supervised_threads import SupervisedThread
@@ -30,6 +32,10 @@ FIRST_ANSWER_S = 10.0
 """How long a start waits for the driver; its cards come later then."""
 FRESH_ANSWER_S = 3.0
 SILENT_AFTER_S = 10.0
+PROBE_AGAIN_S = 60.0
+"""After a probe of torch that was over its limit."""
+DRIVER = "the NVIDIA driver"
+TORCH = "PyTorch, which was asked for the NVIDIA devices,"
 
 
 class Devices(Protocol):
@@ -38,7 +44,7 @@ class Devices(Protocol):
     def host(self) -> HostInfo: ...
 
     def devices(self) -> list[DeviceInfo]:
-        """At once, a second old at most where all is well."""
+        """Returns at once; what it returns is a second old at most where all is well."""
         ...
 
     def measure(self) -> list[DeviceInfo]:
@@ -55,10 +61,12 @@ class DeviceSampler:
         self,
         discover: Callable[[], Discovery] = Discovery.run,
         *,
-        torch_problem: Callable[[], str | None] = torch_problem,
+        torch_problem: Callable[[], TorchProblem | None] = torch_problem,
         first_answer_s: float = FIRST_ANSWER_S,
         fresh_answer_s: float = FRESH_ANSWER_S,
         silent_after_s: float = SILENT_AFTER_S,
+        probe_again_s: float = PROBE_AGAIN_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Waits for the first answer. ``discover`` is called in the thread, and where it finds
         cards ``torch_problem``: why engines cannot use them."""
@@ -66,22 +74,27 @@ class DeviceSampler:
         self._torch_problem = torch_problem
         self._fresh_answer_s = fresh_answer_s
         self._silent_after_s = silent_after_s
+        self._probe_again_s = probe_again_s
+        self._clock = clock
         self._changed = threading.Condition()
         self._discovery: Discovery | None = None
+        self._waits_for = DRIVER
         self._cuda: list[DeviceInfo] = []
         self._num_asked = 0
         self._num_answered = 0
-        self._answered_s = time.monotonic()
+        self._answered_s = self._clock()
         SupervisedThread(self._sample_for_ever, name="devices").start()
         self._ask(first_answer_s)
 
     def host(self) -> HostInfo:
-        discovery = self._discovery or Discovery()
-        host = discovery.host()
+        discovery = self._discovery
+        host = (discovery or Discovery()).host()
         silent_s = self._silent_s()
-        if silent_s > self._silent_after_s:
-            problem = f"the NVIDIA driver has not answered for {silent_s:.0f} s"
-            host = msgspec.structs.replace(host, problems=[*host.problems, problem])
+        if discovery is None or (discovery.has_cards and silent_s > self._silent_after_s):
+            problem = f"{self._waits_for} has not answered for {silent_s:.0f} s"
+            host = msgspec.structs.replace(
+                host, problems=[*host.problems, problem], cuda_unavailable=problem
+            )
         return host
 
     def devices(self) -> list[DeviceInfo]:
@@ -108,26 +121,43 @@ class DeviceSampler:
             self._changed.wait_for(lambda: self._num_answered >= wanted, timeout_s)
 
     def _silent_s(self) -> float:
-        return time.monotonic() - self._answered_s
+        return self._clock() - self._answered_s
 
     def _sample_for_ever(self) -> None:
-        discovery = self._discover()
-        if discovery.cuda_devices() and (problem := self._torch_problem()) is not None:
-            discovery = Discovery(problems=[*discovery.problems, problem], cuda_unavailable=problem)
-            log.warning("%s", problem)
+        found = self._discover()
+        usable, probe_at_s = self._probe(found)
+        while True:
+            if self._clock() >= probe_at_s:
+                usable, probe_at_s = self._probe(found)
+            self._sample(usable)
+
+    def _probe(self, found: Discovery) -> tuple[Discovery, float]:
+        """What engines can use of the host, and when to probe again, on its clock."""
+        if not found.cuda_devices():
+            return found, math.inf
+        self._waits_for = TORCH
+        problem = self._torch_problem()
+        self._waits_for = DRIVER
+        if problem is None:
+            return found, math.inf
+        log.warning("%s", problem.message)
+        problems = [*found.problems, problem.message]
+        usable = Discovery(problems=problems, cuda_unavailable=problem.message)
+        return usable, math.inf if problem.is_answered else self._clock() + self._probe_again_s
+
+    def _sample(self, discovery: Discovery) -> None:
+        """Sample once, publish it, and wait for the next question, at most an interval."""
+        with self._changed:
+            asked = self._num_asked
+        try:
+            cuda = discovery.cuda_devices()
+        except Exception:
+            log.exception("the devices could not be asked")
+            cuda = []
         with self._changed:
             self._discovery = discovery
-        while True:
-            with self._changed:
-                asked = self._num_asked
-            try:
-                cuda = discovery.cuda_devices()
-            except Exception:
-                log.exception("the devices could not be asked")
-                cuda = []
-            with self._changed:
-                self._cuda = cuda
-                self._answered_s = time.monotonic()
-                self._num_answered = asked
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._num_asked > self._num_answered, INTERVAL_S)
+            self._cuda = cuda
+            self._answered_s = self._clock()
+            self._num_answered = asked
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._num_asked > self._num_answered, INTERVAL_S)

@@ -95,12 +95,21 @@ class Discovery:
             torch_cuda_version=torch.cuda or "",
         )
 
+    @property
+    def has_cards(self) -> bool:
+        return bool(self._cuda)
+
     def devices(self) -> list[DeviceInfo]:
         """The CUDA devices, asked now, and the CPU last."""
         return [*self.cuda_devices(), cpu_device()]
 
     def cuda_devices(self) -> list[DeviceInfo]:
-        return [self._now(card, index) for index, card in enumerate(self._cuda)]
+        """Sampled now. Where none answers, ``cuda_unavailable`` is why, until one does."""
+        lost: list[str] = []
+        devices = [self._now(card, index, lost) for index, card in enumerate(self._cuda)]
+        if self._cuda:
+            self.cuda_unavailable = lost[0] if len(lost) == len(devices) else ""
+        return devices
 
     measure = devices
 
@@ -108,11 +117,13 @@ class Discovery:
         """What that process holds of the host's memory."""
         return held_bytes(pid)
 
-    def _now(self, card: CudaCard, index: int) -> DeviceInfo:
+    def _now(self, card: CudaCard, index: int, lost: list[str]) -> DeviceInfo:
+        """Appends to ``lost`` why the card does not answer."""
         try:
             return card_now(self._nvml, card, index)
         except self._nvml.NVMLError as error:
             problem = f"{card.info.name} (device {index}) no longer answers: {error}"
+            lost.append(problem)
             if problem not in self.problems:
                 self.problems.append(problem)
                 log.error("%s", problem)

@@ -35,7 +35,7 @@ def host_check() -> HostCheck:
     problems = list(discovery.problems)
     torch = installed_torch()
     if cards and torch.version and (problem := torch_problem()):
-        problems.append(problem)
+        problems.append(problem.message)
     return HostCheck(
         cards=[card.name for card in cards],
         problems=problems,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from inference.environment import Role, environment_for
 
@@ -13,9 +14,19 @@ PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_availabl
 TIMEOUT_S = 120.0
 
 
-def torch_problem(command: tuple[str, ...] = (sys.executable, "-c", PROBE)) -> str | None:
-    """Why engines cannot use the cards, for operators; ``None``: they can, or the probe itself
-    failed."""
+@dataclass(frozen=True, slots=True)
+class TorchProblem:
+    """Why engines cannot use the cards, for operators."""
+
+    message: str
+    is_answered: bool
+    """``False``: the probe was over its limit, so the next one may find that they can."""
+
+
+def torch_problem(
+    command: tuple[str, ...] = (sys.executable, "-c", PROBE), *, timeout_s: float = TIMEOUT_S
+) -> TorchProblem | None:
+    """``None``: engines can use the cards, or the probe itself failed."""
     try:
         done = subprocess.run(
             command,
@@ -24,13 +35,17 @@ def torch_problem(command: tuple[str, ...] = (sys.executable, "-c", PROBE)) -> s
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment_for(Role.OTHER, os.environ),
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        message = f"PyTorch did not find the NVIDIA devices in {timeout_s:g} s: reboot this host"
+        return TorchProblem(message, is_answered=False)
+    except OSError:
         return None
     if done.returncode != 0 or done.stdout.strip() != b"0":
         return None
-    return (
+    message = (
         "PyTorch cannot use the NVIDIA devices of this host (a build without CUDA, or one that is "
-        "too new for the driver): models run on the CPU"
+        "too new for the driver): update the driver, or install a PyTorch build for it"
     )
+    return TorchProblem(message, is_answered=True)

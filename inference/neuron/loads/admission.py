@@ -31,16 +31,14 @@ from inference.neuron.loads.needs import (
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.sleep_choice import Leaving, choose_sleepers
 from inference.protocol.load import (
-    AsleepBytes,
-    LoadFailure,
-    LoadProgress,
     LoadSpec,
-    LoadStage,
 )
 from inference.protocol.load_errors import MissingFileError
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import AsleepBytes
 
 LOOK_AGAIN_S = 0.2
-"""At a cancel, while an evicted model ends."""
+"""The time between two looks at a cancel, while an evicted model ends."""
 LEAVING_LIMIT_S = 300.0
 """An idle model leaves in seconds. One whose process the kernel does not end must not keep the turn
 of all later loads."""
@@ -153,7 +151,7 @@ class LoadAdmission:
         names = [replica.spec.model for replica in leaving]
         gone = [one.load for one in leaving if one.spec.model not in sleepers]
         asleep = [
-            (one.load, one.may_sleep_as.device_bytes)
+            (one.load, one.may_sleep_as)
             for one in leaving
             if one.spec.model in sleepers and one.may_sleep_as is not None
         ]
@@ -162,7 +160,7 @@ class LoadAdmission:
         if busy := [replica.spec.model for replica in leaving if not replica.is_idle()]:
             raise lost_its_room(busy)
         if leaving and load.asleep is None:  # what wakes has its weights in memory
-            self._check_files(load.spec, load.weights, room.limit_bytes, is_cancelled)
+            self._check_files(load.spec, load.weights, room.largest_bytes(load.spec), is_cancelled)
             if is_cancelled():
                 return False
         for replica in leaving:
@@ -183,18 +181,23 @@ class LoadAdmission:
 
     def _sleepers(self, load: Load, leaving: Sequence[Evictable]) -> frozenset[str]:
         """The models that make room for it by sleeping."""
+        if load.spec.stages:
+            return frozenset()  # each of its devices may lack memory by itself
+        asleep = [one.may_sleep_as if _share_a_device(load, one.load) else None for one in leaving]
+        if not any(asleep):
+            return frozenset()
+        room = self._loads.room(load)
+        device = room.devices[0]
         able = [
             Leaving(
                 model=one.spec.model,
-                held_bytes=one.load.took_bytes,
-                asleep=one.may_sleep_as if _share_a_device(load, one.load) else None,
+                device=device,
+                held_bytes=one.load.took.get(device, one.load.took_bytes),
+                asleep=as_asleep,
             )
-            for one in leaving
+            for one, as_asleep in zip(leaving, asleep, strict=True)
         ]
-        if not any(one.asleep is not None for one in able):
-            return frozenset()
-        room = self._loads.room(load)
-        needed = _needed_bytes(load, room.devices[0])
+        needed = _needed_bytes(load, device)
         lacking = None if needed is None else needed - room.limit_bytes
         return choose_sleepers(able, lacking_bytes=lacking, host_bytes=self._loads.host_bytes())
 
@@ -221,16 +224,21 @@ def _did_not_leave(model: str) -> LoadRefusedError:
 def _needed_bytes(load: Load, device: str) -> int | None:
     """Free memory that the load needs, in bytes; ``None``: unknown."""
     if load.asleep is not None:
-        return waking_bytes(load.took_bytes, load.asleep)
+        return waking_bytes(load.took.get(device, 0), load.asleep, device)
     return needed_bytes(load.spec, device)
 
 
 def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
     if load.asleep is not None:
-        needed = waking_bytes(load.took_bytes, load.asleep)
-        check_waking(needed, room.devices[0], room.limit_bytes, evicted)
+        for device, limit_bytes in room.limits.items():
+            needed = waking_bytes(load.took.get(device, 0), load.asleep, device)
+            check_waking(needed, device, limit_bytes, evicted)
         return
-    check_room(load.spec, room.devices[0], room.limit_bytes, evicted, load.file_bytes)
+    if not load.spec.stages:
+        check_room(load.spec, room.devices[0], room.limit_bytes, evicted, load.file_bytes)
+        return
+    for device, limit_bytes in room.limits.items():
+        check_room(load.spec, device, limit_bytes, evicted)
 
 
 def _is_enough(load: Load, room: Room) -> bool:
@@ -242,5 +250,6 @@ def _is_enough(load: Load, room: Room) -> bool:
 
 
 def _share_a_device(load: Load, other: Load) -> bool:
-    """Where the load has not been given any yet, it goes where the others leave."""
+    """Whether the two loads share a device. A load without devices of its own goes where others
+    leave, so it shares one."""
     return not load.spec.devices or bool({*load.spec.devices, *load.devices} & {*other.devices})

@@ -10,22 +10,34 @@ from collections.abc import Iterable, Sequence
 
 from inference.neuron.errors import LoadRefusedError
 from inference.protocol.heartbeat import DeviceInfo, device_name
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import LoadSpec, own_stages
+from inference.protocol.load_progress import LoadFailure
 
 KINDS = ("cuda", "cpu")
-"""In the order in which they are chosen."""
+"""The kinds of devices in the order in which they are chosen."""
 
 
 def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
     """Names of ``devices``, whose free memory excludes promised memory. Raises
     ``LoadRefusedError`` for a device that is not here."""
+    if spec.stages:
+        return _of_stages(spec, devices)
     if not spec.devices or (len(spec.devices) == 1 and spec.devices[0] in KINDS):
         return _freest(spec, devices)
+    return _named(spec.devices, devices)
+
+
+def _of_stages(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
+    """Each once, that of the first stage first."""
+    return list(dict.fromkeys(_named([stage.device for stage in own_stages(spec)], devices)))
+
+
+def _named(names: Sequence[str], devices: Sequence[DeviceInfo]) -> list[str]:
     here = {device_name(device): device for device in devices}
-    for name in spec.devices:
-        if _full_name(name) not in here:
+    for name in names:
+        if full_name(name) not in here:
             raise _refused(f"{name!r} is not here; this neuron has {_listed(here)}")
-    return [_full_name(name) for name in spec.devices]
+    return [full_name(name) for name in names]
 
 
 def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
@@ -49,7 +61,7 @@ def _of_kind(kind: str, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
     return [device for device in devices if device.kind == kind]
 
 
-def _full_name(name: str) -> str:
+def full_name(name: str) -> str:
     """``cuda`` beside another name is the first card, as in torch."""
     return "cuda:0" if name == "cuda" else name
 

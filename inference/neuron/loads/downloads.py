@@ -28,10 +28,12 @@ from inference.loading.sources.cached import (
 )
 from inference.loading.sources.disk import free_disk_bytes
 from inference.loading.sources.hub_cache import hub_cache_dir
+from inference.loading.sources.hub_sources import is_downloaded
+from inference.loading.sources.sources import parse_source
 from inference.logs.throttled import ThrottledLog
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.bounded_report import bounded_report
-from inference.neuron.loads.fetcher import DOWNLOADED_SCHEMES, Fetcher
+from inference.neuron.loads.fetcher import Fetcher
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,
     CACHE_REPORT_INTERVAL_S,
@@ -45,8 +47,9 @@ from inference.protocol.downloads import (
     encode_cache_report,
 )
 from inference.protocol.keys import downloads_key
-from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadSpec
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -207,7 +210,8 @@ class Downloads:
     # The threads.
 
     def _sweep(self) -> None:
-        """Once: delete partial files from before this neuron's start that no pull will resume."""
+        """Deletes partial files from before this neuron's start that no pull will resume. Runs
+        once."""
         for source, num_bytes in sweep_orphans(self._fetcher.cache_dir).items():
             log.info("removed %d bytes of broken downloads of %s", num_bytes, source)
 
@@ -231,10 +235,8 @@ class Downloads:
     def _pull(self, spec: PullSpec) -> None:
         job_id = spec.job_id
         self._move(job_id, CacheJobStatus.RUNNING)
-        if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
-            message = f"{spec.source} is not downloaded: it is on the neuron's disk or nowhere"
-            failure = LoadFailure(code="bad_source", message=message)
-            self._move(job_id, CacheJobStatus.FAILED, failure=failure)
+        if not is_downloaded(spec.source):
+            self._move(job_id, CacheJobStatus.FAILED, failure=_not_downloaded(spec.source))
             return
 
         def report(progress: LoadProgress) -> None:
@@ -300,3 +302,12 @@ def _users(
             for path in paths
         )
     )
+
+
+def _not_downloaded(source: str) -> LoadFailure:
+    try:
+        parse_source(source)
+    except LoadError as error:
+        return error.failure
+    message = f"{source} is not downloaded: it is on the neuron's disk or nowhere"
+    return LoadFailure(code="bad_source", message=message)

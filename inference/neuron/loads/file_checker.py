@@ -1,4 +1,5 @@
-"""Checks a load's configs and headers, in a process of its own, before other models leave for it.
+"""Checks a load's configs and headers, in a process of its own, before other models leave for it,
+and weighs the layers of one that did not fit.
 
 ``inference.loading.file_check`` is the process. A check that gives no answer stops no load: the
 engine reads the same files.
@@ -15,6 +16,7 @@ from pathlib import Path
 from inference.loading.file_check import FileCheckOrder, FileCheckResult, decode_result
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.order_process import messages_of, order_process
+from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load import LoadSpec
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,30 @@ class FileChecker:
                 problem,
             )
 
+    def costs(
+        self,
+        spec: LoadSpec,
+        weights: Sequence[Path],
+        free_bytes: int,
+        is_cancelled: Callable[[], bool],
+    ) -> PackedCosts | None:
+        """What the model's layers take; arguments as for ``check``. Blocks for ``limit_s`` at
+        most. ``None``: the files are not there, or do not show it."""
+        if not weights and not spec.source.startswith("path:"):
+            return None
+        order = FileCheckOrder(
+            spec=spec,
+            weights=[str(path) for path in weights],
+            free_memory_bytes=max(0, free_bytes),
+            weighs=True,
+        )
+        result, problem = self._run(order, is_cancelled)
+        if result is None or result.costs is None:
+            why = problem if result is None or result.failure is None else result.failure.message
+            log.info("what the layers of %s take is unknown: %s", spec.model, why)
+            return None
+        return result.costs
+
     def _run(
         self, order: FileCheckOrder, is_cancelled: Callable[[], bool]
     ) -> tuple[FileCheckResult | None, str]:
@@ -89,4 +115,12 @@ class FileChecker:
 def check_nothing(
     spec: LoadSpec, weights: Sequence[Path], free_bytes: int, is_cancelled: Callable[[], bool]
 ) -> None:
-    """For engines that are not this build's: only they know which files they read."""
+    """Checks nothing. Engines that are not this build's read other files, and only they know
+    which."""
+
+
+def weigh_nothing(
+    spec: LoadSpec, weights: Sequence[Path], free_bytes: int, is_cancelled: Callable[[], bool]
+) -> PackedCosts | None:
+    """Reads nothing, as ``check_nothing``."""
+    return None

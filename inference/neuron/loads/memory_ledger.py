@@ -73,7 +73,7 @@ class MemoryLedger:
         )
 
     def settle(self, owner: Owner, num_bytes: int) -> None:
-        """So much is all that it will ever take, it is known now."""
+        """Sets the claim to what it takes, now that this is known; it will never take more."""
         self._change(owner, num_bytes=num_bytes)
 
     def hold(self, owner: Owner, held_bytes: int) -> None:
@@ -88,7 +88,7 @@ class MemoryLedger:
         return self._holdings.get(owner)
 
     def holdings(self) -> list[Holding]:
-        """In the order in which they were accepted."""
+        """Returns the holdings in the order in which they were accepted."""
         return list(self._holdings.values())
 
     def outstanding_bytes(self, device: str) -> int:

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.loads.device_choice import choose_devices, devices_of_ranks
+from inference.neuron.loads.device_choice import choose_devices, devices_of_ranks, full_name
 from inference.protocol.heartbeat import DeviceInfo, device_name
-from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
+from inference.protocol.load import (
+    LoadSpec,
+    own_stages,
+)
+from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import AsleepBytes
 from inference.settings.neuron import MEMORY_LIMIT
 
 BESIDE_FILES_BYTES = 256 * 1024**2
@@ -25,8 +30,10 @@ BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
-    """What must be free on ``device`` (``cuda:1``), by what earlier loads on such a device took;
-    ``None``: there were none."""
+    """What must be free on ``device`` (``cuda:1``), by what earlier loads on such a device took, or
+    by the plan of a model of several stages; ``None``: there is neither."""
+    if spec.stages:
+        return _planned_bytes(spec, device) or None
     earlier = spec.earlier_loads
     if earlier is None or earlier.device_kind != device.partition(":")[0]:
         return None
@@ -39,6 +46,8 @@ def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
     needed = needed_bytes(spec, device)
     if needed is not None:
         return needed
+    if spec.stages:
+        return 0
     kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
     if file_bytes is None:
         return kv_bytes
@@ -49,19 +58,19 @@ def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
     """A lower bound of the free bytes that it needs. ``file_bytes``: size of its weight files;
     ``None``: unknown."""
     needed = needed_bytes(spec, device)
-    if needed is not None or file_bytes is None:
+    if needed is not None or file_bytes is None or spec.stages:
         return needed or 0
     share = LEAST_OF_FILES.get(spec.quantization, LEAST_OF_DENSE_FILES)
     return _on_each(int(share * file_bytes) + (spec.kv_memory_bytes or 0), spec, device)
 
 
 def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
-    """Before anything is fetched: could it fit if nothing else were there? Raises
-    ``LoadRefusedError``."""
+    """Checks, before anything is fetched, that the load could fit if nothing else were there.
+    Raises ``LoadRefusedError``."""
     here = {device_name(device): device for device in devices}
     for name in choose_devices(spec, devices):
         largest = max(
-            [here[name]] if spec.devices else _same_kind(here[name], devices),
+            [here[name]] if spec.devices or spec.stages else _same_kind(here[name], devices),
             key=lambda device: device.total_memory_bytes,
         )
         total_bytes = largest.total_memory_bytes
@@ -77,7 +86,7 @@ def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
         if needed > total_bytes:
             raise _refused(
                 "exceeds_device",
-                f"the model needs {_gb(needed)}, by what earlier loads took, and {name} has "
+                f"the model needs {_gb(needed)}, by {_source(spec)}, and {name} has "
                 f"{_gb(total_bytes)} {in_all}; load a smaller quant, or ask for less KV memory",
             )
 
@@ -104,9 +113,10 @@ def check_room(
         )
 
 
-def waking_bytes(load_bytes: int, asleep: AsleepBytes) -> int:
-    """What must be free for a model that took ``load_bytes`` before it fell asleep."""
-    return max(0, load_bytes - asleep.device_bytes)
+def waking_bytes(took_bytes: int, asleep: AsleepBytes, device: str) -> int:
+    """What must be free on ``device`` for a model that took ``took_bytes`` of it before it fell
+    asleep."""
+    return max(0, took_bytes - asleep.on(device))
 
 
 def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
@@ -129,8 +139,22 @@ def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
     )
 
 
+def _planned_bytes(spec: LoadSpec, device: str) -> int:
+    """Returns the bytes planned for all stages on the neuron's device; 0: unknown."""
+    stages = own_stages(spec)
+    return sum(stage.memory_bytes for stage in stages if full_name(stage.device) == device)
+
+
+def _source(spec: LoadSpec) -> str:
+    """Returns the source of ``needed_bytes`` as text."""
+    return "its plan" if spec.stages else "what earlier loads took"
+
+
 def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
-    """What each of the model's devices has of the whole model's ``num_bytes``."""
+    """What each of the model's devices has of the whole model's ``num_bytes``. Which part of keys
+    and values a stage has depends on its layers: none is counted."""
+    if spec.stages:
+        return 0
     return -(-num_bytes // devices_of_ranks(spec, device))
 
 

@@ -30,8 +30,8 @@ CANCEL_LOOK_S = 0.1
 def order_process(
     command: Sequence[str], order: msgspec.Struct, is_cancelled: Callable[[], bool]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Its stdout is to be read inside; it ends early when ``is_cancelled``, which another thread
-    asks. Raises ``OSError``."""
+    """Runs ``command`` with ``order`` on its stdin. Its stdout is to be read inside. It ends early
+    when ``is_cancelled``, which another thread calls. Raises ``OSError``."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

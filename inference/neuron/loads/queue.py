@@ -19,12 +19,20 @@ import msgspec
 
 from inference.neuron.host.device_sampler import Devices
 from inference.neuron.loads.device_choice import KINDS, choose_devices
-from inference.neuron.loads.load import HostPart, Load, Room, spec_for_engine
+from inference.neuron.loads.load import (
+    HostPart,
+    Load,
+    Room,
+    StagePart,
+    spec_for_engine,
+    took_by_device,
+)
 from inference.neuron.loads.memory_ledger import NO_LIMITS, Holding, MemoryLedger
 from inference.neuron.loads.needs import expected_bytes, needed_bytes
 from inference.neuron.replicas.sleep_choice import HOST_SHARE_KEPT
 from inference.protocol.heartbeat import DeviceInfo, device_name
-from inference.protocol.load import AsleepBytes, LoadReport, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.settings.memory_limits import MemoryLimits
 from inference.settings.neuron import MEMORY_LIMIT
 
@@ -79,20 +87,27 @@ class LoadQueue:
         with self._changed:
             return self._ledger.holding(load)
 
+    def kept_bytes(self, load: Load) -> int | None:
+        """Bytes promised to all its claims together; ``None``: it has none."""
+        with self._changed:
+            found = [self._ledger.holding(owner) for owner in load.claimed()]
+        kept = [one.num_bytes for one in found if one is not None]
+        return sum(kept) if kept else None
+
     def accept(self, load: Load) -> None:
         """What it will take is kept for it from now on, as far as that is known. Raises
         ``LoadRefusedError`` for a device that is not here."""
         devices = choose_devices(load.spec, self.devices())
         with self._changed:
-            load.devices = tuple(devices)
-            self._ledger.accept(load, devices, expected_bytes(load.spec, devices[0], None))
+            load.claim(devices)
+            for owner, names in load.claimed().items():
+                self._ledger.accept(owner, names, expected_bytes(load.spec, names[0], None))
 
     def expect(self, load: Load, file_bytes: int) -> None:
         """Records how large its weight files are, once they are on the disk."""
         with self._changed:
-            if (holding := self._ledger.holding(load)) is not None:
-                num_bytes = expected_bytes(load.spec, holding.devices[0], file_bytes)
-                self._ledger.settle(load, num_bytes)
+            for owner, names in load.claimed().items():
+                self._ledger.settle(owner, expected_bytes(load.spec, names[0], file_bytes))
 
     def enter(
         self, load: Load, is_cancelled: Callable[[], bool], report: Callable[[str], None]
@@ -115,7 +130,10 @@ class LoadQueue:
             self._changed.notify_all()
 
     def room(
-        self, load: Load, gone: Collection[Load] = (), asleep: Sequence[tuple[Load, int]] = ()
+        self,
+        load: Load,
+        gone: Collection[Load] = (),
+        asleep: Sequence[tuple[Load, AsleepBytes]] = (),
     ) -> Room:
         """Measured now, and as if ``gone`` had given theirs back, and ``asleep`` all but so much.
         On the devices that the spec names, else on the freest; where it sleeps, where it is."""
@@ -125,7 +143,12 @@ class LoadQueue:
             free = {device_name(device): device.free_memory_bytes for device in measured}
             limits = {
                 name: self._ledger.limit_bytes(
-                    load, name, free[name], needed_bytes(load.spec, name), gone, asleep
+                    load.owner_on(name),
+                    name,
+                    free[name],
+                    needed_bytes(load.spec, name),
+                    [one.owner_on(name) for one in gone],
+                    [(one.owner_on(name), held.on(name)) for one, held in asleep],
                 )
                 for name in free
             }
@@ -139,21 +162,22 @@ class LoadQueue:
                 ],
             )
         return Room(
-            devices=tuple(names),
-            limit_bytes=min(limits[name] for name in names),
-            promised_bytes=max(max(0, free[name] - limits[name]) for name in names),
+            limits={name: limits[name] for name in names},
+            promised={name: max(0, free[name] - limits[name]) for name in names},
         )
 
     def begin(self, load: Load, room: Room) -> LoadSpec:
         """Begins the load whose turn has come. Returns the spec for its engine."""
-        expected = expected_bytes(load.spec, room.devices[0], None)
         measured = self._devices.measure()
         with self._changed:
-            kept = self._ledger.holding(load)
-            assert kept is not None
-            num_bytes = min(max(expected, kept.num_bytes), room.limit_bytes)
-            load.devices = room.devices
-            self._ledger.begin(load, room.devices, num_bytes)
+            load.claim(room.devices)
+            for owner, names in load.claimed().items():
+                kept = self._ledger.holding(owner)
+                assert kept is not None
+                expected = expected_bytes(load.spec, names[0], None)
+                limit_bytes = min(room.limits[name] for name in names)
+                num_bytes = min(max(expected, kept.num_bytes), limit_bytes)
+                self._ledger.begin(owner, names, num_bytes)
             self._note_start(load, measured)
         # The evicted replicas have left: an engine that restarts evicts none.
         load.spec = msgspec.structs.replace(load.spec, evict=[])
@@ -164,21 +188,19 @@ class LoadQueue:
         engine."""
         measured = self._devices.measure()
         with self._changed:
-            holding = self._ledger.holding(load)
-            assert holding is not None and load.is_settled
+            assert load.is_settled
             self._note_held(measured)
             self._note_start(load, measured)
             free = {device_name(device): device.free_memory_bytes for device in measured}
-            promised = [
-                free[name] - self._ledger.limit_bytes(load, name, free[name], holding.num_bytes)
-                for name in holding.devices
-            ]
-        room = Room(
-            devices=holding.devices,
-            limit_bytes=holding.num_bytes,
-            promised_bytes=max(0, *promised) if promised else 0,
-        )
-        return spec_for_engine(load, room)
+            limits, promised = {}, {}
+            for name in load.devices:
+                owner = load.owner_on(name)
+                holding = self._ledger.holding(owner)
+                assert holding is not None
+                limits[name] = holding.num_bytes
+                left = self._ledger.limit_bytes(owner, name, free[name], holding.num_bytes)
+                promised[name] = max(0, free[name] - left)
+        return spec_for_engine(load, Room(limits=limits, promised=promised))
 
     def started(self, load: Load, pid: int) -> None:
         with self._changed:
@@ -189,14 +211,29 @@ class LoadQueue:
         with self._changed:
             load.free_at_start = {}
             load.is_settled = report.actual_bytes > 0
-            took_bytes = report.process_bytes + report.actual_bytes if load.is_settled else 0
-            load.took_bytes = took_bytes // max(1, len(load.devices))
-            self._ledger.settle(load, load.took_bytes)
+            load.took = took_by_device(load, report)
+            for owner, names in load.claimed().items():
+                self._ledger.settle(owner, load.took.get(names[0], 0))
             self._leave(load)
 
+    def listens(self, load: Load, limit_bytes: int) -> None:
+        """A held stage waits for its engine without the turn: two models' must not wait for each
+        other. All that it may take is promised to it, until it is known what it takes."""
+        with self._changed:
+            self._ledger.settle(load, limit_bytes)
+            self._leave(load)
+
+    def stage_took(self, load: Load, memory: DeviceMemory) -> None:
+        """What a held stage takes, now that it has its keys and values."""
+        with self._changed:
+            load.free_at_start = {}
+            load.took = {load.devices[0]: memory.actual_bytes + memory.process_bytes}
+            self._ledger.settle(load, load.took_bytes)
+
     def keep_host_room(self, load: Load, host_bytes: int) -> bool:
-        """Before it falls asleep: whether the host has room for its weights, which is its own from
-        now on until ``host_room_unused``, or until it is awake or gone."""
+        """Reserves room on the host for the weights of a load that is about to sleep, until
+        ``host_room_unused`` or until it is awake or gone. Returns ``False`` where the host has no
+        room, or where the load has room reserved already."""
         if host_bytes == 0:
             return True
         measured = self._devices.measure()
@@ -223,7 +260,8 @@ class LoadQueue:
     def fell_asleep(self, load: Load, held: AsleepBytes) -> None:
         with self._changed:
             load.asleep = held
-            self._ledger.settle(load, held.device_bytes)
+            for owner, names in load.claimed().items():
+                self._ledger.settle(owner, held.on(names[0]))
             if self._ledger.holding(HostPart(load)) is not None:
                 self._ledger.settle(HostPart(load), held.host_bytes)
 
@@ -232,7 +270,8 @@ class LoadQueue:
         room."""
         measured = self._devices.measure()
         with self._changed:
-            self._ledger.settle(load, load.took_bytes)
+            for owner, names in load.claimed().items():
+                self._ledger.settle(owner, load.took.get(names[0], 0))
             self._note_start(load, measured)
         load.spec = msgspec.structs.replace(load.spec, evict=[])
 
@@ -252,14 +291,16 @@ class LoadQueue:
         """What it held is free, and promised to it still."""
         with self._changed:
             load.pid, load.free_at_start = None, {}
-            self._ledger.hold(load, 0)
+            for owner in load.claimed():
+                self._ledger.hold(owner, 0)
             self._leave(load)
 
     def release(self, load: Load) -> None:
         """Release the load's memory: it was unloaded or refused."""
         with self._changed:
             load.asleep = None
-            self._ledger.release(load)
+            for owner in load.claimed():
+                self._ledger.release(owner)
             self._ledger.release(HostPart(load))
             self._leave(load)
 
@@ -281,20 +322,19 @@ class LoadQueue:
         for holding in self._ledger.holdings():
             owner = holding.owner
             if isinstance(owner, HostPart):  # all of it, once it is there
-                is_there = owner.load.asleep is not None
-                self._ledger.hold(owner, holding.num_bytes if is_there else 0)
+                self._ledger.hold(owner, 0 if owner.load.asleep is None else holding.num_bytes)
                 continue
-            assert isinstance(owner, Load)
-            self._ledger.hold(owner, self._held_now(owner, holding, free))
+            load = owner.load if isinstance(owner, StagePart) else owner
+            assert isinstance(load, Load)
+            self._ledger.hold(owner, self._held_now(load, holding, free))
 
     def _host_bytes(self, measured: list[DeviceInfo]) -> int:
         limited = self._ledger.within_limits(measured)
         host = next((one for one in limited if one.kind == "cpu"), None)
         if host is None:
             return 0
-        kept_bytes = int(HOST_SHARE_KEPT * host.total_memory_bytes)
-        taken_bytes = self._ledger.outstanding_bytes("cpu") + kept_bytes
-        return max(0, host.free_memory_bytes - taken_bytes)
+        free_bytes = host.free_memory_bytes - int(HOST_SHARE_KEPT * host.total_memory_bytes)
+        return max(0, free_bytes - self._ledger.outstanding_bytes("cpu"))
 
     def _held_now(self, load: Load, holding: Holding, free: dict[str, int]) -> int:
         """Bytes that it holds of its first device; an engine uses the same of each. A card
@@ -304,8 +344,7 @@ class LoadQueue:
             return 0
         device = holding.devices[0]
         if device == "cpu":
-            # Its ranks are processes of its own, and hold alike.
-            return load.spec.tensor_parallel * self._devices.held_bytes(load.pid)
+            return self._devices.held_bytes(load.pid)
         if load.free_at_start:
             return max(0, load.free_at_start.get(device, 0) - free.get(device, 0))
         return holding.num_bytes

@@ -4,6 +4,7 @@
     disk_full                       more of the disk is free
     engine_crashed, device_fault …  chance, a few times; then as for memory
     download_failed, load_stalled   nothing that this host could see: time alone
+    stage_unreachable               the same
     unknown_architecture …          its files alone, which ``failed_loads`` compares
 
 Another spec and another instance of the neuron (its version, its engine, its devices) start without
@@ -16,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from inference.protocol.load import LoadFailure
+from inference.protocol.load_progress import LoadFailure
 
 MAX_CHANCES = 3
 """Failures in a row that chance may explain."""
 MORE_MEMORY_BYTES = 512 * 1024**2
 MORE_DISK_BYTES = 64 * 1024**2
-"""Less is what other programs take and free all the time."""
+"""The least additional disk that counts. Less is what other programs take and free all the time."""
 
 
 class Dependency(Enum):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.neuron.replicas.engine_process import SilenceTimer
-from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.settings.neuron import LOAD_STALL_S
 
 GRACE_S = 30.0
@@ -50,7 +50,7 @@ class LoadWatch:
         self._last = self._moved = self._silence = None
 
     def look(self, now_s: float) -> float:
-        """For how many seconds nothing has moved."""
+        """Returns for how many seconds nothing has moved."""
         silence = self._silence
         return 0.0 if silence is None else silence.look(now_s)
 

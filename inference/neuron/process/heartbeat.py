@@ -119,23 +119,19 @@ class Heart:
         self._stopping = False
         self._is_reaching = True
         self._access = AccessRefusal()
-        self._thread = SupervisedThread(self._run, name="heartbeat")
+        self.thread = SupervisedThread(self._run, name="heartbeat")
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def beat_now(self) -> None:
         """The next beat comes at once. Returns at once."""
         self._wake.set()
 
-    def mend(self) -> None:
-        """Starts it again where its thread is gone."""
-        self._thread.mend()
-
     def stop(self, timeout_s: float) -> None:
         self._stopping = True
         self._wake.set()
-        self._thread.join(timeout_s)
+        self.thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stopping:

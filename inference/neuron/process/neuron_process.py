@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import pkgutil
+import socket
 import sys
 from pathlib import Path
 
 from celery.signals import setup_logging, worker_shutting_down
 
 from inference.logs.setup import configure_logging
-from inference.neuron.host.device_sampler import DeviceSampler
-from inference.neuron.host.simulated_devices import SimulatedDevices
+from inference.neuron.host.device_sampler import Devices, DeviceSampler
 from inference.neuron.loads.watch import load_stall_limit_s
 from inference.neuron.process.celery_app import create_app, create_worker
 from inference.neuron.process.drills import allows_drills
@@ -27,7 +28,13 @@ from inference.neuron.replicas.engine_process import (
 )
 from inference.neuron.service import NeuronService
 from inference.settings.accounts import LoggedBodies
-from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, NEURON_DRAIN_S
+from inference.settings.neuron import (
+    DEVICE_SOURCE,
+    LOG_BODIES,
+    MEMORY_LIMIT,
+    NEURON_DRAIN_S,
+    STAGE_LISTEN,
+)
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.storage import DATA_DIR, REDIS_STALL_S, REDIS_URL
 from inference.settings.table import check_settings
@@ -56,7 +63,8 @@ def run(name: str) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         data_dir = _made_data_dir()
-        simulated = SimulatedDevices.from_environment(os.environ)
+        devices = _devices()
+        stage_host = _stage_host()
     except SettingError as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
@@ -69,7 +77,7 @@ def run(name: str) -> int:
         client=connect(redis_url),
         engine_command=command,
         checks_files=is_own_engine(command),
-        discovery=simulated or DeviceSampler(),
+        discovery=devices,
         silence_limit_s=silence_limit_s(os.environ),
         load_stall_limit_s=load_stall_limit_s(os.environ),
         stall_limit_s=REDIS_STALL_S.read(os.environ),
@@ -78,6 +86,7 @@ def run(name: str) -> int:
         bodies=_logged_bodies(),
         allows_drills=allows_drills(os.environ),
         memory_limits=MEMORY_LIMIT.read(os.environ),
+        stage_host=stage_host,
     )
     try:
         service.lease.acquire(PreviousInstance(data_dir, name))
@@ -99,6 +108,37 @@ def run(name: str) -> int:
     exit_code = 0 if shutdown.is_asked_for else int(worker.exitcode or 0)
     shutdown.finish()
     return EXIT_NAME_LOST if shutdown.is_name_lost else exit_code
+
+
+def _devices() -> Devices:
+    """This host's devices. Raises ``SettingError``."""
+    source = DEVICE_SOURCE.read(os.environ)
+    if source is None:
+        return DeviceSampler()
+    try:
+        devices: Devices = pkgutil.resolve_name(source)()
+    except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
+        raise SettingError(f"{DEVICE_SOURCE.name}={source}: {error}") from error
+    return devices
+
+
+def _stage_host() -> str:
+    """The host of this neuron's stages; empty: it holds none. Raises ``SettingError``."""
+    listen = STAGE_LISTEN.read(os.environ)
+    if listen is None:
+        return ""
+    failure: OSError | None = None
+    for port in listen.ports:
+        try:
+            family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+            socket.create_server((listen.host, port), family=family).close()
+            return listen.host
+        except OSError as error:
+            failure = error
+    raise SettingError(
+        f"{STAGE_LISTEN.name}: nothing can listen on {listen.host} here: {failure}. It has to be "
+        "an address of this host, and one of its ports has to be free"
+    )
 
 
 def _logged_bodies() -> LoggedBodies:

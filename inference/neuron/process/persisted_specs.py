@@ -10,7 +10,8 @@ import redis
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.replicas.by_model import Replicas
 from inference.neuron.replicas.context import ReplicaContext
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure
 from inference.protocol.preparing import blame, load_mark
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class PersistedSpecs:
         self._is_restored = False
 
     def restore(self) -> None:
-        """Once: reload the previous instance's models, the most recently used first, in case not
+        """Reloads the previous instance's models once, the most recently used first, in case not
         all have room. A model that was requested since then keeps its new spec. Raises
         ``redis.RedisError``."""
         if self._is_restored:

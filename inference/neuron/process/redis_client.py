@@ -38,8 +38,8 @@ class InvitationVoidError(Exception):
 
 
 class AccessRefusal:
-    """For how long Redis has refused this host without a break. A Redis that has just been started
-    has no users of invited hosts until the control has made them."""
+    """Measures for how long Redis has refused this host without a break. A Redis that has just been
+    started has no users of invited hosts until the control has made them."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

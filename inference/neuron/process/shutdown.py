@@ -51,7 +51,7 @@ class Shutdown:
 
     @property
     def is_asked_for(self) -> bool:
-        """By a signal."""
+        """Whether a signal has asked for it."""
         return self._has_begun
 
     def name_is_lost(self) -> None:

@@ -23,6 +23,7 @@ from inference.protocol.keys import (
     TASK_INJECT_FAULT,
     TASK_LOAD_MODEL,
     TASK_PULL_MODEL,
+    TASK_RELEASE_STAGES,
     TASK_SLEEP_MODEL,
     TASK_TELL_LOG,
     TASK_UNLOAD_MODEL,
@@ -70,6 +71,7 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
     app.task(name=TASK_TELL_LOG)(service.logs.send)
     app.task(name=TASK_LOAD_MODEL)(load_model)
     app.task(name=TASK_UNLOAD_MODEL)(service.unload_model)
+    app.task(name=TASK_RELEASE_STAGES)(service.release_stages)
     app.task(name=TASK_DROP_ADAPTER)(service.drop_adapter)
     app.task(name=TASK_SLEEP_MODEL)(service.sleep_model)
     app.task(name=TASK_DRAIN_INBOX)(drain_inbox)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.load import Load
@@ -14,8 +15,13 @@ from inference.neuron.replicas.restart_policy import RestartPolicy
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.request_table import RequestTable
+from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool
+
+Weigh = Callable[[LoadSpec, Sequence[Path], int, Callable[[], bool]], PackedCosts | None]
+"""What a model's layers take, by its files. Arguments: the spec, its downloaded weight files, free
+bytes by which to choose among quants, and whether the load is cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,7 @@ class ReplicaContext:
     marks: PreparingMarks
     loads: LoadQueue
     admission: LoadAdmission
+    weigh: Weigh
     discard: Callable[[Load], None]
     """Called for a load that can never succeed: deletes its downloads."""
     on_change: Callable[[], None]

@@ -154,7 +154,8 @@ class EngineProcess:
         return True
 
     def reap(self) -> str:
-        """After ``messages`` ended: ensure that it is gone. Returns how it ended, for operators."""
+        """Ensures that the process is gone, after ``messages`` ended. Returns how it ended, for
+        operators."""
         try:
             code = self._process.wait(REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -170,8 +171,8 @@ class EngineProcess:
 
     @property
     def ended_by_itself(self) -> bool:
-        """After ``reap``: whether it ended because of its own work. SIGKILL comes from outside (an
-        operator, the kernel short of memory, this neuron)."""
+        """Returns whether the process ended because of its own work; called after ``reap``. SIGKILL
+        comes from outside (an operator, the kernel short of memory, this neuron)."""
         return self._process.returncode not in (None, -signal.SIGKILL)
 
     def _send_frame(self, frame: bytes) -> None:

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inference.garbage import keep_imports
+import msgspec
+
+from inference.garbage import freeze_heap
 from inference.neuron.errors import (
     EngineGoneError,
     engine_crashed,
@@ -40,14 +42,9 @@ from inference.protocol.engine import (
     Wake,
 )
 from inference.protocol.events import Failure
-from inference.protocol.load import (
-    AsleepBytes,
-    LoadFailure,
-    LoadProgress,
-    LoadReport,
-    LoadSpec,
-    LoadStage,
-)
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.protocol.preparing import broke_worker, load_mark
 from inference.text.errors import TextError
 
@@ -66,7 +63,7 @@ class EngineEnd:
     failure: LoadFailure
     """What the run came to, as the failure of a load."""
     served_s: float
-    """Since it had loaded."""
+    """Seconds since it had loaded."""
     is_refusal: bool
     """The engine reported why it does not load; the process' exit status adds nothing."""
 
@@ -95,7 +92,7 @@ class EngineRun:
         """``None`` until it has loaded."""
         self._drain_deadline_s: float | None = None
         self._sleeps_when_drained = False
-        self._turning_deadline_s: float | None = None
+        self._transition_deadline_s: float | None = None
         """Set while it falls asleep or wakes, during which it sends nothing."""
         self.has_ended = False
         self._stop_sent_s: float | None = None
@@ -125,11 +122,11 @@ class EngineRun:
         with self._lock:
             drain_deadline_s, stop_sent_s = self._drain_deadline_s, self._stop_sent_s
             silent_s = 0.0 if self._silence is None else self._silence.look(now_s)
-            turning_deadline_s = self._turning_deadline_s
+            transition_deadline_s = self._transition_deadline_s
         limit_s = self._context.silence_limit_s
         if limit_s is not None and silent_s > limit_s:
             self._give_up(silent_s)
-        elif turning_deadline_s is not None and now_s > turning_deadline_s:
+        elif transition_deadline_s is not None and now_s > transition_deadline_s:
             self._give_up(SLEEP_WAKE_TIMEOUT_S)
         elif stop_sent_s is not None:
             if now_s - stop_sent_s > STOP_GRACE_S:
@@ -160,7 +157,7 @@ class EngineRun:
     def _turn(self, command: Sleep | Wake) -> None:
         with self._lock:
             self._silence = None
-            self._turning_deadline_s = time.monotonic() + SLEEP_WAKE_TIMEOUT_S
+            self._transition_deadline_s = time.monotonic() + SLEEP_WAKE_TIMEOUT_S
         with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
             self.engine.send(command)
 
@@ -171,7 +168,7 @@ class EngineRun:
         self.engine.stop()
 
     def end_load(self, failure: LoadFailure) -> None:
-        """Its load fails with that; the process ends now."""
+        """Fails the load with ``failure`` and kills the engine's process now."""
         self._load_failure = failure
         self.engine.abandon()
 
@@ -197,10 +194,11 @@ class EngineRun:
             self.engine.kill()
 
     def finish(self, *, is_wanted: bool) -> EngineEnd:
-        """After ``follow``: what it was working on fails."""
+        """Ends the run and returns how the engine ended. Call it after ``follow``. The requests
+        that the engine was working on fail."""
         served_s = 0.0 if self._ready_s is None else time.monotonic() - self._ready_s
         with self._lock:
-            self._silence = self._turning_deadline_s = None
+            self._silence = self._transition_deadline_s = None
         self.has_ended = True
         self._record.engine_ended(is_wanted=is_wanted)
         how = self.engine.reap()
@@ -237,15 +235,18 @@ class EngineRun:
             case LoadFailedMessage(failure=failure):
                 self._load_failure = failure
             case Loaded(report=report):
+                if any(stage.neuron for stage in self._spec.stages):
+                    # Stages on other neurons hold their memory: none of it is given away.
+                    report = msgspec.structs.replace(report, asleep=None)
                 self._record.progressed(
                     LoadProgress(stage=LoadStage.WARMUP, detail="its tokenizer")
                 )
                 self._become_ready(report)
             case FellAsleep(held=held):
-                self._turned()
+                self._end_transition()
                 self._on_asleep(held)
             case Awake(seconds=seconds):
-                self._turned()
+                self._end_transition()
                 self._on_awake(seconds)
             case _:
                 self._take_while_running(message)
@@ -260,7 +261,7 @@ class EngineRun:
             return
         finally:
             self._context.marks.end(mark)
-        keep_imports()  # the text layer's are among them from the first model on
+        freeze_heap()  # the text layer's are among them from the first model on
         with self._lock:
             self._silence = SilenceTimer()
         self._on_loaded(report)
@@ -270,9 +271,9 @@ class EngineRun:
         self._context.on_change()
         self._ready_s = time.monotonic()
 
-    def _turned(self) -> None:
+    def _end_transition(self) -> None:
         with self._lock:
-            self._silence, self._turning_deadline_s = SilenceTimer(), None
+            self._silence, self._transition_deadline_s = SilenceTimer(), None
 
     def _take_while_running(self, message: EngineMessage) -> None:
         if self._silence is not None:

@@ -33,16 +33,9 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     SleepRefusal,
 )
-from inference.protocol.load import (
-    LOADED,
-    AsleepBytes,
-    LoadFailure,
-    LoadProgress,
-    LoadReport,
-    LoadSpec,
-    LoadStage,
-    spec_digest,
-)
+from inference.protocol.load import LoadSpec, spec_digest
+from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import AsleepBytes, LoadReport
 
 
 class ReplicaRecord:
@@ -88,8 +81,8 @@ class ReplicaRecord:
 
     @property
     def unchanged_failure(self) -> LoadFailure | None:
-        """By which its load failed, while time alone does not make the next one succeed and nothing
-        else has changed."""
+        """The failure of its last load where the next one would fail again: nothing has changed
+        since. Also ``None`` where time alone may let the next one succeed."""
         with self._lock:
             return self._failure if self._is_unchanged() else None
 
@@ -117,7 +110,9 @@ class ReplicaRecord:
         """``devices``: where it is going; ``kept_bytes``: what the neuron keeps for it there."""
         with self._lock:
             is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
-            report = None if self._text is None else _with_warnings(self._text.report, self._stats)
+            report = (
+                None if self._text is None else _with_live_words(self._text.report, self._stats)
+            )
             asleep = self._asleep if self._status is ReplicaStatus.ASLEEP else None
             return ReplicaState(
                 model=spec.model,
@@ -126,7 +121,7 @@ class ReplicaRecord:
                 since_unix_s=self._since_unix_s,
                 spec_digest=spec_digest(spec),
                 order=spec.order,
-                devices=[report.device] if report is not None else list(devices),
+                devices=list(devices) if report is None else devices_of(report),
                 memory_bytes=_memory_bytes(report, kept_bytes)
                 if asleep is None
                 else asleep.device_bytes,
@@ -178,14 +173,14 @@ class ReplicaRecord:
                 self._engine_since_unix_s = time.time()
 
     def stall(self, now_s: float, limit_s: float) -> tuple[float, LoadFailure] | None:
-        """For how long its load has made no progress, where that is longer than the limit. Call
-        regularly."""
+        """Returns for how many seconds its load has made no progress, and the failure; ``None``
+        within the limit. Call regularly."""
         with self._lock:
             stalled_s = self._watch.look(now_s)
             return (stalled_s, self._watch.failure(stalled_s)) if stalled_s > limit_s else None
 
     def give_up(self, failure: LoadFailure) -> None:
-        """Its load hangs, and is not waited for any more."""
+        """Gives up on a load that hangs: the replica becomes ``FAILED``."""
         with self._lock:
             self._watch.stop()
             self._failure = failure
@@ -315,15 +310,25 @@ class ReplicaRecord:
             self._has_improved = False
 
 
-def _with_warnings(report: LoadReport, stats: EngineStats | None) -> LoadReport:
-    """The load's report with the warnings that came since."""
-    if stats is None or not stats.warnings:
+def _with_live_words(report: LoadReport, stats: EngineStats | None) -> LoadReport:
+    """The load's report with the warnings that came since, and the drafts that were chosen."""
+    if stats is None or not (stats.warnings or stats.speculation):
         return report
-    return msgspec.structs.replace(report, warnings=[*report.warnings, *stats.warnings])
+    return msgspec.structs.replace(
+        report,
+        warnings=[*report.warnings, *stats.warnings],
+        speculation="; ".join(filter(None, (report.speculation, stats.speculation))),
+    )
+
+
+def devices_of(report: LoadReport) -> list[str]:
+    """The neuron's devices that hold the model; of ranks the first one's."""
+    return [one.device for one in report.stage_memory] or [report.device]
 
 
 def _memory_bytes(report: LoadReport | None, kept_bytes: int | None) -> int | None:
-    """Memory that it uses, or that is reserved for it. An engine that did not measure reports 0."""
+    """Memory that it uses of its neuron, or that is reserved for it. An engine that did not measure
+    reports 0."""
     if report is not None and report.actual_bytes:
         return report.process_bytes + report.actual_bytes
     return kept_bytes or None

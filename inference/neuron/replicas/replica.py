@@ -26,12 +26,14 @@ from inference.neuron.loads.watch import GRACE_S
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.engine_run import EngineEnd, EngineRun
+from inference.neuron.replicas.next_start import NextStart, spans_neurons
 from inference.neuron.replicas.record import ReplicaRecord
 from inference.neuron.replicas.sleep_controller import SleepController
-from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.engine import DropAdapter
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec, spec_digest
+from inference.protocol.load import LoadSpec, spec_digest
+from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import AsleepBytes, LoadReport
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Replica:
             num_failed_loads=0 if predecessor is None else predecessor.num_failed_loads_by(spec),
             last_used_unix_s=spec.last_used_unix_s,
         )
+        self.take_request = self._record.take_request
         self._run: EngineRun | None = None
         self._stall: LoadFailure | None = None
         """Its load made no progress, and is being ended."""
@@ -69,6 +72,7 @@ class Replica:
         """Its thread hung, and others count it as gone."""
         self._end_asked = threading.Event()
         self._gone = threading.Event()
+        self.wait_gone = self._gone.wait
         self._sleep_controller = SleepController(
             self.load,
             self._record,
@@ -77,12 +81,13 @@ class Replica:
             run=lambda: self._run,
             adopt_job=self.adopt_job,
         )
-        self._thread = SupervisedThread(
-            self._supervise, name=f"replica-{spec.model}", restarts=False
+        self.wake = self._sleep_controller.wake
+        self.wait_left = self._sleep_controller.wait_left
+        self._next_start = NextStart(
+            self.load, self._record, context, self._end_asked, self._is_cancelled
         )
-
-    def start(self) -> None:
-        self._thread.start()
+        name = f"replica-{spec.model}"
+        self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 
     def refuse(self, failure: LoadFailure) -> None:
         """Instead of ``start``: it is not loaded, for that reason."""
@@ -95,14 +100,13 @@ class Replica:
         return self._record.status
 
     def num_failed_loads_by(self, spec: LoadSpec) -> int:
-        """In a row; 0 where this one was loaded by another spec."""
+        """Returns how many loads have failed in a row by this spec; 0: the last was by another."""
         is_same = spec_digest(self.spec) == spec_digest(spec)
         return self._record.num_failed_loads if is_same else 0
 
     @property
     def unchanged_failure(self) -> LoadFailure | None:
-        """By which its load failed and would fail again: nothing has changed since. ``None`` as
-        well where only time is to pass."""
+        """See ``ReplicaRecord``."""
         return self._record.unchanged_failure
 
     def improve(self) -> None:
@@ -112,9 +116,10 @@ class Replica:
 
     @property
     def surviving_spec(self) -> LoadSpec | None:
-        """By which the neuron's next life loads it again; ``None`` after an unload or a refused
-        load. What left for it then must not leave once more."""
-        if not self._record.should_survive:
+        """The spec by which the neuron reloads it after a restart; ``None`` after an unload or a
+        refused load, and with stages on other neurons, whose links end with it. Its ``evict`` is
+        empty: those replicas must not leave once more."""
+        if not self._record.should_survive or spans_neurons(self.spec):
             return None
         last_used_unix_s = self._record.last_used_unix_s
         return msgspec.structs.replace(self.spec, evict=[], last_used_unix_s=last_used_unix_s)
@@ -126,17 +131,12 @@ class Replica:
             self._context.loads.accept(self.load)
 
     def state(self) -> ReplicaState:
-        holding = self._context.loads.holding(self.load)
-        kept_bytes = holding.num_bytes if holding is not None else None
+        kept_bytes = self._context.loads.kept_bytes(self.load)
         return self._record.state(self.spec, self.load.devices, kept_bytes)
 
     def adopt_job(self, spec: LoadSpec) -> None:
         """Adopt a second load job for the same spec: this replica reports it from now on."""
         self.spec = msgspec.structs.replace(self.spec, job_id=spec.job_id, order=spec.order)
-
-    def take_request(self) -> tuple[EngineProcess, ModelText]:
-        """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""
-        return self._record.take_request()
 
     def is_idle(self) -> bool:
         """Whether no request runs in it, is on its way to it, or waits for it to load."""
@@ -155,29 +155,20 @@ class Replica:
 
     def drain_if_idle(self) -> bool:
         """``drain``, unless it has work again. One that is leaving already has none."""
-        if self._sleep_controller.call_off() or self._record.begin_draining(
-            only_if=self._is_idle_as
-        ):
+        was_to_sleep = self._sleep_controller.call_off()
+        if was_to_sleep or self._record.begin_draining(only_if=self._is_idle_as):
             self._drain()
         return self._record.status is ReplicaStatus.DRAINING
 
     def sleep(self, job_id: str) -> None:
         """Refuse new requests, finish running ones, fall asleep. Returns at once. If it cannot, it
         keeps serving, and its state reports that for the job."""
-        why = (
-            self._sleep_controller.why_not_asleep()
-            if not self._sleep_controller.fall_asleep()
-            else None
-        )
-        if why is not None:
+        if self._sleep_controller.fall_asleep():
+            return
+        if (why := self._sleep_controller.why_not_asleep()) is not None:
             log.warning("%s does not fall asleep: %s", self.spec.model, why)
             self._record.sleep_refused(job_id, why)
             self._context.on_change()
-
-    def wake(self, spec: LoadSpec) -> None:
-        """Wake for ``spec``, which names the replicas to evict. Does nothing if it neither sleeps
-        nor is about to. Returns at once."""
-        self._sleep_controller.wake(spec)
 
     @property
     def is_resting(self) -> bool:
@@ -193,9 +184,6 @@ class Replica:
         if may_sleep and self._sleep_controller.fall_asleep(only_if=self._is_idle_as):
             return True
         return self.drain_if_idle()
-
-    def wait_left(self, timeout_s: float | None = None) -> bool:
-        return self._sleep_controller.wait_left(timeout_s)
 
     def _is_idle_as(self, status: ReplicaStatus) -> bool:
         if status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
@@ -215,7 +203,8 @@ class Replica:
             run.drain(time.monotonic() + DRAIN_TIMEOUT_S)
 
     def tick(self) -> None:
-        """Once a second: end a drained engine; kill one that hangs or does not stop when asked."""
+        """Called once a second: ends a drained engine, and kills one that hangs or does not stop
+        when asked."""
         if (run := self._run) is not None:
             run.tick()
         limit_s = self._context.load_stall_limit_s
@@ -223,8 +212,8 @@ class Replica:
             self._end_stalled_load(*stall, limit_s)
 
     def _end_stalled_load(self, stalled_s: float, failure: LoadFailure, limit_s: float) -> None:
-        """Its download or engine is ended. A load whose own thread hangs is given up without that,
-        so that later loads get their turn."""
+        """Ends the download or engine of a stalled load. A load whose own thread hangs is given up
+        without that, so that later loads get their turn."""
         if self._stall is None:
             self._stall = failure
             log.error("replica %s: %s; it is ended", self.spec.model, failure.message)
@@ -248,14 +237,11 @@ class Replica:
             run.engine.kill()
 
     def strike(self, blow: Callable[[EngineProcess], None]) -> bool:
-        """For drills: whether there was an engine to get it."""
+        """Strikes the engine, for drills. Returns whether there was one."""
         run = self._run
         if run is not None:
             blow(run.engine)
         return run is not None
-
-    def wait_gone(self, timeout_s: float | None = None) -> bool:
-        return self._gone.wait(timeout_s)
 
     # The supervising thread.
 
@@ -282,7 +268,7 @@ class Replica:
         self._context.on_change()
 
     def _run_contained(self) -> float | None:
-        """As ``_run_engine``. Whatever that raises counts as the end of an engine."""
+        """Does what ``_run_engine`` does. Whatever that raises counts as the end of an engine."""
         try:
             return self._run_engine()
         except BaseException:
@@ -294,25 +280,24 @@ class Replica:
                 run.engine.kill()
                 run.finish(is_wanted=self._end_asked.is_set())
             self._context.loads.engine_ended(self.load)
-            message = "the neuron broke while it followed the engine; see its log"
-            failure = LoadFailure(code="engine_crashed", message=message)
-            return self._next_start(failure, 0.0)
+            return self._next_start.after_broken_supervisor()
 
     def _run_engine(self) -> float | None:
         """One engine from start to end. Seconds until the next; ``None``: there is none."""
         self._stall = None
+        refusal: LoadFailure | None = None
         try:
             spec = self._engine_spec()
         except LoadRefusedError as refused:
-            return None if self._abandoned.is_set() else self._refused(refused.failure)
-        if spec is None or self._abandoned.is_set():
+            spec, refusal = None, refused.failure
+        if self._abandoned.is_set():
             return None
+        if spec is None:
+            return None if refusal is None else self._next_start.after_refusal(refusal)
         try:
             engine = self._context.start_engine(spec)
         except OSError as error:
-            how = f"could not be started: {error}"
-            failure = LoadFailure(code="engine_crashed", message=f"the engine process {how}")
-            return self._crashed(failure, 0.0, how)
+            return self._next_start.after_failed_start(error)
         self._context.loads.started(self.load, engine.pid)
         end = self._follow(
             EngineRun(
@@ -333,8 +318,8 @@ class Replica:
             log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, end.how)
             return None
         if end.is_refusal:
-            return self._refused(end.failure)
-        return self._crashed(end.failure, end.served_s, end.how)
+            return self._next_start.after_refusal(end.failure)
+        return self._next_start.after_crash(end.failure, end.served_s, end.how)
 
     def _engine_spec(self) -> LoadSpec | None:
         """``None``: it was cancelled. Raises ``LoadRefusedError``."""
@@ -363,22 +348,3 @@ class Replica:
         if self._abandoned.is_set():
             raise LoadRefusedError(self._stall or LoadFailure(code="load_stalled", message=""))
         self._context.loads.loaded(self.load, report)
-
-    def _refused(self, failure: LoadFailure) -> float | None:
-        self._context.loads.release(self.load)
-        self.load.is_settled = False  # its memory is no longer kept: the next one asks for it
-        if self._end_asked.is_set():
-            return None
-        log.error("replica %s: not loaded (%s): %s", self.spec.model, failure.code, failure.message)
-        if failure.is_permanent:
-            self._context.discard(self.load)
-        return self._next_start(failure, 0.0)
-
-    def _crashed(self, failure: LoadFailure, served_s: float, how: str) -> float | None:
-        log.error("replica %s: the engine process %s", self.spec.model, how)
-        return self._next_start(failure, served_s)
-
-    def _next_start(self, failure: LoadFailure, served_s: float) -> float | None:
-        delay_s = self._record.failed(failure, served_s, self._context.restart_policy)
-        self._context.on_change()
-        return delay_s

@@ -1,4 +1,5 @@
-"""When an engine that died is started again, and when the watchdog gives up. Pure arithmetic."""
+"""Decides when an engine that died is started again, and when the watchdog gives up. Pure
+arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ class RestartPolicy:
     healthy_after_s: float = 60.0
     """An engine that served this long had recovered: failures before it no longer count."""
     max_quick_failures: int = 5
-    """In a row; the next one fails the replica."""
+    """The number of quick failures in a row that are restarted; the next one fails the replica."""
     backoff: Backoff = RESTART_BACKOFF
 
     def delay_s(self, num_quick_failures: int) -> float | None:

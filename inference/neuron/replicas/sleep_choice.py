@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inference.protocol.load import AsleepBytes
+from inference.protocol.load_report import AsleepBytes
 
 HOST_SHARE_KEPT = 0.1
 """The share of the host's memory that weights of models that sleep leave to everybody else."""
@@ -19,6 +19,7 @@ HOST_SHARE_KEPT = 0.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     model: str
+    device: str = ""
     held_bytes: int
     """What it holds of the device, all of which comes back if it is unloaded."""
     asleep: AsleepBytes | None
@@ -27,7 +28,7 @@ class Leaving:
     @property
     def withheld_bytes(self) -> int:
         """What of the device does not come back if it sleeps."""
-        return 0 if self.asleep is None else min(self.held_bytes, self.asleep.device_bytes)
+        return 0 if self.asleep is None else min(self.held_bytes, self.asleep.on(self.device))
 
 
 def choose_sleepers(

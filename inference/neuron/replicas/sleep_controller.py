@@ -23,7 +23,9 @@ from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_run import EngineRun
 from inference.neuron.replicas.record import ReplicaRecord
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import AsleepBytes
 from inference.supervised_threads import SupervisedThread
 
 log = logging.getLogger(__name__)
@@ -106,7 +108,7 @@ class SleepController:
                 return
             name = f"wakes-{self._load.spec.model}"
             self._waker = SupervisedThread(
-                self._wake, name=name, restarts=False, on_broken=lambda _: self._sleep_on()
+                self._wake, name=name, restarts=False, on_broken=lambda _: self._waking_broke()
             )
             self._waker.start()
 
@@ -158,28 +160,36 @@ class SleepController:
     # The thread that wakes.
 
     def _wake(self) -> None:
-        try:
-            self._try_to_wake()
-        finally:
-            with self._lock:
-                self._waker = None
+        refused = self._try_to_wake()
+        if refused is not None:
+            self._sleep_on(refused)
+            return
+        with self._lock:
+            self._waker = None
 
-    def _sleep_on(self) -> None:
-        """Waking broke: others get the turn, and it may be woken again."""
+    def _waking_broke(self) -> None:
+        """Others get the turn."""
         self._context.loads.leave(self._load)
         message = "waking it broke; see the neuron's log"
-        self._record.sleeps_on(LoadFailure(code="engine_crashed", message=message))
-        self._left.set()
+        self._sleep_on(LoadFailure(code="engine_crashed", message=message))
+
+    def _sleep_on(self, failure: LoadFailure) -> None:
+        """In one step: a job that finds it asleep again wakes it again."""
+        with self._lock:
+            self._waker = None
+            self._record.sleeps_on(failure)
+            self._left.set()
         self._context.on_change()
 
-    def _try_to_wake(self) -> None:
+    def _try_to_wake(self) -> LoadFailure | None:
+        """Returns why it sleeps on; ``None``: it wakes, or has ended."""
         run = self._run()
         while self.is_falling_asleep and not self._left.wait(LOOK_AGAIN_S):
             pass
         with self._lock:
             wanted = self._wanted
         if run is None or wanted is None or not self._record.begin_waking():
-            return
+            return None
         self._adopt_job(wanted)
         self._load.spec = msgspec.structs.replace(self._load.spec, evict=wanted.evict)
         self._left.clear()
@@ -194,9 +204,7 @@ class SleepController:
             )
         except LoadRefusedError as refused:
             log.warning("%s sleeps on: %s", self._load.spec.model, refused.failure.message)
-            self._record.sleeps_on(refused.failure)
-            self._left.set()
-            self._context.on_change()
-            return
+            return refused.failure
         if has_room:
             run.wake()
+        return None

@@ -6,7 +6,7 @@ import logging
 import time
 
 from inference.neuron.events.publisher import EventPublisher
-from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.process.heartbeat import GatewayWatch
 from inference.neuron.requests.request_table import RequestTable
 

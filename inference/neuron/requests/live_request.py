@@ -15,7 +15,15 @@ from inference.protocol.engine import (
     SequenceStep,
     SequenceUsage,
 )
-from inference.protocol.events import Cancelled, Event, Failed, Failure, Usage
+from inference.protocol.events import (
+    Cancelled,
+    Event,
+    Failed,
+    Failure,
+    StageTimes,
+    Traced,
+    Usage,
+)
 from inference.protocol.generation import Submit
 
 Result = SequenceStep | SequencesEmbedded
@@ -59,6 +67,16 @@ class Engine(Protocol):
         ...
 
 
+class Trace(Protocol):
+    def event(self) -> Traced: ...
+
+
+class Stages(Protocol):
+    def hand_over(self) -> None: ...
+    def see(self, output: SequenceOutput) -> None: ...
+    def event(self) -> StageTimes: ...
+
+
 class AddressedEvent(NamedTuple):
     gateway_id: str
     event: Event
@@ -70,6 +88,10 @@ class LiveRequest:
     started_unix_s: float
     answer: Answer | None = None
     engine: Engine | None = None
+    trace: Trace | None = None
+    """Reported before its end; ``None``: the request is not captured."""
+    stages: Stages | None = None
+    """Reported before its end; ``None``: the request is not traced."""
     has_started: bool = False
     cancel_asked: bool = False
     is_ending: bool = False
@@ -87,6 +109,15 @@ class LiveRequest:
 
     def addressed(self, event: Event) -> AddressedEvent:
         return AddressedEvent(self.submit.gateway_id, event)
+
+    def last_events(self, end: Event) -> list[AddressedEvent]:
+        """The terminal event ``end``, after the reports that come before it."""
+        if self.trace is None and self.stages is None:
+            return [self.addressed(end)]
+        reported: list[Event] = [
+            part.event() for part in (self.trace, self.stages) if part is not None
+        ]
+        return [self.addressed(one) for one in (*reported, end)]
 
     def open_sequence_ids(self) -> list[str]:
         """The sequences that the engine may still be working on."""

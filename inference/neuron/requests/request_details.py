@@ -1,11 +1,11 @@
-"""Logs a request at debug level: its rendered prompt, and the parsed parts of its answer. One line
-each, by the request's id.
+"""Describes a request: its rendered prompt, and the parsed parts of its answer. One line each, in
+the log at debug level by the request's id, and in the trace of a captured request.
 
     prompt           what the model gets, special tokens written out
     reasoning        a block of thinking that opens and closes, and by which marker
     tool calls       each block that a parser took for calls: its calls, or why it is text
 
-Texts are in it only of accounts that ``HELEXA_LOG_BODIES`` names, masked and bounded
+Texts are in the log only of accounts that ``HELEXA_LOG_BODIES`` names, masked and bounded
 (``inference.logs.bodies``); of others their lengths and digests are, and names of tools only where
 the request offers them.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 
-from inference.logs.bodies import digest_of, masked_body
+from inference.logs.bodies import MAX_BODY_CHARACTERS, digest_of, masked_body
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.requests.prompts.prompts import Prepared
 from inference.protocol.generation import Submit
@@ -30,42 +30,51 @@ logger = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 64
 LEAST_RUN = 8
-"""So many of one special token in a row (an image's places) are written as one and their number."""
+"""The length from which a run of one special token (an image's places) is written as the token and
+their number."""
 
 
 class RequestDetails:
     """The details of one request, for the thread that prepares it and then for the one that applies
     its outputs."""
 
-    def __init__(self, request_id: str, *, shows_bodies: bool) -> None:
-        self._request_id = request_id
+    def __init__(
+        self,
+        write: Callable[[int | None, str], None],
+        *,
+        shows_bodies: bool,
+        max_characters: int = MAX_BODY_CHARACTERS,
+        take_tokens: Callable[[int, Sequence[int]], None] | None = None,
+    ) -> None:
+        """``write`` is given a choice's index, or ``None`` for the whole request, and a line.
+        ``take_tokens`` is given the output of each choice. ``max_characters``: of one text."""
+        self._write = write
+        self._max_characters = max_characters
+        self.take_tokens = take_tokens
         self._shows_bodies = shows_bodies
         self._redact = Redactor(secrets_of(os.environ) if shows_bodies else frozenset())
 
     def prompts(self, prepared: Prepared, tokenizer: Tokenizer, tool_format: str | None) -> None:
         for index, token_ids in enumerate(prepared.prompts):
-            text = _written_out(token_ids, tokenizer)
-            logger.debug(
-                "%s prompt %d: tokens=%d lost_turns=%d thinking=%s tools=%d tool_format=%s %s",
-                self._request_id,
-                index,
-                len(token_ids),
-                prepared.num_lost_turns,
-                "open" if prepared.thinking.is_open else "closed",
-                len(prepared.tools),
-                tool_format or "-",
-                self.described(text),
+            thinking = "open" if prepared.thinking.is_open else "closed"
+            self._write(
+                None,
+                f"prompt {index}: tokens={len(token_ids)} lost_turns={prepared.num_lost_turns} "
+                f"thinking={thinking} tools={len(prepared.tools)} tool_format={tool_format or '-'} "
+                f"{self.described(written_out(token_ids, tokenizer))}",
             )
 
     def choice(self, index: int, tool_names: Collection[str]) -> ChoiceDetails:
         return ChoiceDetails(self, index, frozenset(tool_names))
 
-    def log(self, index: int, words: str) -> None:
-        logger.debug("%s/%d %s", self._request_id, index, words)
+    def write(self, index: int, words: str) -> None:
+        self._write(index, words)
 
     def described(self, text: str) -> str:
         words = f"characters={len(text)} digest={digest_of(text)}"
-        return f"{words} text={masked_body(text, self._redact)}" if self._shows_bodies else words
+        if not self._shows_bodies:
+            return words
+        return f"{words} text={masked_body(text, self._redact, self._max_characters)}"
 
     def named(self, name: str, known: Collection[str]) -> str:
         """A name that the model made up may be any text."""
@@ -73,12 +82,17 @@ class RequestDetails:
 
 
 class ChoiceDetails:
-    """Of one choice's answer."""
+    """Writes the details of one choice's answer."""
 
     def __init__(self, request: RequestDetails, index: int, tool_names: frozenset[str]) -> None:
         self._request = request
         self._index = index
         self._tool_names = tool_names
+
+    def tokens(self, token_ids: Sequence[int]) -> None:
+        """The choice's next output."""
+        if self._request.take_tokens is not None:
+            self._request.take_tokens(self._index, token_ids)
 
     def pieces(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
@@ -103,17 +117,21 @@ class ChoiceDetails:
         self._log(f"tool calls={len(decision.calls)}{streamed}{calls}{refusal} block: {block}")
 
     def _log(self, words: str) -> None:
-        self._request.log(self._index, words)
+        self._request.write(self._index, words)
 
 
-def details_of(submit: Submit, bodies: LoggedBodies) -> RequestDetails | None:
-    """``None`` where this logger does not log at debug level."""
-    if not logger.isEnabledFor(logging.DEBUG):
-        return None
-    return RequestDetails(submit.request_id, shows_bodies=bodies.include(submit.account))
+def logged_details(submit: Submit, bodies: LoggedBodies) -> RequestDetails:
+    """Details that go to ``logger``, for where that logs at debug level."""
+    request_id = submit.request_id
+
+    def log(index: int | None, words: str) -> None:
+        logger.debug("%s %s", request_id if index is None else f"{request_id}/{index}", words)
+
+    return RequestDetails(log, shows_bodies=bodies.include(submit.account))
 
 
-def _written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Special tokens too."""
     pieces: list[bytes] = []
     for token_id, run in groupby(token_ids):
         number = len(list(run))

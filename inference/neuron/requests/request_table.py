@@ -23,9 +23,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from inference.logs.phases import phases
+from inference.logs.formatters import phases
 from inference.neuron.errors import internal_error
-from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.live_request import (
     AddressedEvent,
     Answer,
@@ -33,7 +33,9 @@ from inference.neuron.requests.live_request import (
     LiveRequest,
     Result,
     SequenceOutput,
+    Trace,
 )
+from inference.neuron.requests.stage_clock import StageClock
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -80,7 +82,8 @@ class RequestTable:
         with self._lock:
             if submit.request_id in self._live:
                 return False
-            self._live[submit.request_id] = LiveRequest(submit, self._clock())
+            stages = StageClock(submit) if submit.traceparent else None
+            self._live[submit.request_id] = LiveRequest(submit, self._clock(), stages=stages)
             return True
 
     def is_live(self, request_id: str) -> bool:
@@ -93,14 +96,18 @@ class RequestTable:
         with self._lock:
             return any(live.submit.model == model for live in self._live.values())
 
-    def begin(self, request_id: str, answer: Answer, engine: Engine) -> bool:
+    def begin(
+        self, request_id: str, answer: Answer, engine: Engine, trace: Trace | None = None
+    ) -> bool:
         """Call it before submitting to the engine. False when the request ended while it was
         prepared."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
                 return False
-            live.answer, live.engine = answer, engine
+            live.answer, live.engine, live.trace = answer, engine, trace
+            if live.stages is not None:
+                live.stages.hand_over()
             return True
 
     def started(self, request_id: str) -> bool:
@@ -206,6 +213,8 @@ class RequestTable:
     ) -> None:
         answer = live.answer
         assert answer is not None, "an engine spoke of a request it was not given"
+        if live.stages is not None:
+            live.stages.see(output)
         if answer.has_finished(index):
             return  # it ended early, and the engine had not received the cancel yet
         match output:
@@ -246,7 +255,9 @@ class RequestTable:
         now_unix_s = self._clock()
         self._book.record(live, event, now_unix_s=now_unix_s)
         log_end(live, event, now_unix_s=now_unix_s)
-        return [] if live.is_orphan else [live.addressed(event)]
+        if live.is_orphan:
+            return []
+        return live.last_events(event)
 
     def _fail_where(
         self, is_hit: Callable[[LiveRequest], bool], failure: Failure

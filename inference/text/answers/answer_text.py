@@ -24,7 +24,8 @@ from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
 
 
 class AnswerText:
-    """For one choice. Once ``stop`` is set, feed it no more."""
+    """Splits one choice's answer tokens into text and tool calls, up to a stop string. Once
+    ``stop`` is set, feed it no more."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ def _fallback_lengths(pattern: str) -> list[int]:
 
 
 class StopStrings:
-    """For one answer. Once ``feed`` has found a stop, feed it no more."""
+    """Finds stop strings in one answer. Once ``feed`` has found a stop, feed it no more."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Raises ``ValueError`` for an empty stop string, which would end every answer."""

@@ -38,7 +38,8 @@ Piece = ThoughtPart | Part
 
 
 class ChoiceText:
-    """For one choice. Once ``stop`` is set, feed it no more."""
+    """Splits one choice's tokens into reasoning, text and tool calls. Once ``stop`` is set, feed it
+    no more."""
 
     def __init__(
         self,

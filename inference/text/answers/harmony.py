@@ -60,7 +60,8 @@ def find_channels(tokenizer: Tokenizer, template: str | None) -> HarmonyTokens |
 
 
 class HarmonySplitter:
-    """For one answer. ``is_answering``: the prompt has begun the answer's own text."""
+    """Splits one answer in the Harmony format. ``is_answering``: the prompt has begun the answer's
+    own text."""
 
     def __init__(
         self,

@@ -42,8 +42,8 @@ Part = TextPart | CallStarted | CallArguments
 
 
 class ToolCallParser(Protocol):
-    """For one choice. A call is the model's call, whole; everything else comes out as ``TextPart``,
-    whole."""
+    """Finds tool calls in one choice's text. A call is the model's call, whole; everything else
+    comes out as ``TextPart``, whole."""
 
     def feed(self, text: str) -> list[Part]: ...
     def flush(self) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Where a model thinks before it answers: the markers of a thinking block, found token by token.
+"""Finds where a model thinks before it answers: the markers of a thinking block, token by token.
 
     <think> ─OPENS─▶ token … ─THOUGHT─▶ </think> ─CLOSES─▶ token … ─ANSWER─▶
 
@@ -108,8 +108,8 @@ def splitter(
     is_answering: bool = False,
     reads_calls: bool = True,
 ) -> Splitter:
-    """For one answer. ``is_open``: the prompt has opened the block. ``is_answering``: it has begun
-    the answer."""
+    """Returns the splitter for one answer. ``is_open``: the prompt has opened the block.
+    ``is_answering``: it has begun the answer."""
     if markers is None or markers.channels is None:
         return ThinkingSplitter(tokenizer, markers, is_open=is_open)
     return HarmonySplitter(
@@ -118,7 +118,7 @@ def splitter(
 
 
 class ThinkingSplitter:
-    """For one answer. Without ``markers`` everything is answer."""
+    """Splits one answer's thinking from the rest. Without ``markers`` everything is answer."""
 
     def __init__(
         self, tokenizer: Tokenizer, markers: ReasoningMarkers | None, *, is_open: bool = False

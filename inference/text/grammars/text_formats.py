@@ -25,7 +25,7 @@ def text_part(output_format: OutputFormat) -> dict[str, Any]:
 
 
 def _escaped(regex: str) -> str:
-    """Between slashes and on one line, as lark has it."""
+    """Returns the regex as it stands between slashes and on one line in lark."""
     escaped, is_escape = [], False
     for char in regex:
         if char == "\n":

@@ -13,7 +13,7 @@ from inference.text.schemas.numbers import is_exact, is_number
 from inference.text.schemas.places import all_places, replaced
 
 SMALLEST = 1e-30
-"""Beside nought: smaller ones make expressions that are nested too deeply."""
+"""The smallest bound beside nought: smaller ones make expressions that are nested too deeply."""
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
 

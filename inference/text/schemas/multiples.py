@@ -20,8 +20,8 @@ from inference.text.schemas.references import referenced
 ENFORCED = BOUNDS | {"type", "multipleOf"}
 COMBINED = ("allOf", "anyOf", "oneOf")
 MAX_COMBINED = 50
-"""Of schemas that hold for one value. With more of them it is not looked at: their combinations may
-be without number."""
+"""The most schemas for one value that are combined. Beyond it they are not looked at: their
+combinations may be without number."""
 NOT_BETWEEN = "'multipleOf' cannot be enforced between the bounds beside it"
 
 

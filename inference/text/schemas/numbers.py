@@ -20,7 +20,8 @@ from inference.text.schemas.references import applied_together
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 INT64_MAX = 2**63 - 1
 MAX_REMAINDERS = 2_000
-"""With more, and bounds of 16 digits, llguidance gives up and allows every number."""
+"""The most remainders. With more, and bounds of 16 digits, llguidance gives up and allows every
+number."""
 MAX_DECIMALS = 6
 MAX_PRODUCT = 2**32 - 1
 """llguidance multiplies the multiples that one value must have in so many bits."""

@@ -1,4 +1,4 @@
-"""Where the references of a JSON schema lead."""
+"""Resolves the references of a JSON schema."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def rewritten(schema: Any) -> Any:
 
 
 def original_steps(schema: Any, steps: Steps) -> Steps:
-    """Where in ``schema`` stands what ``steps`` lead to in ``rewritten(schema)``."""
+    """Returns the steps in ``schema`` to what ``steps`` lead to in ``rewritten(schema)``."""
     if _becomes_option(schema) and steps[:1] == ("anyOf",):
         return _steps_below(schema, steps[2:]) if steps[1:2] == (0,) else ()
     return _steps_below(schema, steps)

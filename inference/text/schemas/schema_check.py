@@ -54,7 +54,7 @@ ANNOTATIONS = frozenset(
 except llguidance's own, which would loosen the grammar."""
 KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
 MAX_STEPS = 100
-"""From the root to any subschema; llguidance reads no more than 128."""
+"""The most steps from the root to any subschema; llguidance reads no more than 128."""
 WORDINGS = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
     "anyOf": "oneOf is supported where at most one of its schemas can match a value; use anyOf"

@@ -1,7 +1,7 @@
 """Renders a conversation to prompt text with the model's Jinja chat template.
 
-Owns a template's variables and the fallbacks when it refuses. The sandbox, its filters and globals
-are transformers' own, so a template sees here what it sees there.
+Owns a template's variables and the fallbacks when it refuses. ``template_environment`` owns what a
+template may call.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from transformers.utils.chat_template_utils import render_jinja_template
 
-from inference.protocol.generation import ChatInput, ChatMessage, ToolDefinition
+from inference.protocol.generation import (
+    THINKING_SWITCHES,
+    ChatInput,
+    ChatMessage,
+    ToolDefinition,
+)
 from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
-from inference.text.templates.chat_options import THINKING_SWITCHES, rendered_tools, wants_thinking
+from inference.text.templates.template_environment import compiled
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.templates.turns import Turn, arrangements, plain_turns
 
@@ -38,7 +42,8 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
         "add_generation_prompt",
     }
 )
-"""What a client's template_kwargs may not be called: the renderer's own arguments."""
+"""What a client's template_kwargs may not be called: arguments of transformers' renderer, whose
+names clients know."""
 
 TOOLS_INTRODUCTION = (
     "Answer with a call of a tool, as JSON with its name and its arguments. The tools:\n"
@@ -97,7 +102,7 @@ class ChatTemplate:
         if not _is_about_tools(chat):
             return self.sources.default
         source = self.sources.for_tools
-        if source is None and rendered_tools(chat):
+        if source is None and chat.rendered_tools:
             raise NoPlaceForToolsError
         source = source or self.sources.default
         has_calls = any(message.tool_calls for message in chat.messages)
@@ -129,15 +134,13 @@ class ChatTemplate:
         return self._render_source(CHATML, plain_turns(chat.messages), chat)
 
     def _render_source(self, source: str, turns: list[Turn], chat: ChatInput) -> str:
-        rendered: Any = render_jinja_template(
-            conversations=[turns],
-            tools=[_tool(tool) for tool in rendered_tools(chat)] or None,
-            chat_template=source,
+        return compiled(source).render(
+            messages=turns,
+            tools=[_tool(tool) for tool in chat.rendered_tools] or None,
+            documents=None,
             add_generation_prompt=chat.adds_generation_prompt,
             **{**self._special_tokens, **_template_kwargs(chat)},
         )
-        prompts, _ = rendered
-        return str(prompts[0])
 
 
 def _with_described_tools(chat: ChatInput) -> ChatInput:
@@ -156,7 +159,7 @@ def _with_described_tools(chat: ChatInput) -> ChatInput:
 
 def _template_kwargs(chat: ChatInput) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
-    thinking = wants_thinking(chat)
+    thinking = chat.wants_thinking
     if thinking is not None:
         kwargs |= dict.fromkeys(THINKING_SWITCHES, thinking)
     if chat.reasoning_effort is not None:
@@ -171,7 +174,7 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 def _is_about_tools(chat: ChatInput) -> bool:
     in_history = any(message.tool_calls or message.role == "tool" for message in chat.messages)
-    return in_history or bool(rendered_tools(chat))
+    return in_history or bool(chat.rendered_tools)
 
 
 def _has_images(chat: ChatInput) -> bool:

@@ -1,4 +1,4 @@
-"""Where a model's chat template is found.
+"""Finds a model's chat template.
 
     the operator's file, or none at all
     > chat_template.jinja > chat_template.json > tokenizer_config.json

@@ -36,7 +36,10 @@ def plain_turns(messages: list[ChatMessage]) -> list[Turn]:
 
 def _turn(message: ChatMessage) -> Turn:
     """Absent fields are left out, as templates test for their presence."""
-    turn: Turn = {"role": message.role, "content": _content(message)}
+    turn: Turn = {}
+    if message.reasoning is not None:
+        turn["thinking"] = message.reasoning  # what gpt-oss calls it
+    turn |= {"role": message.role, "content": _content(message)}
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:
@@ -71,7 +74,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _text_argument_turns(messages: list[ChatMessage]) -> list[Turn]:
-    """For templates that put the arguments beside other text."""
+    """Returns turns whose arguments are text, for templates that put them beside other text."""
     turns = plain_turns(messages)
     for turn, message in zip(turns, messages, strict=True):
         for call, sent in zip(turn.get("tool_calls", []), message.tool_calls, strict=True):

@@ -45,7 +45,7 @@ def most_bytes_per_token(definition: Mapping[str, Any], by_id: Sequence[bytes]) 
 
 
 def num_bytes(text: str) -> int:
-    """As UTF-8; what has no bytes counts as one."""
+    """Returns the text's bytes as UTF-8; what has no bytes counts as one."""
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 

@@ -106,7 +106,7 @@ class Tokenizer:
         return token_ids
 
     def encode_start(self, text: str, max_tokens: int) -> list[int]:
-        """As many of the text's first tokens as fit among the special ones around it."""
+        """Returns as many of the text's first tokens as fit among the special ones around it."""
         room = max(0, max_tokens - len(self._prefix_ids) - len(self._suffix_ids))
         if self.most_bytes_per_token is not None:
             text = text[: (room + 1) * self.most_bytes_per_token]

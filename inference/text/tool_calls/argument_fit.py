@@ -18,8 +18,8 @@ from inference.text.tool_calls.json_scanner import compact_json, read_json
 
 
 def fitted_json(written: str, schema: Mapping[str, Any]) -> str:
-    """Of an object as JSON text, which stays as it is where it fits. Raises ``ValueError`` for one
-    that names a key twice."""
+    """Fits an object, given as JSON text, to ``schema``. Text that fits is returned as it is.
+    Raises ``ValueError`` for an object that names a key twice."""
     arguments = read_json(written)
     changed = fitted(arguments, schema)
     return written if changed is arguments else compact_json(changed)

@@ -139,7 +139,7 @@ class CallParser(ABC):
             self._read = self._read_following
 
     def _read_following(self, text: str, start: int) -> int:
-        """Behind calls, of which it is not known yet whether they end here."""
+        """Reads the text behind calls while it is not known whether they end there."""
         position = self._text.feed(text, start)
         self._block.append(text[start:position])
         if self._text.found in self._inner_closings and not self._text.has_text:

@@ -29,7 +29,7 @@ from inference.text.tool_calls.dsml_call import (
     DsmlCall,
     fits_quotes,
 )
-from inference.text.tool_calls.grammar_rules import TEXT_TERMINAL, callable_tools, literal
+from inference.text.tool_calls.grammar_rules import TEXT_TERMINAL, any_of, callable_tools, literal
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
@@ -85,7 +85,7 @@ class DsmlFormat:
             *_answer_rules(opening, choice, parallel=parallel, spelling=spelling),
             # Each newline by itself: the lexer does not go back behind one.
             f"rest: {line} one{more} {line} {spelling.tag(closing)}",
-            f"one: {spelling.tag(INVOKE)} ({_any_of('one', len(called))})",
+            f"one: {spelling.tag(INVOKE)} ({any_of('one', len(called))})",
             *style.common_rules(),
         ]
         for index, tool in enumerate(called):
@@ -153,7 +153,3 @@ def _style(spelling: _Spelling) -> TagStyle:
         before_json=literal('" string="false">'),
         fits=fits_quotes,
     )
-
-
-def _any_of(rule: str, count: int) -> str:
-    return " | ".join(f"{rule}_{index}" for index in range(count))

@@ -35,8 +35,10 @@ def fits_quotes(name: str) -> bool:
 
 
 class DsmlCall(TaggedCall):
-    """Behind the section's tag if the call ``is_wrapped``, else behind its own."""
+    """Reads one call, behind the section's tag if the call ``is_wrapped``, else behind its own."""
 
+    INVOKE = INVOKE
+    PARAMETER = PARAMETER
     AFTER_VALUE = (PARAMETER, INVOKE_END)
     VALUE_END = PARAMETER_END
     DOUBTS = re.compile(f'(?<!</){DSML}|{DSML}(?!parameter>)| string="|{PARAMETER_END}(?! )')
@@ -46,10 +48,10 @@ class DsmlCall(TaggedCall):
     def __init__(self, tools: KnownTools, *, is_wrapped: bool) -> None:
         super().__init__(tools, is_wrapped=is_wrapped)
         if is_wrapped:
-            self._expected = Expected((INVOKE,))
+            self._expected = Expected((self.INVOKE,))
 
     def _go_to(self, tag: str, position: int) -> int:
-        known = {INVOKE: FUNCTION, PARAMETER: TAGGED_PARAMETER}.get(tag, tag)
+        known = {self.INVOKE: FUNCTION, self.PARAMETER: TAGGED_PARAMETER}.get(tag, tag)
         return super()._go_to(known, position)
 
     def _read_name(self, text: str, position: int) -> int:

@@ -95,7 +95,7 @@ class GemmaArguments:
         return position
 
     def _read_first(self, text: str, position: int) -> int:
-        """After an opening bracket or a comma: a value, a key, or the end."""
+        """Reads what follows an opening bracket or a comma: a value, a key, or the end."""
         character = text[position]
         if character in WHITESPACE:
             return position + 1
@@ -191,7 +191,7 @@ class GemmaArguments:
         return position + 1
 
     def _read_after(self, text: str, position: int) -> int:
-        """After a value inside a container."""
+        """Reads what follows a value inside a container."""
         character = text[position]
         if character in WHITESPACE:
             return position + 1

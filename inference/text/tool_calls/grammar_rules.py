@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
@@ -84,6 +85,11 @@ def head_rules(name: str, opening: str, tokenizer: Tokenizer) -> list[str]:
     return [f"{name}: TEXT <[{token_id}]> | {name}_spelled", spelled]
 
 
+def any_of(rule: str, count: int) -> str:
+    """Any of the rules ``rule_0``, ``rule_1``, …, of which there are ``count``."""
+    return " | ".join(f"{rule}_{index}" for index in range(count))
+
+
 def json_rule(name: str, schema: dict[str, Any]) -> str:
     return f"{name}: %json {json.dumps(schema)}"
 
@@ -103,8 +109,8 @@ def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]
 
 
 def _uncounted(schema: Any) -> Any:
-    """Without bounds on how many properties an object has: llguidance, where it is lenient, meets
-    them with properties that no schema names."""
+    """Returns the schema without bounds on how many properties an object has: llguidance, where it
+    is lenient, meets them with properties that no schema names."""
     if isinstance(schema, list):
         return [_uncounted(item) for item in schema]
     if not isinstance(schema, dict):
@@ -116,13 +122,27 @@ def _uncounted(schema: Any) -> Any:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKeys:
+    """How a format names the members of a call that is a JSON object."""
+
+    name: str = "name"
+    arguments: str = "arguments"
+    id: str | None = None
+    """Before the name, where the model counts its calls."""
+
+
 def json_call_rules(
-    tools: Sequence[ToolDefinition], choice: ToolChoice, *, arguments_key: str
+    tools: Sequence[ToolDefinition], choice: ToolChoice, keys: CallKeys
 ) -> list[str]:
-    """``object`` is one call, ``{"name": …, arguments_key: …}``, of any of the tools."""
-    rules = [f"object: {' | '.join(f'object_{index}' for index in range(len(tools)))}"]
+    """``object`` is one call, ``{"name": …, "arguments": …}``, of any of the tools."""
+    rules = [f"object: {any_of('object', len(tools))}"]
+    # One literal where it can be: behind free text, a shorter one would be the text's.
+    counted = f'{{"{keys.id}": "'
+    begin, number = ("{", "") if keys.id is None else ('", ', f"{literal(counted)} /[0-9]{{1,3}}/ ")
     for index, tool in enumerate(tools):
-        head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{arguments_key}": '
-        rules.append(f'object_{index}: {literal(head)} arguments_{index} "}}"')
+        name = json.dumps(tool.name, ensure_ascii=False)
+        head = literal(f'{begin}"{keys.name}": {name}, "{keys.arguments}": ')
+        rules.append(f'object_{index}: {number}{head} arguments_{index} "}}"')
         rules.append(json_rule(f"arguments_{index}", arguments_schema(tool, choice)))
     return rules

@@ -16,6 +16,7 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.grammar_rules import (
+    CallKeys,
     answer_rules,
     callable_tools,
     json_call_rules,
@@ -61,6 +62,6 @@ class HermesFormat:
         rules = [
             *answer_rules(OPEN, choice, parallel=parallel, tokenizer=tokenizer, between="\n"),
             f"rest: {literal(NEWLINE)} object {literal(NEWLINE)} {marker(tokenizer, CLOSE)}",
-            *json_call_rules(called, choice, arguments_key="arguments"),
+            *json_call_rules(called, choice, CallKeys()),
         ]
         return "\n".join(rules)

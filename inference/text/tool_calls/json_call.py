@@ -10,7 +10,8 @@ Knows no markers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from inference.text.tool_calls.arguments_stream import ArgumentsStream
@@ -33,13 +34,21 @@ from inference.text.tool_calls.json_scanner import (
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.part_list import PartList
 
+NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
+
 
 class JsonCall:
     """``is_marked``: it stands between markers; without them, an object with other keys than a
-    call's is taken for the answer itself, at the first such key."""
+    call's is taken for the answer itself, at the first such key. ``synonyms``: the format's keys,
+    and those of a call that they stand for."""
 
     def __init__(
-        self, tools: KnownTools, *, is_marked: bool, stream: PartList | None = None
+        self,
+        tools: KnownTools,
+        *,
+        is_marked: bool,
+        stream: PartList | None = None,
+        synonyms: Mapping[str, str] = NO_SYNONYMS,
     ) -> None:
         self.state = ReadState.RUNNING
         self.result: ReadCall | None = None
@@ -60,6 +69,7 @@ class JsonCall:
         self._arguments_key = self._arguments_text = ""
         self._value: list[str] = []
         self._key = ""
+        self._synonyms = synonyms
         self._scanner = JsonScanner()
         self._arguments: ArgumentsStream | None = None
 
@@ -96,7 +106,7 @@ class JsonCall:
         return position + 1 if self._has_two_openings else position
 
     def _read_key(self, text: str, position: int) -> int:
-        """After the opening brace or a comma."""
+        """Reads what follows the opening brace or a comma."""
         character = text[position]
         if character == '"':
             self.has_begun = True
@@ -112,7 +122,8 @@ class JsonCall:
     def _read_key_text(self, text: str, position: int) -> int:
         position = self._scanner.feed(text, position)
         if self._scanner.state is ReadState.COMPLETE:
-            self._key = read_json(self._scanner.take())
+            written = read_json(self._scanner.take())
+            self._key = self._synonyms.get(written, written)
             self.is_no_call |= not self._members and self._key not in CALL_KEYS
             self._read = self._read_colon
             is_unknown = not self._is_marked and self._key not in CALL_KEYS
@@ -204,8 +215,8 @@ class JsonCall:
         return None if may_lack else ReadCall(call.name, written)
 
     def _stop(self, position: int) -> int:
-        """Where the object ends without its brace. Inside of arguments with objects of their own
-        the missing one could be any of theirs."""
+        """Ends a call whose object ends without its brace. Inside of arguments with objects of
+        their own the missing one could be any of theirs."""
         arguments = self._members.get(self._key)
         is_whole = self._read == self._read_after and self._key in ARGUMENTS_KEYS
         is_whole = is_whole and not self._has_trailing_comma

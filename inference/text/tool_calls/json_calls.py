@@ -8,8 +8,10 @@ around the calls is the format's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.text.tool_calls.call_reader import CallReader
-from inference.text.tool_calls.json_call import JsonCall
+from inference.text.tool_calls.json_call import NO_SYNONYMS, JsonCall
 from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.part_list import PartList
@@ -19,14 +21,20 @@ MAX_EXTRA_BRACES = 3
 
 class JsonCalls(CallReader):
     def __init__(
-        self, tools: KnownTools, *, is_marked: bool = True, stream: PartList | None = None
+        self,
+        tools: KnownTools,
+        *,
+        is_marked: bool = True,
+        stream: PartList | None = None,
+        synonyms: Mapping[str, str] = NO_SYNONYMS,
     ) -> None:
         """``is_marked``: the calls stand behind a marker. ``stream``: where arguments go as they
-        are generated."""
+        are generated. ``synonyms``: the format's keys, and a call's that they stand for."""
         super().__init__()
         self._tools = tools
         self._is_marked = is_marked
         self._stream = stream
+        self._synonyms = synonyms
         self._is_list = False
         self._num_extra_braces = 0
         self._lacks_brace = False
@@ -57,7 +65,12 @@ class JsonCalls(CallReader):
         return self._begin_call(position) if character == "{" else self._end(position)
 
     def _begin_call(self, position: int) -> int:
-        self._call = JsonCall(self._tools, is_marked=self._is_marked, stream=self._stream)
+        self._call = JsonCall(
+            self._tools,
+            is_marked=self._is_marked,
+            stream=self._stream,
+            synonyms=self._synonyms,
+        )
         self._read = self._read_call
         return position
 

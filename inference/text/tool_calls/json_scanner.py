@@ -98,7 +98,7 @@ class JsonScanner:
         return position + 1
 
     def _read_item(self, text: str, position: int) -> int:
-        """After the ``[`` or the comma of an array."""
+        """Reads what follows the ``[`` or a comma of an array."""
         if text[position] == "]":
             return self._close_container(position)
         if text[position] not in WHITESPACE:
@@ -107,7 +107,7 @@ class JsonScanner:
         return position + 1
 
     def _read_key(self, text: str, position: int) -> int:
-        """After the ``{`` or the comma of an object."""
+        """Reads what follows the ``{`` or a comma of an object."""
         character = text[position]
         if character == '"':
             self._pending.append(character)
@@ -184,7 +184,7 @@ class JsonScanner:
         return position
 
     def _read_after(self, text: str, position: int) -> int:
-        """After a value inside a container."""
+        """Reads what follows a value inside a container."""
         character = text[position]
         if character == self._open[-1]:
             return self._close_container(position)
@@ -247,5 +247,5 @@ def compact_json(value: object) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Not so when an escape named half of a surrogate pair."""
+    """Whether the text can be encoded: not so when an escape named half of a surrogate pair."""
     return not _SURROGATE.search(text)

@@ -17,7 +17,7 @@ from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.free_text import FreeText
-from inference.text.tool_calls.grammar_rules import callable_tools, json_call_rules
+from inference.text.tool_calls.grammar_rules import CallKeys, callable_tools, json_call_rules
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.known_tools import KnownTools
@@ -61,7 +61,7 @@ class Llama3Format:
             return None
         rules = [
             'calls: object ("; " object)*' if parallel else "calls: object",
-            *json_call_rules(called, choice, arguments_key="parameters"),
+            *json_call_rules(called, choice, CallKeys(arguments="parameters")),
         ]
         if choice.mode == "required":
             return "\n".join(["start: calls", *rules])

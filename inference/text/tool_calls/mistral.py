@@ -16,6 +16,7 @@ from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.grammar_rules import (
+    CallKeys,
     answer_rules,
     arguments_schema,
     callable_tools,
@@ -72,7 +73,7 @@ class MistralFormat:
             more = f" ({literal(', ')} object)*" if parallel else ""
             rest = [
                 f'rest: "[" object{more} "]"',
-                *json_call_rules(called, choice, arguments_key="arguments"),
+                *json_call_rules(called, choice, CallKeys()),
             ]
         else:
             rest = _named_call_rules(called, choice, tokenizer)

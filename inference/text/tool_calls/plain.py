@@ -12,7 +12,12 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.answers.parts import ToolCallParser
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallParser
-from inference.text.tool_calls.grammar_rules import callable_tools, json_call_rules, literal
+from inference.text.tool_calls.grammar_rules import (
+    CallKeys,
+    callable_tools,
+    json_call_rules,
+    literal,
+)
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
 
@@ -34,7 +39,7 @@ class PlainFormat:
         parallel: bool,
         tokenizer: Tokenizer,
     ) -> str | None:
-        """Only of forced calls."""
+        """Returns the grammar of forced calls; there is none for others."""
         if choice.mode != "required":
             return None
         called = callable_tools(tools, choice, parallel=parallel)
@@ -42,7 +47,7 @@ class PlainFormat:
         return "\n".join(
             [
                 f"start: object ({newline} object)*" if parallel else "start: object",
-                *json_call_rules(called, choice, arguments_key="arguments"),
+                *json_call_rules(called, choice, CallKeys()),
             ]
         )
 

@@ -1,4 +1,4 @@
-"""Calls written as a Python list, ``[f(a=1, b="x"), g()]``, behind its opening bracket.
+"""Calls written as a Python list, ``[f(a=1, b="x"), g()]``.
 
 A call is held back until its closing parenthesis. Its arguments must be literals, with names;
 JSON's true, false and null are understood too.
@@ -10,7 +10,7 @@ import ast
 import re
 
 from inference.text.tool_calls.call_reader import CallReader, ReadCall
-from inference.text.tool_calls.json_scanner import WHITESPACE, compact_json
+from inference.text.tool_calls.json_scanner import WHITESPACE, compact_json, read_json
 from inference.text.tool_calls.python_literals import literal_value, parse_literals
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
@@ -18,10 +18,13 @@ _PLAIN_RUN = re.compile(r"""[^'"\\()\[\]{}]+""")
 
 
 class PythonicCalls(CallReader):
-    """Its text, from behind the bracket on."""
+    """Reads the calls of a Python list."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_opened: bool = True, keeps_json: bool = False) -> None:
+        """``is_opened``: it begins behind the bracket. ``keeps_json``: a value that is JSON and
+        none of Python's, such as a number that is too large for it, is kept as it was written."""
         super().__init__()
+        self._keeps_json = keeps_json
         self._name = ""
         self._arguments: list[str] = []
         self._depth = 0
@@ -29,7 +32,7 @@ class PythonicCalls(CallReader):
         self._is_escaped = False
         self._is_whole = False
         """Whether the list's closing bracket was read."""
-        self._read = self._read_name
+        self._read = self._read_name if is_opened else self._read_bracket
 
     def feed(self, text: str, start: int) -> int:
         position = start
@@ -49,6 +52,12 @@ class PythonicCalls(CallReader):
             self._break()
         self._end()
 
+    def _read_bracket(self, text: str, position: int) -> int:
+        if text[position] != "[":
+            return self._end(position)
+        self._read = self._read_name
+        return position + 1
+
     def _read_name(self, text: str, position: int) -> int:
         character = text[position]
         if character == "(" and self._name:
@@ -64,7 +73,7 @@ class PythonicCalls(CallReader):
         return self._end(position)
 
     def _read_arguments(self, text: str, position: int) -> int:
-        """From the opening parenthesis to the closing one."""
+        """Reads from the opening parenthesis to the closing one."""
         run = _PLAIN_RUN.match(text, position)
         piece = run.group() if run and not self._is_escaped else text[position]
         self._arguments.append(piece)
@@ -82,7 +91,7 @@ class PythonicCalls(CallReader):
         return position + len(piece)
 
     def _end_call(self) -> None:
-        arguments = _as_json("".join(self._arguments))
+        arguments = _as_json("".join(self._arguments), keeps_json=self._keeps_json)
         self._arguments.clear()
         if arguments is None:
             self._break()
@@ -103,15 +112,32 @@ class PythonicCalls(CallReader):
         return position + 1
 
 
-def _as_json(arguments: str) -> str | None:
+def _as_json(arguments: str, *, keeps_json: bool) -> str | None:
     """``(a=1, b="x")`` as a JSON object; ``None`` when it is anything but named literals."""
     try:
-        call = parse_literals(f"f{arguments}")
+        source = f"f{arguments}"
+        call = parse_literals(source)
         if not isinstance(call, ast.Call) or call.args:
             return None
         names = [keyword.arg for keyword in call.keywords]
         if None in names or len(set(names)) < len(names):
             return None
-        return compact_json({one.arg: literal_value(one.value) for one in call.keywords})
+        members = (
+            f"{compact_json(one.arg)}:{_value(one.value, source, keeps_json=keeps_json)}"
+            for one in call.keywords
+        )
+        return f"{{{','.join(members)}}}"
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def _value(node: ast.expr, source: str, *, keeps_json: bool) -> str:
+    """As JSON. Raises ``ValueError``."""
+    try:
+        return compact_json(literal_value(node))
+    except ValueError:
+        written = ast.get_source_segment(source, node) if keeps_json else None
+        if written is None:
+            raise
+        read_json(written)
+        return written

@@ -1,41 +1,71 @@
-"""The Qwen-Coder format as llguidance lark text."""
+"""The Qwen-Coder format, and Seed-OSS's, as llguidance lark text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
+    any_of,
     callable_tools,
     head_rules,
     literal,
     marker,
 )
 from inference.text.tool_calls.tag_rules import TagStyle, function_rules
-from inference.text.tool_calls.tagged_call import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER
+from inference.text.tool_calls.tagged_call import (
+    CLOSE,
+    FUNCTION,
+    FUNCTION_END,
+    OPEN,
+    PARAMETER,
+    SEED_CLOSE,
+    SEED_OPEN,
+)
 from inference.text.tool_calls.tagged_value import PARAMETER_END
 
 _NEWLINE = literal("\n")
 _FUNCTION_LINE = literal(f"\n{FUNCTION}")
-_STYLE = TagStyle(
-    begin=lambda name: literal(f"{name}>\n"),
-    end=literal(FUNCTION_END),
-    key=lambda key: f"{literal(f'{PARAMETER}{key}>')} {_NEWLINE}",
-    any_key=f'{literal(PARAMETER)} /[^<>\\n]+/ ">" {_NEWLINE}',
-    value_end=literal(f"\n{PARAMETER_END}\n"),
-    text_value=(
-        f"text_body[lazy]: TEXT {literal(PARAMETER_END)}",
-        f"text_value: text_body {_NEWLINE}",
-    ),
-)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTags:
+    """What stands around one call, and around its values."""
+
+    opens: str
+    closes: str
+    has_own_lines: bool
+    """Whether one newline at either end of a value is the format's."""
+
+    @property
+    def style(self) -> TagStyle:
+        line = f" {_NEWLINE}" if self.has_own_lines else ""
+        before_end = "\n" if self.has_own_lines else ""
+        return TagStyle(
+            begin=lambda name: literal(f"{name}>\n"),
+            end=literal(FUNCTION_END),
+            key=lambda key: f"{literal(f'{PARAMETER}{key}>')}{line}",
+            any_key=f'{literal(PARAMETER)} /[^<>\\n]+/ ">"{line}',
+            value_end=literal(f"{before_end}{PARAMETER_END}\n"),
+            text_value=(
+                f"text_body[lazy]: TEXT {literal(PARAMETER_END)}",
+                f"text_value: text_body {_NEWLINE}",
+            ),
+        )
+
+
+QWEN_TAGS = CallTags(OPEN, CLOSE, has_own_lines=True)
+SEED_TAGS = CallTags(SEED_OPEN, SEED_CLOSE, has_own_lines=False)
 
 
 def qwen_coder_grammar(
     tools: Sequence[ToolDefinition],
     choice: ToolChoice,
     *,
+    tags: CallTags,
     parallel: bool,
     tokenizer: Tokenizer,
 ) -> str | None:
@@ -43,9 +73,10 @@ def qwen_coder_grammar(
     called = callable_tools(tools, choice, parallel=parallel)
     if not called:
         return None
+    style = tags.style
     is_free = choice.mode == "auto"
     start = answer_rules(
-        OPEN,
+        tags.opens,
         choice,
         parallel=parallel,
         tokenizer=tokenizer,
@@ -55,10 +86,10 @@ def qwen_coder_grammar(
     rules = [
         *start,
         *(head_rules("bare", FUNCTION, tokenizer) if is_free else ()),
-        f"rest: {_FUNCTION_LINE} function {_NEWLINE} {marker(tokenizer, CLOSE)}",
-        f"function: {' | '.join(f'function_{index}' for index in range(len(called)))}",
-        *_STYLE.common_rules(),
+        f"rest: {_FUNCTION_LINE} function {_NEWLINE} {marker(tokenizer, tags.closes)}",
+        f"function: {any_of('function', len(called))}",
+        *style.common_rules(),
     ]
     for index, tool in enumerate(called):
-        rules += function_rules(f"function_{index}", tool, choice, _STYLE)
+        rules += function_rules(f"function_{index}", tool, choice, style)
     return "\n".join(rules)

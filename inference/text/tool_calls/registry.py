@@ -12,11 +12,13 @@ from inference.text.tool_calls import (
     gemma,
     glm,
     glm_call,
-    granite,
     harmony,
     hermes,
+    json_lists,
     kimi,
+    lfm2,
     llama3,
+    minimax,
     mistral,
     named_call,
     qwen_coder,
@@ -24,8 +26,6 @@ from inference.text.tool_calls import (
 )
 from inference.text.tool_calls.markers import marker_token_id
 
-OTHER_FORMATS = ("<TOOLCALL>", "functools[")
-"""Formats that are not read, of models that share markers or tokenizers with those that are."""
 LLAMA_PROMPTS = ("dictionary of argument name", "[func_name1(")
 """Phrases of Llama's templates that ask for calls as JSON and as Python."""
 
@@ -34,10 +34,10 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
     """``template`` is the one that renders chats with tools. ``None``: no format that is known."""
     if template is None or "tools" not in template:
         return None
-    if any(marker in template for marker in OTHER_FORMATS):
-        return None
     if (found := _by_marker(template)) is not None:
         return found
+    if tagged_call.SEED_OPEN in template:
+        return qwen_coder.SeedFormat()
     if tagged_call.FUNCTION in template and tagged_call.PARAMETER in template:
         return qwen_coder.QwenCoderFormat()
     if hermes.OPEN in template:
@@ -57,6 +57,10 @@ def _by_marker(template: str) -> ToolFormat | None:
         return dsml.DsmlFormat(section=dsml.section_of(template))
     if deepseek.CALL_BEGIN in template:
         return deepseek.DeepSeekFormat(writes_fences=deepseek.FENCE in template)
+    if lfm2.START in template:
+        return lfm2.Lfm2Format()
+    if minimax.SECTION in template:
+        return minimax.MiniMaxFormat()
     if kimi.CALL_BEGIN in template:
         return kimi.KimiFormat()
     if MESSAGE in template and CHANNEL in template:
@@ -64,7 +68,8 @@ def _by_marker(template: str) -> ToolFormat | None:
     for markers in (gemma.FUNCTION_GEMMA, gemma.GEMMA_4):
         if markers.opens in template:
             return gemma.GemmaFormat(markers)
-    return granite.GraniteFormat() if granite.CALLS in template else None
+    listed = json_lists.markers_of(template)
+    return None if listed is None else json_lists.JsonListFormat(listed)
 
 
 def _has_token(tokenizer: Tokenizer, marker: str) -> bool:

@@ -11,6 +11,7 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
+    any_of,
     arguments_schema,
     callable_tools,
     json_rule,
@@ -46,7 +47,7 @@ def section_grammar(
     rules = [
         *answer_rules(section[0], choice, parallel=many, tokenizer=tokenizer, between=""),
         f"rest: one{more} {marker(tokenizer, section[1])}",
-        f"one: {opens} ({' | '.join(f'one_{index}' for index in range(len(called)))}) {ends}",
+        f"one: {opens} ({any_of('one', len(called))}) {ends}",
     ]
     for index, tool in enumerate(called):
         rules.append(f"one_{index}: {head(tool)} arguments_{index} {tail}".rstrip())

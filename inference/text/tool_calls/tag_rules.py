@@ -62,30 +62,49 @@ def function_rules(
 ) -> list[str]:
     """Raises ``UnsupportedSchemaError`` for what a strict tool asks and tags cannot express."""
     begin, end = style.begin(tool.name), style.end
-    if not tool.strict and choice.mode != "required":
+    declared = declared_arguments(tool, choice, style.fits)
+    if declared is None:
         return [f"{rule}: {begin} any_argument* {end}"]
+    arguments, values = [], []
+    for number, (key, schema) in enumerate(declared.properties.items()):
+        argument = f"{style.key(key)} {rule}_{number}"
+        arguments.append(argument if key in declared.required else f"({argument})?")
+        if tool.strict:
+            _check_text(tool, key, alternatives(schema, declared.root))
+        values.append(_value_rule(f"{rule}_{number}", schema, declared.root, style))
+    return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredArguments:
+    root: Mapping[str, Any]
+    """The schema of all arguments."""
+    properties: Mapping[str, Any]
+    """The arguments' own schemas."""
+    required: Sequence[str]
+
+
+def declared_arguments(
+    tool: ToolDefinition, choice: ToolChoice, fits: Callable[[str], bool]
+) -> DeclaredArguments | None:
+    """The arguments that a call is held to; ``None``: any. Keys that do not ``fits`` the format are
+    left out, or refused of a strict tool. Raises ``UnsupportedSchemaError``."""
+    if not tool.strict and choice.mode != "required":
+        return None
     root = arguments_schema(tool, choice)
     if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
         if tool.strict:
             raise _unsupported(tool, (unknown[0],))
-        return [f"{rule}: {begin} any_argument* {end}"]
+        return None
     required, declared = root.get("required", []), root.get("properties", {})
     is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
     if not is_list or not isinstance(declared, dict):
         raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
     properties = dict.fromkeys(required, True) | declared
-    arguments, values = [], []
-    for number, (key, schema) in enumerate(properties.items()):
-        if tool.strict and not style.fits(key):
-            raise _unsupported(tool, ("properties", key))
-        if schema is False or not style.fits(key):
-            continue
-        argument = f"{style.key(key)} {rule}_{number}"
-        arguments.append(argument if key in required else f"({argument})?")
-        if tool.strict:
-            _check_text(tool, key, alternatives(schema, root))
-        values.append(_value_rule(f"{rule}_{number}", schema, root, style))
-    return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
+    if tool.strict and (unfit := [key for key in properties if not fits(key)]):
+        raise _unsupported(tool, ("properties", unfit[0]))
+    kept = {key: one for key, one in properties.items() if one is not False and fits(key)}
+    return DeclaredArguments(root, kept, required)
 
 
 def _check_text(tool: ToolDefinition, key: str, options: Sequence[Mapping[str, Any]]) -> None:
@@ -105,16 +124,20 @@ def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], style: TagStyle
     # Without a mark or a schema that makes a value text, digits may be a number.
     if may_be_text and (is_text(schema, root) or not style.before_json):
         return f"{rule}: {as_text}"
-    # The schema's references start at the tool's whole schema, which comes along.
+    value = value_schema(schema, root)
+    as_value = f"{style.before_json} {rule}_json {style.value_end}".strip()
+    either = f"{as_text} | {as_value}" if may_be_text else as_value
+    return f"{rule}: {either}\n{json_rule(f'{rule}_json', value)}"
+
+
+def value_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """One argument's schema with the tool's whole schema, at which its references start."""
     whole = {key: value for key, value in root.items() if key != OUR_OPTIONS}
-    value = {
+    return {
         **rerooted(schema, "#/$defs/tool"),
         "$defs": {"tool": rerooted(whole, "#/$defs/tool")},
         OUR_OPTIONS: root[OUR_OPTIONS],
     }
-    as_value = f"{style.before_json} {rule}_json {style.value_end}".strip()
-    either = f"{as_text} | {as_value}" if may_be_text else as_value
-    return f"{rule}: {either}\n{json_rule(f'{rule}_json', value)}"
 
 
 def _listed_rule(listed: Sequence[Any], style: TagStyle) -> str:

@@ -18,6 +18,8 @@ from inference.text.tool_calls.tagged_value import PARAMETER_END, TaggedValue
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+SEED_OPEN = "<seed:tool_call>"
+SEED_CLOSE = "</seed:tool_call>"
 FUNCTION = "<function="
 FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
@@ -34,7 +36,8 @@ def fits_tag(name: str) -> bool:
 
 
 class TaggedCall(CallReader):
-    """Behind ``<tool_call>`` if the call ``is_wrapped``, else behind ``<function=``."""
+    """Reads one call, behind ``<tool_call>`` if the call ``is_wrapped``, else behind
+    ``<function=``."""
 
     AFTER_VALUE: tuple[str, ...] = (PARAMETER, FUNCTION_END, CLOSE)
     """What may come behind a value, and behind the name."""
@@ -92,7 +95,7 @@ class TaggedCall(CallReader):
         return position
 
     def _end_call(self, tag: str, position: int) -> int:
-        self.is_closed = tag == CLOSE
+        self.is_closed = tag in (CLOSE, SEED_CLOSE)
         members = (f"{compact_json(key)}:{value}" for key, value in self._arguments.items())
         self.calls.append(ReadCall(self._name, f"{{{','.join(members)}}}"))
         return self._end(position)
@@ -155,3 +158,11 @@ class TaggedCall(CallReader):
     def _expect(self, tags: Sequence[str]) -> None:
         self._expected = Expected(tags)
         self._read = self._read_expected
+
+
+class SeedCall(TaggedCall):
+    """Seed-OSS's: other tags around it, and values to the character."""
+
+    AFTER_VALUE = (PARAMETER, FUNCTION_END, SEED_CLOSE)
+    DOUBTS = re.compile(rf"{PARAMETER}[^<>\n]+>|{PARAMETER_END}(?! )")
+    HAS_OWN_LINES = False

@@ -6,7 +6,7 @@ Blocks that are not here are refused by their name. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import orjson
 
 from inference.protocol.generation import ToolCall
 from inference.protocol.images import ImageRef
-from inference.wire.anthropic.fields import CACHE_CONTROL, type_field
+from inference.wire.anthropic.fields import CACHE_CONTROL, cache_of, type_field
 from inference.wire.anthropic.tools import ToolReference, tool_name
 from inference.wire.common.fields import (
     Check,
@@ -33,8 +33,16 @@ from inference.wire.common.fields import (
     text,
     wrong_type,
 )
-from inference.wire.common.images import FILE_REASON, address_image, base64_image
-from inference.wire.common.turn_parts import PART_SEPARATOR, Called, Part, Returned, Thought
+from inference.wire.common.parts import (
+    FILE_REASON,
+    PART_SEPARATOR,
+    Called,
+    Part,
+    Returned,
+    Thought,
+    address_image,
+    base64_image,
+)
 from inference.wire.errors import (
     InvalidRequestError,
     UnsupportedParameterError,
@@ -47,12 +55,17 @@ ERROR_PREFIX = "Error: "
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """``cache`` of a block: the time to live of the client's mark after it, empty where it names
+    none; ``None``: there is no mark."""
+
     text: str
+    cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     image: ImageRef
+    cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +80,15 @@ class ToolResult:
     returned: Returned
     path: str
     references: tuple[ToolReference, ...] = ()
+    cache: str | None = None
 
 
-Block = Text | Image | Thought | Redacted | Called | ToolResult
+@dataclass(frozen=True, slots=True)
+class ToolUse(Called):
+    cache: str | None = None
+
+
+Block = Text | Image | Thought | Redacted | ToolUse | ToolResult
 
 _id = text(MAX_ID_CHARS, min_chars=1)
 _toolset = refused("toolset_name", "there are no toolsets here")
@@ -84,23 +103,22 @@ TEXT_FIELDS = table(
 _read_text = object_of(TEXT_FIELDS, required=("text",))
 
 
-def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> str:
-    """One text block's text; every other kind is refused, ``kinds`` being those that are read."""
+def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Text:
+    """One text block; every other kind is refused, ``kinds`` being those that are read."""
     kind = kind_of(value, path)
     if kind != "text":
         raise _not_read(kind, path, kinds)
-    return str(_read_text(value, path)["text"])
+    read = _read_text(value, path)
+    return Text(str(read["text"]), cache_of(read))
 
 
-def joined_text(value: Any, path: str) -> str:
-    """A string, or text blocks joined with a newline."""
+def text_blocks(value: Any, path: str) -> tuple[Text, ...]:
+    """A string, or text blocks."""
     if isinstance(value, str):
-        return value
+        return (Text(value),)
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of blocks", value)
-    return PART_SEPARATOR.join(
-        [_text(block, f"{path}[{index}]") for index, block in enumerate(value)]
-    )
+    return tuple(_text(block, f"{path}[{index}]") for index, block in enumerate(value))
 
 
 SOURCE_FIELDS: dict[str, dict[str, Field]] = {
@@ -155,7 +173,7 @@ class _ResultContent:
 def _result_content(value: Any, path: str) -> _ResultContent:
     """A string, or blocks of text, images and tool references."""
     if not isinstance(value, list):
-        return _ResultContent((joined_text(value, path),))
+        return _ResultContent((texts_of(text_blocks(value, path)),))
     parts: list[Part] = []
     references = []
     for index, block in enumerate(value):
@@ -168,7 +186,7 @@ def _result_content(value: Any, path: str) -> _ResultContent:
             case "image":
                 parts.append(_read_image(block, at)["source"])
             case _:
-                parts.append(_text(block, at, RESULT_BLOCKS))
+                parts.append(_text(block, at, RESULT_BLOCKS).text)
     return _ResultContent(tuple(parts), tuple(references))
 
 
@@ -241,20 +259,27 @@ def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
 def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
     match kind:
         case "text":
-            return Text(read["text"])
+            return Text(read["text"], cache_of(read))
         case "image":
-            return Image(read["source"])
+            return Image(read["source"], cache_of(read))
         case "thinking":
             return Thought(read["thinking"])
         case "tool_use":
             arguments = orjson.dumps(read["input"]).decode()
-            return Called(ToolCall(id=read["id"], name=read["name"], arguments=arguments))
+            call = ToolCall(id=read["id"], name=read["name"], arguments=arguments)
+            return ToolUse(call, cache_of(read))
         case "tool_result":
             content = read.get("content", _ResultContent(("",)))
             parts = _as_error(content.parts) if read.get("is_error", False) else content.parts
             returned = Returned(read["tool_use_id"], parts)
-            return ToolResult(returned, f"{path}.tool_use_id", content.references)
+            path = f"{path}.tool_use_id"
+            return ToolResult(returned, path, content.references, cache_of(read))
     return Redacted()
+
+
+def texts_of(content: Iterable[Block]) -> str:
+    """The text of those blocks that are text."""
+    return PART_SEPARATOR.join([block.text for block in content if isinstance(block, Text)])
 
 
 def _as_error(parts: tuple[Part, ...]) -> tuple[Part, ...]:

@@ -5,6 +5,7 @@ Sources: https://docs.anthropic.com/en/api/messages, the types of the ``anthropi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ Display = Literal["hidden", "omitted", "shown"]
 
 
 def type_field(kind: str) -> Field:
-    """For objects whose ``type`` has been read already."""
+    """Returns the ``type`` field of objects whose ``type`` has been read already."""
     return honoured("type", only(kind, reason=f"only {kind}"), kind)
 
 
@@ -51,8 +52,16 @@ CACHE_CONTROL_FIELDS = table(
 CACHE_CONTROL = neutral(
     "cache_control",
     object_of(CACHE_CONTROL_FIELDS, required=("type",)),
-    "Prefixes are cached by content, without marks.",
+    "Sent to upstreams of this dialect; here prefixes are cached by content, without marks.",
 )
+
+
+def cache_of(read: Mapping[str, Any]) -> str | None:
+    """The time to live of a block's mark, empty where it names none; ``None``: it has no mark."""
+    mark = read.get("cache_control")
+    return None if mark is None else mark.get("ttl", "")
+
+
 _NO_THREADS = "conversations are not kept here"
 
 
@@ -62,7 +71,9 @@ def _thread(_value: Any, path: str) -> Any:
 
 THREAD = Field("thread", Support.REFUSED, _thread, _NO_THREADS)
 
-METADATA_FIELDS = table(neutral("user_id", text(4096), "A label; kept nowhere."))
+METADATA_FIELDS = table(
+    honoured("user_id", text(4096), "The end user, recorded where the key may name one.")
+)
 DIAGNOSTICS_FIELDS = table(neutral("previous_message_id", text(256), "Not compared."))
 
 
@@ -72,6 +83,8 @@ class Thinking:
 
     display: Display = "hidden"
     wanted: bool | None = None
+    is_adaptive: bool = False
+    """It leaves it so explicitly."""
     budget_tokens: int | None = None
 
 
@@ -103,6 +116,7 @@ def thinking(value: Any, path: str) -> Thinking:
     return Thinking(
         display="omitted" if read.get("display") == "omitted" else "shown",
         wanted=True if kind == "enabled" else None,
+        is_adaptive=kind == "adaptive",
         budget_tokens=read.get("budget_tokens"),
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from inference.protocol.generation import (
+    CacheMark,
     ChatInput,
     GenerationRequest,
     OutputFormat,
@@ -23,9 +24,10 @@ from inference.protocol.generation import (
 )
 from inference.protocol.sampling import SamplingOptions
 from inference.wire.anthropic import fields as options
+from inference.wire.anthropic.cache_marks import marks_of_tools
 from inference.wire.anthropic.content import BLOCK_FIELDS, REFERENCE_FIELDS, SOURCE_FIELDS
 from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
-from inference.wire.anthropic.fields import MAX_TOKENS, Thinking
+from inference.wire.anthropic.fields import MAX_TOKENS, Thinking, cache_of
 from inference.wire.anthropic.tools import (
     CHOICE_FIELDS,
     TOOL_FIELDS,
@@ -67,7 +69,8 @@ from inference.wire.errors import InvalidRequestError
 MAX_MODEL_NAME_CHARS = 256
 MAX_STOP_SEQUENCES = 64
 INTERLEAVED_BETA = "interleaved-thinking"
-"""With this beta a thinking budget spans several answers and may be more than ``max_tokens``."""
+"""The beta with which a thinking budget spans several answers and may be more than
+``max_tokens``."""
 
 FIELDS = table(
     honoured(
@@ -108,7 +111,7 @@ FIELDS = table(
     ),
     honoured("output_format", options.output_format, "The older name of output_config.format."),
     options.CACHE_CONTROL,
-    neutral("metadata", object_of(options.METADATA_FIELDS), "user_id: a label; kept nowhere."),
+    honoured("metadata", object_of(options.METADATA_FIELDS), "user_id: the end user."),
     neutral("service_tier", one_of("auto", "standard_only"), "There is one tier."),
     neutral("speed", only("standard", reason="there is one speed: standard"), "standard"),
     neutral(
@@ -178,9 +181,10 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
     read = read_fields(read_json_object(body), FIELDS, required=required)
     thinking: Thinking = read.get("thinking", Thinking())
     _check_budget(thinking, read["max_tokens"], context)
+    chat_input, marks = _chat_input(read, thinking)
     generation = GenerationRequest(
         model=read["model"],
-        input=_chat_input(read, thinking),
+        input=chat_input,
         sampling=SamplingOptions(
             max_tokens=read["max_tokens"],
             temperature=read.get("temperature"),
@@ -190,6 +194,8 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
         stop=read.get("stop_sequences", []),
         output_format=_output_format(read),
         ends_at_context=True,
+        end_user=read.get("metadata", {}).get("user_id", ""),
+        cache_marks=marks,
     )
     style = Style(thinking=thinking.display, reports_edits="context_management" in read)
     return MessagesRequest(generation=generation, stream=read.get("stream", False), style=style)
@@ -200,7 +206,7 @@ def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCoun
     read = read_fields(read_json_object(body), COUNT_FIELDS, required=("model", "messages"))
     return TokenCountRequest(
         model=read["model"],
-        input=_chat_input(read, read.get("thinking", Thinking())),
+        input=_chat_input(read, read.get("thinking", Thinking()))[0],
         output_format=_output_format(read),
     )
 
@@ -209,25 +215,33 @@ def count_body(num_tokens: int) -> bytes:
     return orjson.dumps({"input_tokens": num_tokens})
 
 
-def _chat_input(read: dict[str, Any], thinking: Thinking) -> ChatInput:
+def _chat_input(read: dict[str, Any], thinking: Thinking) -> tuple[ChatInput, list[CacheMark]]:
     choice: Choice = read.get("tool_choice", Choice())
     turns = read["messages"]
-    offered = offered_tools(read.get("tools", []), tool_references(turns))
+    declared = read.get("tools", [])
+    offered = offered_tools(declared, tool_references(turns))
     check_choice(choice.tool_choice, offered)
-    chat, answer_start = without_answer_start(chat_messages(turns, read.get("system", "")))
+    marked = chat_messages(turns, read.get("system", ()))
+    chat, answer_start = without_answer_start(marked.messages)
     if answer_start:
         _check_prefill(read, choice, thinking)
-    return ChatInput(
+        marked.without_last()
+    marks = [*marks_of_tools([tool.name for tool in offered], declared), *marked.marks]
+    if (ttl := cache_of(read)) is not None:
+        marks.append(CacheMark(ttl=ttl))
+    chat_input = ChatInput(
         messages=chat,
         answer_start=answer_start,
         tools=offered,
         tool_choice=choice.tool_choice,
         parallel_tool_calls=choice.parallel,
         thinking=thinking.wanted,
+        adaptive_thinking=thinking.is_adaptive,
         thinking_budget_tokens=thinking.budget_tokens,
         reasoning_effort=read.get("output_config", {}).get("effort"),
         shows_reasoning=thinking.display != "hidden",
     )
+    return chat_input, marks
 
 
 def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> None:

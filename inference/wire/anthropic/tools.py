@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.wire.anthropic.fields import CACHE_CONTROL, type_field
+from inference.wire.anthropic.fields import CACHE_CONTROL, cache_of, type_field
 from inference.wire.common.fields import (
     Field,
     array,
@@ -52,6 +52,8 @@ _read_tool = object_of(TOOL_FIELDS, required=("name", "input_schema"))
 class Tool:
     definition: ToolDefinition
     is_deferred: bool
+    cache: str | None
+    """The cache mark, as that of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def _tool(value: Any, path: str) -> Tool:
         parameters=read["input_schema"],
         strict=read.get("strict", False),
     )
-    return Tool(definition, is_deferred=read.get("defer_loading", False))
+    return Tool(definition, is_deferred=read.get("defer_loading", False), cache=cache_of(read))
 
 
 def tools(value: Any, path: str) -> list[Tool]:

@@ -9,12 +9,13 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from inference.protocol.generation import ChatMessage, ToolCall
+from inference.wire.anthropic.cache_marks import MarkedChat
 from inference.wire.anthropic.content import (
     ASSISTANT_BLOCKS,
     USER_BLOCKS,
@@ -23,7 +24,8 @@ from inference.wire.anthropic.content import (
     Text,
     ToolResult,
     blocks,
-    joined_text,
+    text_blocks,
+    texts_of,
 )
 from inference.wire.anthropic.tools import ToolReference
 from inference.wire.common.fields import (
@@ -36,7 +38,7 @@ from inference.wire.common.fields import (
     table,
     wrong_type,
 )
-from inference.wire.common.turn_parts import PART_SEPARATOR, Called, Thought, parts_with_images
+from inference.wire.common.parts import PART_SEPARATOR, Called, Thought, parts_with_images
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 
 MAX_MESSAGES = 100_000
@@ -54,17 +56,13 @@ class Turn:
     """A system turn that no longer counts once the user has spoken again."""
 
 
-def _system_blocks(value: Any, path: str) -> tuple[Block, ...]:
-    return (Text(joined_text(value, path)),)
-
-
 _role = honoured("role", one_of("user", "assistant", "system"), "user, assistant or system.")
 MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
     "user": table(_role, honoured("content", blocks(USER_BLOCKS), "A string or blocks.")),
     "assistant": table(_role, honoured("content", blocks(ASSISTANT_BLOCKS), "A string or blocks.")),
     "system": table(
         _role,
-        honoured("content", _system_blocks, "A string or text blocks."),
+        honoured("content", text_blocks, "A string or text blocks."),
         honoured("clear_at", one_of("never", "next_user_message"), "Until when it counts."),
         refused("output_config", "it is given once, for the request"),
     ),
@@ -91,11 +89,11 @@ def _turn(value: Any, path: str) -> Turn:
     )
 
 
-def system(value: Any, path: str) -> str:
+def system(value: Any, path: str) -> tuple[Text, ...]:
     """The ``system`` field: a string or text blocks."""
     if isinstance(value, list) and value and _is_billing(value[0]):
         value = value[1:]
-    return joined_text(value, path)
+    return text_blocks(value, path)
 
 
 def _is_billing(block: Any) -> bool:
@@ -103,23 +101,26 @@ def _is_billing(block: Any) -> bool:
     return isinstance(block_text, str) and block_text.startswith(BILLING_MARK)
 
 
-def chat_messages(turns: list[Turn], system_text: str) -> list[ChatMessage]:
+def chat_messages(turns: list[Turn], system_blocks: Sequence[Text]) -> MarkedChat:
     """Raises ``InvalidRequestError`` for a chat without a turn of the user, and for results of
     calls that the chat does not have."""
     dialogue = [turn for turn in turns if turn.role != "system"]
     if all(turn.role != "user" for turn in dialogue):
         raise InvalidRequestError("'messages' must have a turn of the user.", param="messages")
-    system_texts = [system_text, *_system_texts(turns)]
-    first = SYSTEM_SEPARATOR.join([one for one in system_texts if one])
-    chat = [ChatMessage(role="system", content=first)] if first else []
+    chat = MarkedChat()
+    system_texts = [texts_of(system_blocks), *_system_texts(turns)]
+    if first := SYSTEM_SEPARATOR.join([one for one in system_texts if one]):
+        chat.add(ChatMessage(role="system", content=first), system_blocks)
     open_ids: set[str] = set()
     for role, in_a_row in groupby(dialogue, key=lambda turn: turn.role):
         content = [block for turn in in_a_row for block in turn.blocks]
         if role == "user":
-            chat.extend(_user_messages(content, open_ids))
+            for message, its_blocks in _user_messages(content, open_ids):
+                chat.add(message, its_blocks)
         else:
-            chat.append(_assistant_message(content))
-            open_ids.update(call.id for call in chat[-1].tool_calls)
+            message = _assistant_message(content)
+            chat.add(message, content)
+            open_ids.update(call.id for call in message.tool_calls)
     return chat
 
 
@@ -134,11 +135,13 @@ def _system_texts(turns: list[Turn]) -> Iterator[str]:
     last_user = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
     for index, turn in enumerate(turns):
         if turn.role == "system" and not (turn.is_passing and index < last_user):
-            yield _texts(turn.blocks)
+            yield texts_of(turn.blocks)
 
 
-def _user_messages(content: Iterable[Block], open_ids: set[str]) -> Iterator[ChatMessage]:
-    """Takes the ids that are answered out of ``open_ids``."""
+def _user_messages(
+    content: Iterable[Block], open_ids: set[str]
+) -> Iterator[tuple[ChatMessage, Sequence[Block]]]:
+    """The messages with their blocks. Takes the ids that are answered out of ``open_ids``."""
     rest = []
     for block in content:
         if not isinstance(block, ToolResult):
@@ -151,14 +154,14 @@ def _user_messages(content: Iterable[Block], open_ids: set[str]) -> Iterator[Cha
                 param=block.path,
             )
         open_ids.remove(call_id)
-        yield block.returned.message
+        yield block.returned.message, (block,)
     if rest:
         images = parts_with_images(
             block.text if isinstance(block, Text) else block.image
             for block in rest
             if isinstance(block, Text | Image)
         )
-        yield ChatMessage(role="user", content=_texts(rest), parts=images)
+        yield ChatMessage(role="user", content=texts_of(rest), parts=images), rest
 
 
 def _assistant_message(content: list[Block]) -> ChatMessage:
@@ -167,11 +170,7 @@ def _assistant_message(content: list[Block]) -> ChatMessage:
     has_text = any(isinstance(block, Text) for block in content)
     return ChatMessage(
         role="assistant",
-        content=_texts(content) if has_text or not calls else None,
+        content=texts_of(content) if has_text or not calls else None,
         tool_calls=calls,
         reasoning=PART_SEPARATOR.join(thoughts) or None,
     )
-
-
-def _texts(content: Iterable[Block]) -> str:
-    return PART_SEPARATOR.join([block.text for block in content if isinstance(block, Text)])

@@ -31,7 +31,7 @@ ANSWER = orjson.Fragment(MARK)
 class BatchLine:
     custom_id: str
     body: bytes
-    """As its endpoint's parser takes it."""
+    """The body that its endpoint's parser takes."""
 
 
 def custom_id(value: Any, path: str) -> str:
@@ -75,7 +75,7 @@ def read_lines(lines: Iterable[bytes], endpoint: str) -> Iterator[tuple[int, Bat
 
 
 def written_line(custom_id: str, endpoint: str, body: dict[str, Any]) -> bytes:
-    """As ``read_lines`` reads it."""
+    """Returns a line as ``read_lines`` reads it."""
     line = {"custom_id": custom_id, "method": "POST", "url": endpoint, "body": body}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 

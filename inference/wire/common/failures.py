@@ -48,6 +48,10 @@ FAILURES: dict[str, FailureKind] = {
     "deadline_exceeded": _BUSY,
     "out_of_memory": _BUSY,
     "cancelled": _BUSY,
+    # an upstream's answer
+    "upstream_refused": _BAD_REQUEST,
+    "upstream_failed": FailureKind(502, "server_error"),
+    "upstream_unavailable": _COMING_BACK,
     # something went away and is being brought back
     "engine_crashed": _COMING_BACK,
     "engine_hung": _COMING_BACK,
@@ -75,6 +79,7 @@ FAILURES: dict[str, FailureKind] = {
     "model_load_failed": _NOT_LOADABLE,
     "download_failed": _NOT_LOADABLE,
     "load_stalled": _NOT_LOADABLE,
+    "stage_unreachable": _NOT_LOADABLE,
     # nor later, until the operator changes its entry, its files or the hosts
     "repo_fetch_failed": _NEVER_LOADS,
     "exceeds_device": _NEVER_LOADS,
@@ -83,6 +88,7 @@ FAILURES: dict[str, FailureKind] = {
     "quantization_not_found": _NEVER_LOADS,
     "hash_mismatch": _NEVER_LOADS,
     "bad_source": _NEVER_LOADS,
+    "bad_setting": _NEVER_LOADS,
     "bad_file": _NEVER_LOADS,
     # our own fault
     "numerical_error": BROKEN,

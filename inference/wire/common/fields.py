@@ -12,14 +12,13 @@ the path to the value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import orjson
 
-from inference.wire.common.json_values import check_num_values
 from inference.wire.common.near_names import near_name
 from inference.wire.common.unknown_fields import is_left_out
 from inference.wire.errors import (
@@ -27,6 +26,7 @@ from inference.wire.errors import (
     InvalidRequestError,
     InvalidTypeError,
     MissingParameterError,
+    TooManyValuesError,
     UnsupportedParameterError,
 )
 
@@ -90,7 +90,7 @@ def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, An
 
 
 def read_json_value(text: bytes | memoryview) -> Any:
-    """Of a body or a part of it. Raises ``InvalidJsonError``."""
+    """Reads the JSON of a body or a part of it. Raises ``InvalidJsonError``."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -308,3 +308,39 @@ def _kind(value: Any) -> str:
         dict: "an object",
     }
     return names[type(value)]
+
+
+MAX_VALUES = 100_000
+"""The most values (strings with keys among them, objects, lists) in a body: some 25,000 messages.
+So many are decoded within a hundredth of a second."""
+PIECE_BYTES = 64 * 1024
+"""The bytes that are counted between two moments in which another thread may run."""
+
+
+def check_num_values(body: bytes) -> None:
+    """Bounds how many strings, objects and lists a body holds before it is decoded. Decoding holds
+    the interpreter's lock throughout, and takes most of its time for these: 30 MB of short messages
+    would stop a gateway's other streams for a sixth of a second, 3 MB of empty lists for longer.
+    Numbers are not bounded: prompts of token ids have millions. Raises ``TooManyValuesError``."""
+    if len(body) <= MAX_VALUES:
+        return
+    num_quotes = num_containers = 0
+    for piece in _pieces(body):
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[num_quotes % 2 :: 2])
+        num_quotes += len(parts) - 1
+        num_containers += outside.count(b"[") + outside.count(b"{")
+        if num_quotes > 2 * MAX_VALUES or num_containers > MAX_VALUES:
+            raise TooManyValuesError(MAX_VALUES)
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """None ends in the middle of an escape: behind an odd number of backslashes."""
+    start = 0
+    while start < len(body):
+        piece = body[start : start + PIECE_BYTES]
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        if num_backslashes % 2 and len(piece) > 1:
+            piece = piece[:-1]
+        start += len(piece)
+        yield piece

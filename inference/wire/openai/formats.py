@@ -81,7 +81,7 @@ def response_format(value: Any, path: str) -> OutputFormat | None:
 
 
 def _schema(value: Any, path: str) -> OutputFormat:
-    """As an object, or as its JSON text."""
+    """Reads a schema that is given as an object, or as its JSON text."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)

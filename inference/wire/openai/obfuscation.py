@@ -14,7 +14,7 @@ from inference.protocol.events import Event
 from inference.wire.dialect import Encoder
 
 BLOCK_BYTES = 64
-"""More than most tokens and their escapes take."""
+"""The size of a padded block, more than most tokens and their escapes take."""
 FRAME_END = b"\n\n"
 OBJECT_END = b"}"
 FIELD = b',"obfuscation":"%b"}'

@@ -33,8 +33,8 @@ def prompts(max_prompts: int) -> Check:
 
 
 def token_ids(value: Any, path: str) -> list[int]:
-    """At least one. A prompt may have 10^5 of them, so they are looked at one by one, which takes
-    as many paths, only to name one that is wrong."""
+    """Reads token ids, at least one. A prompt may have 10^5 of them, so they are looked at one by
+    one, which takes as many paths, only to name one that is wrong."""
     are_integers = isinstance(value, list) and set(map(type, value)) == {int}
     if are_integers and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
         return value  # type: ignore[no-any-return]

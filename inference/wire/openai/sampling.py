@@ -5,6 +5,7 @@ vLLM's extensions keep vLLM's names. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from inference.protocol.sampling import SamplingOptions
@@ -15,7 +16,6 @@ from inference.wire.common.fields import (
     flag,
     honoured,
     integer,
-    neutral,
     number,
     object_of,
     table,
@@ -26,6 +26,11 @@ from inference.wire.dialect import RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.answers import UsageReporting
 
+END_USER_NOTE = "The end user, recorded where the key may name one."
+USER = honoured("user", text(512), END_USER_NOTE)
+SAFETY_IDENTIFIER = honoured(
+    "safety_identifier", text(128), f"{END_USER_NOTE} Counts without a user."
+)
 TIMING_HEADER = "x-helexa-timing"
 TRUE_WORDS = frozenset({"true", "1", "yes"})
 FALSE_WORDS = frozenset({"false", "0", "no"})
@@ -145,7 +150,7 @@ SHARED_FIELDS: tuple[Field, ...] = (
         "Extension; 0 to 20: each prompt token's log probability and rank, and as many of the most "
         "likely tokens' in its place; not with stream.",
     ),
-    neutral("user", text(512), "A label; kept nowhere."),
+    USER,
 )
 
 SAMPLING_NAMES = (
@@ -224,3 +229,9 @@ def usage_reporting(read: dict[str, Any], context: RequestContext) -> UsageRepor
     if reports_timing:
         return UsageReporting.TIMED
     return UsageReporting.LAST if includes_usage else UsageReporting.NEVER
+
+
+def end_user_of(read: Mapping[str, Any]) -> str:
+    """``read``: what ``read_fields`` kept of these fields. Empty where the client named none."""
+    named: str = read.get("user") or read.get("safety_identifier") or ""
+    return named

@@ -35,6 +35,7 @@ from inference.wire.common.fields import (
 )
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, MissingParameterError
+from inference.wire.openai.sampling import USER, end_user_of
 
 MAX_DOCUMENTS = 10_000
 MAX_MODEL_NAME_CHARS = 256
@@ -87,7 +88,7 @@ FIELDS = table(
     neutral("truncation", only(False, reason="nothing is cut"), "Nothing is cut."),
     neutral("return_embeddings", only(False, reason="only scores are returned"), "There are none."),
     neutral("priority", only(0, reason="who pays decides"), "Turns are by account."),
-    neutral("user", text(512), "A label; kept nowhere."),
+    USER,
 )
 
 
@@ -115,6 +116,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 
                 seconds=read["documents"],
                 max_second_tokens=read.get("max_tokens_per_doc"),
             ),
+            end_user=end_user_of(read),
         ),
         top_n=read.get("top_n"),
         returns_documents=read.get("return_documents", version == 1),
@@ -123,7 +125,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 
 
 
 def scores_of(embedded: Embedded) -> list[float]:
-    """As float32 has them, with the fewest digits."""
+    """Returns the scores as float32 has them, with the fewest digits."""
     return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in embedded.vectors]
 
 

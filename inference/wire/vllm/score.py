@@ -27,6 +27,7 @@ from inference.wire.common.fields import (
 )
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
+from inference.wire.openai.sampling import USER, end_user_of
 from inference.wire.vllm.rerank import MAX_DOCUMENTS, MODEL, same_number, scores_of
 
 _text = text(min_chars=1)
@@ -50,7 +51,7 @@ FIELDS = table(
     refused("truncate_prompt_tokens", "nothing is cut"),
     neutral("activation", only(True, reason="scores are the model's own"), "As the model has it."),
     neutral("priority", only(0, reason="who pays decides"), "Turns are by account."),
-    neutral("user", text(512), "A label; kept nowhere."),
+    USER,
 )
 
 
@@ -68,7 +69,9 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> ScoringRequest:
     firsts, seconds = _one(read, "text_1", "queries"), _one(read, "text_2", "documents")
     same_number(len(firsts), len(seconds), "text_1" if "text_1" in read else "queries")
     pairs = PairsInput(firsts=firsts, seconds=seconds)
-    return ScoringRequest(score=ScoreRequest(model=read["model"], input=pairs))
+    return ScoringRequest(
+        score=ScoreRequest(model=read["model"], input=pairs, end_user=end_user_of(read))
+    )
 
 
 def _one(read: dict[str, Any], name: str, newer: str) -> list[str]:

@@ -12,11 +12,11 @@ from rest_framework.response import Response
 from fleet.api.access import Call
 from metering.api.problems import ProblemError
 from metering.api.schema import ROWS
-from metering.bench import summaries
 from metering.bench.api.access import BenchView
-from metering.bench.comparison import ALPHA, MIN_CHANGE, Verdict, compare
 from metering.bench.models import BenchRun
-from metering.bench.reading import (
+from metering.bench.results import summaries
+from metering.bench.results.comparison import ALPHA, MIN_CHANGE, Verdict, compare
+from metering.bench.results.reading import (
     CellValues,
     Where,
     builds_list,
@@ -25,8 +25,8 @@ from metering.bench.reading import (
     samples_of,
     side_of,
 )
-from metering.bench.report import comparison_rows
-from metering.bench.run_rows import RUN_FILTERS, run_row, runs_filtered
+from metering.bench.results.report import comparison_rows
+from metering.bench.results.run_rows import RUN_FILTERS, run_row, runs_filtered
 
 Get = TypeVar("Get", bound=Callable[..., Response])
 DEFAULT_RUNS = 500
@@ -114,7 +114,7 @@ class SeriesView(CellsView):
         return super().where()
 
     def rows(self, cells: list[CellValues]) -> list[dict[str, Any]]:
-        by_age = sorted(cells, key=lambda cell: cell.build.turn)
+        by_age = sorted(cells, key=lambda cell: cell.build.age_key)
         return [summaries.series_row(cell) for cell in by_age]
 
 

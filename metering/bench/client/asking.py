@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from metering.bench.answers import Answer, AnthropicFold, OpenAiFold
-from metering.bench.cases import SchemaCase, Tool
 from metering.bench.client.http import Http
 from metering.bench.errors import SampleFailedError
+from metering.bench.sweeps.answers import Answer, AnthropicFold, OpenAiFold
+from metering.bench.sweeps.cases import SchemaCase, Tool
 
 ANTHROPIC_VERSION = "2023-06-01"
 TIMING_HEADER = {"x-helexa-timing": "true"}
@@ -44,14 +44,7 @@ class OpenAiAsker:
         self._base_url = v1_url(base_url)
 
     def ask(self, ask: Ask) -> Answer:
-        body: dict[str, Any] = {
-            "model": ask.model,
-            "messages": [{"role": "user", "content": ask.prompt}],
-            "max_tokens": ask.max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body = _streamed_body(ask) | {"stream_options": {"include_usage": True}}
         if ask.tools:
             body["tools"] = [
                 {
@@ -92,13 +85,7 @@ class AnthropicAsker:
         self._base_url = v1_url(base_url)
 
     def ask(self, ask: Ask) -> Answer:
-        body: dict[str, Any] = {
-            "model": ask.model,
-            "messages": [{"role": "user", "content": ask.prompt}],
-            "max_tokens": ask.max_tokens,
-            "temperature": 0,
-            "stream": True,
-        }
+        body = _streamed_body(ask)
         if ask.tools:
             body["tools"] = [
                 {
@@ -114,6 +101,16 @@ class AnthropicAsker:
 
     def embed(self, model: str, texts: list[str]) -> int | None:
         raise SampleFailedError("Anthropic's API has no embeddings")
+
+
+def _streamed_body(ask: Ask) -> dict[str, Any]:
+    return {
+        "model": ask.model,
+        "messages": [{"role": "user", "content": ask.prompt}],
+        "max_tokens": ask.max_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
 
 
 def _streamed(http: Http, url: str, body: Any, fold: OpenAiFold | AnthropicFold) -> Answer:

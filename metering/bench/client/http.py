@@ -17,7 +17,8 @@ MAX_REASON_CHARACTERS = 500
 
 
 class Http:
-    """Of one endpoint. ``headers`` are sent with everything. One may be used by many threads."""
+    """An HTTP client of one endpoint. ``headers`` are sent with everything. Many threads may use
+    one."""
 
     def __init__(self, *, headers: Mapping[str, str], timeout_s: float) -> None:
         self._headers = {"content-type": "application/json", **headers}

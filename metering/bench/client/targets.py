@@ -15,12 +15,13 @@ from urllib.parse import quote, urlsplit
 from django.core.management.base import CommandError
 
 from fleet.management.backend import LocalBackend
-from metering.bench import probing
+from inference.settings.storage import BENCH_VARIABLES
 from metering.bench.client.asking import AnthropicAsker, Asker, OpenAiAsker, key_headers
 from metering.bench.client.http import Http
 from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
-from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
-from metering.bench.settings import TargetSpec
+from metering.bench.sweeps import probing
+from metering.bench.sweeps.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
+from metering.bench.sweeps.settings import TargetSpec
 
 VERSION_PATHS = ("version", "api/version", "props")
 
@@ -203,6 +204,12 @@ class EndpointTarget:
 
 
 def open_target(spec: TargetSpec, *, timeout_s: float) -> Target:
+    """Raises ``TargetUnreachableError`` where its key is missing."""
+    if spec.key_variable and not spec.api_key:
+        raise TargetUnreachableError(
+            f"the variable {spec.key_variable}, which is to hold its key, is not set where the "
+            f"sweep runs (`serve` hands the control those that {BENCH_VARIABLES.name} names)"
+        )
     http = Http(headers=key_headers(spec.kind, spec.api_key), timeout_s=timeout_s)
     return NeuronTarget(spec, http) if spec.kind == "neuron" else EndpointTarget(spec, http)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metering.bench.errors import BenchFileError, BenchValueError
-from metering.bench.scenarios import parse_scenarios
+from metering.bench.sweeps.scenarios import parse_scenarios
 
 PLAN_NAMES = {
     "sweep_interval_secs": "sweep_interval_s",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from metering.bench.errors import BenchFileError
-from metering.bench.probing import moment_of
+from metering.bench.sweeps.probing import moment_of
 
 MAGIC = b"SQLite format 3\x00"
 SAME = """

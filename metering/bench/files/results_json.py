@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metering.bench.errors import BenchFileError
-from metering.bench.probing import EXTERNAL, moment_of
+from metering.bench.sweeps.probing import EXTERNAL, moment_of
 
 ROWS = (
     (re.compile(r"decode, (\d+)\b"), "concurrency:{}", "decode_tps"),

@@ -1,10 +1,10 @@
-"""Whom a sweep measures and how: the command's options over the database's rows."""
+"""Whom a sweep measures and how: the command's options over the database's rows, and the sweep."""
 
 from __future__ import annotations
 
 import os
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,16 @@ from typing import Any
 from django.conf import settings
 
 from fleet.models import Neuron
-from helexa_site.bootstrap.running_serve import find_running
-from inference.settings.commands import URL
+from helexa_site.server_url import server_and_key
 from inference.settings.gateway import API_KEY
 from metering.bench import store
+from metering.bench.client.targets import open_target
 from metering.bench.errors import BenchFileError, BenchValueError
 from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.models import BenchTarget
-from metering.bench.scenarios import parse_scenarios
-from metering.bench.settings import KINDS, SweepSettings, TargetSpec
-
-DEFAULT_URL = "http://127.0.0.1:31313"
+from metering.bench.sweeps.scenarios import parse_scenarios
+from metering.bench.sweeps.settings import KINDS, SweepSettings, TargetSpec
+from metering.bench.sweeps.sweep import Sweep, SweepResult
 
 
 def add_sweep_arguments(parser: ArgumentParser) -> None:
@@ -46,6 +45,31 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
     how.add_argument("--pause", type=float, metavar="SECONDS", help="between samples")
     how.add_argument("--timeout", type=float, metavar="SECONDS", help="of one request")
     how.add_argument("--beside-load", action="store_true", help="also while others use the target")
+
+
+def sweep_of(settings: SweepSettings, report: Callable[[str], object]) -> Sweep:
+    """A sweep into the database."""
+    return Sweep(
+        settings=settings,
+        store=store.RunStore(),
+        open_target=lambda spec: open_target(spec, timeout_s=settings.request_timeout_s),
+        report=report,
+    )
+
+
+def sweep_run(
+    options: Mapping[str, Any], sweep: Sweep, report: Callable[[str], object]
+) -> SweepResult:
+    """Raises ``BenchError``."""
+    specs = targets_chosen(options)
+    if not specs:
+        raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
+    result = sweep.run(specs)
+    report(
+        f"{result.num_ok} measured, {result.num_failed} failed, "
+        f"{result.num_cells_done} had their samples"
+    )
+    return result
 
 
 def settings_chosen(options: Mapping[str, Any]) -> SweepSettings:
@@ -88,7 +112,6 @@ def targets_chosen(options: Mapping[str, Any]) -> list[TargetSpec]:
 
 
 def _all_targets(options: Mapping[str, Any]) -> Iterator[TargetSpec]:
-    key = options["key"] or API_KEY.read(os.environ)
     if endpoint := options["endpoint"]:
         target = BenchTarget(
             name=options["name"] or endpoint,
@@ -96,6 +119,7 @@ def _all_targets(options: Mapping[str, Any]) -> Iterator[TargetSpec]:
             endpoint=endpoint,
             build=options["build"],
         )
+        key = options["key"] or API_KEY.read(os.environ)
         yield replace(store.spec_of(target, os.environ), api_key=key)
         return
     if options["config"]:
@@ -103,16 +127,10 @@ def _all_targets(options: Mapping[str, Any]) -> Iterator[TargetSpec]:
     else:
         rows = list(BenchTarget.objects.filter(enabled=True))
     if not options["no_fleet"]:
-        yield from _neurons(*_gateway(options["url"] or URL.read(os.environ), key))
+        data_dir = settings.CONFIG.data_dir
+        yield from _neurons(*server_and_key(options["url"], options["key"], data_dir))
     for row in rows:
         yield store.spec_of(row, os.environ)
-
-
-def _gateway(url: str | None, key: str | None) -> tuple[str, str | None]:
-    """The gateway and a key for it. Where none is named: the serve of this data directory."""
-    if url is None and (running := find_running(settings.CONFIG.data_dir)) is not None:
-        return running.url, key or running.key
-    return url or DEFAULT_URL, key
 
 
 def _neurons(url: str, key: str | None) -> Iterator[TargetSpec]:

@@ -13,7 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.views.decorators.http import require_GET
 
-from helexa_site.pages import render_page
+from helexa_site.web.pages import render_page
 from metering.bench.errors import BenchError
 
 View = Callable[..., HttpResponseBase]
@@ -24,6 +24,14 @@ TABS = (
     ("bench-compare", "Compare"),
     ("bench-runs", "Runs"),
 )
+STARTING = ("bench-jobs", "Measure")
+STARTS_JOBS = "bench.add_benchjob"
+
+
+def may_start(request: HttpRequest) -> bool:
+    """Whether the reader may start sweeps."""
+    user = request.user
+    return isinstance(user, User) and user.is_staff and user.has_perm(STARTS_JOBS)
 
 
 def bench_page(view: View) -> View:
@@ -46,5 +54,6 @@ def bench_page(view: View) -> View:
 def shown(
     request: HttpRequest, template: str, tab: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    whole = {"tabs": TABS, "tab": tab, **context}
+    tabs = (*TABS, STARTING) if may_start(request) else TABS
+    whole = {"tabs": tabs, "tab": tab, **context}
     return render_page(request, template, title="Bench", context=whole, status=status)

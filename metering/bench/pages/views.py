@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
-from metering.bench import reading, summaries
-from metering.bench import trends as charts
-from metering.bench.comparison import ALPHA, MIN_CHANGE, Verdict
-from metering.bench.comparison import compare as compare_sides
 from metering.bench.models import BenchRun
-from metering.bench.overview import overview_of
 from metering.bench.pages.access import bench_page, shown
-from metering.bench.reading import Where, cells_list, samples_of, scenario_turn, side_of
-from metering.bench.run_rows import RUN_FILTERS, run_row, runs_csv, runs_filtered
+from metering.bench.results import reading, summaries
+from metering.bench.results import trends as charts
+from metering.bench.results.comparison import ALPHA, MIN_CHANGE, outlook_of
+from metering.bench.results.comparison import compare as compare_sides
+from metering.bench.results.overview import overview_of
+from metering.bench.results.reading import Where, cells_list, samples_of, scenario_key, side_of
+from metering.bench.results.run_rows import RUN_FILTERS, run_row, runs_csv, runs_filtered
 
 MAX_SHOWN = 200
 MAX_CSV = 50_000
@@ -39,7 +39,12 @@ def overview(request: HttpRequest) -> HttpResponse:
     groups = overview_of(cells_list(Where()))
     context = {
         "groups": groups,
-        "num_regressions": sum(group.num_regressions for group in groups),
+        "outlook": outlook_of(
+            one.previous.difference
+            for group in groups
+            for one in group.standings
+            if one.previous is not None
+        ),
         "alpha": ALPHA,
         "min_change": MIN_CHANGE,
     }
@@ -48,7 +53,7 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 @bench_page
 def trends(request: HttpRequest) -> HttpResponse:
-    models, scenarios = _values("model_id"), sorted(_values("scenario_id"), key=scenario_turn)
+    models, scenarios = _values("model_id"), sorted(_values("scenario_id"), key=scenario_key)
     model, scenario = _chosen(request, "model", models), _chosen(request, "scenario", scenarios)
     cells = cells_list(Where(model=model, scenario=scenario)) if model and scenario else []
     targets = sorted({cell.target for cell in cells})
@@ -96,8 +101,9 @@ def compare(request: HttpRequest) -> HttpResponse:
         "before": before,
         "after": after,
         "comparison": comparison,
-        "num_regressed": len(comparison.having(Verdict.REGRESSED)) if comparison else 0,
-        "num_improved": len(comparison.having(Verdict.IMPROVED)) if comparison else 0,
+        "outlook": outlook_of(
+            one for cell in (comparison.cells if comparison else ()) for one in cell.differences
+        ),
         "alpha": ALPHA,
         "min_change": MIN_CHANGE,
     }
@@ -117,7 +123,7 @@ def runs(request: HttpRequest) -> HttpResponse:
             Choice(
                 "scenario",
                 "Scenario",
-                sorted(_values("scenario_id"), key=scenario_turn),
+                sorted(_values("scenario_id"), key=scenario_key),
                 words["scenario"],
                 "all",
             ),
@@ -183,7 +189,8 @@ def _most_builds_first(cells: list[reading.CellValues]) -> list[str]:
 
 
 def _latest_two(sides: list[str], after: str) -> tuple[str, str]:
-    """Where nothing is chosen: the newest build beside the one before of the same target."""
+    """Returns the sides compared where none are chosen: the newest build and the one before it of
+    the same target."""
     after = sides[-1]
     target = after.rpartition("@")[0]
     same = [side for side in sides if side.rpartition("@")[0] == target]

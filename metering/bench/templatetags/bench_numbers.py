@@ -6,8 +6,8 @@ from urllib.parse import urlencode
 
 from django import template
 
-from metering.bench.comparison import Difference
-from metering.bench.report import interval_text, number_text
+from metering.bench.results.comparison import Difference
+from metering.bench.results.report import interval_text, number_text
 
 register = template.Library()
 

@@ -1,6 +1,4 @@
-// The public API as the page speaks it: with the user's own short-lived key.
-
-const SPARE_S = 60; // A key that is about to expire is not used any more.
+// The public API as the page speaks it: by the login's cookie, at a path of the page's own.
 
 export class ApiError extends Error {
   constructor(status, error) {
@@ -10,61 +8,42 @@ export class ApiError extends Error {
   }
 }
 
+const BASE = "/playground/v1";
+
 export class Api {
-  constructor(user, csrfToken, keyUrl) {
-    this.user = user;
-    this.csrfToken = csrfToken;
-    this.keyUrl = keyUrl;
-  }
-
-  // A key of the account, kept in this tab until it expires.
-  async key(account) {
-    const place = `helexa-playground-key:${this.user}:${account}`;
-    const kept = JSON.parse(sessionStorage.getItem(place) || "null");
-    if (kept && kept.expires_unix_s - SPARE_S > Date.now() / 1000) return kept.key;
-    const answer = await fetch(this.keyUrl, {
-      method: "POST",
-      headers: { "X-CSRFToken": this.csrfToken },
-      body: new URLSearchParams({ account }),
-    });
-    if (!answer.ok) throw new ApiError(answer.status, { message: await reason(answer) });
-    const made = await answer.json();
-    sessionStorage.setItem(place, JSON.stringify(made));
-    return made.key;
-  }
-
-  // What this tab holds is forgotten: the key was refused.
-  forgetKey(account) {
-    sessionStorage.removeItem(`helexa-playground-key:${this.user}:${account}`);
+  constructor(csrfToken) {
+    this.headers = { "X-CSRFToken": csrfToken };
   }
 
   // Without aliases, which are the same models once more.
   async models(account) {
-    const cards = (await this.get("/v1/models", account)).data;
+    const cards = (await this.get("/models", account)).data;
     return cards.filter((card) => !card.aliases.includes(card.id));
   }
 
   async model(name, account) {
-    return this.get(`/v1/models/${encodeURIComponent(name)}`, account);
+    return this.get(`/models/${encodeURIComponent(name)}`, account);
+  }
+
+  // The record of a request, null while there is none. As the user who is logged in.
+  async record(requestId) {
+    const answer = await fetch(`/api/requests?limit=1&id=${requestId}`).catch(() => null);
+    return answer?.ok ? (await answer.json()).data[0] ?? null : null;
   }
 
   async get(path, account) {
-    const headers = { Authorization: `Bearer ${await this.key(account)}` };
-    return checked(await fetch(path, { headers })).then((answer) => answer.json());
+    return checked(await fetch(urlOf(path, account), { headers: this.headers })).then((answer) => answer.json());
   }
 
-  // Yields a chat completion's chunks until the end of its stream.
-  async *chat(request, account, signal) {
-    const answer = await fetch("/v1/chat/completions", {
+  // Yields a chat completion's chunks until the end of its stream. The request's id comes first.
+  async *chat(request, account, signal, onId) {
+    const answer = await fetch(urlOf("/chat/completions", account), {
       method: "POST",
-      headers: {
-        Authorization: `Bearer ${await this.key(account)}`,
-        "Content-Type": "application/json",
-      },
+      headers: { ...this.headers, "Content-Type": "application/json" },
       body: JSON.stringify(request),
       signal,
     });
-    if (answer.status === 401) this.forgetKey(account);
+    onId(answer.headers.get("x-request-id") ?? "");
     await checked(answer);
     for await (const data of eventData(answer.body)) {
       if (data === "[DONE]") return;
@@ -81,9 +60,8 @@ async function checked(answer) {
   throw new ApiError(answer.status, body?.error);
 }
 
-async function reason(answer) {
-  const body = await answer.json().catch(() => null);
-  return body?.error || `No key: the server answered ${answer.status}. Reload the page to log in.`;
+function urlOf(path, account) {
+  return `${BASE}${path}?${new URLSearchParams({ account })}`;
 }
 
 // The data of server-sent events, comments left out.

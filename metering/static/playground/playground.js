@@ -3,13 +3,18 @@
 import { AnswerReader, inWords, newAnswer } from "./answer.js";
 import { Api } from "./api.js";
 import { asCode, LANGUAGES } from "./as_code.js";
-import { Conversations, newId, titleOf } from "./conversations.js";
+import { Conversations, newId } from "./conversations.js";
+import { Following } from "./following.js";
+import { keeping } from "./keeping.js";
 import { blocksOf } from "./markdown.js";
 import { FieldError, requestOf } from "./request.js";
+import { sharing } from "./sharing.js";
 
 const ASK_AGAIN_MS = 1000;
 const MODELS_MS = 15_000;
 const COPIED_MS = 2000;
+const RECORD_TIMES = 60;
+const MOST_BESIDE = 2;
 const MOST_IMAGE_BYTES = 10 * 1024 * 1024;
 const WORDS = { unloaded: "not loaded", outdated: "loaded by earlier settings" };
 const SAMPLING = {
@@ -17,15 +22,21 @@ const SAMPLING = {
   max_tokens: "", seed: "", stop: "",
 };
 
-function playground(settings, csrfToken, keyUrl) {
-  const api = new Api(settings.user, csrfToken, keyUrl);
-  const conversations = new Conversations(settings.user);
+function playground(settings, csrfToken) {
+  const api = new Api(csrfToken);
+  const conversations = new Conversations(settings.user, csrfToken);
+  const drawn = new WeakMap(); // The blocks of each answer.
+  let following; // Of the page, once it is drawn.
+  let over = Promise.resolve(); // The end of the answer that is being written, saved.
   return {
+    ...keeping(conversations),
     accounts: settings.accounts,
     account: settings.accounts[0] ?? "",
     models: [],
     hasAsked: false, // Whether the server has said which models there are.
     model: "",
+    isModelAsked: false, // By the page's address.
+    beside: [], // Models that answer the same, at most MOST_BESIDE.
     system: "",
     sampling: { ...SAMPLING },
     thinking: "",
@@ -34,7 +45,6 @@ function playground(settings, csrfToken, keyUrl) {
     draft: "",
     images: [],
     turns: [],
-    kept: conversations.list(),
     id: newId(),
     problem: "",
     outage: "",
@@ -45,8 +55,13 @@ function playground(settings, csrfToken, keyUrl) {
     stopper: null,
 
     async init() {
-      this.model = localStorage.getItem("helexa-playground-model") ?? "";
-      this.open(conversations.current());
+      const part = (css) => this.$root.querySelector(css);
+      following = new Following(part(".pg-turns"), part(".pg-ask"));
+      const asked = new URLSearchParams(location.search).get("model");
+      this.isModelAsked = asked !== null;
+      this.model = asked ?? localStorage.getItem("helexa-playground-model") ?? "";
+      await this.open(conversations.current());
+      this.takeFromBrowser();
       for (;;) {
         if (!document.hidden) await this.refreshModels();
         const isLoading = this.card?.status === "loading";
@@ -62,6 +77,10 @@ function playground(settings, csrfToken, keyUrl) {
       return this.models.find(({ id }) => id === this.model);
     },
 
+    get readyModel() {
+      return this.models.find(({ status }) => status === "ready");
+    },
+
     get seesImages() {
       return isAbleTo(this.card, "vision");
     },
@@ -70,21 +89,20 @@ function playground(settings, csrfToken, keyUrl) {
       return this.card?.reasoning ?? false;
     },
 
-    get mayThink() {
-      return !this.card?.capabilities || isAbleTo(this.card, "reasoning");
-    },
-
     async refreshModels() {
       if (!this.account) return;
       try {
         const all = await api.models(this.account);
         this.models = all.filter((card) => !isAbleTo(card, "embeddings"));
         this.outage = "";
+        // The page opens on a model that is ready, unless another one was asked for or talked to.
+        const isFree = !this.hasAsked && !this.isModelAsked && !this.turns.length;
+        if (isFree && this.card?.status !== "ready") this.model = (this.readyModel ?? this.card)?.id ?? "";
         this.hasAsked = true;
       } catch (error) {
         this.outage = error.message;
       }
-      if (!this.card) this.model = this.models[0]?.id ?? "";
+      if (!this.card) this.model = (this.readyModel ?? this.models[0])?.id ?? "";
     },
 
     labelOf(card) {
@@ -110,35 +128,73 @@ function playground(settings, csrfToken, keyUrl) {
 
     // Asks for the answer to the turns as they stand; whether it could be asked for.
     async answer() {
+      following.begin();
       if (!this.model) await this.refreshModels();
       let request;
       try {
         if (!this.model) throw new FieldError("There is no model to ask: an operator adds one.");
-        request = requestOf(this, this.turns);
+        request = this.requestFor(this.model, this.turns);
       } catch (error) {
         this.problem = error.message;
         return false;
       }
       this.problem = "";
       localStorage.setItem("helexa-playground-model", this.model);
-      this.turns.push(newAnswer());
+      const others = this.beside.filter((name) => name && name !== this.model);
+      const asked = this.turns.slice();
+      this.turns.push({ ...newAnswer(this.model), beside: [...new Set(others)].map(newAnswer) });
       const turn = this.turns.at(-1); // As Alpine sees it: changes of the bare object are not.
-      const reader = new AnswerReader(turn, () => performance.now());
       this.stopper = new AbortController();
       const { signal } = this.stopper;
+      let isOver;
+      over = new Promise((resolve) => (isOver = resolve));
+      this.keep(); // A page that is left meanwhile has the question.
       this.tellWaiting(turn, signal);
+      const requests = [request, ...turn.beside.map(({ model }) => this.requestFor(model, asked))];
+      const answers = [turn, ...turn.beside];
+      await Promise.all(answers.map((one, place) => this.stream(one, requests[place], signal)));
+      this.stopper = null;
+      this.waiting = "";
+      await this.keep();
+      isOver();
+      this.refreshModels();
+      return true;
+    },
+
+    // What the page would ask of this model. Throws FieldError.
+    requestFor(model, turns) {
+      const { system, sampling, thinking, tools, schema } = this;
+      const card = this.models.find(({ id }) => id === model);
+      const mayThink = !card?.capabilities || isAbleTo(card, "reasoning");
+      return requestOf({ model, system, sampling, thinking, tools, schema, mayThink }, turns);
+    },
+
+    // Fills one answer as it comes.
+    async stream(turn, request, signal) {
+      const reader = new AnswerReader(turn, () => performance.now());
       try {
         const asked = { ...request, stream: true, stream_options: { include_usage: true } };
-        for await (const chunk of api.chat(asked, this.account, signal)) reader.add(chunk);
+        const keepId = (id) => (turn.requestId = id);
+        for await (const chunk of api.chat(asked, this.account, signal, keepId)) {
+          reader.add(chunk);
+        }
       } catch (error) {
         turn.error = signal.aborted ? "Stopped." : error.message;
       }
       reader.end();
-      this.stopper = null;
-      this.waiting = "";
-      this.keep();
-      this.refreshModels();
-      return true;
+      this.countByRecord(turn, reader);
+    },
+
+    // The record of a request is written a moment after its end.
+    async countByRecord(turn, reader) {
+      for (let times = 0; times < RECORD_TIMES && turn.requestId; times += 1) {
+        await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MS));
+        const record = await api.record(turn.requestId);
+        if (record === null) continue;
+        reader.countByRecord(record);
+        if (this.turns.some((one) => this.answersOf(one).includes(turn))) this.keep();
+        return;
+      }
     },
 
     // Until the first token comes: what the model is doing, loading above all.
@@ -158,6 +214,25 @@ function playground(settings, csrfToken, keyUrl) {
       this.stopper?.abort();
     },
 
+    // Ends what is being written, and saves it, before the page shows another conversation.
+    async leave() {
+      following.end();
+      this.stop();
+      await over;
+    },
+
+    get mayCompare() {
+      return this.models.length > 1 && this.beside.length < Math.min(MOST_BESIDE, this.models.length - 1);
+    },
+
+    compare() {
+      const others = this.models.filter(({ id }) => id !== this.model && !this.beside.includes(id));
+      const next = others.find(({ status }) => status === "ready") ?? others[0];
+      this.beside.push(next.id);
+    },
+
+    answersOf: (turn) => [turn, ...(turn.beside ?? [])],
+
     async regenerate(index) {
       this.turns.splice(index);
       await this.answer();
@@ -170,39 +245,6 @@ function playground(settings, csrfToken, keyUrl) {
       this.images = turn.images ?? [];
       this.turns.splice(index);
       this.$refs.draft.focus();
-    },
-
-    keep() {
-      const { id, model, account, system, sampling, thinking, tools, schema, turns } = this;
-      const conversation = { id, title: titleOf(turns), model, account, system, sampling,
-        thinking, tools, schema, turns };
-      if (!conversations.save(JSON.parse(JSON.stringify(conversation)))) {
-        this.problem = "This browser has no room to keep the conversation.";
-      }
-      conversations.setCurrent(id);
-      this.kept = conversations.list();
-    },
-
-    open(id) {
-      this.stop();
-      const found = conversations.find(id);
-      if (!found) return;
-      const { title, ...state } = found;
-      Object.assign(this, state);
-      conversations.setCurrent(id);
-    },
-
-    start() {
-      this.stop();
-      Object.assign(this, { id: newId(), turns: [], draft: "", images: [], problem: "" });
-      conversations.setCurrent("");
-      this.$refs.draft.focus();
-    },
-
-    remove(id) {
-      conversations.remove(id);
-      this.kept = conversations.list();
-      if (id === this.id) this.start();
     },
 
     async addImages(files) {
@@ -220,7 +262,7 @@ function playground(settings, csrfToken, keyUrl) {
         ? this.turns.slice(0, -1)
         : [...this.turns, ...drafted];
       try {
-        this.code = asCode(this.language, requestOf(this, asked), settings.base_url);
+        this.code = asCode(this.language, this.requestFor(this.model, asked), settings.base_url);
         this.problem = "";
       } catch (error) {
         this.code = "";
@@ -236,7 +278,10 @@ function playground(settings, csrfToken, keyUrl) {
 
     // An answer as Markdown, what the user wrote as it is.
     blocksOf(turn) {
-      if (turn.role === "assistant") return blocksOf(turn.text);
+      if (turn.role === "assistant") {
+        drawn.set(turn, sharing(drawn.get(turn), blocksOf(turn.text)));
+        return drawn.get(turn);
+      }
       return turn.text ? [{ kind: "text", depth: 0, spans: [{ kind: "text", text: turn.text }] }] : [];
     },
   };
@@ -271,7 +316,6 @@ function dataUrl(file) {
 const place = document.getElementById("playground");
 if (place) {
   const settings = JSON.parse(document.getElementById("playground-settings").textContent);
-  const { csrf, keyUrl } = place.dataset;
-  window.Alpine.data("playground", () => playground(settings, csrf, keyUrl));
+  window.Alpine.data("playground", () => playground(settings, place.dataset.csrf));
   place.append(document.getElementById("playground-page").content.cloneNode(true));
 }

@@ -2,14 +2,29 @@
 
 export class FieldError extends Error {}
 
-// Turns -> messages of a chat completion.
+// Turns -> messages of a chat completion. A failed turn has no answer to send; the questions before and
+// after it become one message, because many chat templates want turns that alternate.
 export function messagesOf(system, turns) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
-    if (turn.role === "user") messages.push({ role: "user", content: contentOf(turn) });
-    else messages.push(...answerMessages(turn));
+    if (turn.role === "assistant") messages.push(...answerMessages(turn));
+    else if (messages.at(-1)?.role === "user") join(messages.at(-1), turn);
+    else messages.push({ role: "user", content: contentOf(turn) });
   }
   return messages;
+}
+
+function join(message, turn) {
+  const content = contentOf(turn);
+  if (typeof message.content === "string" && typeof content === "string") {
+    message.content = `${message.content}\n\n${content}`;
+  } else {
+    message.content = [...partsOf(message.content), ...partsOf(content)];
+  }
+}
+
+function partsOf(content) {
+  return typeof content === "string" ? [{ type: "text", text: content }] : content;
 }
 
 function contentOf(turn) {
@@ -20,7 +35,7 @@ function contentOf(turn) {
 
 // The calls of an answer are followed by what the user gave as their results.
 function answerMessages(turn) {
-  if (!turn.calls?.length) return [{ role: "assistant", content: turn.text }];
+  if (!turn.calls?.length) return turn.text ? [{ role: "assistant", content: turn.text }] : [];
   const calls = turn.calls.map(({ id, name, arguments: text }) => ({
     id,
     type: "function",

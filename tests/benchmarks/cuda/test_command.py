@@ -46,7 +46,8 @@ class InProcess:
 def data_dir(
     tmp_path: Path, native_cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """With a tiny model made; subjects set this process's threads, which are put back."""
+    """Yields a folder with a tiny model made. Subjects set this process's threads, which are put
+    back."""
     make_folder(TINY, tmp_path / "random" / "tiny", "cpu")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "native").symlink_to(native_cache_dir)
@@ -145,7 +146,7 @@ def test_what_was_read_is_reported_when_the_device_breaks(
 
 
 def test_subjects_of_different_stages_have_the_same_prompts() -> None:
-    """Whoever else is loaded, a row's prompts follow from its place among all rows."""
+    """A row's prompts follow from its place among all rows, with any other models loaded."""
     rows = chosen_rows(["tiny"], WEIGHTS, MEASURES)
     place = Place(device="cpu", folder=Path("f"), num_threads=1, data_dir=Path("d"))
     seeds = []

@@ -1,4 +1,4 @@
-"""The benchmarks say that they measured nothing where there is no card, and compare like with like:
+"""The benchmarks report where no card was there to measure, and compare like with like:
 every way of attending gives the same answer, so does every drawer, and a floor counts what a model
 holds."""
 

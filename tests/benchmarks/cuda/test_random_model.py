@@ -31,7 +31,7 @@ from inference.protocol.load import LoadSpec
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In several shards."""
+    """Makes the folder of a model in several shards."""
     monkeypatch.setattr(random_model, "SHARD_BYTES", 100_000)
     make_folder(TINY, tmp_path / "tiny", "cpu")
     return tmp_path / "tiny"

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.gateway.load import AnswerCounter, Client, Load, UnexpectedAnswerError, run
 from benchmarks.gateway.measure import Reading, median_of, percentile
-from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError, free_port
+from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError
+from benchmarks.ports import free_port
 from helexa_site.config import REPOSITORY_DIR
 
 SMALL = ["--rounds", "1", "--seconds", "0.5", "--warm-up", "0.1", "--clients", "2", "--json"]
@@ -45,6 +46,15 @@ def test_both_servers_are_measured_streaming_and_whole() -> None:
         assert 30 <= middle["p50_ms"] <= middle["p99_ms"]
         # Two clients that are never answered sooner than that.
         assert 0 < middle["requests_per_s"] <= 2 / 0.030
+
+
+@pytest.mark.slow
+def test_each_gateway_is_measured_beside_its_upstream() -> None:
+    results = bench("--upstream", "--servers", "daphne", "--kinds", "streamed")
+    assert [row["server"] for row in results] == ["daphne", "daphne, upstream"]
+    for row in results:
+        assert row["median"]["num_requests"] >= 6
+        assert row["median"]["cpu_ms_per_request"] > 0
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +18,11 @@ def without_uvicorn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
 
     class Stage:
-        def start_gateway(self, kind: str, **_: object) -> None:
+        authorization = "Bearer none"
+
+        def start_gateway(self, kind: str, **_: object) -> SimpleNamespace:
             started.append(kind)
+            return SimpleNamespace(name=kind)
 
     @contextmanager
     def stage(_options: object):
@@ -57,3 +61,13 @@ def test_a_process_that_fails_is_a_sentence(
     monkeypatch.setattr(command, "_run", fail)
     with pytest.raises(SystemExit, match="scripts/bench-gateway: daphne ended"):
         command.main([])
+
+
+def test_builds_side_by_side_do_not_share_a_database(
+    without_uvicorn: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--beside", "before", "--database-url", "postgresql://localhost/helexa"])
+    assert ended.value.code == 2
+    assert "a database for each checkout" in capsys.readouterr().err
+    assert without_uvicorn == []

@@ -93,7 +93,7 @@ def test_the_architecture_shows_files_that_exist() -> None:
 def test_the_architecture_shows_the_way_of_a_request(
     default_gguf: Path, native_cache_dir: Path
 ) -> None:
-    """But for what a log line or the pace of steps decides from run to run."""
+    """The two are equal but for what a log line or the pace of steps decides from run to run."""
     command = [sys.executable, "-m", "benchmarks.request_path"]
     done = subprocess.run(command, cwd=REPOSITORY_DIR, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fleet.control.watch import GATEWAY_SILENCE_S, FleetWatch
 from fleet.live.absences import GRACE_S, Absences
 from fleet.live.snapshot import FleetSnapshot
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from inference.protocol.waiting import WaitingModel, WaitingReport
 from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 
@@ -71,24 +71,24 @@ def test_how_long_a_queue_has_been_long() -> None:
     ]
 
 
-TURN = Turn(model="tiny", neuron="a", devices=("cuda:0",), device_bytes=1)
+TIME_SLICE = TimeSlice(model="tiny", neuron="a", devices=("cuda:0",), device_bytes=1)
 
 
-def test_turns_grow_older() -> None:
+def test_time_slices_grow_older() -> None:
     watch = FleetWatch()
-    watch.keep([TURN], 10.0)
-    (turn,) = watch.turns(EMPTY, 14.0)
-    assert turn.age_s == 4.0
-    watch.keep([turn], 14.0)
-    (turn,) = watch.turns(EMPTY, 15.0)
-    assert turn.age_s == 5.0
+    watch.keep([TIME_SLICE], 10.0)
+    (time_slice,) = watch.time_slices(EMPTY, 14.0)
+    assert time_slice.age_s == 4.0
+    watch.keep([time_slice], 14.0)
+    (time_slice,) = watch.time_slices(EMPTY, 15.0)
+    assert time_slice.age_s == 5.0
     watch.keep([], 16.0)
-    assert watch.turns(EMPTY, 17.0) == ()
+    assert watch.time_slices(EMPTY, 17.0) == ()
 
 
 def test_a_control_that_takes_over_keeps_what_was_promised() -> None:
     watch = FleetWatch()
-    published = FleetSnapshot(neurons=(), turns=(TURN,))
-    assert watch.turns(published, 0.0) == (TURN,)
+    published = FleetSnapshot(neurons=(), time_slices=(TIME_SLICE,))
+    assert watch.time_slices(published, 0.0) == (TIME_SLICE,)
     watch.keep([], 0.0)
-    assert watch.turns(published, 1.0) == ()
+    assert watch.time_slices(published, 1.0) == ()

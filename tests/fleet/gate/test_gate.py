@@ -44,7 +44,7 @@ def test_the_overviews_here_are_like_the_real_one() -> None:
 
 
 class FakeFleet:
-    """Overviews one after the other, the last one for ever; answers by model."""
+    """Overviews one after the other, the last one repeatedly; answers by model."""
 
     def __init__(
         self, *overviews: dict[str, Any] | Exception, answers: dict[str, Any] | None = None
@@ -177,14 +177,14 @@ def test_an_embedding_model_is_asked_for_a_vector() -> None:
     assert fleet.gate(embedding=("minilm",)).problems([]) != []
 
 
-def ask(*answers: Any) -> tuple[str | None, FakeFleet]:
+def problem_after(*answers: Any) -> tuple[str | None, FakeFleet]:
     fleet = FakeFleet(overview(), answers={"qwen": list(answers)})
     problem = problem_of("qwen", Probe(), fleet.post, clock=lambda: fleet.now_s, sleep=fleet.sleep)
     return problem, fleet
 
 
 def test_a_busy_model_is_asked_again() -> None:
-    problem, fleet = ask(
+    problem, fleet = problem_after(
         RefusedError(503, "full", 30), RefusedError(429, "burst", 2), chat("PINEAPPLE")
     )
     assert problem is None
@@ -192,7 +192,7 @@ def test_a_busy_model_is_asked_again() -> None:
 
 
 def test_one_that_stays_busy_is_red() -> None:
-    problem, fleet = ask(RefusedError(503, "full", 30))
+    problem, fleet = problem_after(RefusedError(503, "full", 30))
     assert problem == "it was refused (503): full"
     assert 300 <= fleet.now_s <= 360
 
@@ -208,7 +208,7 @@ def test_one_that_stays_busy_is_red() -> None:
     ],
 )
 def test_other_answers_are_red_at_once(answer: Any, words: str) -> None:
-    problem, fleet = ask(answer)
+    problem, fleet = problem_after(answer)
     assert problem is not None and words in problem
     assert fleet.now_s == 0.0
 

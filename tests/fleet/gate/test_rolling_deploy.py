@@ -80,7 +80,7 @@ def test_it_prints_its_usage(fake: Path) -> None:
 
 
 def test_a_gateway_that_is_away_is_asked_again(fake: Path) -> None:
-    """As while it is restarted itself."""
+    """A gateway is away while it is restarted itself."""
     (fake / "away").touch()
     done = deploy(fake, "echo upgraded {} >> asked")
     assert done.returncode == 0

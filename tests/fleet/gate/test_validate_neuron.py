@@ -53,6 +53,16 @@ def validated(
     return done.returncode, done.stderr
 
 
+def test_a_load_and_an_unload_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = tmp_path / "bin" / "timeout"
+    limits.parent.mkdir()
+    limits.write_text(f'#!/bin/sh\necho "$1 $5" >> {tmp_path}/limits\nshift\nexec "$@"\n')
+    limits.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{limits.parent}:{os.environ['PATH']}")
+    assert validated(tmp_path, FIT, model=("qwen", "q4", "2"))[0] == 0
+    assert (tmp_path / "limits").read_text() == "3600 load\n300 unload\n"
+
+
 def test_a_neuron_that_is_fit_is_asked_for_the_capital(tmp_path: Path) -> None:
     assert validated(tmp_path, FIT) == (0, "")
     asked = (tmp_path / "gated").read_text().splitlines()
@@ -124,7 +134,7 @@ def test_a_neuron_that_is_not_is_asked_nothing(
 
 
 def test_a_list_that_is_refused_is_reported_once(tmp_path: Path) -> None:
-    """As to a key without the scope, or where no server answers."""
+    """A list is refused to a key without the scope, or where no server answers."""
     (tmp_path / "refusal").write_text("CommandError: the key lacks the scope fleet:read")
     code, output = validated(tmp_path, FIT)
     assert (code, output) == (1, "CommandError: the key lacks the scope fleet:read\n")

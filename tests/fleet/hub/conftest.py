@@ -1,4 +1,4 @@
-"""A hub on loopback that answers as Hugging Face does, for what is asked of one."""
+"""A hub on loopback that answers as Hugging Face does, for the requests that helexa makes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LLAMA = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
-PICTURES = {
+IMAGES = {
     "model_type": "qwen3_vl",
     "image_token_id": 120,
     "vision_config": {
@@ -77,9 +77,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "org/quantised": {"config.json": LLAMA | {"quantization_config": {"quant_method": "awq"}}},
     "org/strange": {"config.json": {"model_type": "reformer"}},
     "org/gated": {"config.json": LLAMA},
-    "org/pictures": {"config.json": PICTURES, "preprocessor_config.json": PROCESSOR},
-    "org/other-pictures": {
-        "config.json": PICTURES,
+    "org/images": {"config.json": IMAGES, "preprocessor_config.json": PROCESSOR},
+    "org/other-images": {
+        "config.json": IMAGES,
         "preprocessor_config.json": PROCESSOR | {"patch_size": 14},
     },
     "org/lower-case": {
@@ -99,7 +99,7 @@ SILENCE = "silence"
 OVERLOAD = "overload"
 """Words that are refused each time."""
 NO_HUB = "a-network-that-asks-for-a-log-in"
-"""What is answered with a page."""
+"""A search that is answered with a page."""
 
 
 class HubServer(ThreadingHTTPServer):
@@ -124,7 +124,7 @@ class Hub(BaseHTTPRequestHandler):
         elif parts[2:3] == ["resolve"]:
             self._file("/".join(parts[:2]), "/".join(parts[4:]))
         else:
-            self._say(404, {"error": "what?"})
+            self._send_json(404, {"error": "what?"})
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -133,22 +133,25 @@ class Hub(BaseHTTPRequestHandler):
         if words == SILENCE:
             self.server.is_closing.wait()
         if words == OVERLOAD:
-            self._say(503, {"error": "later"})
+            self._send_json(503, {"error": "later"})
             return
         names = [name for name in (*CONFIGS, "org/tiny-gguf") if words in name]
         found = [{"id": name, "downloads": 7, "likes": 3, "gated": False} for name in names]
-        self._say(200, found)
+        self._send_json(200, found)
 
     def _model(self, name: str, rest: list[str]) -> None:
         if rest[:1] == ["revision"] and rest[1:] != ["main"]:
-            self._say(404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound"})
+            self._send_json(404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound"})
         elif name == "org/tiny-gguf":
-            self._say(200, self._info(name, GGUF_FILES) | {"gguf": {"architecture": "llama"}})
+            self._send_json(200, self._info(name, GGUF_FILES) | {"gguf": {"architecture": "llama"}})
+        elif name == "org/images-gguf":  # the hub has read the mmproj file
+            files = GGUF_FILES | {"mmproj-F16.gguf": 1_000_000_000}
+            self._send_json(200, self._info(name, files) | {"gguf": {"architecture": "clip"}})
         elif name in CONFIGS:
-            sizes = {file: len(json.dumps(said)) for file, said in CONFIGS[name].items()}
-            self._say(200, self._info(name, FILES | sizes))
+            sizes = {file: len(json.dumps(content)) for file, content in CONFIGS[name].items()}
+            self._send_json(200, self._info(name, FILES | sizes))
         else:
-            self._say(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
+            self._send_json(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
 
     @staticmethod
     def _info(name: str, sizes: dict[str, int]) -> dict[str, Any]:
@@ -162,12 +165,12 @@ class Hub(BaseHTTPRequestHandler):
 
     def _file(self, name: str, file: str) -> None:
         if name == "org/gated":
-            self._say(403, {"error": "no"}, {"X-Error-Code": "GatedRepo"})
+            self._send_json(403, {"error": "no"}, {"X-Error-Code": "GatedRepo"})
             return
         headers = {"ETag": f'"{name}/{file}"', "X-Repo-Commit": COMMIT}
-        self._say(200, CONFIGS[name][file], headers)
+        self._send_json(200, CONFIGS[name][file], headers)
 
-    def _say(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+    def _send_json(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
         self._send(status, json.dumps(content).encode(), headers)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -181,7 +184,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nobody reads it."""
+        """Logs nothing."""
 
 
 @contextmanager

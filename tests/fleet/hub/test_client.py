@@ -1,6 +1,9 @@
-"""What the hub is asked, and what an operator is told when it does not answer."""
+"""Requests to the hub, and the operator's messages when it does not answer."""
 
 from __future__ import annotations
+
+import threading
+import time
 
 import pytest
 
@@ -19,14 +22,21 @@ def test_a_repository_of_ggufs_with_sizes_and_architecture() -> None:
     assert [offer.num_bytes for offer in offers_of(repository)] == [4_000_000_000, 8_000_000_000]
 
 
+def test_a_repository_of_ggufs_with_an_mmproj_file() -> None:
+    offers = offers_of(HubClient().repository("org/images-gguf"))
+    assert [offer.projector for offer in offers] == ["mmproj-F16.gguf"] * 2
+    assert [offer.num_bytes for offer in offers] == [5_000_000_000, 9_000_000_000]
+    assert all(offer.problem is None for offer in offers)
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
         ("org/dense", None),
         ("org/quantised", "quantised with 'awq'"),
         ("org/strange", "architecture is 'reformer'"),
-        ("org/pictures", None),
-        ("org/other-pictures", "preprocessor_config.json: patch_size is 14"),
+        ("org/images", None),
+        ("org/other-images", "preprocessor_config.json: patch_size is 14"),
         ("org/lower-case", None),
     ],
 )
@@ -64,21 +74,28 @@ def test_what_is_not_there_is_reported(name: str, revision: str | None, message:
 
 
 def test_a_hub_that_cannot_be_reached_is_reported_with_what_to_do() -> None:
-    nowhere = HubClient("http://127.0.0.1:9")
+    nowhere = HubClient(endpoint="http://127.0.0.1:9")
     for ask in (nowhere.repository, nowhere.search):
         with pytest.raises(HubUnavailableError, match="Models can be added by name all the same"):
             ask("org/dense")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(SILENCE, "cannot be reached"), (OVERLOAD, "refused to answer: .*503")]
+    ("words", "timeout_s", "message"),
+    [(SILENCE, 0.2, "cannot be reached"), (OVERLOAD, 60.0, "refused to answer: .*503")],
 )
 def test_a_search_waits_for_one_answer_and_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch, words: str, message: str
+    monkeypatch: pytest.MonkeyPatch, words: str, timeout_s: float, message: str
 ) -> None:
     asked_to_wait_s: list[float] = []
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", asked_to_wait_s.append)
-    monkeypatch.setattr("fleet.hub.client.TIMEOUT_S", 0.2)
+    sleep = time.sleep
+
+    def note(seconds: float) -> None:
+        is_of_the_search = threading.current_thread().name == "deadline"
+        asked_to_wait_s.append(seconds) if is_of_the_search else sleep(seconds)
+
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", note)
+    monkeypatch.setattr("fleet.hub.client.TIMEOUT_S", timeout_s)
     with pytest.raises(HubUnavailableError, match=message):
         HubClient().search(words)
     assert not asked_to_wait_s

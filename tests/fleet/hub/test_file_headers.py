@@ -21,7 +21,8 @@ NAME = "tiny-F32.gguf"
 
 
 def divisors() -> np.ndarray:
-    """Of Llama 3's rule for 8 frequencies and a factor of 32; zeros would be refused."""
+    """Returns the divisors of Llama 3's rule for 8 frequencies and a factor of 32; zeros would be
+    refused."""
     wavelengths = 2 * np.pi * 10000 ** (np.arange(8) / 8)
     smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
     return (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
@@ -51,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def described(hub: RangeHub, scratch: Path) -> ModelFiles:
-    return HubClient(hub.url).described("org/tiny", None, None, 10**9, scratch)
+    return HubClient(endpoint=hub.url).described("org/tiny", None, None, 10**9, scratch)
 
 
 def test_a_header_is_read_in_parts_as_the_whole_file_is(

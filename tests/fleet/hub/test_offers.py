@@ -21,7 +21,7 @@ GGUF = HubRepository(
         "big-model-Q8_0-00002-of-00002.gguf": 4 * GIB,
         "mmproj-F16.gguf": GIB,
     },
-    gguf_architecture="llama",
+    gguf_architecture="phi3",
 )
 DENSE = HubRepository(
     name="org/Dense", commit="c0ffee", sizes={"config.json": 1, "model.safetensors": 2 * GIB}
@@ -34,6 +34,17 @@ def test_each_quant_is_an_offer_by_size() -> None:
     assert (large.file, large.num_bytes, len(large.names)) == ("Q8_0", 9 * GIB, 2)
     assert (small.model_name, large.model_name) == ("big-model-q4_k_m", "big-model-q8_0")
     assert small.vram_mb == 4506
+
+
+def test_the_mmproj_file_is_part_of_each_offer() -> None:
+    """Where the model reads images, or the hub does not report which it is."""
+    sizes = {**GGUF.sizes, "mmproj-BF16.gguf": 2 * GIB}
+    for architecture in ("gemma3", "qwen3vl", "llama", None):
+        small, large = offers_of(replace(GGUF, sizes=sizes, gguf_architecture=architecture))
+        assert small.projector == large.projector == "mmproj-BF16.gguf"
+        assert small.names == ("big-model-Q4_K_M.gguf", "mmproj-BF16.gguf")
+        assert (small.num_bytes, large.num_bytes) == (6 * GIB, 11 * GIB)
+    assert all(offer.projector is None for offer in offers_of(GGUF)), "phi3 reads text"
 
 
 def test_two_files_of_one_quant_are_distinguished_by_name() -> None:

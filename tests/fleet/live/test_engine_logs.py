@@ -14,7 +14,7 @@ from fleet import neuron_client, services
 from fleet.live import engine_logs
 from inference.neuron.replicas.engine_logs import EngineLogs
 from metering.actor import COMMAND
-from tests.fleet.api_support import key_api
+from tests.fleet.api.api_support import key_api
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

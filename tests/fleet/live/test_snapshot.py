@@ -1,12 +1,15 @@
-"""From heartbeats to the frozen fleet."""
+"""Tests the way from heartbeats to the frozen fleet."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from fleet.live.load_orders import LoadOrders
 from fleet.live.snapshot import build_snapshot, remaining_s
 from inference.protocol.heartbeat import PROTOCOL, ReplicaStatus, decode_heartbeat, encode_heartbeat
-from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.held_stages import HeldStage, HeldStageStatus
+from inference.protocol.load_progress import LoadProgress, LoadStage
 
 GIB = 1024**3
 
@@ -101,3 +104,27 @@ def test_a_neuron_of_another_protocol_is_sent_nothing(build, protocol: int, whom
 def test_neurons_of_before_protocols_were_counted_speak_the_first(build) -> None:
     encoded = encode_heartbeat(build.heartbeat()).replace(b'"protocol":%d,' % PROTOCOL, b"")
     assert decode_heartbeat(encoded).protocol == 1
+
+
+def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
+    """An invited host could make requests wait for a load that was never ordered."""
+    orders = LoadOrders("the fleet's key")
+    stage = HeldStage(
+        model="large",
+        job_id="job",
+        order=orders.order(neuron="beast", model="large"),
+        engine_neuron="attic",
+        index=1,
+        num_stages=2,
+        layers=(20, 32),
+        device="cuda:0",
+        status=HeldStageStatus.LISTENING,
+        since_unix_s=0.0,
+    )
+    beat = build.heartbeat(stages=[stage], stage_host="10.0.0.5")
+    assert orders.ordered(beat) == (beat, [])
+    (view,) = build_snapshot([beat]).held_stages()
+    assert (view.neuron, view.stage) == ("beast", stage) and view.status_age_s > 0
+    forged = msgspec.structs.replace(stage, model="other")
+    kept, others = orders.ordered(msgspec.structs.replace(beat, stages=[stage, forged]))
+    assert kept.stages == [stage] and others == ["other"]

@@ -1,4 +1,4 @@
-"""Reading models.toml: the original's files, ours, and what is wrong with one, where."""
+"""Reading models.toml: the original's files, ours, and errors with their places."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model(text: str) -> WrittenModel:
 
 
 def problems(text: str) -> tuple[Problem, ...]:
-    """Of entries, or of the text as a whole."""
+    """Returns the problems of entries, or of the text as a whole."""
     try:
         found = read_document(text).problems
     except ModelsTomlError as error:

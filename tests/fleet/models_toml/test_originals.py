@@ -140,7 +140,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Of each id: its name here, and the settings that differ from the defaults."""
+"""The name here of each id, and the settings that differ from the defaults."""
 
 
 def test_every_entry_is_what_it_was_there() -> None:
@@ -186,7 +186,7 @@ source = "mirror"
 nice = "Org/Fine"
 fine = "Org/Fine"
 broken = "Org/Broken"
-dead = "Org/Nobody"
+dead = "Org/Missing"
 """
 
 

@@ -1,4 +1,4 @@
-"""What an import would change, and that what was exported changes nothing."""
+"""The changes of an import, and that an exported file changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders of catalogue entries and fleets: sizes in GiB, a card unless it is told otherwise."""
+"""Builders of catalogue entries and fleets: sizes in GiB, a card by default."""
 
 from __future__ import annotations
 

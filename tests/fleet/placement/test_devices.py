@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fleet.live.snapshot import Absence
-from fleet.live.turns import Turn
+from fleet.live.time_slices import TimeSlice
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
-from fleet.placement.devices.eviction_candidates import MIN_TURN_S
+from fleet.placement.devices.eviction_candidates import MIN_TIME_SLICE_S
 from fleet.placement.unmet import SUGGESTION
 from tests.fleet.placement.fleets import (
     FAILED,
@@ -56,7 +56,7 @@ TABLE = {
         [GATEWAY_BOX, GPU_HOST],
         load("gpu", "cuda:0"),
     ),
-    "unless the catalogue says so": (
+    "unless the catalogue requires it": (
         entry(device="cpu"),
         [GATEWAY_BOX, GPU_HOST],
         load("a-gateway", "cpu"),
@@ -142,7 +142,7 @@ TABLE = {
         [GATEWAY_BOX],
         unmet("needs a card of at least 20,971,520,000 bytes, and a-gateway has none"),
     ),
-    "nor where the catalogue says cpu beside it": (
+    "nor where the catalogue has cpu beside it": (
         entry(needs_gib=2, device="cpu", min_device_vram_mb=20_000),
         [GATEWAY_BOX],
         unmet(
@@ -264,14 +264,14 @@ def test_what_a_neurons_standing_means(neurons, expected: Decision) -> None:
     assert place(entry(), fleet(*neurons)) == expected
 
 
-def test_what_a_turn_promises_is_not_given_to_others() -> None:
-    turn = Turn(model="big", neuron="a", devices=("cuda:0",), device_bytes=20 * 1024**3)
-    promised = fleet(neuron("a", card(free=22)), turns=(turn,))
+def test_what_a_time_slice_promises_is_not_given_to_others() -> None:
+    time_slice = TimeSlice(model="big", neuron="a", devices=("cuda:0",), device_bytes=20 * 1024**3)
+    promised = fleet(neuron("a", card(free=22)), time_slices=(time_slice,))
     assert isinstance(place(entry("big", 20), promised), Load)
     assert isinstance(place(entry("tiny", 2), promised), Load)
     behind = place(entry("other", 8), promised)
     assert isinstance(behind, Wait)
-    assert behind.eta_s == MIN_TURN_S
+    assert behind.eta_s == MIN_TIME_SLICE_S
 
 
 def test_an_absent_neuron_is_waited_for() -> None:

@@ -16,7 +16,7 @@ from tests.fleet.placement.fleets import replica
 
 NUM_CONVERSATIONS, NUM_TURNS = 60, 6
 CACHE_TOKENS = 60_000
-"""Of one of three replicas. All conversations together have some 100,000."""
+"""The cache of one of three replicas. All conversations together have some 100,000 tokens."""
 
 
 class PrefixCache:

@@ -1,19 +1,16 @@
-"""What the control does in a tick: what is missing is loaded, what is too much goes."""
+"""The control's actions in a tick: missing models are loaded, surplus ones unloaded."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.live.snapshot import Absence, FleetSnapshot
-from fleet.placement import Load
 from fleet.placement.devices.surplus import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
-from fleet.placement.plan import Jobs, Observed, Plan, Unload
-from fleet.placement.reconcile import MAX_LOADS_A_TICK, reconcile
-from inference.protocol.load import LoadFailure
+from fleet.placement.plan import Unload
+from fleet.placement.reconcile import MAX_LOADS_A_TICK
+from inference.protocol.load_progress import LoadFailure
 from tests.fleet.placement.fleets import (
     DRAINING,
     FAILED,
@@ -27,31 +24,7 @@ from tests.fleet.placement.fleets import (
     neuron,
     replica,
 )
-
-PINNED = entry("tiny", 10, pinned=True)
-TWICE = entry("tiny", 10, min_replicas=2, max_replicas=3)
-PLAIN = entry("tiny", 10)
-
-
-def act(offered, snapshot: FleetSnapshot, **known: Any) -> tuple[Any, ...]:
-    return plan(offered, snapshot, **known).actions
-
-
-def plan(offered, snapshot: FleetSnapshot, **known: Any) -> Plan:
-    observed = Observed(
-        waiting=known.pop("waiting", {}), queue_long_s=known.pop("queue_long_s", {})
-    )
-    turns = known.pop("turns", ())
-    return reconcile(offered, snapshot, jobs=Jobs(**known), observed=observed, turns=turns)
-
-
-def load(on: str, *evict: str, model: str = "tiny") -> Load:
-    return Load(neuron=on, model=model, devices=("cuda:0",), evict=evict)
-
-
-def host(name: str = "a", *holds, free: float = 12, **changes: Any):
-    return neuron(name, card(free=free), holds=tuple(holds), **changes)
-
+from tests.fleet.placement.ticks import PINNED, PLAIN, TWICE, act, host, load
 
 MISSING = {
     "a pinned model that is nowhere": (PINNED, [host()], [load("a")]),
@@ -238,38 +211,6 @@ def test_what_is_being_unloaded_is_not_asked_again() -> None:
     assert act({}, fleet(host("a", replica("tiny", DRAINING)))) == ()
 
 
-def draining(*holds):
-    return host("a", *holds, is_draining=True)
-
-
-EMPTIED = {
-    "what is pinned moves first": (PINNED, [draining(replica("tiny")), host("b")], [load("b")]),
-    "what is in use moves": (PLAIN, [draining(busy("tiny")), host("b")], [load("b")]),
-    "and leaves when it is there": (
-        PINNED,
-        [draining(busy("tiny")), host("b", replica("tiny", on="b"))],
-        [Unload(neuron="a", model="tiny", reason="its neuron drains, and another one has it")],
-    ),
-    "not before": (
-        PINNED,
-        [draining(busy("tiny")), host("b", replica("tiny", LOADING, on="b"))],
-        [],
-    ),
-    "what is in use stays where there is no room": (PLAIN, [draining(busy("tiny"))], []),
-    "what is idle leaves": (
-        PLAIN,
-        [draining(replica("tiny")), host("b")],
-        [Unload(neuron="a", model="tiny", reason="its neuron drains")],
-    ),
-    "what is pinned stays where there is no room": (PINNED, [draining(replica("tiny"))], []),
-}
-
-
-@pytest.mark.parametrize(("tiny", "hosts", "expected"), EMPTIED.values(), ids=EMPTIED.keys())
-def test_a_neuron_that_drains_is_emptied(tiny, hosts, expected) -> None:
-    assert list(act(catalogue(tiny), fleet(*hosts))) == expected
-
-
 def test_two_loads_of_one_tick_do_not_share_a_card() -> None:
     one, two = entry("one", 10, pinned=True), entry("two", 10, pinned=True)
     snapshot = fleet(neuron("a", card(0, free=12), card(1, free=12)))
@@ -283,81 +224,9 @@ def test_a_tick_starts_a_few_loads() -> None:
     assert len(act(catalogue(*many), fleet(host(free=24)))) == MAX_LOADS_A_TICK
 
 
-RESTORED = {
-    "what was loaded is loaded again, the last used first": (
-        {"a": ("tiny", "other")},
-        [host("a", free=12)],
-        [load("a")],
-        {"a": {"other"}},
-    ),
-    "not before its neuron takes loads": ({"a": ("tiny",)}, [draining()], [], {}),
-    "nor while it is away": ({"a": ("tiny",)}, [host("b")], [], {}),
-    "what loads is waited for": ({"a": ("tiny",)}, [host("a", replica("tiny", LOADING))], [], {}),
-    "what is there again is done": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny"))],
-        [],
-        {"a": {"tiny"}},
-    ),
-    "what failed is not tried again": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny", FAILED, status_age_s=900.0))],
-        [],
-        {"a": {"tiny"}},
-    ),
-    "what the catalogue lost is done": ({"a": ("lost",)}, [host("a")], [], {"a": {"lost"}}),
-    "what has no room is done, and evicts nobody": (
-        {"a": ("tiny",)},
-        [host("a", replica("other"), free=2)],
-        [],
-        {"a": {"tiny"}},
-    ),
-    "what stood in for it meanwhile does not keep it away": (
-        {"a": ("tiny",)},
-        [host("a"), host("b", busy("tiny", on="b"))],
-        [load("a")],
-        {},
-    ),
-    "one that still loads is waited for, and then leaves": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny")), host("b", replica("tiny", LOADING, on="b"))],
-        [],
-        {},
-    ),
-    "and leaves at once, though it is in use": (
-        {"a": ("tiny",)},
-        [host("a", replica("tiny", status_age_s=0.5)), host("b", busy("tiny", on="b"))],
-        [Unload(neuron="b", model="tiny", reason="one of 2, and at most 1 stay")],
-        {},
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("to_restore", "hosts", "expected", "restored"), RESTORED.values(), ids=RESTORED.keys()
-)
-def test_after_a_drain(to_restore, hosts, expected, restored) -> None:
-    offered = catalogue(PLAIN, entry("other", 10))
-    found = plan(offered, fleet(*hosts), to_restore=to_restore)
-    assert list(found.actions) == expected
-    assert found.restored == restored
-
-
-def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_left() -> None:
-    offered = catalogue(PLAIN, entry("new", 10))
-    known = {"to_restore": {"a": ("tiny",)}, "loading": frozenset({("new", "a")})}
-    leaves = frozenset({("tiny", "a")})
-    there = plan(offered, fleet(host("a", replica("tiny"))), evicting=leaves, **known)
-    assert there.actions == () and there.restored == {}
-    gone = plan(offered, fleet(host("a", replica("new", LOADING))), evicting=leaves, **known)
-    assert gone.actions == (load("a"),) and gone.restored == {}
-    stayed = plan(offered, fleet(host("a", replica("tiny"))), to_restore={"a": ("tiny",)})
-    assert stayed.actions == () and stayed.restored == {"a": {"tiny"}}
-
-
 @given(st.data())
 def test_ticks_come_to_rest(data: st.DataObject) -> None:
-    """Whatever the fleet is like: once what was decided is there, nothing more is decided."""
+    """Whatever the fleet is like: once all decisions are carried out, none follows."""
     models = [
         entry(
             f"m{number}",

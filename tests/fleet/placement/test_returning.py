@@ -12,7 +12,7 @@ from fleet.live.desired_state import Admission, DesiredState, DesiredStates, Kno
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement import Load, Reject, place, place_on
 from fleet.placement.returning import MAX_RETURN_S, MIN_RETURN_S
-from inference.protocol.load import LoadFailure
+from inference.protocol.load_progress import LoadFailure
 from tests.fleet.placement.fleets import FAILED, GIB, card, entry, fleet, neuron, processor, replica
 
 LARGE = entry(needs_gib=20)

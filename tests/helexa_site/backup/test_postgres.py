@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.helexa_site.backup.test_sqlite import manage
-from tests.private_postgres import running_postgres
+from tests.servers.private_postgres import running_postgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 USERS = """

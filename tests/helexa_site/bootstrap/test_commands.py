@@ -21,16 +21,16 @@ from helexa_site.bootstrap.arguments import (
     parse_serve,
 )
 from helexa_site.bootstrap.commands import OVERVIEW, run
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.errors import PortInUseError
-from helexa_site.bootstrap.load_progress import LoadProgressView, replica_line
-from helexa_site.bootstrap.serve import check_ports
-from helexa_site.bootstrap.sharing import Share
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.private_redis.sharing import Share
+from helexa_site.bootstrap.serving.load_progress import LoadProgressView, replica_line
+from helexa_site.bootstrap.serving.serve import check_ports
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
 from helexa_site.program import Installation
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.version import VERSION
 
@@ -99,7 +99,7 @@ def test_addresses() -> None:
 
 
 def test_whoever_reads_may_have_enough() -> None:
-    """As in ``manage.py status | head -1``."""
+    """The reader closes the pipe, as in ``manage.py status | head -1``."""
     code = (
         "import sys; from helexa_site.bootstrap import commands;"
         "commands._django = lambda _: sys.exit(sys.stdout.write(int(sys.argv[1]) * 'x') > 9);"
@@ -229,7 +229,7 @@ def test_a_failed_load_is_reported_in_its_words() -> None:
 
 @pytest.mark.parametrize("command", ["migrate", "ensure_default_model", "createsuperuser"])
 def test_a_database_that_cannot_be_opened_is_one_line(command: str, tmp_path: Path) -> None:
-    """Also of Django's own commands."""
+    """The rule holds for Django's own commands too."""
     outcome = manage(command, HELEXA_DATA_DIR=str(tmp_path / "nothing"), DATABASE_URL="")
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("helexa: The database does not answer as it should: unable to")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from helexa_site.bootstrap.children import WARNINGS
 from helexa_site.bootstrap.console import print_line, print_step, relay
+from helexa_site.bootstrap.processes.children import WARNINGS
 
 
 def test_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def test_every_command_that_there_is_is_known() -> None:
 
 
 def test_every_word_that_a_command_takes_is_known() -> None:
-    """Also the earlier names of subcommands: ``accounts create``."""
+    """The earlier names of subcommands are known too: ``accounts create``."""
     words = [
         [name, word]
         for name, parser in commands_page.parsers()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ports import free_port
 from fleet.live.reports import Report
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.config import Config, read_config
@@ -27,9 +28,8 @@ from helexa_site.doctor.settings_check import settings_findings
 from inference.protocol.refusals import Refused
 from inference.settings.metrics_listen import MetricsListen
 from inference.version import VERSION
-from tests.answering_server import answering
 from tests.fleet.conftest import heartbeat
-from tests.live.serving import free_port
+from tests.servers.answering_server import answering
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_driver_that_reports_nonsense_is_reported(tmp_path: Path) -> None:
 def test_a_port_that_something_else_holds(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]  # not listening: whoever asks is refused at once
+        port = taken.getsockname()[1]  # not listening: connections are refused at once
         found = list(port_findings(tmp_path, "127.0.0.1", port, None))
     assert levels(found) == [Level.FAILED]
     assert str(port) in found[0].text
@@ -283,4 +283,4 @@ def test_a_check_that_breaks_stops_no_other() -> None:
 
 @pytest.mark.django_db
 def test_a_database_of_this_version(config: Config) -> None:
-    assert levels(list(database_check._schema())) == [Level.OK]
+    assert levels(list(database_check.schema_findings())) == [Level.OK]

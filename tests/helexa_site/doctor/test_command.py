@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helexa_site.bootstrap.environment import REPOSITORY_DIR
-from tests.live.serving import free_port
+from benchmarks.ports import free_port
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 
 
 def doctor(data_dir: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The doctor on what is installed, where helexa came as a wheel and has no requirements files."""
+"""The doctor on installed packages, where helexa came as a wheel without requirements files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a batch whose gateways die, stop and go on: none is lost, none is there twice."""
+"""Results of a batch whose gateways die, stop and continue: none is lost, none is there twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inference.batches.result_files import ResultFiles, ResultsTakenError
 
 OUTPUT, ERROR = "file-" + "a" * 32, "file-" + "b" * 32
 HUGE_BYTES = 1 << 40
-"""Nobody else in this process writes files of that size."""
+"""No other code of this process writes files of that size."""
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = BatchRecord(
     id="batch_" + "c" * 32,
@@ -79,7 +79,8 @@ def test_one_gateway_writes_a_file(store: FileStore) -> None:
 
 
 def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
-    """As a limit on the size of files shows it: some bytes are written, and then no more."""
+    """A limit on the size of files stands for the disk: some bytes are written, and then no
+    more."""
     results = begun(store, "one")
     results.append(OUTPUT, [line("a")])
     (part,) = store.parts(OUTPUT)

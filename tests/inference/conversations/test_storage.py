@@ -44,7 +44,7 @@ def record(
         "status": status,
         "model": "tiny",
         "created_at": 1_700_000_000,
-        "output": [{"type": "message", "id": f"msg_{number:032x}_0", "text": "said " + text}],
+        "output": [{"type": "message", "id": f"msg_{number:032x}_0", "text": "answer " + text}],
     }
     return ResponseRecord(
         account=account,
@@ -99,7 +99,7 @@ def test_a_conversation_is_read_from_its_beginning() -> None:
     save(record=record(3, text="c", previous=2))
     save(record=record(4, text="elsewhere", previous=1))
     items = selectors.history_items(response_id(3), account=ACCOUNT)
-    assert [item["text"] for item in items] == ["a", "said a", "b", "said b", "c", "said c"]
+    assert [item["text"] for item in items] == ["a", "answer a", "b", "answer b", "c", "answer c"]
 
 
 def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
@@ -123,7 +123,7 @@ def test_items_are_found_by_the_ids_they_got_here() -> None:
     save(record=record(1, text="a"))
     output, given, gone = f"msg_{1:032x}_0", f"msg_{1:032x}_i0", f"msg_{1:032x}_7"
     found = selectors.items_find([output, given, gone, f"msg_{2:032x}_0", "mine"], account=ACCOUNT)
-    assert {key: item["text"] for key, item in found.items()} == {output: "said a", given: "a"}
+    assert {key: item["text"] for key, item in found.items()} == {output: "answer a", given: "a"}
 
 
 def test_a_response_ends_once() -> None:
@@ -191,6 +191,17 @@ def test_old_responses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         response_id(1),
         response_id(6),
     }
+
+
+def test_a_call_forgets_so_many_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "FORGET_BATCH", 2)
+    monkeypatch.setattr(services, "MAX_FORGOTTEN_BATCHES", 2)
+    for number in range(1, 8):
+        save(record=record(number))
+    StoredResponse.objects.update(created_at=timezone.now() - timedelta(days=2))
+    for num_forgotten in (4, 3, 0):
+        forgotten = services.responses_forget(actor=CONTROL, older_than=timedelta(days=1))
+        assert forgotten == num_forgotten
 
 
 def test_the_database_refuses_a_status_it_does_not_know() -> None:

@@ -19,8 +19,9 @@ from inference.models.config import ModelConfig, RopeScaling
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.models.weights.dense import DenseWeights
 from tests.inference import greedy as answers
+from tests.inference.collected import _what_was_imported_is_not_collected  # noqa: F401 - a fixture
+from tests.inference.models.dense_weights import DenseWeights
 from tests.interpreted_triton import patch_once_a_launch
 
 VOCAB_SIZE = 128
@@ -131,7 +132,7 @@ def our_config(reference: PreTrainedModel) -> ModelConfig:
 
 @functools.cache
 def build_reference(name: str) -> PreTrainedModel:
-    """Not to be changed: it is shared."""
+    """Builds the reference model. It must not be changed: it is shared."""
     model_type, overrides = FAMILIES[name]
     torch.manual_seed(7)
     neutral = {"tie_word_embeddings": False, "eos_token_id": None, "pad_token_id": 0}

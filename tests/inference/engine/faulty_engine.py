@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from inference.engine.engine import Engine
-from inference.engine.executor import TensorExecutor
 from inference.engine.load.load_engine import LoadedEngine, load_engine
+from inference.engine.model_runner import TensorExecutor
 from inference.engine.serving import process
 from tests.inference.engine.faulty_executor import FaultyExecutor
 
@@ -20,8 +20,8 @@ STEPS_THAT_GO_WELL = 3
 def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
     loaded = load_engine(*arguments, **options)
     assert isinstance(loaded.engine, Engine)
-    assert isinstance(loaded.engine._executor, TensorExecutor)
-    loaded.engine._executor = FaultyExecutor(loaded.engine._executor, after=STEPS_THAT_GO_WELL)
+    assert isinstance(loaded.engine.executor, TensorExecutor)
+    loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=STEPS_THAT_GO_WELL)
     return loaded
 
 

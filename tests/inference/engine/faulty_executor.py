@@ -1,5 +1,5 @@
-"""The tensor half of a step, breaking on purpose: a prompt's first token says what happens to the
-steps that its sequence is part of. Torch's own exceptions are raised where they can be had.
+"""The tensor half of a step, breaking on purpose: a prompt's first token selects the fault of the
+steps that its sequence is part of. Raises torch's own exceptions where they can be provoked.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import torch
 
-from inference.engine.executor import LaunchedStep, TensorExecutor
+from inference.engine.emission import Sampled
 from inference.engine.faults.kinds import StepFault
-from inference.engine.sampling.sampled import Sampled
+from inference.engine.model_runner import LaunchedStep, TensorExecutor
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 
@@ -27,11 +27,11 @@ class Kind(IntEnum):
     HANGS = 114
     LOSES_A_PEER = 115
     PANICS = 116
-    """As code in Rust, whose panics are no ``Exception``."""
+    """The fault of code in Rust, whose panics are no ``Exception``."""
 
 
 class PanicError(BaseException):
-    """As PyO3's ``PanicException``."""
+    """Stands for PyO3's ``PanicException``."""
 
 
 class FaultyExecutor:
@@ -51,12 +51,12 @@ class FaultyExecutor:
         self._after = after
         self._room_tokens = room_tokens
         self._num_steps: dict[str, int] = {}
-        self._schedule = Schedule()
+        self.schedule = Schedule()
         self._num_unread = 0
-        self._forward = inner._runner.run
-        inner._runner.run = self._run  # type: ignore[method-assign,assignment]
-        self._take_logprobs = inner._sampler._logprobs
-        inner._sampler._logprobs = self._logprobs  # type: ignore[method-assign,assignment]
+        self._forward = inner.runner.run
+        inner.runner.run = self._run  # type: ignore[method-assign,assignment]
+        self._take_logprobs = inner.sampler.logprobs
+        inner.sampler.logprobs = self._logprobs  # type: ignore[method-assign,assignment]
         self.attempted_tokens: list[int] = []
         """Prompt tokens of every attempt."""
 
@@ -64,12 +64,12 @@ class FaultyExecutor:
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
-        self._schedule, self._num_unread = schedule, int(after is not None)
+        self.schedule, self._num_unread = schedule, int(after is not None)
         self.attempted_tokens.append(schedule.num_prefill_tokens)
         return self._inner.launch(schedule, after)
 
     def read(self, step: LaunchedStep) -> Sampled:
-        self._schedule, self._num_unread = step.schedule, 0
+        self.schedule, self._num_unread = step.schedule, 0
         sampled = self._inner.read(step)
         for sequence in step.schedule.sequences:
             self._num_steps[sequence.sequence_id] = self._num_steps.get(sequence.sequence_id, 0) + 1
@@ -108,7 +108,7 @@ class FaultyExecutor:
         return num_steps >= self._after
 
     def _strike(self) -> None:
-        for sequence in self._schedule.sequences:
+        for sequence in self.schedule.sequences:
             if self._is_due(sequence):
                 self._break(sequence.token_ids[0])
 
@@ -129,4 +129,4 @@ class FaultyExecutor:
                 raise torch.distributed.DistBackendError(text)
 
     def _fits(self) -> bool:
-        return not self._schedule.decodes and self._schedule.num_prefill_tokens <= self._room_tokens
+        return not self.schedule.decodes and self.schedule.num_prefill_tokens <= self._room_tokens

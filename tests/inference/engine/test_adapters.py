@@ -18,7 +18,7 @@ from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence
@@ -51,6 +51,7 @@ class Adapted:
         slots: int = 8,
         speculator: Speculator | None = None,
         draft_model: Any = None,
+        source: Any = None,
         **limits: int,
     ) -> Engine:
         pair = self.pair
@@ -60,7 +61,7 @@ class Adapted:
             num_kv_blocks=num_kv_blocks,
             block_tokens=pair.block_tokens,
             scheduler_limits=SchedulerLimits(**limits),
-            adapters=Adapters(AdapterLoader(pair.model, Path("/nowhere")), slots),
+            adapters=Adapters(source or AdapterLoader(pair.model, Path("/nowhere")), slots),
             speculator=speculator,
             draft_model=draft_model,
             check_when_idle=True,
@@ -107,7 +108,8 @@ def submit(
 
 
 def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """Until nothing is left: every sequence's output, and how much of its prompt was cached."""
+    """Runs until nothing is left. Returns every sequence's output, and how much of its prompt was
+    cached."""
     answers: dict[str, list[int]] = {}
     cached: dict[str, int] = {}
     while engine.has_work:
@@ -212,7 +214,8 @@ def logprobs_of(adapted: Adapted, mates: list[str | None]) -> list[dict[int, flo
 
 
 def test_a_rows_numbers_do_not_depend_on_its_neighbours(adapted: Adapted) -> None:
-    """To the bit on the native decoder; torch's products of more rows may round differently."""
+    """They are equal to the bit on the native decoder; torch's products of more rows may round
+    differently."""
     alone = logprobs_of(adapted, [])
     for mates in (["all"], ["all", "all", "mlp"], [None, "attention", "all", None, "output"]):
         among = logprobs_of(adapted, mates)
@@ -223,7 +226,7 @@ def test_a_rows_numbers_do_not_depend_on_its_neighbours(adapted: Adapted) -> Non
 
 
 class Loads:
-    """A source whose loads end when the test says so."""
+    """A source whose loads end when the test ends them."""
 
     def __init__(self) -> None:
         self.futures: dict[str, Future[LoadedAdapter]] = {}
@@ -235,8 +238,7 @@ class Loads:
 
 def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) -> None:
     loads = Loads()
-    engine = adapted.engine()
-    engine._adapters._source = loads
+    engine = adapted.engine(source=loads)
     submit(engine, "held", prompt_of(4, 1), 3, adapted.specs["all"])
     submit(engine, "cancelled", prompt_of(4, 1), 3, adapted.specs["all"])
     submit(engine, "refused", prompt_of(4, 1), 3, adapted.specs["mlp"])

@@ -10,6 +10,7 @@ one shared activation scale would do (shown by the last test).
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.layers.linear import LinearFactory
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
+from inference.models.weights.lazy import LazyWeight, lazy
 from inference.models.weights.stored import GroupedWeight, stack
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob
@@ -68,13 +70,16 @@ class QuantizedWeights:
         return not name.endswith(".bias")
 
     def stored(self, name: str) -> GroupedWeight:
-        return self._one(name)
+        return self.weight_of(name)
 
-    def stored_parts(self, *names: str) -> list[GroupedWeight]:
-        return [stack([self._one(name) for name in names])]
+    def stored_parts(self, *names: str) -> list[LazyWeight]:
+        return [lazy(self._stacked(names))]
+
+    def _stacked(self, names: Sequence[str]) -> GroupedWeight:
+        return stack([self.weight_of(name) for name in names])
 
     def linear(self, *names: str):  # type: ignore[no-untyped-def]
-        return self._factory.linear(*self.stored_parts(*names))[0]
+        return self._factory.linear(self._stacked(names))[0]
 
     def embedding(self, name: str):  # type: ignore[no-untyped-def]
         return self._factory.embedding(self.stored(name))
@@ -82,7 +87,7 @@ class QuantizedWeights:
     def report(self) -> str:
         return "random"
 
-    def _one(self, name: str) -> GroupedWeight:
+    def weight_of(self, name: str) -> GroupedWeight:
         generator, kind = _generator(name), name.rsplit(".", 1)[-1]
         if kind == "embed_tokens":
             codes = torch.randint(-127, 128, (128, 64), generator=generator).to(torch.int8)
@@ -168,7 +173,7 @@ def test_one_activation_scale_for_the_batch_would_be_seen() -> None:
         scale = rows.abs().max() / 127
         return (rows / scale).round() * scale
 
-    weight = QuantizedWeights()._one("model.layers.0.self_attn.q_proj").dequantize()
+    weight = QuantizedWeights().weight_of("model.layers.0.self_attn.q_proj").dequantize()
     row, mate = torch.randn(1, 64, generator=_generator("row")), torch.full((1, 64), 9.0)
     alone = rounded(row) @ weight.T
     among = rounded(torch.cat([row, mate]))[:1] @ weight.T

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.weights.quantize import quantize
 from inference.models.backend import AnyModel
@@ -32,6 +32,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.inference.engine.test_batch_independence import TOLERANCE
 from tests.inference.models.families import tiny_hybrid as tiny
+from tests.slow_cases import slow_but
 
 PROMPT_TOKENS, NUM_TOKENS = 37, 12
 ALONE: tuple[int, list[int]] = (512, [])
@@ -63,7 +64,7 @@ def test_a_row_of_a_packed_product_is_the_same_in_every_batch(
 
 
 def wide(made: PreTrainedModel) -> PreTrainedModel:
-    """Rows of several groups, and weights that do not blow up what is rounded."""
+    """Rows of several groups, and weights that do not amplify rounding."""
     config = copy.deepcopy(made.config)
     text = config.get_text_config()
     for name in ("hidden_size", "intermediate_size", "moe_intermediate_size"):
@@ -77,7 +78,7 @@ def wide(made: PreTrainedModel) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("copies", [True, False], ids=["copies", "no copies"])
-@pytest.mark.parametrize("quantization", ["q4", "q8"])
+@pytest.mark.parametrize("quantization", slow_but(["q4", "q8"], "q4"))
 @pytest.mark.parametrize("made", [tiny.qwen3_next, tiny.qwen3_5], ids=lambda made: made.__name__)
 def test_batches_and_chunks_round_to_a_neighbour(
     made: Callable[[], PreTrainedModel],
@@ -117,7 +118,7 @@ def largest_logit(model: AnyModel) -> float:
 
 
 def largest_difference(model: AnyModel) -> float:
-    """Of a log probability, as far as the answers are the same."""
+    """Returns the largest difference of a log probability, as far as the answers are the same."""
     expected = watched(model, *ALONE)
     differences = []
     for case in OTHERWISE:

@@ -13,7 +13,7 @@ from benchmarks.engine.mask import measure_mask_costs
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,
@@ -43,7 +43,7 @@ def json_grammar(schema: object, starts_after: int | None = None) -> Grammar:
 
 
 class HeldSource:
-    """Compiles when told to."""
+    """Compiles when the test releases it."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
@@ -119,7 +119,7 @@ def test_any_model_answers_in_the_schema(
 def test_a_complete_answer_ends_before_min_tokens(
     llama: Any, compiler: GrammarCompiler, stop_token_ids: list[int]
 ) -> None:
-    """As docs/api.md says: ``min_tokens`` makes no answer longer than its grammar allows."""
+    """docs/api.md promises it: ``min_tokens`` makes no answer longer than its grammar allows."""
     engine = engine_for(llama, compiler)
     schema = {"enum": ["yes", "no"]}
     submit(engine, "r", json_grammar(schema), min_tokens=100, stop_token_ids=stop_token_ids)

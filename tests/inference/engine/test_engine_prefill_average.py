@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.cache.kv_cache import KVCache
+from inference.engine.emission import Sampled
 from inference.engine.engine import Engine
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
-from inference.engine.sampling.sampled import Sampled
 from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.scheduling.rates import PrefillAverage
+from inference.engine.scheduling.pace import PrefillAverage
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams
@@ -24,7 +24,7 @@ DECODE_S = 5.0
 
 
 class TimedExecutor:
-    """A prompt token takes twice what is expected, a step that decodes very long."""
+    """A prompt token takes twice the expected time, a step that decodes very long."""
 
     now_s = 0.0
 
@@ -41,7 +41,8 @@ class TimedExecutor:
 
 
 def slowdown(num_requests: int, max_tokens: int) -> float:
-    """Of the average, after that many prompts of a thousand tokens one after the other."""
+    """Returns the average's slowdown after that many prompts of a thousand tokens, one after the
+    other."""
     executor = TimedExecutor()
     engine = Engine(
         executor,

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from inference.engine.adapters import Adapters
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.protocol.engine import SubmitSequence
@@ -78,7 +78,7 @@ def test_an_adapter_of_all_linear_layers(
 def answers_of(
     model: AnyModel, prompts: dict[str, list[int]], adapter: Path
 ) -> dict[str, list[int]]:
-    """Of both in one batch, in chunks, one of them with the adapter."""
+    """Returns the answers of both in one batch, in chunks, one of them with the adapter."""
     block_tokens: Any = getattr(getattr(model, "decoder", None), "block_tokens", 8)
     engine = build_engine(
         model,

@@ -7,7 +7,7 @@ from typing import Any
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 

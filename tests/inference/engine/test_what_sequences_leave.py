@@ -12,17 +12,17 @@ import pytest
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
-from inference.engine.executor import TensorExecutor
-from inference.engine.faults import containment
+from inference.engine.faults import bisection
 from inference.engine.load.build import build_engine
+from inference.engine.model_runner import TensorExecutor
 from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence, SubmitSequence
 from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.counting_engine import CountingExecutor
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
-from tests.inference.engine.test_engine import CountingExecutor
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def no_collector() -> Iterator[None]:
 
 
 def sequences() -> list[Sequence]:
-    """By their type itself: ``isinstance`` raises for a weak proxy whose object is gone, which
-    other tests may have left."""
+    """Finds the sequences by their type itself: ``isinstance`` raises for a weak proxy whose object
+    is gone, which other tests may have left."""
     return [there for there in gc.get_objects() if type(there) is Sequence]
 
 
@@ -44,7 +44,7 @@ def test_sequences_that_ended_are_freed_at_once(
     llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those at fault too, whose exceptions' tracebacks led to them."""
-    monkeypatch.setattr(containment.log, "disabled", True)  # pytest keeps what is logged
+    monkeypatch.setattr(bisection.log, "disabled", True)  # pytest keeps log records
     before = sequences()  # kept, so that no new one has the id of an old one
     known = {id(there) for there in before}
     engine = build_engine(
@@ -53,8 +53,8 @@ def test_sequences_that_ended_are_freed_at_once(
         num_kv_blocks=4096 // llama.block_tokens,
         block_tokens=llama.block_tokens,
     )
-    assert isinstance(engine._executor, TensorExecutor)
-    engine._executor = FaultyExecutor(engine._executor, stage=stage, after=2)
+    assert isinstance(engine.executor, TensorExecutor)
+    engine.executor = FaultyExecutor(engine.executor, stage=stage, after=2)
     for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
         params = SamplingParams(
             max_tokens=8, temperature=0.8, seed=number, top_logprobs=2, frequency_penalty=0.5
@@ -66,7 +66,7 @@ def test_sequences_that_ended_are_freed_at_once(
     engine.cancel(CancelSequence(sequence_id="5"))
     while engine.has_work:
         engine.step()
-    engine._executor._schedule = type(engine._executor._schedule)()
+    engine.executor.schedule = type(engine.executor.schedule)()
     assert [there.sequence_id for there in sequences() if id(there) not in known] == []
 
 

@@ -9,7 +9,7 @@ from inference.protocol.generation import GenerationRequest, TextInput
 
 
 def any_answer() -> AnswerCheck:
-    """Of one choice, as long as it likes."""
+    """Returns the check of an answer of one choice, of any length."""
     request = GenerationRequest(model="tiny", input=TextInput(texts=["Hi"]))
     return AnswerCheck(request, UsageBounds(prompt_tokens=10**6, output_tokens=10**6))
 

@@ -19,9 +19,9 @@ class Exchange:
         self.headers: dict[str, str] = {}
         self.body = b""
         self.piece_sizes: list[int] = []
-        """Of the body, as they were sent."""
+        """The sizes of the body's pieces, as they were sent."""
         self.reads = asyncio.Event()
-        """The client takes what is sent while this is set."""
+        """The client reads while this is set."""
         self.reads.set()
         self.ended = asyncio.Event()
         self._grew = asyncio.Event()

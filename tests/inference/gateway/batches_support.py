@@ -71,7 +71,7 @@ async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any
 
 
 async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Refuses those who say so."""
+    """Refuses requests that contain "refuse me"."""
     if "refuse me" in str(submit.request):
         failure = Failure(code="invalid_schema", message="No.", param="messages")
         yield [Failed(request_id=submit.request_id, failure=failure)]

@@ -28,11 +28,11 @@ from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.pull import PullRequest, PullState
 from metering.actor import Actor
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
+from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
 OPERATOR = {"authorization": "Bearer of-serve"}
-"""Headers of somebody who may know everything."""
+"""Headers of an operator, who may read everything."""
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny", aliases=("gpt-4o",), pinned=True)
 
 
@@ -80,7 +80,7 @@ class FakeCatalogue:
         return self.pulls.pop(0)
 
     async def pull_state(self, before: PullState) -> PullState:
-        """The last one goes on and on."""
+        """The next state; the last one repeats."""
         return self.pulls.pop(0) if len(self.pulls) > 1 else self.pulls[0]
 
     async def cancel_pull(self, state: PullState, actor: Actor) -> None:
@@ -125,6 +125,13 @@ def catalogue() -> FakeCatalogue:
 @pytest.fixture
 def directory() -> FakeDirectory:
     return FakeDirectory()
+
+
+@pytest.fixture
+def capped(directory: FakeDirectory) -> FakeDirectory:
+    """The key's requests are charged to one budget."""
+    directory.restrict(KEY, budgets=(1,))
+    return directory
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Keys and a ledger in memory, for a gateway whose database is not what is tested."""
+"""Keys and a ledger in memory, for tests of a gateway without its database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FakeDirectory:
             ),
         }
         self.budgets: tuple[int, ...] = ()
-        """Of anonymous callers."""
+        """The budgets of anonymous callers."""
 
     def start(self) -> None:
         pass
@@ -70,10 +70,12 @@ class FakeDirectory:
 
 
 class FakeLedger:
-    """One budget in tokens for everybody, and what it was told."""
+    """One budget in tokens for all callers, with the recorded calls."""
 
     def __init__(self) -> None:
         self.cap_tokens = 1_000_000
+        self.cap_micro_usd = 1_000_000
+        """The cap of requests without tokens."""
         self.is_away = False
         self.is_full = False
         self.depth = 3
@@ -102,6 +104,17 @@ class FakeLedger:
             raise LedgerUnavailableError("The database does not answer.")
         self.reserved.append(reserve)
         self.held.pop(reserve.request_id, None)
+        spent = sum(entry.metered.micro_usd for entry in self.settled)
+        if reserve.metered.micro_usd > self.cap_micro_usd - spent:
+            raise QuotaExceededError(
+                f"This needs {reserve.metered.micro_usd} micro-USD.",
+                budget=1,
+                unit="micro_usd",
+                needed=reserve.metered.micro_usd,
+                left=self.cap_micro_usd - spent,
+                retry_after_s=None,
+                is_reserved=False,
+            )
         left = self.left - reserve.prompt_tokens
         output = reserve.output_tokens
         if output is None:

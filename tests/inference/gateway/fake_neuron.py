@@ -1,4 +1,4 @@
-"""A neuron without a model: says a heartbeat, takes the inbox, writes what a test tells it to."""
+"""A neuron without a model: publishes a heartbeat, reads the inbox, writes a test's events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from inference.protocol.heartbeat import (
 )
 from inference.protocol.held import NO_GATEWAY, HeldRequests, encode_held_requests
 from inference.protocol.inbox_parts import FrameAssembler
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 from tests.fleet.ordered import ordered
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]
@@ -71,7 +71,7 @@ async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
 
 
 async def prepared(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Of a request for no tokens: its prompt is computed, and nothing else."""
+    """Answers a request for no tokens: its prompt is computed, and nothing else."""
     request_id = submit.request_id
     yield [Accepted(request_id=request_id, prompt_tokens=7)]
     usage = Usage(prompt_tokens=7, completion_tokens=0)
@@ -98,15 +98,15 @@ async def failing(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [Failed(request_id=submit.request_id, failure=failure)]
 
 
-def counting(num_prompt_tokens: int, *, says_count: bool = True) -> Script:
-    """As ``paris``, of a prompt of so many tokens: one that is longer than what was reserved is
-    refused, with its length where ``says_count``."""
+def counting(num_prompt_tokens: int, *, reports_count: bool = True) -> Script:
+    """Answers like ``paris`` to a prompt of so many tokens: one that is longer than the reservation
+    is refused, with its length where ``reports_count``."""
 
     async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
         most = submit.max_prompt_tokens
         if most is not None and num_prompt_tokens > most:
             failure = over_budget(num_prompt_tokens, most)
-            if not says_count:
+            if not reports_count:
                 failure = msgspec.structs.replace(failure, num_prompt_tokens=None)
             yield [Failed(request_id=submit.request_id, failure=failure)]
             return
@@ -155,7 +155,7 @@ class FakeNeuron:
         self.thread_problems: list[str] = []
         self.is_ready = True
         self.queue_depth = 2
-        """Of its engine, as it says."""
+        """The queue that its heartbeat reports of its engine."""
 
     async def beat(self) -> None:
         heartbeat = encode_heartbeat(ordered(self._heartbeat()))
@@ -163,7 +163,7 @@ class FakeNeuron:
         await self.client.zadd(keys.NEURONS, {self.name: time.time()})
 
     async def hold(self, held: dict[str, list[str]], *, is_behind: bool = False) -> None:
-        """Says, as of now, which requests of which gateways it has."""
+        """Publishes the requests that it holds for each gateway now."""
         self._num_beats += 1
         nothing = HeldRequests(epoch=self.epoch, beat=self._num_beats)
         fields = {NO_GATEWAY: encode_held_requests(nothing)} | {

@@ -28,7 +28,6 @@ from inference.protocol.generation import ChatInput, Submit
 from tests.inference.gateway.asgi_client import Exchange
 
 RESPONSES = "/v1/responses"
-QUESTION = "What is the capital of France?"
 TOOLS: Any = [
     {
         "type": "function",
@@ -37,10 +36,6 @@ TOOLS: Any = [
         "strict": False,
     }
 ]
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "input": QUESTION, **more}
 
 
 async def counts(submit: Submit) -> AsyncIterator[list[Event]]:

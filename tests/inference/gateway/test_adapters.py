@@ -1,4 +1,4 @@
-"""Requests for an adapter go to its base's replica, and say which adapter they mean."""
+"""Requests for an adapter go to its base's replica, and name the adapter."""
 
 from __future__ import annotations
 

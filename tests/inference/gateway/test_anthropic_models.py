@@ -64,6 +64,8 @@ async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuro
     assert (model["tool_call"], model["reasoning"]) == (True, False)
     neuron.status = None
     await neuron.beat()
-    await asyncio.sleep(0.3)
-    model, _ = (await client.get("/v1/models")).json["data"]
+    async with asyncio.timeout(60):
+        while model["loaded"]:
+            model, _ = (await client.get("/v1/models")).json["data"]
+            await asyncio.sleep(0.02)
     assert (model["capabilities"], model["tool_call"], model["loaded"]) == (None, None, False)

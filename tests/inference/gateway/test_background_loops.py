@@ -11,7 +11,7 @@ from inference.supervised_threads import thread_problems
 
 
 class PanicError(BaseException):
-    """As PyO3's ``PanicException``."""
+    """Stands for PyO3's ``PanicException``."""
 
 
 @pytest.mark.parametrize(

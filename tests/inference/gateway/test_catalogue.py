@@ -1,4 +1,4 @@
-"""The gateway's reads and writes of the real database, and what it says when that is away."""
+"""The gateway's reads and writes of the real database, and its errors when that is unreachable."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_what_was_found_is_kept_for_a_moment(rows: Rows) -> None:
 async def test_a_change_is_seen_everywhere_within_a_second(
     rows: Rows, clock: Clock, age_s: float
 ) -> None:
-    """However old what is kept was when another process made the change."""
+    """However old the cached rows were when another process made the change."""
     catalogue = DatabaseCatalogue()
     await catalogue.entries()
     clock.now_s += age_s
@@ -168,8 +168,8 @@ async def test_what_was_there_is_served_while_the_database_is_away(
 async def test_a_database_that_stands_still_is_waited_for_briefly(
     rows: Rows, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes the query and answers nothing: what was there is served, and only who comes while
-    the read is young waits for it."""
+    """It takes the query and answers nothing: the cached rows are served, and only callers who come
+    while the read is young wait for it."""
     monkeypatch.setattr(catalogue_module, "FIRST_WAIT_S", 0.05)
     monkeypatch.setattr(catalogue_module, "READ_WAIT_S", 0.05)
     goes_on = threading.Event()

@@ -1,4 +1,4 @@
-"""A query's waiter hears of its cancellation whenever that comes."""
+"""A query's waiter is cancelled whenever the cancellation comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before a neuron hears of it: keys, sizes, methods, paths, bad bodies, drains."""
+"""Refusals before a neuron gets the request: keys, sizes, methods, paths, bad bodies, drains."""
 
 from __future__ import annotations
 
@@ -169,11 +169,9 @@ async def test_a_neuron_that_lost_threads_is_named_and_gets_nothing(
     neuron.is_ready = False
     await neuron.beat()
 
-    async def is_unhealthy() -> bool:
-        return (await client.get("/health")).status == 503
-
-    while not await is_unhealthy():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while (await client.get("/health")).status != 503:
+            await asyncio.sleep(0.01)
     asked = await client.post(CHAT, BODY)
     assert asked.status == 503
     assert neuron.submitted.empty()
@@ -236,7 +234,7 @@ async def test_an_unhealthy_answer_has_not_finished_well(
 async def test_one_models_absence_takes_no_gateway_out_of_rotation(
     client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
 ) -> None:
-    """It can be loaded for whoever asks."""
+    """It can be loaded on demand."""
     neuron.status = None
     await neuron.beat()
     answer = await client.get("/health", headers=OPERATOR)
@@ -266,8 +264,13 @@ async def test_unhealthy_without_redis(make_client: MakeClient) -> None:
 
 
 async def test_draining_lets_finish_then_cuts_and_refuses(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, redis_client: redis.asyncio.Redis
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    gateway: Gateway,
+    redis_client: redis.asyncio.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("inference.gateway.gateway.FLUSH_S", 60.0)
     neuron.script = endless
     streaming = client.open("POST", CHAT, {**BODY, "stream": True})
     waiting = client.open("POST", CHAT, BODY)

@@ -9,11 +9,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.loading.gguf import quants
+from benchmarks.weights.random_blocks import random_blocks
 
 NUM_LAYERS = 2
 NUM_HEADS = 4
@@ -56,24 +56,20 @@ GGUF_NAMES = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "embed_tokens": "nextn.embed_tokens",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
 }
 
 
-SCALE_FIELDS = {
-    "Q2_K": (80, 84),
-    "Q3_K": (108, 110),
-    "Q4_K": (0, 4),
-    "Q5_K": (0, 4),
-    "Q6_K": (208, 210),
-    "TQ1_0": (52, 54),
-    "TQ2_0": (64, 66),
-    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0, 2)),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "Q1_0"), (0, 2)),
-}
-"""Where a block holds its float16 scales; gguf cannot quantise most of these types, only read
-them."""
-SPREAD_SCALES = ("IQ1_M", "NVFP4")
-"""Types whose scales lie otherwise."""
+NEVER_QUANTISED = frozenset(
+    ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "Q1_0", "NVFP4")
+)
+"""Types whose random weights are random blocks, as those of the IQ types are; gguf cannot make
+most of them, only read them."""
 
 RANDOM_VALUE = 0.04
 """Root mean square of random weights in these formats."""
@@ -114,7 +110,7 @@ def save_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(sizes["max_position_embeddings"])
     writer.add_embedding_length(sizes["hidden_size"])
-    writer.add_block_count(NUM_LAYERS)
+    writer.add_block_count(sizes["num_hidden_layers"])
     writer.add_feed_forward_length(sizes["intermediate_size"])
     writer.add_head_count(NUM_HEADS)
     writer.add_head_count_kv(sizes["num_key_value_heads"])
@@ -165,44 +161,12 @@ def _add_tensor(
     if type == GGMLQuantizationType.F32:
         writer.add_tensor(gguf_name(name, architecture), values)
         return
-    if type.name in SCALE_FIELDS or type.name in SPREAD_SCALES:
-        blocks = random_blocks(np.random.default_rng(len(name)), type, *values.shape)
+    if type.name in NEVER_QUANTISED or type.name.startswith("IQ"):
+        generator = np.random.default_rng(len(name))
+        blocks = random_blocks(generator, type, values.shape, RANDOM_VALUE)
     else:
         blocks = gguf.quantize(values, type)
     writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
-
-
-def random_blocks(
-    generator: np.random.Generator, type: GGMLQuantizationType, num_rows: int, num_features: int
-) -> np.ndarray:
-    """Any codes, and scales that keep the values about as large as a model's."""
-    block_features, block_bytes = GGML_QUANT_SIZES[type]
-    num_blocks = num_features // block_features
-    blocks = generator.integers(0, 256, (num_rows, num_blocks, block_bytes), dtype=np.uint8)
-    if type.name == "NVFP4":
-        blocks[:, :, :4] &= 0x0F  # up to 2**-6, in numbers of up to 6
-        return blocks.reshape(num_rows, -1)
-    num_scales = 1
-    if type.name in SCALE_FIELDS:
-        first, last = SCALE_FIELDS[type.name]
-        num_scales = (last - first) // 2
-    scales = generator.uniform(0.5, 1.5, (num_rows, num_blocks, num_scales))
-    _set_scales(blocks, type, scales)
-    values = quants.stored(blocks.reshape(num_rows, -1), type).dequantize().numpy()
-    scales *= RANDOM_VALUE / np.sqrt(np.square(values).mean())
-    _set_scales(blocks, type, scales)
-    return blocks.reshape(num_rows, -1)
-
-
-def _set_scales(blocks: np.ndarray, type: GGMLQuantizationType, scales: np.ndarray) -> None:
-    halves = scales.astype(np.float16)
-    if type.name == "IQ1_M":  # four bits of it on top of each of four words
-        words = blocks[:, :, 48:].view(np.uint16)
-        words &= 0x0FFF
-        words |= halves.view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) << 12
-        return
-    first, last = SCALE_FIELDS[type.name]
-    blocks[:, :, first:last] = halves.view(np.uint8)
 
 
 GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}

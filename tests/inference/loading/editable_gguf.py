@@ -1,4 +1,4 @@
-"""A GGUF file taken apart, to be changed and written again, whatever it then says."""
+"""A GGUF file taken apart, to be changed and written again, valid or not."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Pair:
     kind: int
     value: Any
     item_kind: int = 0
-    """Of an array."""
+    """The kind of an array's items."""
     length: int | None = None
-    """What an array, or a string, says of its length; ``None``: the truth."""
+    """The declared length of an array or a string; ``None``: the true one."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class EditableGGUF:
         return next(info for info in self.infos if info.name == name)
 
     def set(self, key: str, value: Any, kind: int = UINT32) -> None:
-        """In place of the value that the file has, or as a new one."""
+        """Sets a value in place of the one that the file has, or as a new one."""
         self.pairs = [pair for pair in self.pairs if pair.key != key]
         self.pairs.append(Pair(key, kind, value))
 
@@ -128,7 +128,7 @@ def _pair_bytes(pair: Pair) -> bytes:
 
 
 def _scalar_bytes(kind: int, value: Any) -> bytes:
-    """As the kind says; whole numbers wrap around."""
+    """Encodes a value in the kind's format; integers wrap around."""
     format = SCALAR_FORMATS.get(kind, "I")
     if format in "fd":
         return struct.pack(f"<{format}", float(value))

@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.is_closing.wait()
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Logs nothing."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is read of a model's files before other models leave for it: refused as the load itself
+"""The check of a model's files before other models are evicted for it: refused as the load itself
 refuses it, and passed where the load passes."""
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.file_check import FileCheckOrder, check
 from inference.loading.loader import open_model
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
+from inference.protocol.load_progress import LoadFailure
 from tests.inference.loading.conftest import save_gguf
+from tests.inference.models.vision.tiny_qwen import QWEN3_VL
 
 
 def _with_config(directory: Path, **changes: object) -> None:
@@ -82,6 +84,18 @@ def test_a_directory_is_refused_as_by_its_load(
     failure = _checked(tiny_directory)
     assert failure == _refused_by_load(tiny_directory, tmp_path)
     assert failure.code == case.partition(":")[0]
+
+
+def test_a_setting_that_the_model_contradicts_is_refused_as_by_its_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = QWEN3_VL.save(tmp_path / "model")
+    assert _checked(directory) is None
+    monkeypatch.setenv("HELEXA_VISION_MAX_PIXELS", "1")
+    failure = _checked(directory)
+    assert failure == _refused_by_load(directory, tmp_path / "cache")
+    assert (failure.code, failure.is_permanent) == ("bad_setting", True)
+    assert failure.message.startswith("HELEXA_VISION_MAX_PIXELS is 1, and")
 
 
 def _gguf(tiny_directory: Path, name: str, architecture: str = "llama") -> Path:

@@ -76,7 +76,7 @@ def test_it_is_refused_before_anything_is_fetched(
 ) -> None:
     if build.find_compiler() is None:
         pytest.skip("no C++ compiler")
-    monkeypatch.setattr(loader, "fetch_files", None)  # whoever fetches fails
+    monkeypatch.setattr(loader, "fetch_files", None)  # a fetch would fail
     wanted = LoadSpec(job_id="1", model="m", source="pypi:m", devices=["cpu"], kv_dtype="fp8")
     with pytest.raises(BadSourceError, match="kv_dtype fp8"):
         open_model(wanted, tmp_path, lambda _: None)

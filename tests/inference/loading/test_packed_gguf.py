@@ -16,7 +16,6 @@ from inference.models.backend import AnyModel
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.step_input import ALL_ROWS, StepInput
-from inference.models.weights.dense import DenseWeights
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.conftest import (
     NUM_HEADS,
@@ -27,13 +26,15 @@ from tests.inference.loading.conftest import (
     save_directory,
 )
 from tests.inference.loading.conftest import save_gguf as save
+from tests.inference.models.dense_weights import DenseWeights
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """Rows of the K formats are whole super-blocks of 256."""
 TOLERANCE = 0.1
-"""Of the native decoder, whose activations have 8 bits and whose keys and values are bfloat16: 0.01
-to 0.05 with these weights. Its arithmetic is held to 1e-5 in ``test_native_packing``; here a wrong
-code, scale or row would be off by as much as the logits are large."""
+"""The tolerance of the native decoder, whose activations have 8 bits and whose keys and values are
+bfloat16: 0.01 to 0.05 with these weights. Its arithmetic is held to 1e-5 in
+``native/test_packing``; here a wrong code, scale or row would be off by as much as the logits are
+large."""
 EXACT = 1e-5
 CONTEXT_TOKENS, BLOCK_TOKENS = 64, 32
 
@@ -138,7 +139,7 @@ def test_the_load_report_has_the_bytes(tmp_path: Path) -> None:
     weights = opened(mixed_file(tmp_path, "Q4_K_M"), tmp_path).weights
     layer = "model.layers.0"
     heads = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
-    assert [part.bits for part in weights.stored_parts(*heads)] == [4, 6]
+    assert [part.sample.bits for part in weights.stored_parts(*heads)] == [4, 6]
     weights.stored_parts(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
     weights.stored(f"{layer}.mlp.down_proj")
     # 256 x 384 and 2 x 512 x 256 weights at 4.625 bits; 256 x 128 and 256 x 512 at 6.5625.

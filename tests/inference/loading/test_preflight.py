@@ -66,7 +66,7 @@ def test_the_native_decoder_packs_every_format() -> None:
     [("Q5_K", 2800), ("Q6_K", 2800), ("q5", 2600), ("q6", 2600), ("Q4_K", 2000), ("Q8_0", 3600)],
 )
 def test_a_card_keeps_projections_packed(format: str, num_bytes: int) -> None:
-    """Not dense, and those of 5 and 6 bits not in 8. Where torch has a kernel too, the
+    """They are not dense, and those of 5 and 6 bits not in 8. Where torch has a kernel too, the
     larger of the two counts: the faster one is chosen later."""
     tensors = [(format, 3200), ("F16", 10)]
     need = memory_need(CONFIG, tensors, 2, kv_format="bf16", has_packed_kernels=True)

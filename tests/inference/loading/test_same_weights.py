@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from inference.loading.config.checked_shapes import expected_tensors
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.weights.stored import GroupedWeight
-from inference.protocol.load import LoadSpec, LoadStage
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import MissingTensorError
+from inference.protocol.load_progress import LoadStage
 from tests.inference.loading.conftest import save_directory, save_gguf
 
 
@@ -132,7 +133,7 @@ def test_mixed_formats_stay_packed_side_by_side(tmp_path: Path) -> None:
     names = [f"{layer}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
 
     fused = model.weights.linear(*names)
-    query_and_key, value = model.weights.stored_parts(*names)
+    query_and_key, value = (part.whole() for part in model.weights.stored_parts(*names))
 
     assert (fused.in_features, fused.out_features) == (64, 64 + 32 + 32)
     x = torch.randn(5, 64)

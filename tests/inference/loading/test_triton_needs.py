@@ -1,4 +1,5 @@
-"""A host without a C compiler or Python's headers runs models on CUDA more slowly, and says why."""
+"""Tests what Triton needs: without a C compiler or Python's headers a host runs models on CUDA more
+slowly, and the load report gives the reason."""
 
 from __future__ import annotations
 

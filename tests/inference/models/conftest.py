@@ -1,13 +1,17 @@
-"""What the native decoder's tests share."""
+"""What tests of models run in: the native decoder's library, a load's data directory, and how many
+threads they compute with."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from inference.models.native import build
+from tests.inference.collected import _what_was_imported_is_not_collected  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +19,21 @@ def library(native_cache_dir: Path) -> ctypes.CDLL:
     if build.find_compiler() is None:
         pytest.skip("no C++ compiler")
     return build.load_library(native_cache_dir)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, native_cache_dir: Path) -> Path:
+    """The data directory of a load, where the native decoder is compiled already."""
+    directory = tmp_path / "data"
+    (directory / "cache").mkdir(parents=True)
+    (directory / "cache" / "native").symlink_to(native_cache_dir)
+    return directory
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products this small take longer to share out than to compute, above all on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

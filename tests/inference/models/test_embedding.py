@@ -63,7 +63,7 @@ def prompts() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("model_type", ENCODERS + DECODERS)
 def test_a_batch_of_mixed_lengths_is_what_one_by_one_is(tmp_path: Path, model_type: str) -> None:
-    """And both are transformers' own hidden states, pooled by hand."""
+    """Both are transformers' own hidden states, pooled by hand."""
     directory = save(tmp_path, model_type)
     pooling: Pooling = "last" if model_type in DECODERS else "mean"
     model = load(directory, model_type, pooling)

@@ -1,5 +1,5 @@
-"""Captured decode steps, with a capture that records nothing and calls again: what is copied where,
-which step runs, and what happens when capturing fails. On a card, the real one too.
+"""Captured decode steps, with a capture that records nothing and calls again: the copies of inputs,
+the step that runs, and a capture that fails. On a card, the real one too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedDecoder, Replay, row_buckets
-from inference.models.step_input import StepInput
+from inference.models.step_input import StepInput, block_table_of
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
+from tests.inference.models.fake_capture import FakeCapture
 
 NUM_BLOCKS, BLOCK_TOKENS = 16, 8
 CPU = torch.device("cpu")
@@ -27,22 +28,6 @@ CUDA = pytest.param(
         pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     ],
 )
-
-
-class FakeCapture:
-    def __init__(self) -> None:
-        self.num_captured = 0
-        self.replayed: list[int] = []
-
-    def __call__(self, forward: Callable[[], None]) -> Replay:
-        index, self.num_captured = self.num_captured, self.num_captured + 1
-        forward()
-
-        def replay() -> None:
-            self.replayed.append(index)
-            forward()
-
-        return replay
 
 
 def decodes(num_rows: int, num_columns: int, seed: int = 0) -> StepInput:
@@ -91,8 +76,56 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
 
 
 @torch.inference_mode()
+def test_drafts_run_in_captured_steps() -> None:
+    """Which row is whose is an input of a captured step, as lengths are."""
+    model, capture = tiny_model(CPU), FakeCapture()
+    graphed = GraphedDecoder(model, capture)
+    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
+    graphed.capture(ours, max_rows=8, context_tokens=30)
+    filled(ours)
+    table = block_table_of([[3, 1, 7], [4], [2, 9]])
+    step = StepInput.of_queries(
+        [5, 6, 7, 8, 9, 10], [17, 2, 11], [3, 1, 2], table, BLOCK_TOKENS, num_decodes=3
+    )
+    assert step.has_runs
+    assert torch.allclose(graphed.forward(step, ours), model.forward(step, theirs), atol=1e-4)
+    assert len(capture.replayed) == 1
+
+
+@torch.inference_mode()
+def test_hidden_rows_of_a_captured_step_outlive_the_next_one() -> None:
+    """A predictor reads the last rows of a step after the next step."""
+    config = replace(CONFIG, has_predictor=True)
+    model, capture = tiny_model(CPU, config=config), FakeCapture()
+    graphed = GraphedDecoder(model, capture)
+    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
+    graphed.capture(ours, max_rows=6, context_tokens=30)
+    filled(ours)
+    steps = decodes(3, 4), decodes(5, 3, seed=1)
+    found = [graphed.forward_with_hidden(step, ours)[1] for step in steps]
+    wanted = [model.forward_with_hidden(step, theirs)[1] for step in steps]
+    assert len(capture.replayed) == 2
+    assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(found, wanted, strict=True))
+
+
+@torch.inference_mode()
+def test_a_step_with_a_prompt_is_one_pass_of_the_model() -> None:
+    """It reads the weights once, and not once more for the rows that decode."""
+    model, capture = tiny_model(CPU), FakeCapture()
+    graphed = GraphedDecoder(model, capture)
+    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
+    graphed.capture(kv, max_rows=6, context_tokens=30)
+    table = block_table_of([[3, 1], [4]])
+    mixed = StepInput.of_queries(
+        [5, 6, 7], [9, 0], [1, 2], table, BLOCK_TOKENS, num_decodes=1, logit_rows=[0, 2]
+    )
+    assert graphed.forward(mixed, kv).shape == (2, CONFIG.vocab_size)
+    assert capture.replayed == []
+
+
+@torch.inference_mode()
 def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
-    """They are at position 0 of any block, whose owner may have left what is not a number."""
+    """They are at position 0 of any block, whose previous sequence may have left NaN there."""
     model = tiny_model(CPU)
     graphed = GraphedDecoder(model, FakeCapture())
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
@@ -104,7 +137,7 @@ def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
     assert others
     for layer in ours.layers:
         layer.entries.view(-1, BLOCK_TOKENS, *layer.entries.shape[1:])[others] = float("nan")
-    graphed._steps._buffers.inputs.block_ids.fill_(others[0])  # type: ignore[union-attr]
+    graphed._steps._buffers.block_table.fill_(others[0])  # type: ignore[union-attr]
     assert torch.allclose(graphed.forward(step, ours), model.forward(step, theirs), atol=1e-4)
 
 

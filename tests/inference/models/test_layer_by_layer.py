@@ -11,7 +11,7 @@ from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import HEAD_ROWS, largest_layer_bytes, prompt_logits
 from inference.models.registry import build_model
 from inference.models.step_input import StepInput
-from inference.models.weights.dense import DenseWeights
+from tests.inference.models.dense_weights import DenseWeights
 
 NUM_TOKENS = 40
 LLAMA = ModelConfig(

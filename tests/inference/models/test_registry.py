@@ -10,9 +10,9 @@ import torch
 
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.errors import UnknownArchitectureError
+from inference.models.errors import UnregisteredArchitectureError
 from inference.models.registry import build_fastest_model, build_model
-from inference.models.weights.dense import DenseWeights
+from tests.inference.models.dense_weights import DenseWeights
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -43,7 +43,7 @@ def weights(dtype: torch.dtype = torch.float32) -> DenseWeights:
 
 
 def test_an_unknown_architecture_is_named() -> None:
-    with pytest.raises(UnknownArchitectureError, match="no family builds 'unheard'"):
+    with pytest.raises(UnregisteredArchitectureError, match="no family builds 'unheard'"):
         build_model(replace(CONFIG, architecture="unheard"), weights(), 64)
 
 

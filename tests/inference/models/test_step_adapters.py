@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +14,8 @@ from inference.models.adapter import (
     row_groups,
     torch_adapter,
 )
-from inference.models.batch import Batch, PrefillSpan
-from inference.models.weights.dense import DenseLinear
+from inference.models.layers.linear import DenseLinear
+from inference.models.step_input import StepInput
 
 CPU = torch.device("cpu")
 IN_FEATURES, OUT_FEATURES, NUM_DECODES, NUM_ROWS = 8, 6, 5, 8
@@ -35,11 +36,14 @@ def adapter(rank: int) -> TorchAdapter:
 FIRST, SECOND = adapter(2), adapter(4)
 
 
-def batch(*adapters: TorchAdapter | None) -> Batch:
+def step_with(*adapters: TorchAdapter | None) -> StepInput:
     """Five rows that decode, and a prompt of three."""
-    rows = torch.arange(NUM_ROWS)
-    span = PrefillSpan(NUM_DECODES, NUM_ROWS, 0, 3, torch.zeros(1, dtype=torch.int64))
-    return Batch(rows, rows, rows, rows[:NUM_DECODES, None], (span,), adapters=adapters)
+    lens = [1] * NUM_DECODES + [3]
+    table = np.zeros((NUM_DECODES + 1, 1), dtype=np.int32)
+    tokens = [0] * NUM_ROWS
+    return StepInput.of_queries(
+        tokens, [0] * len(lens), lens, table, 4, num_decodes=NUM_DECODES, adapters=adapters
+    )
 
 
 STEPS = {
@@ -52,7 +56,7 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 def test_together_or_one_by_one_are_the_same_sums(step: str) -> None:
     x = torch.randn(NUM_ROWS, IN_FEATURES, generator=torch.Generator().manual_seed(7))
-    given = batch(*STEPS[step])
+    given = step_with(*STEPS[step])
     found = [
         StepAdapters(given, CPU, together=together).add_to(
             torch.zeros(NUM_ROWS, OUT_FEATURES), PROJECTION, x
@@ -67,7 +71,7 @@ def test_together_or_one_by_one_are_the_same_sums(step: str) -> None:
 
 def test_neighbours_need_no_list_of_rows() -> None:
     span = (FIRST, slice(5, 8))
-    scattered = row_groups(batch(*STEPS["scattered"]), together=True)
+    scattered = row_groups(step_with(*STEPS["scattered"]), together=True)
     assert scattered == [(FIRST, [0, 3]), (SECOND, [1, 4]), span]
-    neighbours = row_groups(batch(*STEPS["neighbours"]), together=True)
+    neighbours = row_groups(step_with(*STEPS["neighbours"]), together=True)
     assert neighbours == [(FIRST, slice(0, 2)), (SECOND, slice(3, 5))]

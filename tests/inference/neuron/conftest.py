@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from inference.protocol.keys import (
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.fake_engines import running_engines
+from tests.sandbox_workers import WORKERS
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
 WAIT_S = 120.0
@@ -64,7 +66,7 @@ class TestGateway:
         self.stay_alive()
         self.make_stream()
 
-    def stay_alive(self, for_s: int = 60) -> None:
+    def stay_alive(self, for_s: int = 3600) -> None:
         self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=for_s)
 
     def make_stream(self) -> None:
@@ -132,19 +134,27 @@ class TestGateway:
             lambda events: bool(events) and isinstance(events[-1], TERMINAL_EVENTS),
         )
 
-    def heartbeat(self) -> NeuronHeartbeat | None:
+    def heartbeat(self) -> NeuronHeartbeat:
+        """The latest. Where it expired, because its neuron got no time, the next one."""
+        wait_until(self.has_heartbeat)
+        return self._latest_heartbeat() or self.heartbeat()
+
+    def has_heartbeat(self) -> bool:
+        return self._latest_heartbeat() is not None
+
+    def _latest_heartbeat(self) -> NeuronHeartbeat | None:
         data = self.client.get(heartbeat_key(self.neuron))
         return decode_heartbeat(data) if data else None
 
     def replica(self, model: str = "m") -> ReplicaState | None:
-        heartbeat = self.heartbeat()
+        heartbeat = self._latest_heartbeat()
         for replica in heartbeat.replicas if heartbeat else []:
             if replica.model == model:
                 return replica
         return None
 
     def is_idle(self, *, after_steps: bool = True) -> bool:
-        """The engine says it holds nothing; the fake one tells its steps as tokens per second."""
+        """The engine reports no sequences; the fake one reports its steps as tokens per second."""
         state = self.replica()
         if state is None or state.stats is None:
             return False
@@ -220,6 +230,7 @@ def make_service(
             "restart_policy": RestartPolicy(
                 backoff=Backoff(first_s=0.01, max_s=30.0), max_quick_failures=2
             ),
+            "workers": WORKERS,
         }
         service = NeuronService(**(options | changes))
         services.append(service)
@@ -242,3 +253,25 @@ def loaded(
     service.load_model(fake_spec())
     gateway.wait_status("ready")
     return service
+
+
+@pytest.fixture
+def three_layers(tmp_path: Path) -> Path:
+    """A model's directory with a config, of which only that is read."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+    }
+    directory = tmp_path / "three-layers"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").touch()
+    return directory

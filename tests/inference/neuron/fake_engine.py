@@ -9,7 +9,7 @@ source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a 
     crash_load   1: the process dies while it loads
     crash_after  the process kills itself after so many steps
     fault_after  its device is lost after so many steps
-    hang_after   after so many steps it says nothing any more
+    hang_after   after so many steps it sends nothing any more
     context      the context limit it reports
     takes_gb     how much memory it reports to have taken
     asleep_gb    it can sleep, and holds so much of its device then
@@ -18,6 +18,8 @@ source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a 
     crash_sleep  1: the process dies while it falls asleep
     crash_wake   1: the process dies when it is to wake
     (a sequence whose seed is 667 ends it by SIGSEGV, one of 666 is refused)
+    joins        1: the engine of a held stage comes as soon as it listens
+    leaves       1: and ends at once
     sees         the token that is an image's pad: it takes images, and looks whether they fit
 """
 
@@ -55,6 +57,10 @@ from inference.protocol.engine import (
     SequenceStep,
     Shutdown,
     Sleep,
+    StageAlive,
+    StageListening,
+    StageReady,
+    StageReleased,
     StepOutputs,
     SubmitSequence,
     Wake,
@@ -62,14 +68,9 @@ from inference.protocol.engine import (
     encode_engine_frame,
 )
 from inference.protocol.images import VisionInput
-from inference.protocol.load import (
-    AsleepBytes,
-    LoadFailure,
-    LoadProgress,
-    LoadReport,
-    LoadSpec,
-    LoadStage,
-)
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
 from inference.protocol.sampling import TokenLogprob
 
 POISON_SEED = 667
@@ -91,10 +92,13 @@ class FakeEngine:
         self.sequences: dict[str, Sequence] = {}
         self.num_steps = 0
         self.dropped: list[str] = []
-        """Adapters; it tells of them as if it had those that were dropped."""
+        """Names of dropped adapters, which it reports as if they were loaded."""
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
+        if self.spec.stage_of is not None:
+            self._hold_a_stage(self.spec.stage_of.index)
+            return
         if not self._load():
             return
         rate = self.options.get("rate", 100.0)
@@ -114,6 +118,12 @@ class FakeEngine:
             os._exit(0)
 
     def _load(self) -> bool:
+        if self._refuses():
+            return False
+        self._send(Loaded(report=self._report()))
+        return True
+
+    def _refuses(self) -> bool:
         self._send(LoadProgressed(progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)))
         time.sleep(self.options.get("load_s", 0.0))
         if self.options.get("crash_load"):
@@ -121,9 +131,32 @@ class FakeEngine:
         if self.options.get("load_fails"):
             failure = LoadFailure(code="does_not_fit", message="needs 9 GB, 1 GB is free")
             self._send(LoadFailedMessage(failure=failure))
-            return False
-        self._send(Loaded(report=self._report()))
-        return True
+            return True
+        return False
+
+    def _hold_a_stage(self, index: int) -> None:
+        if self._refuses():
+            return
+        self._send(StageListening(address="127.0.0.1:7400"))
+        while not self.options.get("joins"):
+            self._take_commands(wait_s=0.1)
+        stage = self.spec.stages[index]
+        report = StageReport(
+            device=stage.device,
+            layers=stage.layers,
+            execution="fake",
+            estimated_bytes=0,
+            kv_bytes=1,
+        )
+        took = int(self.options.get("takes_gb", 0) * 1e9)
+        memory = DeviceMemory(device=stage.device, actual_bytes=took, process_bytes=0)
+        self._send(StageReady(report=report, memory=memory))
+        if self.options.get("leaves"):
+            self._send(StageReleased(reason="its engine has ended"))
+            return
+        while True:
+            self._send(StageAlive())
+            self._take_commands(wait_s=0.2)
 
     def _take_commands(self, wait_s: float) -> list[SequenceCancelled]:
         """Waits for one command, or until the next step is due; takes all that are there."""

@@ -7,14 +7,15 @@ import tempfile
 from pathlib import Path
 
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import LoadReport
 from tests.sandbox_workers import WORKERS
 
 CHAT_TEMPLATE = (
     "{% if tools %}<call>{{ tools | tojson }}{% endif %}{% for m in messages %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
-"""With a place for tools; says nothing of thinking."""
+"""A template with a place for tools, and none for thinking."""
 
 
 def template_file(template: str) -> str:

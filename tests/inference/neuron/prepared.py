@@ -21,8 +21,8 @@ def prepared(text: ModelText, prompt: object, **sampling: object) -> Prepared:
     )
 
 
-def ask(**request: object) -> GenerationRequest:
-    """Of 90 tokens, unless it says otherwise."""
+def request_for_model(**request: object) -> GenerationRequest:
+    """Returns a request of 90 tokens, unless ``input`` is given."""
     given = {"input": TokensInput(prompts=[[5] * 90])} | request
     return GenerationRequest(model="m", **given)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.answers.embedding_answers import Pairing
 from inference.neuron.requests.intake.starter import Starter, _suits
 from inference.neuron.requests.live_request import AddressedEvent, sequence_id
@@ -36,7 +36,8 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokensInput,
 )
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import LoadReport
 from tests.inference.neuron.recording_engine import RecordingEngine
 from tests.sandbox_workers import WORKERS
 
@@ -148,7 +149,7 @@ def test_dimensions(
 
 
 class Neuron:
-    """A starter, a table and an engine that is told things and says nothing."""
+    """A starter, a table and an engine that receives commands and sends nothing."""
 
     def __init__(self, text: ModelText) -> None:
         self.engine = RecordingEngine()

@@ -1,5 +1,5 @@
 """Schemas, grammars and templates that crash, hang or eat memory, through a whole neuron: each is
-its own request's error, and nobody else notices."""
+its own request's error, and no other request is affected."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
+from inference.sandbox.pool import WorkerPool
 from tests.inference.neuron.model_texts import template_file
 from tests.inference.sandbox.jobs import LOOPS, TEMPLATE
 
@@ -150,7 +151,7 @@ def test_hostile_texts_are_refused_or_followed(
 @pytest.fixture
 def beside(make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any) -> Any:
     """A neuron with "m", whose template hangs when it is asked to, and "other"."""
-    service = make_service()
+    service = make_service(workers=WorkerPool())
     service.load_model(
         msgspec.structs.replace(fake_spec(), chat_template=template_file(LOOPS_ON_DEMAND))
     )
@@ -187,7 +188,7 @@ def test_a_template_that_never_renders_is_reported_on_load(
     gateway: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    service = make_service()
+    service = make_service(workers=WorkerPool())
     service.load_model(msgspec.structs.replace(fake_spec(), chat_template=template_file(LOOPS)))
     report = gateway.wait_status("ready").report
     assert "took too long for a short conversation" in report.template_problem

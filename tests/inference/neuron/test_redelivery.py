@@ -1,4 +1,4 @@
-"""A request that ends its engine or its neuron is not run again, and says so to its client."""
+"""A request that ends its engine or its neuron is not run again; its client gets that error."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def test_what_the_last_instance_was_preparing_does_not_run(
     fake_spec: Any,
     gateway: Any,
     redis_db: redis.Redis,
+    wait_until: Any,
     marks: dict[str, str],
     code: str,
     is_final: bool,
@@ -73,11 +74,11 @@ def test_what_the_last_instance_was_preparing_does_not_run(
     poison, other = gateway.submit(), gateway.submit(max_tokens=1)
     service = make_service()
     assert failure_of(gateway.wait_end(poison)).code == code
-    # What was only waiting is taken as ever: its model is not loaded here.
+    # A request that only waited is taken as usual: its model is not loaded here.
     assert failure_of(gateway.wait_end(other)).code == "model_not_loaded"
     service.load_model(fake_spec())
     gateway.wait_status("ready")
-    assert redis_db.xlen(inbox_key("n1")) == 0
+    wait_until(lambda: redis_db.xlen(inbox_key("n1")) == 0)
     assert {key.decode() for key in redis_db.hkeys(preparing_key("n1"))} == set(marks)
 
 

@@ -101,7 +101,7 @@ def test_cancel_in_the_same_drain_as_its_submit(loaded: Any, gateway: Any, wait_
 def test_cancel_of_a_sequence_that_never_stepped(
     make_service: MakeService, fake_spec: Any, gateway: Any
 ) -> None:
-    """Queued or prefilling: the engine has it and has said nothing of it."""
+    """Queued or prefilling: the engine has it and has sent nothing about it."""
     service = make_service()
     service.load_model(fake_spec(rate=0))
     gateway.wait_status("ready")
@@ -196,7 +196,7 @@ def test_it_lists_the_requests_that_it_holds(
 
     def ids() -> list[str]:
         listed = held("gw")
-        return listed.request_ids if listed else ["nothing said"]
+        return listed.request_ids if listed else ["no report"]
 
     request_id = gateway.submit()
     wait_until(lambda: ids() == [request_id])

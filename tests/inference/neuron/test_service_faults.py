@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -19,7 +20,9 @@ from tests.inference.neuron.fake_engines import running_engines
 MakeService = Callable[..., NeuronService]
 
 
-def test_a_killed_engine_fails_its_requests_once_and_comes_back(loaded: Any, gateway: Any) -> None:
+def test_a_killed_engine_fails_its_requests_once_and_comes_back(
+    loaded: Any, gateway: Any, wait_until: Any
+) -> None:
     request_ids = [gateway.submit() for _ in range(3)]
     loaded.drain_inbox()
     for request_id in request_ids:
@@ -30,11 +33,10 @@ def test_a_killed_engine_fails_its_requests_once_and_comes_back(loaded: Any, gat
         events = gateway.wait_end(request_id)
         (failed,) = [event for event in events if isinstance(event, Failed)]
         assert failed.failure.code == "engine_crashed"
-        num_told = sum(event.num_tokens for event in events if isinstance(event, Delta))
-        assert failed.usage is not None and failed.usage.completion_tokens >= num_told > 0
+        num_sent = sum(event.num_tokens for event in events if isinstance(event, Delta))
+        assert failed.usage is not None and failed.usage.completion_tokens >= num_sent > 0
         assert failed.usage.prompt_tokens > 0
-    gateway.wait_status("ready")
-    assert gateway.replica().num_restarts == 1
+    wait_until(lambda: gateway.wait_status("ready").num_restarts == 1)
     request_id = gateway.submit(max_tokens=1)
     loaded.drain_inbox()
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)
@@ -50,12 +52,13 @@ def test_a_lost_device_fails_its_requests_by_that_name_and_comes_back(
     assert "exited with code 70 (device fault)" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_engine_that_reports_nothing_any_more_is_killed(
     make_service: MakeService, fake_spec: Any, gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = make_service(silence_limit_s=3.0)
+    service = make_service(silence_limit_s=5.0)
     # A load may be silent for longer than that; one that was killed for it would have failed.
-    service.load_model(fake_spec(hang_after=5, load_s=3.5))
+    service.load_model(fake_spec(hang_after=5, load_s=5.5))
     gateway.wait_status("ready")
     _fails_and_comes_back(service, gateway, "engine_hung")
     assert "(SIGKILL)" in caplog.text
@@ -65,7 +68,7 @@ def test_a_stopped_engine_is_killed_too(
     make_service: MakeService, fake_spec: Any, gateway: Any, wait_until: Any
 ) -> None:
     """Nothing runs in it, not even a thread that could notice."""
-    service = make_service(silence_limit_s=3.0)
+    service = make_service(silence_limit_s=5.0)
     service.load_model(fake_spec())
     gateway.wait_status("ready")
     (engine,) = running_engines()
@@ -95,7 +98,8 @@ def test_the_watchdog_gives_up_after_quick_failures(
 ) -> None:
     def kill_or_failed() -> bool:
         for engine in running_engines():
-            engine.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # the neuron was quicker
+                engine.kill()
         return gateway.replica().status == "failed"
 
     wait_until(kill_or_failed)

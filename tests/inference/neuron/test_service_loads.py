@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,8 @@ from inference.neuron.host.discovery import Discovery
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Failed, Finished
 from inference.protocol.keys import heartbeat_key, specs_key
-from inference.protocol.load import LOADED, EarlierLoads, spec_digest
+from inference.protocol.load import EarlierLoads, spec_digest
+from inference.protocol.load_progress import LOADED
 from tests.inference.neuron.fake_engines import running_engines
 
 MakeService = Callable[..., NeuronService]
@@ -66,6 +69,16 @@ def test_a_replica_reports_what_it_can_do_once_it_is_loaded(
     assert "structured_output" in state.capabilities
     assert "tool_call" not in state.capabilities
     assert state.max_output_tokens == 7
+
+
+def test_the_log_has_the_seconds_of_the_whole_load(
+    make_service: MakeService, fake_spec: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="inference.neuron"):
+        make_service().load_model(fake_spec(load_s=0.3))
+        gateway.wait_status("ready")
+    (took_s,) = re.findall(r"replica m: ready after (\d+\.\d) s", caplog.text)
+    assert float(took_s) >= 0.3
 
 
 def test_a_loaded_model_reports_its_spec_and_that_its_load_is_complete(
@@ -144,7 +157,7 @@ def test_the_next_life_loads_what_the_last_had(
     loaded: Any, make_service: MakeService, gateway: Any
 ) -> None:
     loaded.stop()
-    assert gateway.heartbeat() is None, "a stopped neuron is away at once"
+    assert not gateway.has_heartbeat(), "a stopped neuron is away at once"
     service = make_service()
     gateway.wait_status("ready")
     assert gateway.heartbeat().epoch == service.epoch != loaded.epoch
@@ -187,8 +200,8 @@ def test_what_loaded_models_may_still_take_is_not_free(
     assert service.heartbeat().host.free_memory_bytes == free_bytes
     service.load_model(fake_spec(model="other"))
     other = gateway.wait_status("ready", "other")
-    told_bytes = int(other.report.context_reason.split()[0])  # to others than it
-    assert abs(told_bytes - promised_bytes) < 10**8
+    reported_bytes = int(other.report.context_reason.split()[0])  # reserved by others than it
+    assert abs(reported_bytes - promised_bytes) < 10**8
     service.unload_model("m")
     service.unload_model("other")
     wait_until(lambda: not service.heartbeat().replicas)

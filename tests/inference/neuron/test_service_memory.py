@@ -13,8 +13,9 @@ from inference.loading.config.hub_config import read_directory_config
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
-from inference.protocol.load import EarlierLoads, LoadSpec, LoadStage
+from inference.protocol.load import EarlierLoads, LoadSpec, StageSpec
 from inference.protocol.load_errors import UnknownArchitectureError
+from inference.protocol.load_progress import LoadStage
 from inference.settings.memory_limits import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
@@ -24,7 +25,7 @@ MakeSpec = Callable[..., LoadSpec]
 
 
 class Host:
-    """Two cards; what engines say they took of them is theirs."""
+    """Two cards; engines own the memory that they report."""
 
     def __init__(self, *devices: DeviceInfo) -> None:
         self.there = list(devices)
@@ -156,7 +157,7 @@ def test_accepted_loads_are_not_free_for_others(
     assert gateway.heartbeat().devices[1].free_memory_bytes == 5 * GB
     assert gateway.heartbeat().devices[0].free_memory_bytes == 6 * GB
     assert gateway.replica("b").memory_bytes == 15 * GB
-    # What is left decides where the next one goes.
+    # The free memory decides where the next one goes.
     service.load_model(fake_spec("c"))
     wait_until(lambda: (state := gateway.replica("c")) is not None and state.devices)
     assert gateway.replica("c").devices == ["cuda:0"]
@@ -169,6 +170,26 @@ def test_a_load_that_does_not_fit_beside_the_promised_is_refused_with_numbers(
     failure = gateway.wait_status("failed", "big").failure
     assert (failure.code, failure.is_permanent) == ("does_not_fit", False)
     assert "needs 23.00 GB on cuda:1, and 20.00 GB are free" in failure.message
+
+
+def test_a_model_that_does_not_fit_is_weighed_unless_it_is_divided(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, three_layers: Path
+) -> None:
+    spec = msgspec.structs.replace(
+        needing(fake_spec("big"), 23), source=f"path:{three_layers}", file=None
+    )
+    service.load_model(spec)
+    costs = gateway.wait_status("failed", "big").failure.costs
+    assert costs is not None and len(costs.layers) == 3
+    stages = [
+        StageSpec(device="cuda:0", layers=(0, 1), memory_bytes=GB),
+        StageSpec(device="cuda:1", layers=(1, 3), memory_bytes=23 * GB),
+    ]
+    service.load_model(msgspec.structs.replace(spec, model="parts", stages=stages))
+    failure = gateway.wait_status("failed", "parts").failure
+    assert (failure.code, failure.costs) == ("does_not_fit", None)
+    assert "needs 23.00 GB on cuda:1" in failure.message
+    assert all(device.reserved_bytes == 0 for device in gateway.heartbeat().devices)
 
 
 def test_evicted_models_leave_first(
@@ -184,13 +205,13 @@ def test_evicted_models_leave_first(
     gateway.wait_status("ready", "new")
     assert len(running_engines()) == 1
     (stored,) = SpecStore(gateway.client, neuron="n1").read()
-    assert (stored.model, stored.evict) == ("new", [])  # the next life evicts nobody
+    assert (stored.model, stored.evict) == ("new", [])  # the next instance evicts nothing
 
 
 def test_nobody_leaves_for_files_that_could_not_fit_then(
     service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, tmp_path: Path
 ) -> None:
-    """No load has shown what the model takes: the size of its file says enough."""
+    """No load has measured the model's memory: the size of its file suffices."""
     service.load_model(fake_spec("old", takes_gb=18))
     gateway.wait_status("ready", "old")
     cards.there[1] = card(1, 2)

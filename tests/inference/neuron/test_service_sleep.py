@@ -1,4 +1,4 @@
-"""Models fall asleep and wake: requests are not lost, memory is promised to nobody twice."""
+"""Models fall asleep and wake: requests are not lost, no memory is reserved twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
-from inference.protocol.load import AsleepBytes, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import AsleepBytes
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
 from tests.inference.neuron.loads.test_queue import Machine, begun, load_of, loaded

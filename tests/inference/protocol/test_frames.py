@@ -1,6 +1,8 @@
-"""Frames keep what they carry, and say nothing of what is as usual."""
+"""Frames keep their content, and omit defaults."""
 
 from __future__ import annotations
+
+import msgspec
 
 from inference.protocol.events import (
     Cancelled,
@@ -60,6 +62,17 @@ def test_a_submit_holds_who_asks_and_what_their_budget_buys() -> None:
         cap_output_tokens=0,
     )
     assert decode_inbox_frame(encode_inbox_frame(sent)) == sent
+
+
+def test_only_a_traced_request_has_a_trace_in_its_frame() -> None:
+    assert b"traceparent" not in encode_inbox_frame(PLAIN)
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    frame = encode_inbox_frame(msgspec.structs.replace(PLAIN, traceparent=traceparent))
+    submit = decode_inbox_frame(frame)
+    assert isinstance(submit, Submit) and submit.traceparent == traceparent
+    # A neuron of an earlier version has no such field, and reads the others.
+    older = msgspec.defstruct("Older", [("request_id", str)], tag="submit", tag_field="type")
+    assert msgspec.msgpack.decode(frame, type=older).request_id == "r"
 
 
 def test_every_end_may_report_what_was_used() -> None:

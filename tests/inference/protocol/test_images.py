@@ -1,10 +1,11 @@
-"""How many tokens an image becomes, and what of it travels."""
+"""What of an image travels, and what a prompt has for it."""
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from inference.protocol.generation import (
     ChatInput,
@@ -14,69 +15,81 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.protocol.images import (
-    ImageRatioError,
-    ImageRef,
-    VisionInput,
-    image_grid,
-    num_image_tokens,
-)
+from inference.protocol.image_layout import image_layout
+from inference.protocol.images import ImageRef, VisionInput
 
-QWEN = VisionInput(
-    pad_token_id=151655, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216
-)
-SMALL = VisionInput(pad_token_id=1, patch_px=14, merge=2, min_pixels=3_136, max_pixels=200_704)
 CAT = ImageRef(
     digest="c" * 64, media_type="image/png", width_px=640, height_px=480, num_bytes=1_000
 )
-
-
-@pytest.mark.parametrize(
-    ("width_px", "height_px", "qwen", "small"),
-    [
-        (640, 480, (1, 30, 40), (1, 26, 36)),
-        (1, 1, (1, 16, 16), (1, 4, 4)),
-        (100, 100, (1, 16, 16), (1, 8, 8)),
-        (48, 48, (1, 16, 16), (1, 4, 4)),
-        (80, 80, (1, 16, 16), (1, 6, 6)),
-        (333, 777, (1, 48, 20), (1, 48, 20)),
-        (1_920, 1_080, (1, 68, 120), (1, 24, 42)),
-        (8_000, 6_000, (1, 220, 294), (1, 26, 36)),
-        (32, 6_400, (1, 400, 2), (1, 458, 2)),
-    ],
+TILES = VisionInput(
+    pad_token_id=1,
+    patch_px=16,
+    merge=4,
+    min_pixels=0,
+    max_pixels=2048**2,
+    image_px=512,
+    placeholder="<image>",
+    written="<fake_token_around_image><global-img><image><fake_token_around_image>",
+    division="tiles",
+    part="<fake_token_around_image><row_{row}_col_{column}><image>",
+    row_break="\n",
+    parts_end="\n\n<fake_token_around_image><global-img><image><fake_token_around_image>",
 )
-def test_a_grid_is_what_transformers_makes_of_the_size(
-    width_px: int,
-    height_px: int,
-    qwen: tuple[int, int, int],
-    small: tuple[int, int, int],
-) -> None:
-    """Its ``smart_resize``, asked for these sizes."""
-    assert image_grid(width_px, height_px, QWEN) == qwen
-    assert image_grid(width_px, height_px, SMALL) == small
+"""SmolVLM's."""
 
 
-def test_a_grid_has_one_token_for_each_square_of_patches() -> None:
-    assert num_image_tokens((1, 30, 40), 2) == 300
+@pytest.mark.parametrize("size", [(640, 480), (480, 640), (3000, 20), (512, 512)], ids=str)
+@pytest.mark.parametrize("is_low_detail", [False, True])
+def test_the_text_of_tiles_is_transformers(size: tuple[int, int], is_low_detail: bool) -> None:
+    """Its processor repeats the pad for each token; here that comes after tokenizing."""
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    layout = image_layout(*size, TILES, is_low_detail=is_low_detail)
+    processor = object.__new__(Idefics3Processor)
+    processor.fake_image_token, processor.image_token = "<fake_token_around_image>", "<image>"
+    processor.global_image_tag, processor.image_seq_len = "<global-img>", 1
+    inputs = {"rows": [[layout.rows]], "cols": [[layout.columns]]}
+    text = TILES.text_of(layout)
+    assert text == processor.replace_image_token(inputs, 0)
+    assert text.count("<image>") == layout.num_runs
+    bound = TILES.most_text_bytes(layout)
+    assert len(text.encode()) <= bound if layout.rows else bound == 0
 
 
-def test_an_image_too_narrow_is_refused() -> None:
-    with pytest.raises(ImageRatioError, match="32x6401"):
-        image_grid(32, 6_401, QWEN)
+def test_the_text_of_rows_is_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its module imports another one, which needs torchvision and is not called here. Both are
+    # imported for this test alone.
+    folder = "transformers.models.pixtral."
+    sizes = SimpleNamespace(get_resize_output_image_size=None)
+    monkeypatch.setitem(sys.modules, f"{folder}image_processing_pixtral", sizes)
+    monkeypatch.setitem(sys.modules, f"{folder}processing_pixtral", sizes)
+    del sys.modules[f"{folder}processing_pixtral"]
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
 
-
-@given(st.integers(1, 9_000), st.integers(1, 9_000), st.sampled_from([QWEN, SMALL]))
-def test_a_grid_merges_evenly_and_is_never_empty(
-    width_px: int, height_px: int, sizes: VisionInput
-) -> None:
-    try:
-        time, height, width = image_grid(width_px, height_px, sizes)
-    except ImageRatioError:
-        return
-    assert time == 1
-    assert height % sizes.merge == width % sizes.merge == 0
-    assert height > 0
-    assert width > 0
+    rows = VisionInput(
+        pad_token_id=1,
+        patch_px=14,
+        merge=2,
+        min_pixels=0,
+        max_pixels=1540**2,
+        placeholder="[IMG]",
+        written="[IMG][IMG_END]",
+        division="rows",
+        part="[IMG]",
+        row_break="[IMG_BREAK]",
+        parts_end="[IMG_END]",
+    )
+    processor = object.__new__(PixtralProcessor)
+    processor.patch_size, processor.spatial_merge_size, processor.image_token = 14, 2, "[IMG]"
+    processor.image_break_token, processor.image_end_token = "[IMG_BREAK]", "[IMG_END]"
+    for size in ((640, 480), (480, 640), (3000, 20), (20, 20)):
+        layout = image_layout(*size, rows)
+        _, height, width = layout.grid
+        inputs = {"image_sizes": [(14 * height, 14 * width)]}
+        wanted = processor.replace_image_token(inputs, 0)
+        per_run = layout.num_tokens(rows.merge) // layout.num_runs
+        assert rows.text_of(layout).replace("[IMG]", "[IMG]" * per_run) == wanted
+        assert len(rows.text_of(layout)) <= rows.most_text_bytes(layout)
 
 
 def test_a_turn_keeps_its_images_between_its_texts() -> None:

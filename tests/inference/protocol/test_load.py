@@ -1,17 +1,12 @@
-"""What tells one load from another, and a failure that passes from one that stays."""
+"""The identity of loads, and transient and permanent failures."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from inference.protocol.load import (
-    PERMANENT_FAILURES,
-    EarlierLoads,
-    LoadFailure,
-    LoadSpec,
-    spec_digest,
-)
+from inference.protocol.load import EarlierLoads, LoadSpec, spec_digest
+from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.requests.prompts.output_limits import answer_limit
+from inference.neuron.requests.prompts.output_rules import answer_limit
 from inference.protocol.generation import GenerationRequest, TokensInput
 from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.protocol.sampling import SamplingOptions

@@ -207,7 +207,7 @@ class SchemaMutator:
 
 
 def _nested(value: Any) -> Any:
-    """Deeper than whoever writes it again adds to the depth."""
+    """Nested deeper than a serializer's added depth."""
     for _ in range(100):
         value = [value]
     return value

@@ -1,4 +1,4 @@
-"""Workers: what ends one is its own job's error, and nobody else notices."""
+"""Workers: a job that ends its worker fails alone, and no other job is affected."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from inference.sandbox.pool import MAX_OF_BOTH, Caller, WorkerPool
 from inference.text.grammars.parts import json_part
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, check, render
+from tests.processes import command_line, has_ended
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 ANYBODY = Caller()
@@ -58,14 +59,17 @@ def loss(pool: WorkerPool, job: Job) -> LossReason:
 
 
 def workers() -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "inference.sandbox" in process.cmdline() and process.status() != "zombie":
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    children = psutil.Process().children(recursive=True)
+    return [
+        one for one in children if "inference.sandbox" in command_line(one) and not has_ended(one)
+    ]
+
+
+def is_busy(process: psutil.Process) -> bool:
+    try:
+        return process.cpu_percent(0.05) > 20
+    except psutil.NoSuchProcess:  # since it was listed
+        return False
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,7 @@ def test_a_cancelled_job_ends_at_once(pool: WorkerPool) -> None:
     is_wanted.clear()
     thread.join(60)
     assert not thread.is_alive() and not is_parked.is_set()
-    wait_until(lambda: not any(one.cpu_percent(0.05) > 20 for one in workers()))
+    wait_until(lambda: not any(is_busy(one) for one in workers()))
     assert is_fine(pool)
 
 

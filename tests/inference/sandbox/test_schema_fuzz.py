@@ -1,5 +1,5 @@
 """Mutated schemas through the workers' door: each is checked, refused at a place of its own, or
-ends its worker; and what was checked ends no engine.
+ends its worker; and a checked schema ends no engine.
 
 ``HELEXA_FUZZ_SCHEMAS`` raises their number, ``HELEXA_FUZZ_SEED`` chooses others.
 """

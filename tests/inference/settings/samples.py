@@ -27,11 +27,15 @@ from inference.settings.kinds import (
     FilePath,
     Flag,
     LogLevels,
+    PythonName,
     Text,
     WholeNumber,
 )
 from inference.settings.memory_limits import DeviceMemory
+from inference.settings.named_sources import SourceList
 from inference.settings.setting import Setting
+from inference.settings.stage_listen import StageAddress
+from inference.settings.storage import BENCH_VARIABLES
 
 NO_NUMBERS = ("never", "zero", "1,5", "1_000", "²", "٣", "0x10", "--1", "1 000", "nan", "inf", "1e")
 LISTS = {
@@ -53,6 +57,10 @@ LISTS = {
     IMAGE_HOSTS.name: (
         ("*", "images.example.org", "*.example.org 10.0.0.5:8080 Images.example.ORG"),
         ("https://images.example.org", "images.example.org/path", "a:b:c"),
+    ),
+    BENCH_VARIABLES.name: (
+        ("PEER_API_KEY", "HELEXA_API_KEY, peers_word OTHER_KEY2", "DATABASE_URL_OF_A_PEER"),
+        ("sk-a-key", "2X", "PEER_API_KEY=sk", "DATABASE_URL", "PEER_API_KEY HELEXA_SECRET_KEY"),
     ),
 }
 
@@ -78,6 +86,8 @@ def accepted(setting: Setting[Any]) -> tuple[str, ...]:
             return ("/srv/helexa", "relative/path", "with blanks/ü")
         case Command():
             return ("numactl --cpunodebind 0 python -m inference.engine", "'a b' c")
+        case PythonName():
+            return ("package.module:name", " module:Class.method ")
         case WordList():
             return LISTS[setting.name][0]
         case Networks():
@@ -90,6 +100,14 @@ def accepted(setting: Setting[Any]) -> tuple[str, ...]:
             return ("off", "no", "https://wheels.example.org/cpu/")
         case DeviceMemory():
             return ("cpu=6GiB", " cpu = 1MiB , cuda:0=20.5GB,cuda:15=1 TiB")
+        case StageAddress():
+            return ("10.0.0.5", " box.lan:7400 ", "[2001:db8::5]:7400-7499", "127.0.0.1:1-65535")
+        case SourceList():
+            return (
+                "helexa=https://hub.example.org",
+                " helexa=https://hub.example.org/models/ token=HUB_TOKEN cache=/srv/hub default",
+                "lab-2=http://lab:8080,helexa=https://[::1]:8443 token=my_token",
+            )
         case MetricsAddress():
             return ("off", ":1", "65535", "10.0.0.5", "[::1]:9100", "box:9100")
     raise AssertionError(f"no samples for {setting.kind}")
@@ -118,6 +136,16 @@ def refused(setting: Setting[Any]) -> tuple[str, ...]:
             return ()
         case Command():
             return ("python 'unclosed",)
+        case PythonName():
+            return (
+                "module",
+                "module:",
+                ":name",
+                "module:name:name",
+                "mod ule:name",
+                "1:name",
+                "a:ü",
+            )
         case WordList():
             return LISTS[setting.name][1]
         case Networks():
@@ -128,11 +156,37 @@ def refused(setting: Setting[Any]) -> tuple[str, ...]:
             return ("chat.example.org", "https://a/b", "https://*.example.org", "https://a:99999")
         case UrlOrOff():
             return ("wheels.example.org", "ftp://wheels.example.org", "https://")
+        case StageAddress():
+            return (
+                *("0.0.0.0", "[::]:7400", ":7400", "a b", "10.0.0.5:", "10.0.0.5:0"),
+                *("10.0.0.5:7400-", "10.0.0.5:7499-7400", "10.0.0.5:65536", "http://10.0.0.5"),
+            )
         case DeviceMemory():
             return (
                 *("6GiB", "cpu=", "cpu", "cpu=6", "cpu=6gib", "cpu=-1GiB", "cpu=0GiB", "cpu=1.GiB"),
                 *("cuda=6GiB", "cuda:01=6GiB", "cuda:-1=6GiB", "gpu:0=6GiB", "cpu=6GiB,"),
                 *("cpu=1GiB,cpu=2GiB", "cpu=9000TiB", "cpu=6GiB;cuda:0=1GiB", "cpu=0.5MiB"),
+            )
+        case SourceList():
+            return (
+                *("helexa", "helexa=", "=https://hub", "https://hub", "helexa=hub.example.org"),
+                *("helexa=ftp://hub", "helexa=https://u:p@hub", "helexa=https://hub?x=1"),
+                *(
+                    "helexa=https://hub:99999",
+                    "Helexa=https://hub",
+                    "2x=https://hub",
+                    "a=https://b,",
+                ),
+                *("huggingface=https://hub", "pypi=https://hub", "path=https://hub"),
+                *("upstream=https://hub", "a=https://b,a=https://c", "a=https://b extra"),
+                *("a=https://b token=", "a=https://b token=x-y", "a=https://b token=REDIS_URL"),
+                *(
+                    "a=https://b cache=hub",
+                    "a=https://b cache=/x cache=/y",
+                    "a=https://b colour=red",
+                ),
+                *("a=https://b default,c=https://d default", "a=https://b token=DATABASE_URL"),
+                *("a=https://b token=HELEXA_SECRET_KEY", "a=https://b token=HF_TOKEN"),
             )
         case MetricsAddress():
             return (":0", ":65536", "a:b", "http://box:9100", "box:9100/metrics")

@@ -38,7 +38,10 @@ NO_SETTINGS = {
     "HELEXA_KERNEL_STRIDE",  # how many kernels a test compiles
 }
 MODULES = (storage, gateway, neuron, installation, commands)
-OF_LIBRARIES = {"HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CC", "CXX"}
+OF_LIBRARIES = {
+    *("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CC", "CXX"),
+    *("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+}
 """Read by those libraries, or by all who start a compiler."""
 EACH = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 
@@ -76,7 +79,7 @@ def test_every_setting_is_read_through_the_table_and_no_variable_beside_it() -> 
     }
     # The first has set it itself; the second restores a database that the variable has to name.
     assert {path for path, text in code.items() if READ.search(text)} == {
-        "helexa_site/bootstrap/start.py",
+        "helexa_site/bootstrap/serving/start.py",
         "helexa_site/backup/restoring.py",
     }
     constants = {

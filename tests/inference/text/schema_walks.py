@@ -33,8 +33,8 @@ TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
 def answers(
     schema: Any, *, seed: int, num_walks: int, max_bytes: int = 60, preferred: str = ""
 ) -> Iterator[str]:
-    """Of ``num_walks``, those that end within ``max_bytes``. ``preferred`` characters are chosen
-    more often."""
+    """Returns those of ``num_walks`` answers that end within ``max_bytes``. ``preferred``
+    characters are chosen more often."""
     matcher = LLMatcher(TOKENIZER, grammar_text([json_part(schema)]))
     assert not matcher.is_error(), matcher.get_error()
     chosen = random.Random(seed)

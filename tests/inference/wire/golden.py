@@ -10,7 +10,7 @@
                                         they are lines of JSON)
         or error.json                   the refusal, where the parser refuses
 
-``python -m tests.inference.wire.golden`` writes every output anew; read the diff before you commit.
+``python -m tests.inference.wire.golden`` rewrites every output; read the diff before you commit.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
         request.json     ─▶ parsed.json     the body that makes a batch, as it is read
         lines.jsonl      ─▶ lines.json      an input file, as it is read
         page.json        ─▶ page.parsed.json   the query of a list
-        batch.json       ─▶ object.json     a batch's record, as it is told
+        batch.json       ─▶ object.json     a batch's record, as clients receive it
         file.json        ─▶ file.object.json   likewise a file's
         results.json     ─▶ results.jsonl   how requests ended, as lines of a result file
 
 Each of them may be in a case, or ``error.json`` in place of what a parser refuses.
-``python -m tests.inference.wire.golden_batches`` writes every output anew; read the diff before you
+``python -m tests.inference.wire.golden_batches`` rewrites every output; read the diff before you
 commit.
 """
 

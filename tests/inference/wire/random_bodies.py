@@ -47,7 +47,7 @@ ODD_TEXTS = (
 ODD_NAMES = ("", "x", "type", "unknown_field", "Model", "é", "\u202e", "a.b", "n" * 300)
 NUM_CHANGES = (0, 1, 1, 1, 1, 2, 2, 3)
 SPOILT_SHARE = 0.08
-"""Of the bodies, how many are changed as bytes."""
+"""The share of the bodies that are changed as bytes."""
 
 
 class Spoiler:

@@ -1,4 +1,4 @@
-"""However an answer is cut into events, streams and bodies say the same.
+"""However an answer is cut into events, streams and bodies have the same content.
 
 An answer is drawn whole, then cut and its choices interleaved at random. The streams are put
 together by the openai package, so they hold what a client of it gets to see.
@@ -38,12 +38,12 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream":
 PROMPT = {"model": "m", "prompt": "Hi", "stream": True}
 MADE: dict[str, Any] = {"request_id": R, "clock": lambda: 1}
 USAGE = Usage(prompt_tokens=1, completion_tokens=9, reasoning_tokens=3)
-TOLD_USAGE = {"stream_options": {"include_usage": True}}
+WITH_USAGE = {"stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """What one choice says: a thinking block, text, calls by name and arguments."""
+    """One choice's content: a thinking block, text, calls by name and arguments."""
 
     reasoning: str | None
     text: str
@@ -124,7 +124,7 @@ def as_the_sdk_sees_it(frames: list[Any]) -> Any:
 
 
 def essence(completion: Any) -> list[Any]:
-    """What the choices say, without the difference between nothing and absent."""
+    """The choices' content, without the difference between empty and absent."""
     return [
         (
             choice["index"],
@@ -155,14 +155,14 @@ def expected(answer: list[Spoken], shown: str) -> list[Any]:
     return expected
 
 
-CONTEXTS = {"inline": RequestContext(headers={"x-include-thinking": "true"})}
+CONTEXTS = {"inline": RequestContext(headers={"x-include-thinking": "1"})}
 
 
 @pytest.mark.parametrize("shown", ["hidden", "field", "inline"])
 @given(answer=answers, random=randoms, usage=st.booleans())
 def test_chat(shown: str, answer: list[Spoken], random: Random, usage: bool) -> None:
     options = {"n": len(answer), "include_reasoning": shown == "field"}
-    body = {**CHAT, **options, **(TOLD_USAGE if usage else {})}
+    body = {**CHAT, **options, **(WITH_USAGE if usage else {})}
     request = openai_chat.parse(json.dumps(body).encode(), CONTEXTS.get(shown, RequestContext()))
     events, other_events = events_of(answer, random), events_of(answer, random)
     frames = frames_of(request.stream_encoder(**MADE), events)
@@ -180,7 +180,7 @@ def test_chat(shown: str, answer: list[Spoken], random: Random, usage: bool) -> 
 @given(answer=answers, random=randoms, usage=st.booleans())
 def test_completions(answer: list[Spoken], random: Random, usage: bool) -> None:
     answer = [Spoken(spoken.reasoning, spoken.text, []) for spoken in answer]
-    body = {**PROMPT, "n": len(answer), **(TOLD_USAGE if usage else {})}
+    body = {**PROMPT, "n": len(answer), **(WITH_USAGE if usage else {})}
     request = openai_completions.parse(json.dumps(body).encode())
     events, other_events = events_of(answer, random), events_of(answer, random)
     frames = frames_of(request.stream_encoder(**MADE), events)
@@ -209,7 +209,7 @@ def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: boo
 
 
 @pytest.mark.parametrize("parse", [openai_chat.parse, openai_completions.parse])
-@pytest.mark.parametrize("asked", [{}, {"stream_options": {"include_usage": False}}, TOLD_USAGE])
+@pytest.mark.parametrize("asked", [{}, {"stream_options": {"include_usage": False}}, WITH_USAGE])
 @pytest.mark.parametrize("always", [True, False])
 def test_usage_comes_when_the_client_or_the_operator_wants_it(
     parse: Any, asked: dict[str, Any], always: bool
@@ -219,7 +219,7 @@ def test_usage_comes_when_the_client_or_the_operator_wants_it(
     request = parse(json.dumps({**good, **asked}).encode(), context)
     events = events_of([Spoken(None, "Paris", [])], Random(1))
     frames = frames_of(request.stream_encoder(**MADE), events)
-    assert (frames[-1].get("usage") is not None) == (always or asked == TOLD_USAGE)
+    assert (frames[-1].get("usage") is not None) == (always or asked == WITH_USAGE)
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Every golden case is complete, and the dialects still say what it says."""
+"""Every golden case is complete, and the dialects still produce it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_nested_field_of_a_chat_is_in_a_case(
 
 
 def _names(value: Any) -> Iterator[str]:
-    """Of the objects in it, at any depth."""
+    """Returns the names of the objects in it, at any depth."""
     if isinstance(value, dict):
         yield from value
     for child in value.values() if isinstance(value, dict) else value:

@@ -1,4 +1,4 @@
-"""Every golden case of files and batches is complete, and the dialects still say what it says."""
+"""Every golden case of files and batches is complete, and the dialects still produce it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a model, in both shapes."""
+"""A model's card, in both shapes."""
 
 from __future__ import annotations
 

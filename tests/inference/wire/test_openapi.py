@@ -1,10 +1,13 @@
-"""The OpenAPI document is committed as it is made, and says what the parsers take."""
+"""The committed OpenAPI document is the generated one, and matches the parsers."""
 
 from __future__ import annotations
 
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.passed.endpoints import ENDPOINTS
 from inference.wire.openapi import FILE, document, document_bytes, types_of
+
+PASSED = {endpoint.path for endpoint in ENDPOINTS}
 
 
 def test_the_committed_document_is_what_the_parsers_declare() -> None:
@@ -21,10 +24,22 @@ def test_types_are_those_that_the_checks_take() -> None:
     assert types_of(openai_embeddings.FIELDS["input"]) == ["string", "array"]
 
 
+def test_passed_requests_are_listed_with_what_is_read_of_them() -> None:
+    made = document()["paths"]
+    for endpoint in ENDPOINTS:
+        content = made[endpoint.path]["post"]["requestBody"]["content"]
+        kind = "multipart/form-data" if endpoint.is_form else "application/json"
+        assert content[kind]["schema"]["required"] == ["model"]
+    speech = made["/v1/audio/speech"]["post"]["requestBody"]["content"]["application/json"]
+    assert speech["schema"]["properties"].keys() == {"model", "input"}
+
+
 def test_every_reference_leads_somewhere() -> None:
     made = document()
     schemas = made["components"]["schemas"]
     for path, operations in made["paths"].items():
+        if path in PASSED:
+            continue
         if (post := operations.get("post")) is not None:
             content = post["requestBody"]["content"]["application/json"]
             assert content["schema"]["$ref"].rpartition("/")[2] in schemas, path

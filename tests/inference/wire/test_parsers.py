@@ -139,7 +139,7 @@ def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
 
 @pytest.mark.parametrize("field", ["max_tokens", "n", "top_k", "seed"])
 def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
-    """As JSON schema has it. Settings of some clients are floats, and other servers take those."""
+    """JSON schema allows it. Settings of some clients are floats, and other servers take those."""
     pointed, plain = (
         openai_chat.parse(json.dumps(GOOD | {field: value}).encode()) for value in (3.0, 3)
     )

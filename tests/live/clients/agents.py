@@ -1,164 +1,40 @@
 """Clients that are programs of their own: agents in a terminal, run without one.
 
-Each reads a note with a tool of its own, because the model asks it to, and says what is in it.
+Each reads a note with a tool of its own, because the model asks it to, and repeats the note's text.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
-from tests.live.clients import notes_server
-from tests.live.clients.documented import exported, settings_of
-from tests.live.clients.installed import Clients, NotInstalledError
-from tests.live.clients.scenes import HERON, SECRET, SOUP_SCHEMA, call_of, rehearse_agent
-from tests.live.clients.tried import Tried
-from tests.live.scripted_model import ScriptedModel
-
-AGENT_TIMEOUT_S = 120.0
-MODEL, SMALL_CONTEXT, UNKNOWN = "hermes", "llama3", "nosuch"
-WITHOUT_TOOLS = "opened-thinking"
-"""Its template has no place for tools, as the default model's has none."""
-API_KEY = "none"
-
-
-class AgentProblemError(Exception):
-    """What is told in the table."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Where an agent runs: a home and a folder of its own, with the note in it."""
-
-    clients: Clients
-    url: str
-    model: ScriptedModel
-    home: Path
-    project: Path
-
-    @property
-    def note(self) -> Path:
-        return self.project / "note.txt"
-
-    def settings(self, scenario: str, model: str) -> str:
-        """As docs/clients.md has them."""
-        return settings_of(scenario, url=self.url, model=model, key=API_KEY)
-
-    def run(self, command: list[str | Path], **env: str) -> str:
-        """All that it prints, whatever its exit code."""
-        own = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / "config")}
-        ended = subprocess.run(
-            command,
-            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"} | own | env,
-            cwd=self.project,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=AGENT_TIMEOUT_S,
-        )
-        return ended.stdout
-
-
-Feature = Callable[[Stage], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Agent:
-    name: str
-    version: Callable[[Clients], str]
-    features: dict[str, Feature]
-
-
-def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
-    try:
-        version = agent.version(stage.clients)
-    except NotInstalledError as error:
-        yield Tried(agent.name, "", "installed", str(error))
-        return
-    for name, attempt in agent.features.items():
-        stage.note.write_text(f"{SECRET}\n")
-        problem = None
-        try:
-            attempt(stage)
-        except (AgentProblemError, subprocess.TimeoutExpired) as error:
-            problem = str(error)
-        yield Tried(agent.name, version, name, problem)
-
-
-def expect(wanted: str, answer: str) -> None:
-    if wanted not in answer:
-        raise AgentProblemError(f"no {wanted!r} in: {answer[-600:]}")
-
-
-# Claude Code.
-
-
-def claude(
-    stage: Stage, question: str, *flags: str, model: str = MODEL, context: int | None = None
-) -> str:
-    """Without what it would send to its vendor beside the model's requests."""
-    return stage.run(
-        [stage.clients.npm_bin("claude"), "-p", question, *flags],
-        **exported(stage.settings("claude-code", model)),
-        **({} if context is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)}),
-        DISABLE_TELEMETRY="1",
-        DISABLE_ERROR_REPORTING="1",
-        DISABLE_AUTOUPDATER="1",
-        CLAUDE_CODE_MAX_RETRIES="0",
-    )
-
-
-def claude_reads(stage: Stage) -> None:
-    question = "Claude, read the note"
-    rehearse_agent(stage.model, question, "Read", json.dumps({"file_path": str(stage.note)}))
-    expect(HERON, claude(stage, question))
-
-
-def claude_runs_a_command(stage: Stage) -> None:
-    question = "Claude, print the note"
-    command = {"command": "cat note.txt", "description": "Show the note"}
-    rehearse_agent(stage.model, question, "Bash", json.dumps(command))
-    events = claude(stage, question, "--output-format", "stream-json", "--verbose")
-    expect('"type":"thinking"', events)
-    expect(HERON, events)
-
-
-def claude_makes_an_object(stage: Stage) -> None:
-    """It asks by a tool of its own."""
-    soup = '{"dish": "soup"}'
-    stage.model.answers("Claude, a dish", call_of("StructuredOutput", soup))
-    schema = json.dumps(SOUP_SCHEMA)
-    answer = claude(stage, "Claude, a dish", "--output-format", "json", "--json-schema", schema)
-    expect('"structured_output":{"dish":"soup"}', answer)
-
-
-def claude_unknown_model(stage: Stage) -> None:
-    answer = claude(stage, "Say hello", model=UNKNOWN)
-    expect("It may not exist", answer)
-
-
-def claude_context(stage: Stage) -> None:
-    """What docs/clients.md says that it takes a model that it does not know to have."""
-    stage.model.answers("Claude, how long", "Long.")
-    answer = claude(stage, "Claude, how long", "--output-format", "json")
-    expect('"contextWindow":1000000', answer)
-    bounded = claude(stage, "Claude, how long", "--output-format", "json", context=131072)
-    expect('"contextWindow":131072', bounded)
-
-
-def claude_without_tools(stage: Stage) -> None:
-    expect("no place for tools", claude(stage, "Say hello", model=WITHOUT_TOOLS))
-
-
-def claude_full_context(stage: Stage) -> None:
-    expect("Prompt is too long", claude(stage, "Say hello", model=SMALL_CONTEXT))
-
+from tests.live.clients.agent import (
+    MODEL,
+    UNKNOWN,
+    WITHOUT_TOOLS,
+    Agent,
+    AgentProblemError,
+    Stage,
+    expect,
+)
+from tests.live.clients.claude import (
+    claude_context,
+    claude_full_context,
+    claude_makes_an_object,
+    claude_reads,
+    claude_runs_a_command,
+    claude_unknown_model,
+    claude_without_tools,
+)
+from tests.live.clients.codex import (
+    codex_asks_an_mcp_server,
+    codex_makes_an_object,
+    codex_over_a_websocket,
+    codex_reads,
+    codex_unknown_model,
+    codex_without_tools,
+)
+from tests.live.clients.documented import exported
+from tests.live.clients.scenes import HERON, call_of, rehearse_agent
 
 # opencode.
 
@@ -189,75 +65,6 @@ def opencode_unknown_model(stage: Stage) -> None:
 
 def opencode_without_tools(stage: Stage) -> None:
     expect("no place for tools", opencode(stage, "Say hello", WITHOUT_TOOLS))
-
-
-# Codex.
-
-CODEX_SETTINGS = """
-[analytics]
-enabled = false
-[mcp_servers.{notes}]
-command = "{python}"
-args = ["{notes_server}", "{note}"]
-"""
-SKIP_GIT = ("--skip-git-repo-check",)
-UNATTENDED = ("--dangerously-bypass-approvals-and-sandbox",)
-"""Codex's own sandbox needs rights that a container lacks."""
-
-
-def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -> str:
-    settings_dir = stage.home / "codex"
-    settings_dir.mkdir(exist_ok=True)
-    settings = stage.settings("codex", model) + CODEX_SETTINGS.format(
-        notes=notes_server.NAME,
-        python=sys.executable,
-        notes_server=notes_server.__file__,
-        note=stage.note,
-    )
-    (settings_dir / "config.toml").write_text(settings)
-    return stage.run(
-        [stage.clients.npm_bin("codex"), "exec", *UNATTENDED, *SKIP_GIT, *flags, question],
-        CODEX_HOME=str(settings_dir),
-        HELEXA_API_KEY=API_KEY,
-    )
-
-
-def codex_reads(stage: Stage) -> None:
-    question = "Codex, read the note"
-    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
-    expect(HERON, codex(stage, question))
-
-
-def codex_asks_an_mcp_server(stage: Stage) -> None:
-    question = "Codex, ask for the note"
-    tool = f"mcp__{notes_server.NAME}.{notes_server.TOOL}"
-    rehearse_agent(stage.model, question, tool, "{}")
-    expect(HERON, codex(stage, question))
-
-
-def codex_over_a_websocket(stage: Stage) -> None:
-    """Where that fails it goes back to HTTP, and says so."""
-    question = "Codex, read the note over a socket"
-    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
-    answer = codex(stage, question, "-c", "model_providers.helexa.supports_websockets=true")
-    expect(HERON, answer)
-    if "WebSocket" in answer:
-        raise AgentProblemError(answer[-600:])
-
-
-def codex_makes_an_object(stage: Stage) -> None:
-    schema = stage.home / "schema.json"
-    schema.write_text(json.dumps(SOUP_SCHEMA | {"additionalProperties": False}))
-    stage.model.answers("Codex, a dish", '{"dish": "soup"}')
-    expect('{"dish": "soup"}', codex(stage, "Codex, a dish", "--output-schema", schema))
-
-
-def codex_unknown_model(stage: Stage) -> None:
-    expect("does not exist here", codex(stage, "Say hello", model=UNKNOWN))
-
-
-def codex_without_tools(stage: Stage) -> None:
-    expect("no place for tools", codex(stage, "Say hello", model=WITHOUT_TOOLS))
 
 
 # Qwen Code, aider and llm.

@@ -1,5 +1,5 @@
-"""The settings that docs/clients.md gives each client, filled in for a server: what readers are
-shown is what is tried."""
+"""The settings that docs/clients.md gives each client, filled in for a server: readers are
+shown the settings that are tried."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ PYTHON_PACKAGES = {
     "anthropic": ("anthropic",),
     "aider": ("aider-chat",),
 }
-"""Environment to what is installed into it."""
+"""Environment to the packages installed into it."""
 
 
 class NotInstalledError(Exception):
@@ -66,7 +66,7 @@ class Clients:
         self.take_programs()
 
     def _install_python(self) -> None:
-        """By uv: pip takes a quarter of an hour to choose the versions."""
+        """Installs by uv: pip takes a quarter of an hour to choose the versions."""
         _run(sys.executable, "-m", "venv", str(self.folder / "uv"))
         _run(str(self.python_bin("pip", "uv")), "install", "--quiet", "uv")
         uv = str(self.python_bin("uv", "uv"))

@@ -1,4 +1,4 @@
-"""What the scripted model says to each client: one scene for each feature that is tried.
+"""What the scripted model answers each client: one scene for each feature that is tried.
 
 A client's program asks the question of a scene; the model's answer is written here once for all of
 them. ``programs`` know the questions by heart: they are other languages' files.
@@ -6,10 +6,10 @@ them. ``programs`` know the questions by heart: they are other languages' files.
 
 from __future__ import annotations
 
-from tests.live.scripted_model import ScriptedModel
+from tests.live.scripted.model import ScriptedModel
 
 SECRET = "The word is heron."
-"""What is in the note that agents are to read."""
+"""The text of the note that agents are to read."""
 
 HERON = "It says heron."
 SOUP_SCHEMA = {
@@ -35,7 +35,7 @@ SCENES = {
     "weather in Oslo": "One moment.\n" + call_of("get_weather", '{"city": "Oslo"}'),
     "snow at noon": "It snows in Oslo.",
 }
-"""Later ones count before earlier ones: a conversation goes on with its tool's result."""
+"""Later ones count before earlier ones: a conversation continues with its tool's result."""
 
 
 def rehearse(model: ScriptedModel) -> None:

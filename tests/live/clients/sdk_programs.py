@@ -1,4 +1,4 @@
-"""Clients that are libraries: a program of a few lines for each, which tells what it tried."""
+"""Clients that are libraries: a program of a few lines for each, which reports what it tried."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUT_TAIL_CHARACTERS = 600
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``package`` is the one whose version is told."""
+    """``package`` is the one whose version is reported."""
 
     file: str
     package: str

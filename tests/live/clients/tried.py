@@ -1,4 +1,4 @@
-"""What was tried of a client and how it went, as rows of one table."""
+"""Features tried of a client and their results, as rows of one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An endpoint that answers by a script and tells its own timings, so that no test depends on how
+"""An endpoint that answers by a script and reports its own timings, so that no test depends on how
 fast this machine is. OpenAI's and Anthropic's API, and the original neuron's paths."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from metering.bench import cases
+from metering.bench.sweeps import cases
 
 MODEL, EMBEDDER = "scripted", "scripted-embedder"
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 64
@@ -24,15 +24,17 @@ class Script:
 
     build: str = "b1"
     speed: float = 1.0
-    """Of what its timings tell, as a share of the ordinary."""
-    tells_timing: bool = True
+    """The speed its timings report, as a share of the ordinary."""
+    reports_timing: bool = True
     status: int = 200
     prompt_tokens: int = PROMPT_TOKENS
-    """What its usage says of every prompt."""
+    """The tokens its usage reports of every prompt."""
     in_flight: int = 0
-    """Of others, as the neuron's health tells."""
+    """Other clients' requests, as the neuron's health reports them."""
     locations: list[str] = field(default_factory=lambda: ["beast"])
     wrong_calls: bool = False
+    key: str = ""
+    """What every request must have in its Authorization header; empty: none is asked for."""
     asked: list[tuple[str, Any]] = field(default_factory=list)
     """Paths and bodies of all POSTs."""
     wobble: int = 0
@@ -73,8 +75,18 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_args: Any) -> None:
         pass
 
+    def _is_refused(self) -> bool:
+        """Whether its key is wrong, which it has been answered then."""
+        key = self.script.key
+        is_refused = bool(key) and self.headers["authorization"] != f"Bearer {key}"
+        if is_refused:
+            self._json(401, {"error": {"message": "no such key"}})
+        return is_refused
+
     def do_GET(self) -> None:
-        found = self._told(self.path.removeprefix("/api/neurons/beast"))
+        if self._is_refused():
+            return
+        found = self._answer(self.path.removeprefix("/api/neurons/beast"))
         self._json(
             404 if found is None else 200, {"error": "nothing here"} if found is None else found
         )
@@ -83,6 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.script.asked.append((self.path, body))
         path = self.path.removeprefix("/api/neurons/beast")
+        if self._is_refused():
+            return
         if self.script.status != 200:
             self._json(self.script.status, {"error": {"message": "not today"}})
         elif path == "/v1/chat/completions":
@@ -97,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._json(404, {"error": "nothing here"})
 
-    def _told(self, path: str) -> Any:
+    def _answer(self, path: str) -> Any:
         url = f"http://localhost:{self.server.server_address[1]}"  # type: ignore[attr-defined]
         return {
             "/version": {"git_sha": self.script.build, "package_version": "9.9"},
@@ -148,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "prompt_tokens_details": {"cached_tokens": 4},
             },
         }
-        if self.script.tells_timing and self.headers["x-helexa-timing"] == "true":
+        if self.script.reports_timing and self.headers["x-helexa-timing"] == "true":
             last["usage"]["helexa_timing"] = self.script.timing()
         yield last
 

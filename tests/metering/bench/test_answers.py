@@ -1,4 +1,4 @@
-"""Times and counts out of streamed answers, and what is right in them."""
+"""Times and counts of streamed answers, and their score."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering.bench import cases, probing, prompts
-from metering.bench.answers import Answer, AnthropicFold, OpenAiFold, ServerTiming, timing_of
 from metering.bench.errors import SampleFailedError
+from metering.bench.sweeps import cases, probing, prompts
+from metering.bench.sweeps.answers import Answer, AnthropicFold, OpenAiFold, ServerTiming, timing_of
 
 
 def delta(**fields: Any) -> dict[str, Any]:

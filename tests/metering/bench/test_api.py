@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from tests.fleet.api_support import Api, key_api
+from tests.fleet.api.api_support import Api, key_api
 from tests.metering.bench import results
 
 PATHS = (

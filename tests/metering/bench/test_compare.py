@@ -1,4 +1,4 @@
-"""What a sweep of a build that is 30 % slower says, by the timings that the server tells."""
+"""The result of a sweep of a build that is 30 % slower, by the timings that the server reports."""
 
 from __future__ import annotations
 

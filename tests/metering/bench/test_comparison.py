@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from metering.bench.comparison import Verdict, compare, judge
-from metering.bench.metrics import DECODE, JUDGED, QUALITY, TTFT, judged_metrics
-from metering.bench.scenarios import ScenarioKind
+from metering.bench.results.comparison import Verdict, compare, judge
+from metering.bench.results.metrics import DECODE, JUDGED, QUALITY, TTFT, judged_metrics
+from metering.bench.sweeps.scenarios import ScenarioKind
 
 BEFORE = [100.0, 101.5, 99.2, 100.7, 98.9]
 SLOWER = [70.3, 69.1, 71.2, 70.8, 69.9]

@@ -1,4 +1,4 @@
-"""What is imported: the original's configuration and results, and this repository's own."""
+"""Imports: the original's configuration and results, and this repository's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metering.bench import store
 from metering.bench.errors import BenchFileError
 from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget
-from metering.bench.run_rows import run_row
+from metering.bench.results.run_rows import run_row
 from metering.models import AuditEntry
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import Script

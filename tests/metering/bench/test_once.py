@@ -6,10 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 from django.core.management.base import CommandError
+from django.utils import timezone
 
-from metering.bench.cases import SCHEMA_CASES, TOOL_CASES
+from fleet.models import Neuron
+from helexa_site import server_url
+from metering.bench.management import choosing
 from metering.bench.management.commands import bench as command
 from metering.bench.models import BenchRun
+from metering.bench.sweeps.cases import SCHEMA_CASES, TOOL_CASES
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import (
     COMPLETION_TOKENS,
@@ -38,6 +42,23 @@ def test_a_cell_is_measured_once_warmed_up_and_then_skipped(bench: Bench, script
     script.build = "b2"
     bench.once("--scenario", "chat:128", "--samples", "3")
     assert BenchRun.objects.filter(build="b2", ok=True).count() == 3
+
+
+def test_the_running_server_is_found_as_status_finds_it(
+    bench: Bench, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ``--url`` the fleet's neurons are measured at the serve of this data directory."""
+    now = timezone.now()
+    Neuron.objects.create(
+        name="beast", status="online", status_since=now, started_at=now, last_seen_at=now
+    )
+    running = SimpleNamespace(url=bench.url, key="hx-its-own")
+    monkeypatch.setattr(server_url, "find_running", lambda _data_dir: running)
+    monkeypatch.delenv("HELEXA_URL", raising=False)
+    (found,) = choosing._all_targets(
+        {"endpoint": None, "config": None, "no_fleet": False, "url": None, "key": None}
+    )
+    assert (found.endpoint, found.api_key) == (bench.url, "hx-its-own")
 
 
 def test_run_sweeps_until_it_is_ended_and_measures_each_new_build(
@@ -78,7 +99,7 @@ def test_the_servers_own_timing_counts(bench: Bench, script: Script) -> None:
 
 
 def test_without_it_the_clients_clock_does(bench: Bench, script: Script) -> None:
-    script.tells_timing = False
+    script.reports_timing = False
     bench.once("--scenario", "chat:128", "--samples", "1")
     run = BenchRun.objects.get()
     assert run.timing == "client"

@@ -82,7 +82,7 @@ def test_without_results_each_page_reports_what_to_do(operator: Client) -> None:
 
 def test_the_overview_marks_what_regressed_beside_previous_and_best(measured: Client) -> None:
     text = page(measured, "")
-    assert "1 regression beyond noise." in text
+    assert "1 regressed beyond noise." in text
     (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
     assert row.startswith("data-regressed beast chat:128 decode 70 tok/s b3 5 regressed")
     assert "0.700 (" in row
@@ -99,8 +99,44 @@ def test_nothing_regressed_is_reported_too(operator: Client) -> None:
     results.cell(build_number=1, decode_tps=100.0)
     results.cell(build_number=2, decode_tps=101.0)
     text = page(operator, "")
-    assert "Nothing regressed beyond noise." in text
+    assert "None of 1 regressed beyond noise." in text
     assert "data-regressed" not in text
+
+
+def test_too_few_samples_are_no_good_news(operator: Client) -> None:
+    """Neither on the overview nor where two builds are compared."""
+    for build in ("b1", "b2"):
+        for speed in (100.0, 40.0):
+            results.run(build=build, git_sha=build, decode_tps=speed)
+    for path in ("", "compare/?before=beast@b1&after=beast@b2"):
+        text = page(operator, path)
+        assert "Cannot tell yet: 2 of 5 samples." in text
+        assert "regressed beyond noise" not in text
+
+
+def test_what_can_be_judged_stands_beside_what_cannot(operator: Client) -> None:
+    for number, speed in ((1, 100.0), (2, 101.0)):
+        results.cell(build_number=number, decode_tps=speed)
+        build = f"b{number}"
+        results.run(build=build, git_sha=build, scenario_id="chat:512", decode_tps=speed)
+    text = page(operator, "")
+    assert "None of 1 regressed beyond noise." in text
+    assert "1 cannot be judged yet: 1 of 5 samples." in text
+
+
+def test_first_builds_are_compared_with_nothing(operator: Client) -> None:
+    results.cell(decode_tps=100.0)
+    assert "Nothing to compare yet: each series has one build." in page(operator, "")
+
+
+def test_one_concurrency_has_no_knee(operator: Client) -> None:
+    results.cell(
+        scenario_id="concurrency:4", concurrency=4, decode_tps=240.0, ttft_p95_s=0.3, rejected=0
+    )
+    text = page(operator, "concurrency/")
+    assert any(row.startswith("4 240") for row in rows(text))
+    (line,) = chart(text, "knee")["lines"]
+    assert [point["is_marked"] for point in line["points"]] == [False]
 
 
 def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
@@ -130,7 +166,7 @@ def test_builds_are_compared_cell_by_cell(measured: Client) -> None:
     (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
     assert "tiny chat:128 decode tok/s 100 70 0.700 0.6" in row and "5/5 regressed" in row
     assert "only beast@b3: tiny load" in text
-    assert "None regressed" in page(measured, "compare/?before=peer@b1&after=beast@b2")
+    assert "None of 2 regressed" in page(measured, "compare/?before=peer@b1&after=beast@b2")
 
 
 def test_runs_are_filtered_and_shown(measured: Client) -> None:

@@ -1,9 +1,9 @@
-"""Until they have their samples, and then no more."""
+"""Tests that cells run until they have their samples, and then no more."""
 
 from __future__ import annotations
 
-from metering.bench.plan import Cell, work_left
-from metering.bench.scenarios import parse_scenario
+from metering.bench.sweeps.plan import Cell, work_left
+from metering.bench.sweeps.scenarios import parse_scenario
 
 
 def cell(scenario: str = "chat:128", build: str = "b1", model: str = "m") -> Cell:

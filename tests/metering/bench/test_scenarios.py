@@ -1,11 +1,11 @@
-"""Ids that stay, and what is measured with whom."""
+"""Stable ids, and which scenarios are measured together."""
 
 from __future__ import annotations
 
 import pytest
 
 from metering.bench.errors import BenchValueError
-from metering.bench.scenarios import (
+from metering.bench.sweeps.scenarios import (
     DEFAULT_SCENARIOS,
     ScenarioKind,
     parse_scenario,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering.bench import statistics as ours
+from metering.bench.results import statistics as ours
 
 MALES = [19, 22, 16, 29, 24]
 FEMALES = [20, 11, 17, 12]
@@ -43,7 +43,7 @@ def test_the_normal_test_has_the_known_value(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_normal_test_counts_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: two ones and three twos are tied."""
+    """The ties are counted by hand: two ones and three twos are tied."""
     monkeypatch.setattr(ours, "MAX_EXACT_SAMPLES", 0)
     result = ours.mann_whitney([1, 2, 2], [1, 2, 5])
     assert result.u == 3.5
@@ -105,9 +105,9 @@ def test_a_ratio_is_found_with_its_interval() -> None:
 
 def test_the_interval_leaves_out_what_tables_list() -> None:
     """Critical values of U at 5 %, two-sided: 2 for five and five, 23 for ten and ten."""
-    assert ours._interval_cut(5, 5, 0.95) == 3
-    assert ours._interval_cut(10, 10, 0.95) == 24
-    assert ours._interval_cut(3, 3, 0.95) == 0
+    assert ours.interval_cut(5, 5, 0.95) == 3
+    assert ours.interval_cut(10, 10, 0.95) == 24
+    assert ours.interval_cut(3, 3, 0.95) == 0
 
 
 def test_few_samples_have_the_widest_interval() -> None:

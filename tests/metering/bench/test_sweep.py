@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from metering.bench.answers import Answer
 from metering.bench.client.asking import Ask, Asker
 from metering.bench.client.targets import LocalDoor
 from metering.bench.errors import SampleFailedError, TargetUnreachableError
-from metering.bench.plan import CellKey
-from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
-from metering.bench.scenarios import parse_scenario
-from metering.bench.settings import SweepSettings, TargetSpec
-from metering.bench.sweep import Kept, Sweep, SweepResult
+from metering.bench.sweeps.answers import Answer
+from metering.bench.sweeps.plan import CellKey
+from metering.bench.sweeps.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
+from metering.bench.sweeps.scenarios import parse_scenario
+from metering.bench.sweeps.settings import SweepSettings, TargetSpec
+from metering.bench.sweeps.sweep import Kept, Sweep, SweepResult
 
 
 @dataclass
 class FakeTarget:
-    """Also its own asker."""
+    """Stands for a target, and is its own asker."""
 
     models: tuple[ModelInfo, ...] = (ModelInfo(id="m"),)
     busy_polls: int = 0

@@ -19,7 +19,7 @@ from metering.keys import api_key as keys
 from metering.keys import directory as directory_module
 from metering.keys.directory import REFRESH_EVERY_S, KeyDirectory
 from metering.keys.records import KeyRecord
-from tests.metering.directory_support import (
+from tests.metering.keys.directory_support import (
     Clock,
     FakeStore,
     rounds,

@@ -11,7 +11,7 @@ from metering.keys.api_key import digest_of, digest_secret, imported_prefix
 from metering.keys.directory import KeyDirectory
 from metering.keys.records import AccountRecord, KeyRecord
 from metering.principal import ALL_SCOPES, Principal, RateLimits, Scope
-from tests.metering.directory_support import (
+from tests.metering.keys.directory_support import (
     SECRET_KEY,
     Clock,
     FakeStore,
@@ -112,7 +112,7 @@ class TestUses:
 async def test_an_imported_key_is_recognised_by_what_it_is(
     directory: KeyDirectory, store: FakeStore
 ) -> None:
-    """Other words, as SDKs' placeholders, need no query and stay nobody's."""
+    """Other words, such as SDKs' placeholders, need no query and stay anonymous."""
     secret = digest_secret(SECRET_KEY)
     prefix = imported_prefix("sk-team-0123456789", secret)
     store.records[prefix] = KeyRecord(

@@ -15,7 +15,7 @@ from metering.errors import (
 from metering.keys import api_key as keys
 from metering.keys import directory as directory_module
 from metering.keys.directory import KeyDirectory
-from tests.metering.directory_support import (
+from tests.metering.keys.directory_support import (
     FakeStore,
     rounds,
     until_refused,

@@ -37,7 +37,7 @@ def test_a_sum_past_64_bits_is_exact(using: str) -> None:
 
 
 def test_an_hour_stays_an_integer(using: str) -> None:
-    """And the batch is written: no database refuses it again and again."""
+    """The batch is written: no database refuses it again and again."""
     entries = [
         settle(f"r{number}", budgets=(), prompt_tokens=MAX_INT64, cached_tokens=0)
         for number in range(3)

@@ -1,181 +1,31 @@
 """Two gateways, their deaths, retries, duplicates, the control's settling and its sweeps, in any
-order, on SQLite and on PostgreSQL: no cap is passed, and everything is charged once.
-
-The gateways' part is ``metering.ledger.pending_writes`` itself, without its thread; neurons are a
-few lines that know what each request used.
-"""
+order, on SQLite and on PostgreSQL: no cap is passed, and everything is charged once."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import redis
 from django.db import OperationalError
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from inference.protocol.events import Usage
-from inference.protocol.keys import gateway_alive_key, held_key, usage_key
-from inference.protocol.usage_reports import (
-    USAGE_REPORT_FIELD,
-    UsageReport,
-    encode_usage_report,
-)
-from metering.ledger import orphans, store, usage_reports
-from metering.ledger.entries import Granted, Operation
-from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
-from metering.ledger.receipts import Receipt
 from metering.models import Budget, LedgerEntry, Reservation, UsageHour
-from metering.prices import Prices
-from tests.metering.databases import clear
-from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
-from tests.metering.reported_usage import RECEIPTS, receipt
+from tests.metering.ledger.flaky_gateways import Request, is_in_window, used_of
+from tests.metering.ledger.interleaved_gateways import PRICES, InterleavedGateways
+from tests.metering.operations import narrow, release
 
-PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
-FAR_AHEAD_S = 100_000
 FAULTS = (None, None, None, "before", "after", "locked")
 
 
-class FlakyDatabase:
-    """Fails once where it is told to: before the transaction, or after its commit."""
-
-    def __init__(self) -> None:
-        self.fault: str | None = None
-
-    def apply(self, operations: Sequence[Operation], *, using: str) -> list[store.Result]:
-        fault, self.fault = self.fault, None
-        if fault == "locked":
-            raise OperationalError("database is locked")
-        if fault == "before":
-            raise OperationalError("the server is gone")
-        results = store.apply(operations, using=using)
-        if fault == "after":
-            raise OperationalError("the connection broke")
-        return results
-
-
-class ReportStream:
-    """As much of Redis as the control needs of it."""
-
-    def __init__(self) -> None:
-        self.entries: dict[bytes, dict[bytes, bytes]] = {}
-        self.alive: set[str] = set()
-        self.num_added = 0
-        self.replies: list[Any] = []
-        self.loses_next_delete = False
-
-    def add(self, report: UsageReport) -> None:
-        self.num_added += 1
-        self.entries[b"%d" % self.num_added] = {USAGE_REPORT_FIELD: encode_usage_report(report)}
-
-    def pipeline(self, transaction: bool) -> ReportStream:
-        return self
-
-    def execute_command(self, *command: Any) -> None:
-        """The two reads of ``fleet.live.neuron_reads``: a stream's entries and a hash's fields."""
-        _eval, _script, _num_keys, key, _max_bytes, *rest = command
-        if key == held_key("beast"):
-            self.replies.append([None for _field in rest])
-            return
-        assert key == usage_key("beast")
-        (count,) = rest
-        self.replies.append(
-            [
-                [id, [word for pair in fields.items() for word in pair]]
-                for id, fields in list(self.entries.items())[:count]
-            ]
-        )
-
-    def execute(self, raise_on_error: bool) -> list[Any]:
-        replies, self.replies = self.replies, []
-        return replies
-
-    def xdel(self, _name: str, *ids: bytes) -> None:
-        if self.loses_next_delete:
-            self.loses_next_delete = False
-            raise redis.ConnectionError("the control dies here")
-        for id in ids:
-            del self.entries[id]
-
-    def zrange(self, _name: str, _first: int, _last: int) -> list[bytes]:
-        return [b"beast"]
-
-    def hkeys(self, _name: str) -> list[bytes]:
-        return []
-
-    def exists(self, name: str) -> bool:
-        return name in self.alive
-
-
-@dataclass
-class Request:
-    id: str
-    gateway: Gateway
-    budgets: tuple[int, ...]
-    prompt_tokens: int
-    """The bound that is reserved."""
-    output_tokens: int | None
-    """Asked for."""
-    waiter: Waiter
-    num_output_tokens: int = 0
-    """Granted."""
-    used: Usage | None = None
-    is_gone: bool = False
-    """Refused, or given up before it was submitted."""
-    ended_unix_s: float = 0.0
-
-
-@dataclass
-class Gateway:
-    name: str
-    pending: PendingWrites
-    database: FlakyDatabase
-    requests: list[Request] = field(default_factory=list)
-    is_alive: bool = True
-
-    def queue(self, operation: Operation, waiter: Waiter | None = None) -> None:
-        self.pending.add(PendingWrite(operation, time.monotonic(), waiter))
-
-
-def notify_at_once(completed: Sequence[tuple[Waiter, Outcome]]) -> None:
-    for waiter, outcome in completed:
-        if not waiter.done():
-            waiter.set_result(outcome)
-
-
-class Fleet(RuleBasedStateMachine):
-    using = ""
-
+class Fleet(InterleavedGateways):
     def __init__(self) -> None:
         super().__init__()
-        clear(self.using)
-        self.loop = asyncio.new_event_loop()
-        self.now_unix_s = NOON_UNIX_S
-        self.stream = ReportStream()
-        self.requests: dict[str, Request] = {}
-        self.num_gateways = 0
         self.opened: dict[int, tuple[int | None, int]] = {}
-        """By budget: the end of its window of seconds, and the first entry since it opened."""
-        self.budgets = (
-            make_budget(self.using, cap=600),
-            make_budget(self.using, cap=900, window="day"),
-            make_budget(self.using, cap=500, window="seconds", window_s=3600),
-            make_budget(self.using, cap=300, unit="micro_usd"),
-        )
-        self.gateways = [self.new_gateway(), self.new_gateway()]
+        """The window of each budget: the end of its seconds, and the first entry since it
+        opened."""
 
     def teardown(self) -> None:
         """Whatever has happened: once all is written and settled, the sums are right."""
@@ -193,54 +43,6 @@ class Fleet(RuleBasedStateMachine):
             assert set(entries) == ran
         finally:
             self.loop.close()
-
-    def new_gateway(self) -> Gateway:
-        self.num_gateways += 1
-        name = f"g{self.num_gateways}"
-        database = FlakyDatabase()
-        pending = PendingWrites(
-            name,
-            using=self.using,
-            notify=notify_at_once,
-            apply=database.apply,
-            clock=lambda: self.now_unix_s,
-        )
-        self.stream.alive.add(gateway_alive_key(name))
-        return Gateway(name, pending, database)
-
-    def write(self, gateway: Gateway) -> None:
-        while gateway.pending.depth:
-            try:
-                gateway.pending.write()
-            except OperationalError as error:
-                gateway.pending.recover(error)
-
-    def running(self, gateway: Gateway | None = None) -> list[Request]:
-        """Granted, submitted and not ended."""
-        return [
-            request
-            for request in self.requests.values()
-            if (gateway is None or request.gateway is gateway)
-            and request.gateway.is_alive
-            and not request.is_gone
-            and request.used is None
-            and request.waiter.done()
-            and self.is_granted(request)
-        ]
-
-    def is_granted(self, request: Request) -> bool:
-        outcome = request.waiter.result()
-        if not isinstance(outcome, Granted):
-            request.is_gone = True
-            return False
-        request.num_output_tokens = outcome.output_tokens
-        return True
-
-    def pick(self, index: int, condition: Callable[[Request], bool]) -> Request | None:
-        found = [request for request in self.running() if condition(request)]
-        return found[index % len(found)] if found else None
-
-    # What happens.
 
     @rule(
         which=st.integers(0, 1),
@@ -269,21 +71,6 @@ class Fleet(RuleBasedStateMachine):
         )
         self.requests[request.id] = request
         self.reserve_for(request, is_written)
-
-    def reserve_for(self, request: Request, is_written: bool) -> None:
-        operation = reserve(
-            request.id,
-            gateway_id=request.gateway.name,
-            budgets=request.budgets,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
-            default_output_tokens=150,
-            prices=PRICES,
-            now_unix_s=self.now_unix_s,
-        )
-        request.gateway.queue(operation, request.waiter)
-        if is_written:
-            self.write(request.gateway)
 
     @precondition(lambda self: any(gateway.pending.depth for gateway in self.gateways))
     @rule(which=st.integers(0, 1), fault=st.sampled_from(FAULTS))
@@ -367,76 +154,9 @@ class Fleet(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.now_unix_s += seconds
 
-    # How.
-
-    def end(self, request: Request, share: int) -> None:
-        """No two things happen in one second: windows begin and end on whole ones."""
-        self.now_unix_s += 1
-        request.ended_unix_s = self.now_unix_s
-        request.used = Usage(
-            prompt_tokens=request.prompt_tokens,
-            cached_tokens=request.prompt_tokens // 3,
-            completion_tokens=request.num_output_tokens * share // 4,
-        )
-
-    def die(self, gateway: Gateway) -> None:
-        """What it had not written is lost. Neurons cancel what they run for it, and tell of all
-        that they have run."""
-        for request in self.running(gateway):
-            self.end(request, 1)
-        gateway.is_alive = False
-        self.stream.alive.discard(gateway_alive_key(gateway.name))
-        for request in self.requests.values():
-            if request.gateway is gateway and request.used is not None:
-                self.stream.add(
-                    UsageReport(
-                        receipt=RECEIPTS.seal(self.receipt_of(request)),
-                        usage=request.used,
-                        outcome="cancelled",
-                        started_unix_s=request.ended_unix_s,
-                        ended_unix_s=request.ended_unix_s,
-                    )
-                )
-
-    def receipt_of(self, request: Request) -> Receipt:
-        return receipt(
-            request.id,
-            gateway_id=request.gateway.name,
-            sealed_unix_s=request.ended_unix_s,
-            input_micro_usd=PRICES.input_micro_usd,
-            cached_input_micro_usd=PRICES.cached_input_micro_usd,
-            output_micro_usd=PRICES.output_micro_usd,
-            max_prompt_tokens=request.prompt_tokens,
-            max_output_tokens=request.num_output_tokens,
-        )
-
-    def settle_reports(self) -> None:
-        client: Any = self.stream
-        usage_reports.usage_reports_settle(
-            client=client, receipts=RECEIPTS, now_unix_s=self.now_unix_s, using=self.using
-        )
-
-    def sweep(self) -> None:
-        """By a clock so far ahead that every lease has run out: live gateways show it in Redis."""
-        client: Any = self.stream
-        ahead_s = self.now_unix_s + FAR_AHEAD_S
-        orphans.reservations_sweep(client=client, now_unix_s=ahead_s, using=self.using)
-
-    def settle_of(self, request: Request) -> Operation:
-        assert request.used is not None
-        return settle(
-            request.id,
-            budgets=request.budgets,
-            prompt_tokens=request.used.prompt_tokens,
-            cached_tokens=request.used.cached_tokens,
-            completion_tokens=request.used.completion_tokens,
-            prices=PRICES,
-            ended_unix_s=request.ended_unix_s,
-        )
-
     @invariant()
     def only_what_runs_holds_anything(self) -> None:
-        """Once its gateway has written all that it was told."""
+        """Once its gateway has written all of its operations."""
         running = {request.id for request in self.running()}
         for row in Reservation.objects.using(self.using).all():
             gateway = self.requests[row.request_id].gateway
@@ -485,23 +205,6 @@ class Fleet(RuleBasedStateMachine):
             first_id = max((entry.id for entry in entries), default=0) + 1
             self.opened[budget.id] = (budget.window_ends_unix_s, first_id)
         return first_id
-
-
-def used_of(budget: Budget, entries: list[LedgerEntry]) -> int:
-    if budget.unit == "micro_usd":
-        return sum(entry.cost_micro_usd for entry in entries)
-    return sum(entry.prompt_tokens + entry.completion_tokens for entry in entries)
-
-
-def is_in_window(budget: Budget, at_unix_s: float) -> bool:
-    if budget.window == "balance":
-        return True
-    ends_s = budget.window_ends_unix_s
-    if ends_s is None:
-        return False
-    length_s = 86_400 if budget.window == "day" else budget.window_s
-    assert length_s is not None
-    return ends_s - length_s <= at_unix_s < ends_s
 
 
 def drive(using: str, max_examples: int, steps: int) -> None:

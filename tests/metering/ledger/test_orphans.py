@@ -12,7 +12,7 @@ from fleet.live import reading as live
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import NEURONS, gateway_alive_key, held_key
 from metering import tasks
-from metering.ledger import orphans, usage_reports
+from metering.ledger import orphans, settlement
 from metering.ledger.orphans import HELD_LIMIT_S, SWEEP_GRACE_S
 from metering.ledger.receipts import Receipts
 from metering.ledger.sweep_pause import SweepPause
@@ -102,7 +102,7 @@ def test_reports_that_break_hold_up_no_sweep(
     def broken(**_: object) -> int:
         raise redis.ResponseError("nobody knows")
 
-    monkeypatch.setattr(usage_reports, "usage_reports_settle", broken)
+    monkeypatch.setattr(settlement, "usage_reports_settle", broken)
     tasks.settle_orphans()
     assert amounts(id) == (0, 0)
 
@@ -148,7 +148,7 @@ def test_the_sweep_waits_for_bills_that_come_late(
             raise OperationalError("the server is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr(usage_reports, "usage_reports_settle", away)
+            patch.setattr(settlement, "usage_reports_settle", away)
             tasks.settle_orphans()
     else:
         assert control.leads()

@@ -60,12 +60,22 @@ def files(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("*"))
 
 
-def stopped_without_database(start: Any, *bills: Any) -> None:
+def stopped_without_database(start: Any, directory: Path, *bills: Any) -> None:
     """A gateway that ended, with these bills in its file."""
     gateway = start("gone", is_away=True)
     for bill in bills:
         gateway.writer.settle(bill)
     gateway.run(gateway.writer.stop(0.05))
+    wait_until(lambda: is_closed(directory / "gone.jsonl"))  # its threads may take longer
+
+
+def is_closed(path: Path) -> bool:
+    """No gateway has this file open."""
+    file = SpoolFile.adopt(path)
+    if file is None:
+        return False
+    file.close()
+    return True
 
 
 def entries(using: str) -> list[str]:
@@ -114,7 +124,9 @@ def test_the_next_gateway_writes_them_once(
     first = start("g0")
     first.reserve("r1", budgets=(id,))
     first.run(first.writer.stop(LONG_S))  # else it may write the bills itself
-    stopped_without_database(start, settle("r1", budgets=(id,)), settle("r2", budgets=()))
+    stopped_without_database(
+        start, directory, settle("r1", budgets=(id,)), settle("r2", budgets=())
+    )
     assert files(directory) == ["gone.jsonl"] and entries(using) == []
     copy = shutil.copy(directory / "gone.jsonl", tmp_path / "copy")
     start("g2")
@@ -131,7 +143,7 @@ def test_the_next_gateway_writes_them_once(
 def test_a_gateway_that_starts_without_the_database_leaves_them_where_they_are(
     using: str, start: Any, directory: Path
 ) -> None:
-    stopped_without_database(start, settle("r1", budgets=()))
+    stopped_without_database(start, directory, settle("r1", budgets=()))
     second = start("g2", is_away=True)
     wait_until(lambda: second.writer.num_spooled == 1)
     second.run(second.writer.stop(0.05))
@@ -145,7 +157,7 @@ def test_what_the_ledger_may_have_forgotten_is_not_charged_again(
     using: str, start: Any, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = settle("old", budgets=(), ended_unix_s=NOON_UNIX_S - 1)
-    stopped_without_database(start, old, settle("new", budgets=()))
+    stopped_without_database(start, directory, old, settle("new", budgets=()))
     start("g2", oldest_unix_s=lambda: NOON_UNIX_S)
     wait_until(lambda: files(directory) == [])
     assert entries(using) == ["new"]
@@ -170,7 +182,7 @@ def test_a_full_disk_speaks_and_is_tried_again(
         wait_until(lambda: gateway.writer.spool_problem is not None)
         gateway.writer.settle(settle("r2", budgets=()))
     wait_until(lambda: gateway.writer.num_spooled == 2)
-    assert gateway.writer.spool_problem is None
+    wait_until(lambda: gateway.writer.spool_problem is None)
     lines = [one.getMessage() for one in caplog.records if "No space left" in one.getMessage()]
     assert len(lines) == 1 and str(directory) in lines[0]
     gateway.database.is_away = False
@@ -179,12 +191,13 @@ def test_a_full_disk_speaks_and_is_tried_again(
 
 
 def test_no_more_is_adopted_than_the_writer_takes(using: str, start: Any, directory: Path) -> None:
-    stopped_without_database(start, settle("r1", budgets=()), settle("r2", budgets=()))
+    stopped_without_database(start, directory, settle("r1", budgets=()), settle("r2", budgets=()))
     (directory / "gone.jsonl").rename(directory / "a.jsonl")
-    stopped_without_database(start, settle("r3", budgets=()))
+    stopped_without_database(start, directory, settle("r3", budgets=()))
     second = start("g2", is_away=True, max_queued=2)
     wait_until(lambda: second.writer.num_spooled == 2)
-    assert second.writer.is_full and files(directory) == ["a.jsonl", "gone.jsonl"]
+    wait_until(lambda: second.writer.is_full)
+    assert files(directory) == ["a.jsonl", "gone.jsonl"]
     second.database.is_away = False
     wait_until(lambda: files(directory) == [])
     assert entries(using) == ["r1", "r2", "r3"]

@@ -1,4 +1,4 @@
-"""Any interleaving of two gateways' calls against a plain account of what was charged when."""
+"""Any interleaving of two gateways' calls against a plain record of charges and their times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARTS = 60_000
 SLOT_MS = 1000
 LEASE_MS = int(LEASE_S * 1000)
 GONE = -2
-"""What PTTL says of a key that is not there."""
+"""PTTL's answer for a missing key."""
 LIMITS = st.builds(
     RateLimits,
     requests_per_minute=st.sampled_from([5, 30]),
@@ -51,7 +51,7 @@ class Charge:
 class Running:
     gateway: int
     charges: list[Charge]
-    """The bound, then what was used beyond it."""
+    """The bound, then the usage beyond it."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Account:
     limits: RateLimits
     requests: list[Charge] = field(default_factory=list)
     tokens: list[Charge] = field(default_factory=list)
-    seats: dict[str, int] = field(default_factory=dict)
+    leases: dict[str, int] = field(default_factory=dict)
 
     def tokens_debt(self, now_ms: int) -> int:
         return debt(self.tokens, self.limits.tokens_per_minute or 0, now_ms)
@@ -70,7 +70,7 @@ class Account:
         return debt(self.requests, self.limits.requests_per_minute or 0, now_ms)
 
     def num_open(self, now_ms: int) -> int:
-        return sum(lease_ms > now_ms for lease_ms in self.seats.values())
+        return sum(lease_ms > now_ms for lease_ms in self.leases.values())
 
     def has_room(self, tokens: int, now_ms: int, *, slack: int) -> bool:
         limits = self.limits
@@ -84,7 +84,8 @@ class Account:
 
 
 def debt(charges: list[Charge], per_minute: int, now_ms: int) -> int:
-    """Of a bucket that takes ``charges`` and drains ``per_minute`` parts a millisecond."""
+    """Returns the debt of a bucket that takes ``charges`` and drains ``per_minute`` parts a
+    millisecond."""
     owed, at_ms = 0, 0
     for charge in charges:
         owed = max(0, owed - per_minute * (charge.at_ms - at_ms)) + charge.tokens * PARTS
@@ -168,7 +169,7 @@ class LimitsMachine(RuleBasedStateMachine):
         for account in self.accounts:
             account.requests.append(Charge(self.now_ms, 1))
             account.tokens.append(charge)
-            account.seats[request_id] = self.now_ms + LEASE_MS
+            account.leases[request_id] = self.now_ms + LEASE_MS
         self.running[request_id] = Running(gateway, [charge])
         self.check(state)
 
@@ -249,7 +250,7 @@ class LimitsMachine(RuleBasedStateMachine):
         running = self.running.pop(request_id)
         self.runner.run(self.in_loop(self.gateways[running.gateway].release, request_id))
         for account in self.accounts:
-            del account.seats[request_id]
+            del account.leases[request_id]
 
     @rule(gateway=st.integers(0, 1))
     def renew(self, gateway: int) -> None:
@@ -257,7 +258,7 @@ class LimitsMachine(RuleBasedStateMachine):
         for request_id, running in self.running.items():
             if running.gateway == gateway:
                 for account in self.accounts:
-                    account.seats[request_id] = self.now_ms + LEASE_MS
+                    account.leases[request_id] = self.now_ms + LEASE_MS
 
     @rule()
     def forget_the_script(self) -> None:

@@ -45,7 +45,7 @@ async def link(redis_url: str) -> AsyncIterator[RedisLink]:
 
 @pytest_asyncio.fixture
 async def clocked(client: redis.asyncio.Redis, link: RedisLink) -> RateLimiter:
-    """By a clock that stands until it is set."""
+    """Returns a limiter by a clock that stands until it is set."""
     await set_clock(client, START_MS)
     return RateLimiter(link, script=CLOCKED_SCRIPT)
 
@@ -130,7 +130,7 @@ async def test_a_longer_prompt_is_charged_or_refused(
 ) -> None:
     who = principal(key=RateLimits(requests_per_minute=1, tokens_per_minute=1000, max_concurrent=1))
     await clocked.acquire(who, "r1", 400)
-    await clocked.extend("r1", 300)  # by its tokens alone: its request and its seat are counted
+    await clocked.extend("r1", 300)  # by its tokens alone: its request and its lease are counted
     await set_clock(client, START_MS + 1000)
     before = await contents(client)
     with pytest.raises(RateLimitedError) as refused:

@@ -6,8 +6,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from metering.ledger.entries import Settle
-from metering.outcomes import Outcome, outcome_of
+from metering.ledger.entries import Outcome, Settle, outcome_of
+from metering.request_records.captures import Captured
 from tests.metering.operations import settle
 
 
@@ -19,6 +19,9 @@ class Ended:
     model_asked: str = "gpt-4o"
     end_user: str = ""
     queue_ms: int | None = 20
+    captured: Captured | None = None
+    is_usage_estimated: bool = False
+    targets_tried: tuple[str, ...] = ()
 
     @property
     def kind(self) -> Outcome:

@@ -18,7 +18,7 @@ from helexa_site.exit_codes import ExitCode
 from metering.models import Account
 from metering.request_records import rows
 from metering.services import CreatedKey
-from tests.metering.api_support import get, ok, person, refused
+from tests.metering.api.api_support import get, ok, person, refused
 from tests.metering.request_records.records import ended
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
@@ -109,7 +109,7 @@ class TestFilters:
             ("outcome=cancelled", {"status": 200, "outcome": "cancelled"}),
             ("until=2h", {"ended_unix_s": time.time() - 3 * HOUR_S}),
             ("until=2026-01-01T00:00", {"ended_unix_s": 1_700_000_000.0}),
-            ("id=abcdef", {"request_id": "abcdef" + 26 * "0"}),
+            ("id=abcdef00", {"request_id": "abcdef" + 26 * "0"}),
             ("id=ABCDEF00-0000", {"request_id": "abcdef" + 26 * "0"}),
             ("status=503&outcome=failed&model=tiny", {"status": 503, "outcome": "neuron_lost"}),
         ],
@@ -140,6 +140,7 @@ class TestFilters:
             ("since=yesterday", "since"),
             ("until=0001-01-01", "until"),
             ("id=xyz", "id"),
+            ("id=abcdef0", "id"),
             ("limit=0", "limit"),
             ("limit=1001", "limit"),
             ("before=none", "before"),

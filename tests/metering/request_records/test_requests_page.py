@@ -11,7 +11,7 @@ from django.test import Client
 from metering.models import Account
 from metering.requests.links import requests_url
 from metering.requests.views import ROWS
-from tests.metering.api_support import person
+from tests.metering.api.api_support import person
 from tests.metering.request_records.test_requests_api import record
 
 pytestmark = pytest.mark.django_db

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from django.conf import settings
+from django.db import connection
+from django.db.models import Model
+from django.utils import timezone
 
 from metering import tasks
-from metering.models import RequestRecord
+from metering.models import CapturedRequest, RequestRecord, Revision
 from metering.request_records import retention, rows
 from tests.metering.request_records.records import ended
 
@@ -68,3 +75,47 @@ def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyP
     assert len(ages()) == 3
     tasks.forget_request_records()
     assert ages() == []
+
+
+def written_meanwhile(model: type[Model], counts: list[int]) -> Callable[[float], None]:
+    """A pause in which another thread writes to the same database, as a tick does, and counts the
+    rows left of ``model``. If the deletion held a transaction open meanwhile, SQLite would refuse
+    the write and PostgreSQL would still count the deleted rows."""
+
+    def tick() -> int:
+        try:
+            Revision.objects.update_or_create(pk=1)
+            return model._default_manager.count()
+        finally:
+            connection.close()
+
+    def pause(_: float) -> None:
+        with ThreadPoolExecutor(1) as ticks:
+            counts.append(ticks.submit(tick).result())
+
+    return pause
+
+
+def test_a_tick_waits_for_one_batch_at_most() -> None:
+    """The batches are short, and between two of them nothing is locked."""
+    record(*[40] * 1_200)
+    counts: list[int] = []
+    num_forgotten = retention.request_records_forget(
+        before=timezone.now() - timedelta(days=30),
+        max_rows=0,
+        pause=written_meanwhile(RequestRecord, counts),
+    )
+    assert (num_forgotten, counts) == (1_200, [700, 200])
+
+
+def test_a_tick_waits_for_a_few_captures_at_most() -> None:
+    """A row of theirs holds bodies of up to a megabyte."""
+    at = timezone.now() - timedelta(days=2)
+    CapturedRequest.objects.bulk_create(
+        CapturedRequest(request_id=uuid.uuid4(), at=at) for _ in range(25)
+    )
+    counts: list[int] = []
+    num_forgotten = retention.captured_requests_forget(
+        before=timezone.now() - timedelta(days=1), pause=written_meanwhile(CapturedRequest, counts)
+    )
+    assert (num_forgotten, counts) == (25, [15, 5])

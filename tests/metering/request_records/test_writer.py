@@ -74,10 +74,13 @@ def test_all_of_a_request_is_recorded(using: str, writer: RequestRecordWriter) -
             outcome="neuron_lost",
             error_message="The neuron beast went away.",
             end_user="ann",
+            targets_tried=("own: queue_full", f"box/{'m' * 600}: upstream_failed"),
         )
     )
     wait_until(lambda: writer.depth == 0)
     (row,) = recorded(using)
+    assert row.targets_tried.startswith("own: queue_full, box/mmm")
+    assert len(row.targets_tried) == 500
     assert row.request_id.hex == request_id
     assert row.at == datetime.fromtimestamp(NOON_UNIX_S, UTC)
     assert (row.account, row.key, row.end_user) == ("lab", "hx-1", "ann")
@@ -94,7 +97,7 @@ def test_what_there_is_not_is_null(using: str, writer: RequestRecordWriter) -> N
     writer.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
     wait_until(lambda: writer.depth == 0)
     (row,) = recorded(using)
-    assert (row.model, row.code, row.end_user) == ("", None, None)
+    assert (row.model, row.code, row.end_user, row.targets_tried) == ("", None, None, "")
     assert (row.queue_ms, row.time_to_first_token_ms) == (None, None)
 
 

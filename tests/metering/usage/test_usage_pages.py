@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
@@ -20,7 +22,7 @@ from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
 from metering.selectors import UsageGroup, UsagePeriod, UsageRow, UsageSums
 from metering.services import Cap
 from metering.usage.rows import chart_of
-from tests.metering.api_support import person
+from tests.metering.api.api_support import person
 
 pytestmark = pytest.mark.django_db
 
@@ -31,6 +33,12 @@ def used(account: str, model: str = "tiny", *, key: str = "", days_ago: int = 0,
     hour = timezone.now().replace(minute=0, second=0, microsecond=0) - timedelta(days=days_ago)
     values = {"requests": 1, "prompt_tokens": 100, "completion_tokens": 50, "cost_micro_usd": 0}
     UsageHour.objects.create(hour=hour, account=account, model=model, key=key, **(values | sums))
+
+
+OF_THE_SHELL = (
+    *("/admin/", "/admin/metering/account/", "/admin/settings/", "/playground/", "/usage/"),
+    *("/requests/", "/bench/", "/docs", "/api/docs", "/password/"),
+)
 
 
 def text_of(client: Client, path: str) -> str:
@@ -82,9 +90,26 @@ class TestWhoSeesWhat:
         text = text_of(root, "/usage/?by=model&account=elsewhere")
         assert ">other<" in text and ">tiny<" not in text
 
-    def test_somebody_without_an_account(self) -> None:
+    def test_somebody_without_an_account(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "You belong to no account yet" in text_of(person("bob"), "/usage/")
-        assert "you are neither" in text_of(person("eve"), "/usage/keys")
+        open_to_all = replace(settings.CONFIG, allow_anonymous=True)
+        monkeypatch.setattr(settings, "CONFIG", replace(open_to_all, allow_anonymous=False))
+        assert "An operator adds you to one." in text_of(person("eve"), "/usage/keys")
+        boss = person("boss", is_staff=True, is_superuser=True)
+        text = text_of(boss, "/usage/keys")
+        assert "/admin/metering/apikey/add/" in text and "/admin/metering/account/" in text
+        assert "callers without a key" not in text
+        monkeypatch.setattr(settings, "CONFIG", open_to_all)
+        assert "answers callers without a key too" in text_of(boss, "/usage/keys")
+
+    def test_open_access_stands_on_every_page(
+        self, root: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for is_open in (True, False):
+            config = replace(settings.CONFIG, allow_anonymous=is_open)
+            monkeypatch.setattr(settings, "CONFIG", config)
+            for path in OF_THE_SHELL:
+                assert ("No API key needed" in text_of(root, path)) is is_open, path
 
 
 class TestUsage:
@@ -230,9 +255,20 @@ class TestOperators:
         assert "insufficient_quota" in text and ">17<" in text
         assert "/requests/?account=research&amp;code=insufficient_quota&amp;since=24h" in text
 
+    def test_targets_with_prices_are_in_what_a_model_costs_at_most(self, root: Client) -> None:
+        fleet_services.upstream_create(actor=COMMAND, name="box", url="http://box/v1")
+        fleet_services.catalogue_model_create(
+            actor=COMMAND,
+            name="tiny",
+            source="pypi:tiny",
+            targets=("own", "box/m input_price 0.5 output_price 7"),
+        )
+        used("research", cost_micro_usd=300_000)
+        assert "up to $0.50 in, $7.00 out" in text_of(root, "/usage/accounts")
+
     def test_failed_ones_lead_to_their_requests(self, root: Client, account: Account) -> None:
         used("research", failed_requests=3)
-        day = timezone.now().date()
+        day = UsageHour.objects.get().hour.date()
         where = f"since={day}&amp;until={day + timedelta(days=1)}&amp;outcome=failed"
         assert f'href="/requests/?{where}"' in text_of(root, "/usage/")
         assert "account=research&amp;outcome=failed" in text_of(root, "/usage/accounts")

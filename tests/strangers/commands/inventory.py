@@ -23,7 +23,7 @@ from typing import Any
 CASE_TIMEOUT_S = 120
 OURS = ("fleet", "metering", "metering.bench", "helexa_site")
 LONG_RUNNING = frozenset({("gateway",), ("runserver",), ("bench", "run"), ("tp_smoke",)})
-"""They go on when they have all that they need: these are only run with what is refused."""
+"""They keep running on valid options: these are only run with refused ones."""
 LIMITED = {("deploy_gate",): ["--timeout", "1"], ("status",): []}
 """What keeps a command from waiting for a server that may come back."""
 BEFORE_DJANGO = (["serve"], ["neuron"], ["doctor"], ["environment", "gateway"])
@@ -35,7 +35,7 @@ class Entry:
     words: tuple[str, ...]
     flags: frozenset[str]
     values: tuple[str, ...]
-    """For what it needs, none of which exists."""
+    """The values for what it needs, none of which exists."""
 
 
 def entries() -> Iterator[Entry]:
@@ -66,7 +66,8 @@ def _values(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def cases(url: str, keys: list[str]) -> Iterator[list[str]]:
-    """Without a key: everything that has nothing to do with a server, and a server that is away."""
+    """Returns the cases without a key: everything that has nothing to do with a server, and a
+    server that is away."""
     for entry in entries():
         words = list(entry.words)
         full = [*words, *entry.values, *LIMITED.get(entry.words, [])]
@@ -121,7 +122,7 @@ def _become(words: list[str], output: int, errors: int) -> None:
         if isinstance(code, str):
             print(code, file=sys.stderr)
             code = 1
-    except BaseException:  # noqa: BLE001 - it is what is looked for
+    except BaseException:  # noqa: BLE001 - this is what the cases look for
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Whatever a newcomer gets wrong, a command and a script say it in a sentence and an exit code."""
+"""Commands and scripts report a newcomer's mistakes in a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.serving import REPOSITORY_DIR, Serve, free_port, serve_environment
+from benchmarks.ports import free_port
+from tests.live.serving import REPOSITORY_DIR, Serve, serve_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -84,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 
 def weak_key(server: Serve) -> str:
-    """Of an account that may read its own usage alone."""
+    """Makes a key of an account that may read its own usage alone."""
     manage = [sys.executable, str(REPOSITORY_DIR / "manage.py")]
     environment = server.find("gateway").environ()
     subprocess.run([*manage, "accounts", "create", "weak"], env=environment, check=True)

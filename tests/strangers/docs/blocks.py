@@ -24,7 +24,7 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """``line`` is the fence's, from 1. ``scenario`` and ``reason`` are what its mark says; both are
+    """``line`` is the fence's, from 1. ``scenario`` and ``reason`` are from its mark; both are
     empty where it has none."""
 
     page: str

@@ -18,7 +18,7 @@ def data_dir(
     native_cache_dir: Path,
     default_gguf: Path,
 ) -> Path:
-    """Of a first start, but for the downloads."""
+    """Makes the data directory of a first start, but for the downloads."""
     parent = tmp_path_factory.mktemp("documented")
     return with_caches(parent / "var", model_cache_dir, native_cache_dir)
 

@@ -1,4 +1,4 @@
-"""Somebody who pastes the documentation's blocks into a shell, in what looks like a checkout.
+"""A reader who pastes the documentation's blocks into a shell, in what looks like a checkout.
 
 What a reader puts in for their own (an address, a name, a path) is put in here, by ``rewrites``.
 """
@@ -20,12 +20,12 @@ OUTPUT_TAIL_CHARACTERS = 3000
 
 
 def blocks_for(scenario: str, page: str = "") -> list[Block]:
-    """In the order of the pages. ``page``: of that one alone."""
+    """Returns the blocks in the order of the pages. ``page``: of that one alone."""
     return [one for one in all_blocks() if one.scenario == scenario and page in (one.page, "")]
 
 
 def linked_checkout(folder: Path) -> Path:
-    """``folder`` with a link to each file and folder of this checkout but what is written there."""
+    """``folder`` with a link to each file and folder of this checkout but those that runs write."""
     folder.mkdir()
     for path in REPOSITORY_DIR.iterdir():
         if path.name not in (".git", ".venv", "var"):
@@ -75,7 +75,7 @@ class Newcomer:
 
     @contextmanager
     def running(self, text: str, name: str, **environment: str) -> Iterator[Running]:
-        """A command that goes on until SIGTERM, upon which it has to end with code 0."""
+        """A command that runs until SIGTERM, upon which it has to end with code 0."""
         running = Running(self, text, name, environment)
         try:
             yield running

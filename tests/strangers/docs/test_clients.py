@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.clients.agents import AGENTS, Stage, try_agent
+from tests.live.clients.agent import Stage, try_agent
+from tests.live.clients.agents import AGENTS
 from tests.live.clients.documented import exported, filled_in, settings_of
 from tests.live.clients.installed import Clients
-from tests.live.scripted_server import ScriptedServe
+from tests.live.scripted.server import ScriptedServe
 
 AGENT_OF = {
     "claude-code": "Claude Code",

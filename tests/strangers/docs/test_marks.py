@@ -111,7 +111,7 @@ def parser_of(command: str) -> ArgumentParser:
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_take_what_they_are_given(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their own parsers, which know every flag."""
+    """Their own parsers decide, which know every flag."""
     monkeypatch.delenv("REDIS_URL", raising=False)  # with it serve has nothing to share
     for line in commands_of(block):
         match = MANAGE.match(line.partition("|")[0].strip())
@@ -147,7 +147,7 @@ def test_commands_in_the_prose_exist(page: str) -> None:
 
 
 def flags_of(parser: ArgumentParser) -> set[str]:
-    """With those of its subcommands."""
+    """Returns the flags, with those of its subcommands."""
     found = set()
     for action in parser._actions:
         found |= set(action.option_strings)

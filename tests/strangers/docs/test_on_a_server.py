@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
 
 SCOPES = "inference,usage:read,fleet:read,fleet:write"
 NO_VERDICT = 2
-"""``bench compare`` has too few samples to say anything."""
+"""``bench compare`` has too few samples for a verdict."""
 
 
 @pytest.fixture(scope="module")
 def key(server: Serve) -> str:
-    """With every scope, of an account that no page names."""
+    """Makes a key with every scope, of an account that no page names."""
     manage(server, "accounts", "create", "readers")
     made = manage(server, "keys", "create", "readers", "--scopes", SCOPES, "--json")
     return str(json.loads(made)["key"])
@@ -30,7 +30,7 @@ def key(server: Serve) -> str:
 
 @pytest.fixture(scope="module")
 def neuron(server: Serve) -> str:
-    return str(server.health()["neurons"][0]["name"])
+    return str(server.reported_neurons()[0]["name"])
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_block_works_on_a_server(newcomer: Newcomer, block: Block) -> None:
 
 
 def test_the_bench_measures_reports_and_compares(newcomer: Newcomer) -> None:
-    """Of one build there is nothing to compare yet, which is said with a code of its own."""
+    """There is nothing to compare yet of one build: an exit code of its own."""
     (block,) = blocks_for("bench")
     for line in newcomer.text_of(block).splitlines():
         output = newcomer.run(line, exit_codes=(0, NO_VERDICT) if "bench compare" in line else (0,))

@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.ports import free_port
 from tests.live.conftest import with_caches
-from tests.live.serving import REPOSITORY_DIR, free_port, wait_until
-from tests.private_postgres import running_postgres
+from tests.live.serving import REPOSITORY_DIR, wait_until
+from tests.servers.private_postgres import running_postgres
 from tests.strangers.docs.blocks import commands_of
 from tests.strangers.docs.newcomer import Newcomer, blocks_for, linked_checkout
 
@@ -28,7 +29,7 @@ SECRET_KEY = "one key for the gateway and the control of this test"
 def test_a_clone_starts_and_prints_what_the_readme_shows(
     tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path, default_gguf: Path
 ) -> None:
-    """With this environment: .ci/first-start makes a new one."""
+    """It uses this environment: .ci/first-start makes a new one."""
     start, shown = blocks_for("first-start")
     port = free_port()
     data_dir = with_caches(tmp_path / "var", model_cache_dir, native_cache_dir)

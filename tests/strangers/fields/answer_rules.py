@@ -27,7 +27,7 @@ GRAMMARS = frozenset(
 )
 """An answer that is complete by its grammar ends, before ``min_tokens`` too."""
 TOLERANCE = 2e-3
-"""In log probabilities: they are returned in five digits or so."""
+"""The tolerance of log probabilities: they are returned in five digits or so."""
 
 
 def check(path: str, body: dict[str, Any], answer: Answer) -> None:
@@ -99,7 +99,7 @@ def _check_logprobs(body: dict[str, Any], choice: Choice) -> None:
 
 
 def _check_penalties(body: dict[str, Any], choice: Choice) -> None:
-    """Of a greedy answer: no token that was offered beside the chosen one is better than it."""
+    """Checks a greedy answer: no token that was offered beside the chosen one is better than it."""
     if body["temperature"] != 0 or body.get("top_logprobs") != 20 or "logit_bias" in body:
         return
     frequency = body.get("frequency_penalty", 0)

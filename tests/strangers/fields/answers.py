@@ -1,4 +1,4 @@
-"""Asks a server over HTTP, streamed or not, and reads what every dialect's answer says alike."""
+"""Asks a server over HTTP, streamed or not, and reads what every dialect's answer has in common."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ EMBEDDING_FIELDS: dict[str, dict[str, Field]] = {
         "truncate_prompt_tokens": Field(
             inside=(-1, 3, LIMIT), outside=(-2, 0, "3"), beside={"input": LONG}
         ),
+        "user": Field(inside=("", "reader-7"), outside=(3,)),
     },
     "/api/embed": {
         "input": Field(inside=TEXTS, outside=NO_TEXTS, beside={"truncate": False}),

@@ -38,6 +38,8 @@ class Field:
 
 
 PENALTY = Field(inside=(-2, 0.5, 2), outside=(-2.01, 2.01, "0.5", True))
+NAME = Field(inside=("", "reader-7"), outside=(3, ["reader-7"]), max_tokens=SHORT_TOKENS)
+"""The end user's name, for the request's record alone."""
 SAMPLED = {"temperature": 0.8, "seed": 7}
 SAMPLING: dict[str, Field] = {
     "temperature": Field(inside=(0, 0.7, 2), outside=(-0.01, 2.01, "hot")),
@@ -91,11 +93,14 @@ CHAT: dict[str, Field] = SAMPLING | {
     "top_logprobs": Field(
         inside=(0, 5, 20), outside=(-1, 21), beside={"logprobs": True}, max_tokens=SHORT_TOKENS
     ),
+    "user": NAME,
+    "safety_identifier": NAME,
 }
 COMPLETION: dict[str, Field] = SAMPLING | {
     "max_tokens": Field(inside=(1, 64, 700), outside=(-1, 1.5, 10**9)),
     "logprobs": Field(inside=(0, 5, 20), outside=(-1, 21), max_tokens=SHORT_TOKENS),
     "echo": Field(inside=(True, False), outside=("yes",), max_tokens=SHORT_TOKENS),
+    "user": NAME,
 }
 MESSAGE: dict[str, Field] = {
     "max_tokens": Field(inside=(1, 64, ANSWER_TOKENS), outside=(0, -1, 1.5)),
@@ -106,6 +111,11 @@ MESSAGE: dict[str, Field] = {
         inside=(["zzz"], [" the"]), outside=([f"s{number}" for number in range(65)], [1])
     ),
     "system": Field(inside=("Be brief.", [{"type": "text", "text": "Be brief."}]), outside=(3,)),
+    "metadata": Field(
+        inside=({}, {"user_id": "reader-7"}),
+        outside=({"user_id": 3}, "reader-7"),
+        max_tokens=SHORT_TOKENS,
+    ),
 }
 RESPONSE: dict[str, Field] = {
     "max_output_tokens": Field(inside=(1, 64, ANSWER_TOKENS), outside=(0, -1, 1.5)),
@@ -116,6 +126,8 @@ RESPONSE: dict[str, Field] = {
     "frequency_penalty": PENALTY,
     "presence_penalty": PENALTY,
     "instructions": Field(inside=("Be brief.",), outside=(3,)),
+    "user": NAME,
+    "safety_identifier": NAME,
 }
 OLLAMA: dict[str, Field] = {
     **{
@@ -163,7 +175,7 @@ ELSEWHERE: dict[str, frozenset[str]] = {
     "/api/chat": frozenset({"model", "messages", "options", "stream", "think", "tools"}),
     "/api/generate": frozenset({"model", "prompt", "options", "stream", "think", "images"}),
 }
-"""What every request here has, and what is tried by the official clients (tests/live)."""
+"""Fields that every request here has, or that the official clients try (tests/live)."""
 FIELDS: dict[str, dict[str, Field]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live.serving import Serve
+from tests.live.serving import WAIT_TIMEOUT_S, Serve
 from tests.strangers.fields.answer_rules import check
 from tests.strangers.fields.answers import Answer, ask, ask_streamed
 from tests.strangers.fields.field_values import FIELDS, SHORT_TOKENS, body_of, plain_body
@@ -34,7 +34,7 @@ PENALTIES = (
 
 @pytest.fixture(scope="module")
 def client(server: Serve) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as made:
+    with httpx.Client(base_url=server.url, timeout=WAIT_TIMEOUT_S) as made:
         yield made
 
 

@@ -34,7 +34,7 @@ NUM_AT_ONCE = 8
 
 @pytest.fixture(scope="module")
 def client(server: Serve, embedding_model_dir: Path) -> Iterator[httpx.Client]:
-    """Of a server that offers the model, and has loaded it."""
+    """Returns a client of a server that offers the model, and has loaded it."""
     create_model(server, name=MODEL, source=SOURCE, revision=REVISION, sha256=SHA256)
     with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as made:
         assert made.post("/v1/embeddings", json=plain_body("/v1/embeddings")).status_code == 200
@@ -94,7 +94,7 @@ def num_inputs(body: dict[str, Any]) -> int:
 
 
 def num_tokens(path: str, answer: dict[str, Any]) -> int | None:
-    """``None``: the endpoint does not say."""
+    """``None``: the endpoint reports none."""
     if path == "/v1/embeddings":
         return int(answer["usage"]["prompt_tokens"])
     return answer.get("prompt_eval_count")

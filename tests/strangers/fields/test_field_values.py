@@ -1,4 +1,4 @@
-"""The table of values names every field that the OpenAPI document says is honoured."""
+"""The table of values names every field that the OpenAPI document lists as honoured."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.live.serving import Serve
+from tests.live.serving import WAIT_TIMEOUT_S, Serve
 from tests.strangers.fields.answer_rules import check
 from tests.strangers.fields.answers import Answer, ask
 from tests.strangers.fields.field_values import FIELDS, SHORT_TOKENS, body_of_both
@@ -21,7 +21,7 @@ NUM_AT_ONCE = 8
 
 @pytest.fixture(scope="module")
 def client(server: Serve) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as made:
+    with httpx.Client(base_url=server.url, timeout=WAIT_TIMEOUT_S) as made:
         yield made
 
 

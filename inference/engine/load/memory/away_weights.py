@@ -1,6 +1,6 @@
 """A model's tensors moved from its device to the host's memory, and back to where they were.
 
-    device storages ──take──▶ host buffers, page-locked on CUDA ──give_back──▶ the same storages
+    device storages ──take──▶ host buffers, page-locked on CUDA ──restore──▶ the same storages
 
 A storage is emptied and filled again, so every tensor that looks at it keeps its shape and needs no
 word. Nothing may use the model in between.
@@ -34,7 +34,7 @@ class AwayWeights:
 
     @property
     def num_bytes(self) -> int:
-        """In the host's memory."""
+        """The bytes that the weights take in the host's memory."""
         return sum(buffer.nbytes for _, buffer in self._away)
 
     def take(self) -> None:
@@ -49,7 +49,7 @@ class AwayWeights:
             storage.resize_(0)
             self._away.append((storage, buffer))
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Raises ``RuntimeError`` where the device has no memory."""
         copied_bytes = 0
         for storage, buffer in self._away:
@@ -103,7 +103,8 @@ def storages_of(root: object, device: torch.device) -> list[torch.UntypedStorage
 
 
 def tensors_of(root: object) -> Iterator[torch.Tensor]:
-    """By attributes, slots, items, and what functions and methods have bound."""
+    """Yields each tensor that ``root`` reaches by attributes, slots, items, and what functions and
+    methods have bound."""
     seen: set[int] = set()
     waiting: list[object] = [root]
     kept: list[object] = []  # an id is another object's once its own has gone

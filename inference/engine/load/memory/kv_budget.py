@@ -15,6 +15,7 @@ from inference.engine.load.memory.kv_memory import (
     within_limit,
 )
 from inference.engine.ranks.lead import rank_budget_bytes
+from inference.engine.stages.memory import staged_kv_plan
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.loader import OpenedModel
 from inference.models.adapter_targets import planned_adapter_bytes
@@ -22,6 +23,8 @@ from inference.protocol.load import LoadSpec
 
 
 def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
+    if built.staged is not None:
+        return staged_kv_plan(spec, built.staged, built.trial, built.num_positions)
     model = built.model
     is_asked = spec.kv_memory_bytes is not None
     is_cpu = model.device.type != "cuda"

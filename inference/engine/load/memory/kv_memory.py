@@ -1,4 +1,4 @@
-"""How much memory keys and values may take, from what was measured; never a guess.
+"""How much memory keys and values may take, from measurements; never a guess.
 
 The arithmetic is pure; ``free_cuda_bytes`` measures.
 """
@@ -24,12 +24,12 @@ CUDA_MARGIN_BYTES = 512 * 1024**2
 """Left free on a GPU for what the profiling forward did not see: fragmentation, workspaces."""
 SHORTEST_USEFUL_CONTEXT = 256
 FEW_CONTEXTS = 4
-"""How many full contexts a GPU keeps room for when nobody says how much KV memory to use."""
+"""How many full contexts a GPU keeps room for where no setting limits the KV memory."""
 TOKENS_PER_SEQUENCE = 1024
 """Room for so many tokens of every sequence that may run at once, where that is more."""
 ADAPTERS_SHARE = 1 / 8
-"""The most of keys' and values' memory that is kept free for adapters: a model that nobody asks for
-an adapter must not lose its context to them."""
+"""The largest share of KV memory that is kept free for adapters: a model that serves no adapter
+requests must not lose its context to them."""
 POSITIONS_MARGIN = 1.25
 TABLE_COPIES = 3 * 4
 """Bytes of each rotated feature of a position: cosines, sines, and the native decoder's halves of
@@ -49,7 +49,7 @@ class KVPlan:
     """See ``inference.engine.cache.kv_cache``."""
     context_tokens: int
     context_reason: str
-    """In words, for the load report."""
+    """A sentence for the load report: what bounds the context."""
     states: StatePlan
     adapter_bytes: int = 0
     """Kept free for adapters, which are loaded while the model serves."""
@@ -75,13 +75,13 @@ def plan_kv(
     adapter_bytes: int = 0,
     num_positions: int | None = None,
 ) -> KVPlan:
-    """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
+    """Plans as many blocks as the budget holds and ``max_sequences`` full contexts can use.
     ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
-    ``leaves_room``: nobody asked for all of the budget, so ``shared_budget`` is taken of it.
-    ``draft_block_bytes``: of each block, what the model that makes drafts keeps there.
-    ``adapter_bytes``: what adapters would need of the budget. They get it first, as far as
-    ``ADAPTERS_SHARE`` goes, and recurrent layers their states next. ``num_positions``: how many
-    the model was built for, where that is fewer than it declares. Raises ``DoesNotFitError``."""
+    ``leaves_room``: no setting claims the whole budget, so ``shared_budget`` of it is used.
+    ``draft_block_bytes``: what the model that makes drafts keeps in each block. ``adapter_bytes``:
+    what adapters would need of the budget. They get it first, as far as ``ADAPTERS_SHARE`` goes,
+    and recurrent layers their states next. ``num_positions``: how many the model was built for,
+    where that is fewer than it declares. Raises ``DoesNotFitError``."""
     adapter_bytes = min(adapter_bytes, int(budget_bytes * ADAPTERS_SHARE))
     budget_bytes -= adapter_bytes
     states = plan_states(
@@ -138,9 +138,10 @@ def _kv_tokens(in_blocks: int, num_positions: int | None) -> int:
 
 
 def shared_budget(budget_bytes: int, *, context_bytes: int, sequences_bytes: int) -> int:
-    """What a model takes of the memory that is free for KV, so that another one finds room: what a
-    few full contexts need, or some tokens of every sequence, but beyond one full context never more
-    than half. One context it gets whole, else its clients would be told of a shorter one."""
+    """Bytes that a model takes of the memory that is free for KV, so that another model finds room:
+    enough for a few full contexts or for some tokens of every sequence, but beyond one full context
+    never more than half. It always gets one whole context, because a smaller share would shorten
+    the context that clients see."""
     few_bytes = max(FEW_CONTEXTS * context_bytes, sequences_bytes)
     return min(budget_bytes, max(context_bytes, min(few_bytes, budget_bytes // 2)))
 
@@ -157,7 +158,7 @@ def positions_that_fit(config: ModelConfig, free_bytes: int, kv_format: KVFormat
 
 
 def within_limit(budget_bytes: int, limit_bytes: int | None, taken_bytes: int) -> int:
-    """What the neuron's promise leaves of the budget, beside what is taken already."""
+    """``budget_bytes``, at most ``limit_bytes`` (the neuron's reservation) less ``taken_bytes``."""
     if limit_bytes is None:
         return budget_bytes
     return max(0, min(budget_bytes, limit_bytes - taken_bytes))
@@ -179,14 +180,14 @@ def cpu_kv_share() -> float:
 
 
 def kept_host_bytes(weight_bytes: int) -> int | None:
-    """What past prompts may make keys and values grow to on a CPU. ``None``, all the room there is,
-    where the operator has said with HELEXA_CPU_KV_SHARE how much that is."""
+    """Bytes that cached prefixes may occupy on a CPU. ``None``, no limit within the budget, where
+    the operator has set the budget with HELEXA_CPU_KV_SHARE."""
     if CPU_KV_SHARE.read(os.environ) is not None:
         return None
     return KEPT_PER_WEIGHT_BYTE * weight_bytes
 
 
 def free_cuda_bytes(device: torch.device, peak_activation_bytes: int) -> int:
-    """What is free on the device beside the weights and the largest step's activations."""
+    """Free bytes of the device beside the weights and the largest step's activations."""
     torch.cuda.empty_cache()
     return max(0, free_memory_bytes(device) - peak_activation_bytes - CUDA_MARGIN_BYTES)

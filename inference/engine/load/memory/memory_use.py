@@ -23,7 +23,7 @@ import torch
 STATUS_FILE = Path("/proc/self/status")
 CLEAR_REFS_FILE = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""See proc(5), ``/proc/pid/clear_refs``: the peak starts again from what is resident now."""
+"""See proc(5), ``/proc/pid/clear_refs``: resets the peak to the resident size of now."""
 
 
 class MemoryGauge(Protocol):
@@ -37,8 +37,7 @@ class MemoryGauge(Protocol):
         ...
 
     def used_bytes(self) -> int:
-        """Beyond ``process_bytes``: what is held now, and the most that was held for a moment since
-        ``watch``."""
+        """Peak bytes since ``watch``, beyond ``process_bytes``."""
         ...
 
 
@@ -46,27 +45,27 @@ class HostGauge:
     """Opened before anything is loaded, and before the process uses a card."""
 
     def __init__(self) -> None:
-        give_back_freed()
+        release_freed_memory()
         self.process_bytes = anonymous_bytes()
         self.free_card_bytes = free_card_bytes()
-        """What was free on each card then, by its UUID."""
+        """Free bytes of each card at that time, by its UUID."""
 
     def watch(self) -> None:
-        give_back_freed()
+        release_freed_memory()
         # Not Linux, or forbidden: a moment's peak then goes unseen.
         with contextlib.suppress(OSError):
             CLEAR_REFS_FILE.write_text(RESET_PEAK)
 
     def used_bytes(self) -> int:
         status = _status()
-        # Both hold the same file pages, so their difference is what was held and given back.
+        # Both hold the same file pages, so their difference is memory that was used and freed.
         moment = max(0, status.get("VmHWM", 0) - status.get("VmRSS", 0))
         return anonymous_bytes() + moment - self.process_bytes
 
 
 class CudaGauge:
-    """torch's allocator keeps what it was once given, so what is reserved is what the device lacks;
-    the process' share is the CUDA context and what libraries take beside the allocator.
+    """torch's allocator keeps freed memory, so the device lacks all that it has reserved; the
+    process' share is the CUDA context and the libraries' memory beside the allocator.
 
     Where the driver does not list this process, as in a container, the share is what has left the
     card's free memory since ``free_at_open_bytes`` was measured; others' processes blur it."""
@@ -104,24 +103,29 @@ def anonymous_bytes() -> int:
     return status["RssAnon"] + status.get("VmSwap", 0)
 
 
-def give_back_freed() -> None:
-    """What was held for a while lies in the allocator's hands, tens of megabytes of it: given back
-    after each tensor, a load never takes more than the model and one tensor, and two loads take
-    the same."""
+def release_freed_memory() -> None:
+    """Returns glibc's freed memory to the system (``malloc_trim``): the allocator keeps tens of
+    megabytes. Called after each tensor, it bounds a load's memory by the model and one tensor, and
+    two loads of a model use the same."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)
 
 
 def free_cached(device: torch.device) -> None:
-    """Gives the system and ``device`` back what allocators keep of what has been freed."""
-    give_back_freed()
+    """Returns memory that allocators keep after it was freed to the system and to ``device``."""
+    release_freed_memory()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
+def allocated_bytes(device: torch.device) -> int:
+    """What this process' tensors hold of a card; 0 on a CPU."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
 def card_uuid(device: torch.device) -> str:
-    """As NVML writes it: ``GPU-…``."""
+    """Returns the card's UUID as NVML writes it: ``GPU-…``."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -139,8 +143,8 @@ def cuda_process_bytes(device: torch.device) -> int:
 
 
 def free_card_bytes() -> dict[str, int]:
-    """What is free on each card, by its UUID, without using any: torch's own question would make a
-    context there. Cards whose memory NVML does not report are left out."""
+    """Free bytes of each card by its UUID, without using any: asking torch would create a context
+    there. Cards whose memory NVML does not report are left out."""
     nvml: Any = pynvml
     found: dict[str, int] = {}
     with contextlib.suppress(nvml.NVMLError):

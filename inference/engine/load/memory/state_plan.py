@@ -14,7 +14,7 @@ SNAPSHOTS_PER_SEQUENCE = 2
 LARGEST_SHARE = 0.5
 """The share of the memory that states may take: without blocks they are of no use."""
 SHARE_THAT_LEAVES_ROOM = 0.25
-"""The same where nobody asked for all of the memory."""
+"""The same where no setting claims all of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class StatePlan:
 
     @property
     def num_snapshots(self) -> int:
-        """While all of them run."""
+        """The number of snapshots there is room for while all sequences run."""
         return max(0, self.num_slots - 1 - SLOTS_PER_SEQUENCE * self.max_sequences)
 
     def in_words(self) -> str:
-        """For the load report; empty without states."""
+        """Describes the states for the load report; empty without states."""
         if not self.num_slots:
             return ""
         return (

@@ -1,8 +1,8 @@
 """What quantising while loading cost: the finished model against the same files' dense weights.
 
 Both run over one fixed text. The dense weights never lie in memory together: they are read layer by
-layer, and only what they say about the text is kept. A figure is kept on disk, by files, weights
-and kernels, so that a second load does not measure again.
+layer, and only their log-probabilities of the text are kept. A figure is kept on disk, by files,
+weights and kernels, so that a second load does not measure again.
 
     text ─▶ dense, layer by layer ─▶ log-probabilities, float16 ─┐
         └─▶ the model as it will serve ──────────────────────────┴─▶ KL divergence, perplexities
@@ -27,11 +27,10 @@ from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.loading.weights.unquantized import Unquantized
 from inference.models.backend import AnyModel
-from inference.models.batch import NUM_LONE_STATES
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
-from inference.models.step_input import StepInput
-from inference.protocol.load import LoadProgress, LoadStage
+from inference.models.step_input import NUM_LONE_STATES, StepInput
+from inference.protocol.load_progress import LoadProgress, LoadStage
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,8 @@ def quality_in_words(
     cache_dir: Path,
     on_progress: OnProgress,
 ) -> str:
-    """For the load report; empty for a model whose weights are as their files hold them.
+    """Returns the quality figure for the load report; empty for a model whose weights are as its
+    files hold them.
 
     ``execution``: in words, what runs the model; other kernels have another figure. Blocks for one
     pass over the dense weights where no earlier load has measured. Raises ``LoadError``.
@@ -119,7 +119,7 @@ def _measure(
         logits = prompt_logits(config, dense.weights, _prompt(token_ids, 1), layer_done)
         reference = logits.log_softmax(dim=-1).half()
         del logits
-        ours = _model_logits(model, token_ids)
+        ours = model_logits(model, token_ids)
     except torch.OutOfMemoryError:
         raise NotMeasurableError(f"{model.device} has no room for it") from None
     return compare(reference, ours, torch.tensor(token_ids[1:], device=ours.device))
@@ -173,7 +173,7 @@ def _check_memory(config: ModelConfig, dense: Unquantized, num_tokens: int) -> N
 
 
 @torch.inference_mode()
-def _model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
+def model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
     num_blocks = -(-len(token_ids) // DEFAULT_BLOCK_TOKENS)
     kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
     return model.forward(_prompt(token_ids, DEFAULT_BLOCK_TOKENS), kv)

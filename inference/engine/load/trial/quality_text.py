@@ -1,5 +1,5 @@
 """The fixed text that quality is measured on: prose, a dialogue, a list, numbers and code, so that
-no one kind of text decides. Changing a letter changes every figure, and measures all models anew.
+no one kind of text decides. Changing a letter changes every figure: all models are measured again.
 """
 
 from __future__ import annotations

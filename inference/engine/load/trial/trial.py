@@ -1,34 +1,60 @@
-"""What a freshly built model turns out to be on its device, beside what was expected: the memory it
-took, and how fast its prompts go. Knows no engine and no requests."""
+"""Measures a freshly built model on its device, beside the estimate: its memory and its prefill
+speed. Knows no engine and no requests."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.memory.context_limit import PrefillBound
-from inference.engine.load.memory.memory_use import HostGauge, gauge_for
-from inference.engine.load.trial.trial_pictures import run_largest_picture
+from inference.engine.load.memory.memory_use import HostGauge, MemoryGauge, gauge_for
+from inference.engine.load.trial.trial_images import run_largest_image
 from inference.engine.load.trial.trial_sampling import run_largest_sampling
 from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.sampling.drawing import Drawer
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.models.backend import AnyModel
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.models.remote_device import AnyDevice
+from inference.models.step_input import NUM_LONE_STATES
+from inference.protocol.load import (
+    LoadSpec,
+)
+from inference.protocol.load_report import LoadReport
 from inference.protocol.prefill_speed import PrefillSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrial:
+    """The memory that was taken on one device."""
+
+    device: AnyDevice
+    load_bytes: int
+    """All but KV."""
+    process_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    load_bytes: int
-    """All but KV."""
-    process_bytes: int
+    devices: tuple[DeviceTrial, ...]
+    """The model's, the one where it samples first."""
     prefill_speed: PrefillSpeed
-    """As measured now."""
+    """The speed that was just measured."""
     bound: PrefillBound
+
+    @property
+    def load_bytes(self) -> int:
+        """The bytes that loading takes on all devices, without KV."""
+        return sum(one.load_bytes for one in self.devices)
+
+    @property
+    def process_bytes(self) -> int:
+        return sum(one.process_bytes for one in self.devices)
 
 
 def try_out(
@@ -39,21 +65,34 @@ def try_out(
     host_gauge: HostGauge,
     num_parameters: int,
     context_tokens: int,
+    others: Sequence[tuple[AnyDevice, MemoryGauge]] = (),
 ) -> Trial:
     """``host_gauge`` was opened before anything was loaded. ``context_tokens``: what the model was
-    built for."""
-    gauge = gauge_for(model.device, host_gauge)
-    gauge.watch()
-    run_largest_picture(model)
-    trial_kv_bytes = run_largest_steps(model, limits, context_tokens, num_parameters)
+    built for. ``others``: gauges of other processes that compute parts of it."""
+    gauges: dict[AnyDevice, list[MemoryGauge]] = {
+        model.device: [gauge_for(model.device, host_gauge)]
+    }
+    for device, gauge in others:
+        gauges.setdefault(device, []).append(gauge)
+    for gauge in chain(*gauges.values()):
+        gauge.watch()
+    run_largest_image(model)
+    num_blocks = run_largest_steps(model, limits, context_tokens, num_parameters)
     run_largest_sampling(model, drawer, limits)
-    load_bytes = gauge.used_bytes() - trial_kv_bytes
+    trial_kv_bytes = model.cache_bytes(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
+    devices = tuple(
+        DeviceTrial(
+            device,
+            sum(gauge.used_bytes() for gauge in here) - trial_kv_bytes[device],
+            sum(gauge.process_bytes for gauge in here),
+        )
+        for device, here in gauges.items()
+    )
     measured = measure_prefill(model, limits, context_tokens)
     earlier = earlier_loads_on(spec, model.device)
     average = None if earlier is None else earlier.prefill_speed
     return Trial(
-        load_bytes=load_bytes,
-        process_bytes=gauge.process_bytes,
+        devices=devices,
         prefill_speed=measured,
         bound=PrefillBound(
             speed=average or measured,

@@ -1,5 +1,5 @@
-"""Samples as much as a step ever does, while the caller measures what that takes: every seat wants
-a token whose scores are adjusted, and a prompt's tokens are scored beside them. The model's own
+"""Samples as much as a step ever does, while the caller measures the memory: every running sequence
+gets a token from adjusted scores, and a prompt's tokens are scored beside them. The model's own
 steps do not show it: on a large vocabulary, sampling takes several times the memory of the
 logits."""
 
@@ -11,9 +11,9 @@ from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.logprobs import token_logprobs
 from inference.engine.sampling.row_pieces import rows_at_once
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.protocol.sampling import SamplingParams
 

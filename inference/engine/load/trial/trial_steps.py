@@ -16,24 +16,22 @@ import numpy as np
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.engine.scheduling.chunks import SMALLEST_CHUNK
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.schedule import SMALLEST_CHUNK
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
-from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES
-from inference.models.cache.kv_format import kv_bytes_per_block, kv_bytes_per_token
+from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.layers.attention import MOST_GATHERED_BYTES
-from inference.models.step_input import Ints, StepInput
+from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Ints, StepInput
 from inference.protocol.prefill_speed import PrefillSpeed
 
-LARGEST_TRIAL_OPERATIONS = 10**11
-"""Multiplications of weights that a trial on a CPU may take: a second or two. A larger model is
+LARGEST_TRIAL_OPERATIONS = 5 * 10**10
+"""Multiplications of weights that a trial on a CPU may take: about half a second. A larger model is
 tried with fewer rows, and what more of them would take is small beside its weights."""
 TRIAL_STEP_S = 0.1
 """How long a timed chunk should take: as long as the engine lets one take."""
-NUM_TIMED = 2
 DEEPEST_TRIAL_TOKENS = 2048
-"""Deep enough to tell what depth costs; longer prompts follow by the formula."""
+"""Deep enough to measure the cost of depth; the formula extends it to longer prompts."""
 
 
 @torch.inference_mode()
@@ -43,11 +41,11 @@ def run_largest_steps(
     """The most rows that a step holds of prompts and of sequences that decode, a chunk at a
     context's end, and the widest decode step, for the gauge of the caller to see. On a CPU a model
     that copies no context takes no more for a deep row than for one that has just begun: there the
-    first of these is all. Returns the bytes of the blocks and states that they ran over, which the
-    gauge sees too."""
+    first of these is all. Returns how many blocks they ran over, which the gauge sees too, beside
+    ``NUM_LONE_STATES`` states."""
     device, most_rows = model.device, _most_rows(model.device, num_parameters)
-    num_tokens = min(limits.prefill_tokens_per_step, most_rows)
-    num_rows = min(limits.max_running, most_rows)
+    num_rows = min(limits.max_running, most_rows // 2)
+    num_tokens = min(limits.prefill_tokens_per_step, most_rows - num_rows)
     mixed = _mixed_step(num_rows, num_tokens, context_tokens)
     num_blocks = int(mixed.block_table.max()) + 1
     kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
@@ -62,9 +60,7 @@ def run_largest_steps(
         num_context = min(context_tokens, num_columns * DEFAULT_BLOCK_TOKENS)
         model.forward(_decode_step(num_rows, num_context), kv)
     _synchronize(device)
-    block_bytes = kv_bytes_per_block(model.config, DEFAULT_BLOCK_TOKENS, model.kv_format)
-    state_bytes = NUM_LONE_STATES * cache_layout(model.config).state_bytes_per_slot
-    return (num_blocks + 1) * block_bytes + state_bytes
+    return num_blocks
 
 
 @torch.inference_mode()
@@ -75,26 +71,36 @@ def measure_prefill(
     clock: Callable[[], float] = time.perf_counter,
 ) -> PrefillSpeed:
     """Times a chunk at the start of a prompt and one deep in it, each of the size that the engine
-    would run in ``TRIAL_STEP_S`` (32 tokens at least); the better of two."""
+    would run in ``TRIAL_STEP_S`` (32 tokens at least). The better of two, but of native code that
+    takes longer, which an interruption changes little, the first."""
     window = model.config.sliding_window
     most_tokens = min(context_tokens, DEEPEST_TRIAL_TOKENS + limits.prefill_tokens_per_step)
     kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
 
-    def chunk_s(start: int, end: int) -> float:
+    def run_s(start: int, end: int) -> float:
         began_s = clock()
         model.forward(_chunk(start, end), kv)
         _synchronize(model.device)
         return clock() - began_s
 
+    def chunk_s(start: int, end: int) -> float:
+        first_s = run_s(start, end)
+        if model.has_own_threads and first_s > TRIAL_STEP_S:
+            return first_s  # native code compiles nothing, and has run its largest step before
+        # The first may pay for first times.
+        return min(first_s, run_s(start, end))
+
     smallest = min(SMALLEST_CHUNK, context_tokens)
-    chunk_s(0, smallest)  # pays for first times
-    size = int(smallest * TRIAL_STEP_S / max(chunk_s(0, smallest), 1e-6))
+    shallow_s = chunk_s(0, smallest)
+    size = int(smallest * TRIAL_STEP_S / max(shallow_s, 1e-6))
     size = min(max(size, smallest), limits.prefill_tokens_per_step, context_tokens)
-    shallow_s = min(chunk_s(0, size) for _ in range(NUM_TIMED)) / size
+    if size > smallest:
+        shallow_s = chunk_s(0, size)
+    shallow_s /= size
     depth = min(most_tokens, window or most_tokens) - size
-    if depth < size:  # nothing to tell them apart by
+    if depth < size:  # the two depths overlap: their costs cannot be separated
         return PrefillSpeed(token_s=shallow_s, window_tokens=window)
-    deep_s = min(chunk_s(depth, depth + size) for _ in range(NUM_TIMED)) / size
+    deep_s = chunk_s(depth, depth + size) / size
     # A chunk's tokens are half a chunk deep on average, at either end.
     growth_s = max(0.0, deep_s - shallow_s) / depth
     token_s = max(shallow_s - growth_s * size / 2, shallow_s / 2)
@@ -102,7 +108,8 @@ def measure_prefill(
 
 
 def _most_rows(device: torch.device, num_parameters: int) -> int:
-    """By arithmetic, not by the clock: the same model always has the same trial."""
+    """Returns the most rows of a trial step. They are calculated and not timed, so that the same
+    model always has the same trial."""
     if device.type == "cuda":
         return 2**31
     return max(SMALLEST_CHUNK, LARGEST_TRIAL_OPERATIONS // num_parameters)

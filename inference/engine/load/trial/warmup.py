@@ -10,10 +10,12 @@ from inference.engine.errors import DoesNotFitError, WarmupError
 from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.loading.progress import OnProgress
 from inference.protocol.engine import SequenceFailed, SubmitSequence
-from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.protocol.sampling import SamplingParams
 
 WARMUP_CONCURRENCY = (1, 4)
+NATIVE_CONCURRENCY = (1,)
+"""The native decoder compiles nothing in its steps, and has run its largest."""
 AWAKENING_CONCURRENCY = (1,)
 """After a sleep: kernels are compiled, and threads know their work."""
 WARMUP_OUTPUT_TOKENS = 3

@@ -9,6 +9,7 @@ Which rows go through which states is ``state_rows``'s.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.functional import rms_norm, silu
@@ -18,6 +19,7 @@ from inference.models.config import ModelConfig
 from inference.models.layers.recurrent.causal_conv import conv_span, conv_step
 from inference.models.layers.recurrent.delta_config import DeltaConfig
 from inference.models.layers.recurrent.delta_net import (
+    ChunkStates,
     DeltaInputs,
     delta_chunks,
     delta_step,
@@ -94,7 +96,11 @@ class DeltaMixer:
         log_decay, beta = gates(projected.a, projected.b, self.decay_rate, self.dt_bias)
         inputs = projected.qkv.float(), log_decay, beta
         read = through_states(
-            inputs, step.batch, layer_cache, decode=self._decode, prefill=self._prefill
+            inputs,
+            step.input,
+            layer_cache,
+            decode=self._decode,
+            prefill=partial(self._prefill, step.chunk_states),
         )
         normed = rms_norm(read, self.norm.shape, self.norm, self.norm_eps)
         gated = normed.flatten(1) * silu(projected.z.float())
@@ -106,10 +112,14 @@ class DeltaMixer:
         read, recurrent = delta_step(self._inputs(mixed, log_decay, beta), states.recurrent)
         return read, LayerState(conv, recurrent)
 
-    def _prefill(self, inputs: Inputs, state: LayerState) -> tuple[torch.Tensor, LayerState]:
+    def _prefill(
+        self, chunk_states: ChunkStates, inputs: Inputs, state: LayerState
+    ) -> tuple[torch.Tensor, LayerState]:
         qkv, log_decay, beta = inputs
         mixed, conv = conv_span(qkv, state.conv, self.conv_weight)
-        read, recurrent = delta_chunks(self._inputs(mixed, log_decay, beta), state.recurrent)
+        read, recurrent = delta_chunks(
+            self._inputs(mixed, log_decay, beta), state.recurrent, chunk_states
+        )
         return read, LayerState(conv, recurrent)
 
     def _inputs(

@@ -18,6 +18,7 @@ Head order: value heads ``[h * group, (h + 1) * group)`` share key head ``h``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import pad, softplus
@@ -25,7 +26,7 @@ from torch.nn.functional import pad, softplus
 CHUNK_TOKENS = 64
 """How many tokens one triangular system holds."""
 NORM_EPSILON = 1e-6
-"""What is added to the square of the length that queries and keys are divided by."""
+"""Added to the squared norm that queries and keys are divided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class DeltaInputs:
     log_decay: torch.Tensor
     """(num_tokens, value_heads), at most 0."""
     beta: torch.Tensor
-    """(num_tokens, value_heads), from 0 to 1: how much of what the state says is replaced."""
+    """(num_tokens, value_heads), from 0 to 1: the share of the state's value that is replaced."""
 
 
 def gates(
@@ -74,7 +75,29 @@ def delta_step(inputs: DeltaInputs, states: torch.Tensor) -> tuple[torch.Tensor,
     return read.view(num_rows, num_heads, value_dim), decayed
 
 
-def delta_chunks(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+class ChunkStates(Protocol):
+    def __call__(
+        self, carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states that chunks begin with, (chunks, heads, key_dim, value_dim), and the last
+        one's next. ``carried`` (chunks, heads, key_dim, key_dim) and ``written``, shaped as the
+        states, are A and B of ``delta_chunks``; ``state`` is the first, (heads, key_dim,
+        value_dim)."""
+        ...
+
+
+def torch_chunk_states(
+    carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    states = [state]
+    for carries, writes in zip(carried.unbind(), written.unbind(), strict=True):
+        states.append(torch.baddbmm(writes, carries, states[-1]))
+    return torch.stack(states[:-1]), states[-1]
+
+
+def delta_chunks(
+    inputs: DeltaInputs, state: torch.Tensor, chunk_states: ChunkStates = torch_chunk_states
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens of one sequence. ``state`` (value_heads, key_dim, value_dim) -> what the queries read,
     (num_tokens, value_heads, value_dim), and the new state.
 
@@ -93,7 +116,7 @@ def delta_chunks(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor
     num_tokens, size = len(inputs.values), min(CHUNK_TOKENS, len(inputs.values))
     chunks = _in_chunks(inputs, size)
     total = chunks.log_decay.cumsum(dim=-1)
-    """(chunks, heads, size): logarithm of what is left, at each token, of the state before."""
+    """(chunks, heads, size): logarithm of the decay of the previous state up to each token."""
     left = total.exp().unsqueeze(-1)
     between = decay_between(total)
     weighted_keys = chunks.keys * chunks.beta.unsqueeze(-1)
@@ -107,12 +130,9 @@ def delta_chunks(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor
     writing = (chunks.keys * to_end).transpose(-1, -2)
     kept = left[:, :, -1:] * torch.eye(state.shape[-2], device=state.device)
     carried, written = kept - writing @ from_state, writing @ learnt
-    states = [state]
-    for carries, writes in zip(carried.unbind(), written.unbind(), strict=True):
-        states.append(torch.baddbmm(writes, carries, states[-1]))
-    before = torch.stack(states[:-1])
+    before, after = chunk_states(carried, written, state)
     read = within @ (learnt - from_state @ before) + reading @ before
-    return read.transpose(1, 2).flatten(0, 1)[:num_tokens], states[-1]
+    return read.transpose(1, 2).flatten(0, 1)[:num_tokens], after
 
 
 def decay_between(total: torch.Tensor) -> torch.Tensor:

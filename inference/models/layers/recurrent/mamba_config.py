@@ -25,7 +25,7 @@ class MambaConfig:
     prefix: str = "mamba"
     """What a layer's tensors are called after ``model.layers.N.``."""
     decay: str = "A_log"
-    """The tensor that says how fast each head forgets: see ``state_weights``."""
+    """The tensor of each head's decay rate: see ``state_weights``."""
 
     @property
     def features(self) -> int:

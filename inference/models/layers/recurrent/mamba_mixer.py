@@ -58,7 +58,7 @@ class MambaMixer:
         gates, channels, steps = torch.split(step.product(self.project, rows), sizes, dim=-1)
         inputs = channels.float(), steps.float()
         read = through_states(
-            inputs, step.batch, layer_cache, decode=self._decode, prefill=self._prefill
+            inputs, step.input, layer_cache, decode=self._decode, prefill=self._prefill
         )
         rows_of_groups = (shape.num_groups, -1)
         gated = torch.unflatten(read.flatten(1) * silu(gates.float()), 1, rows_of_groups)

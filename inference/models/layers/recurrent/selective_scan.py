@@ -1,8 +1,8 @@
 """Mamba-2 as functions of tensors: what a layer computes between its projections. Dao and Gu 2024,
 arXiv:2405.21060.
 
-For every token and head the state S (head_dim, state_size) forgets by a gate and adds what it is
-told; a query reads it:
+For every token and head the state S (head_dim, state_size) decays by a gate and adds the token's
+value and key; a query reads it:
 
     S ← exp(log_decay) S + step v ⊗ k
     o = S q
@@ -66,7 +66,7 @@ def scan_chunks(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, 
     num_groups = chunks.keys.shape[1]
     grouped = num_groups, num_heads // num_groups * head_dim
     total = chunks.log_decay.cumsum(dim=-1)
-    """(chunks, heads, size): logarithm of what is left, at each token, of the state before."""
+    """(chunks, heads, size): logarithm of the decay of the previous state up to each token."""
     left = total.exp().unsqueeze(-1)
     scores = chunks.queries @ chunks.keys.transpose(-1, -2)
     scores = scores.repeat_interleave(num_heads // num_groups, dim=1) * decay_between(total)

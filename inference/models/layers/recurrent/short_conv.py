@@ -34,7 +34,7 @@ class ShortConvMixer:
         before, after, values = step.product(self.project, rows).chunk(3, dim=-1)
         inputs = ((before * values).float(),)
         mixed = through_states(
-            inputs, step.batch, layer_cache, decode=self._decode, prefill=self._prefill
+            inputs, step.input, layer_cache, decode=self._decode, prefill=self._prefill
         )
         if self.conv_bias is not None:
             mixed = mixed + self.conv_bias

@@ -1,1 +1,1 @@
-"""From an engine's token ids to the events of an answer."""
+"""Turns an engine's token ids into the events of an answer."""

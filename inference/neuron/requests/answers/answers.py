@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.answers.choice_events import ChoiceEvents
-from inference.neuron.requests.answers.echo import Echo, echo_of, text_logprob
-from inference.neuron.requests.answers.prompt_scores import PromptScores
+from inference.neuron.requests.answers.echo import Echo, PromptScores, echo_of, text_logprob
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import Prepared
 from inference.neuron.requests.request_details import ChoiceDetails, RequestDetails
@@ -34,7 +34,7 @@ from inference.protocol.sampling import TokenLogprob
 from inference.text.answers.choice_text import ChoiceText, Piece
 from inference.text.answers.parts import TextPart
 from inference.text.tokens.token_kinds import TokenKind
-from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tool_calls.call_parser import CallParser, Decision
 
 
 class Choice:
@@ -51,7 +51,7 @@ class Choice:
         is_empty: bool = False,
         at_limit: Literal["length", "context"] = "length",
         returns_token_ids: bool = False,
-        log: ChoiceDetails | None = None,
+        details: Sequence[ChoiceDetails] = (),
     ) -> None:
         """``is_empty``: only the prompt is computed; the one token that the engine has to sample is
         not reported. ``at_limit``: why the answer ends when it has reached its last allowed
@@ -77,7 +77,7 @@ class Choice:
         self._scores = scores
         self._is_empty = is_empty
         self._returns_token_ids = returns_token_ids
-        self._log = log
+        self._details = details
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -105,8 +105,9 @@ class Choice:
             logprobs += self._settle(kinds)
             # The engine's count holds the stop token too, which is not among the ids.
             self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
-        if self._log is not None:
-            self._log.pieces(pieces)
+        for one in self._details:
+            one.tokens(taken)
+            one.pieces(pieces)
         events = self._events.of(pieces, logprobs)
         if self._returns_token_ids and taken:
             events.insert(0, self._events.tokens(taken))
@@ -256,32 +257,32 @@ def build_answer(
     request: GenerationRequest,
     prepared: Prepared,
     text: ModelText,
-    details: RequestDetails | None = None,
+    details: Sequence[RequestDetails] = (),
 ) -> Answer:
-    """``details``: logs the parsed parts of the answer. Raises
+    """``details`` describe the parsed parts of the answer. Raises
     ``RequestRefusedError`` for an empty stop string."""
     if not all(request.stop):
         raise RequestRefusedError(
             Failure(code="invalid_value", message="a stop string is empty", param="stop")
         )
     tool_names = [tool.name for tool in prepared.tools]
-    logs = [
-        None if details is None else details.choice(index, tool_names)
+    described = [
+        [one.choice(index, tool_names) for one in details]
         for index in range(len(prepared.prompts) * request.n)
     ]
     choices = [
         Choice(
             request_id=request_id,
             index=index,
-            text=_choice_text(request, prepared, text, log),
+            text=_choice_text(request, prepared, text, choice_details),
             echo=echo_of(index // request.n, request, prepared, text) if request.echo else None,
             scores=_scores(request_id, index, request),
             is_empty=request.sampling.max_tokens == 0,
             at_limit=prepared.limit.reason,
             returns_token_ids=request.returns_token_ids,
-            log=log,
+            details=choice_details,
         )
-        for index, log in enumerate(logs)
+        for index, choice_details in enumerate(described)
     ]
     prompt_lengths = [len(prompt) for prompt in prepared.prompts]
     return Answer(request_id, choices, prompt_lengths=prompt_lengths, n=request.n)
@@ -296,7 +297,10 @@ def _scores(request_id: str, index: int, request: GenerationRequest) -> PromptSc
 
 
 def _choice_text(
-    request: GenerationRequest, prepared: Prepared, text: ModelText, log: ChoiceDetails | None
+    request: GenerationRequest,
+    prepared: Prepared,
+    text: ModelText,
+    details: Sequence[ChoiceDetails],
 ) -> ChoiceText:
     tools = prepared.tools
     calls = None
@@ -306,7 +310,7 @@ def _choice_text(
         parser = None if calls is None else calls.parser(tools)
     if isinstance(parser, CallParser):
         parser.streams_arguments = prepared.params.grammar is not None
-        parser.on_decision = None if log is None else log.decision
+        parser.on_decision = partial(_describe, details) if details else None
     return ChoiceText(
         text.tokenizer,
         stop=request.stop,
@@ -317,3 +321,8 @@ def _choice_text(
         tool_calls=parser,
         shown_token_ids=frozenset() if calls is None else calls.shown_token_ids(text.tokenizer),
     )
+
+
+def _describe(details: Sequence[ChoiceDetails], decision: Decision) -> None:
+    for one in details:
+        one.decision(decision)

@@ -1,5 +1,5 @@
-"""What ``echo`` puts before an answer: the prompt's text, and its tokens' logprobs where the client
-asked for logprobs.
+"""Reports a prompt: ``Echo`` puts its text before the answer, with its tokens' logprobs where the
+client asked for logprobs; ``PromptScores`` reports their log probabilities by themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.prompts import Prepared
-from inference.protocol.events import TextLogprob
+from inference.protocol.events import PromptScored, RankedToken, TextLogprob
 from inference.protocol.generation import GenerationRequest, TextInput
 from inference.protocol.sampling import TokenLogprob
 from inference.text.tokens.tokenizer import Detokenizer, Tokenizer
@@ -35,7 +35,7 @@ class Echo:
 
 
 def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:
-    """Before an answer to prompt ``index``."""
+    """Returns the echo that comes before an answer to prompt ``index``."""
     echo = Echo(_text(index, request, prepared, text), num_top=request.sampling.top_logprobs)
     if echo.num_top is not None:
         first_token_id = prepared.prompts[index][0]
@@ -64,3 +64,34 @@ def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
             for token_id, logprob in entry.top
         ],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Reports the log probabilities of one prompt's tokens, as the engine computes them."""
+
+    request_id: str
+    prompt_index: int
+    num_top: int
+
+    def event(self, logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptScored:
+        return PromptScored(
+            request_id=self.request_id,
+            prompt_index=self.prompt_index,
+            tokens=[self._ranked(entry, tokenizer) for entry in logprobs],
+        )
+
+    def _ranked(self, entry: TokenLogprob, tokenizer: Tokenizer) -> list[RankedToken]:
+        assert entry.logprob is not None and entry.rank is not None, "not the engine's own"
+        found = [(entry.token_id, entry.logprob, entry.rank)]
+        best = enumerate(entry.top[: self.num_top], start=1)
+        found += [(token_id, logprob, rank) for rank, (token_id, logprob) in best]
+        return [
+            RankedToken(
+                token_id=token_id,
+                text=tokenizer.bytes_of(token_id).decode("utf-8", errors="replace"),
+                logprob=logprob,
+                rank=rank,
+            )
+            for token_id, logprob, rank in found
+        ]

@@ -106,6 +106,12 @@ class Intake:
         for lane in (*self._lanes, self._embeddings):
             lane.stop()
 
+    @property
+    def pending(self) -> tuple[int, int]:
+        """How many requests are put and not prepared yet, and the bytes of their frames."""
+        with self._lock:
+            return self._load.num_requests, self._load.num_bytes
+
     def put(self, submit: Submit, num_bytes: int) -> None:
         """``num_bytes`` is the size of its frame. A request over the bounds ends here."""
         if not self._starter.admit(submit):
@@ -129,7 +135,7 @@ class Intake:
         lane.put(Waiting(submit, num_bytes, lane, self._num_put))
 
     def run(self, waiting: Waiting) -> None:
-        """On a lane's thread."""
+        """Prepares a request, on a lane's thread."""
         request_id = waiting.submit.request_id
         waiting.began_s = self._clock()
         with self._lock:
@@ -149,7 +155,8 @@ class Intake:
                     del self._load_of[account]
 
     def relieve_stuck(self) -> list[str]:
-        """Once per heartbeat. Returns which requests hold a thread, in words."""
+        """Starts threads in the place of stuck ones; called once per heartbeat. Returns which
+        requests hold a thread, in words."""
         now_s = self._clock()
         with self._lock:
             stuck = [one for one in self._running if now_s - one.began_s > STUCK_AFTER_S]
@@ -177,9 +184,10 @@ class Intake:
     def _failure_of_earlier_instance(self, submit: Submit) -> Failure | None:
         """Why a request that an instance which died was preparing does not run here: its gateway
         decides whether it is delivered again."""
-        found = blame(self._marks.earlier, [submit.request_id], submit.num_worker_deaths)
-        if found.num_worker_deaths == submit.num_worker_deaths:
+        marks = self._marks.earlier
+        if submit.request_id not in marks:
             return None
+        found = blame(marks, [submit.request_id], submit.num_worker_deaths)
         if found.may_deliver_again:
             return preparing_instance_died()
         log.error(

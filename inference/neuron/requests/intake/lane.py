@@ -21,9 +21,9 @@ KIB = 1024
 MAX_PARKED = 16
 """Threads of a lane that may be parked at once."""
 MAX_PARKED_OF_EITHER = 4
-"""For one account, or for one model; its other requests are held meanwhile."""
+"""The most requests parked for one account, or for one model; its others are held meanwhile."""
 MAX_PARKED_OF_BOTH = 2
-"""For one account on one model."""
+"""The most requests parked for one account on one model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,8 @@ class Waiting:
 
 
 class Lane:
-    """As many threads work at once as the lane has, not counting those that are parked."""
+    """A queue of requests and the threads that prepare them. As many threads work at once as the
+    lane has, not counting those that are parked."""
 
     def __init__(
         self, run: Callable[[Waiting], None], max_bytes: int | None, num_threads: int
@@ -92,7 +93,8 @@ class Lane:
 
     @contextmanager
     def parked(self, waiting: Waiting) -> Iterator[None]:
-        """While the thread that prepares it waits for something that others do not wait for."""
+        """Parks the thread that prepares it while it waits for something that others do not wait
+        for."""
         is_parked = self._park(waiting)
         try:
             yield

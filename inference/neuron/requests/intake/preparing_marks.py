@@ -36,7 +36,7 @@ class PreparingMarks:
         self._epoch = epoch
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._num_unread = 0
+        self.num_unread = 0
         self.earlier: dict[str, str] = {}
         """What dead instances of this neuron were preparing."""
         self._is_read = False
@@ -53,7 +53,8 @@ class PreparingMarks:
         self._send(("HDEL", self._key, request_id))
 
     def read_earlier(self) -> None:
-        """Once, before the first request. Raises ``redis.RedisError``."""
+        """Reads the previous instance's marks, once, before the first request. Raises
+        ``redis.RedisError``."""
         if self._is_read:
             return
         found: Any = self._client.hgetall(self._key)
@@ -84,7 +85,7 @@ class PreparingMarks:
         connection: Any = self._client.connection_pool.make_connection()
         connection.connect()
         with self._lock:
-            self._connection, self._num_unread = connection, 0
+            self._connection, self.num_unread = connection, 0
 
     def _send(self, *commands: tuple[str | int, ...]) -> None:
         with self._lock:
@@ -94,7 +95,7 @@ class PreparingMarks:
             try:
                 packed = connection.pack_commands(commands)
                 connection.send_packed_command(packed, check_health=False)
-                self._num_unread += len(commands)
+                self.num_unread += len(commands)
             except redis.RedisError as error:
                 log.warning("what is being prepared is not marked in Redis: %s", error)
                 self._connection = None
@@ -104,8 +105,8 @@ class PreparingMarks:
         with self._lock:
             connection = self._connection
             try:
-                while self._num_unread and connection is not None and connection.can_read(0):
-                    self._num_unread -= 1
+                while self.num_unread and connection is not None and connection.can_read(0):
+                    self.num_unread -= 1
                     connection.read_response()
             except redis.RedisError as error:
                 log.warning("a mark of what is being prepared was not taken: %s", error)

@@ -28,13 +28,14 @@ from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer,
 from inference.neuron.requests.live_request import AddressedEvent, Answer, sequence_id
 from inference.neuron.requests.prompts.embedding_prompts import prepare_embedding, prepare_scoring
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.output_limits import TokenBudget
-from inference.neuron.requests.prompts.prompt_images import sequence_images
-from inference.neuron.requests.prompts.prompts import Prepared, count_tokens, prepare
-from inference.neuron.requests.prompts.sampling_params import used_sampling
+from inference.neuron.requests.prompts.output_rules import TokenBudget
+from inference.neuron.requests.prompts.prompt_tokens import sequence_images
+from inference.neuron.requests.prompts.prompts import Prepared, count_tokens, prepare, used_sampling
 from inference.neuron.requests.prompts.tokenizing import tokenized
-from inference.neuron.requests.request_details import details_of
+from inference.neuron.requests.request_details import logged_details
+from inference.neuron.requests.request_details import logger as details_logger
 from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.request_trace import RequestTrace
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
 from inference.protocol.generation import (
@@ -77,7 +78,8 @@ class Starter:
         self._bodies = bodies
 
     def admit(self, submit: Submit) -> bool:
-        """Before it waits for anything. ``False``: it was delivered before."""
+        """Admits a request before it waits for anything. Returns ``False`` if it was delivered
+        before."""
         return self._table.admit(submit)
 
     def refuse(self, submit: Submit, failure: Failure) -> None:
@@ -139,9 +141,12 @@ class Starter:
     ) -> None:
         request_id = submit.request_id
         prepared = prepare(request, text, TokenBudget.of(submit))
-        details = details_of(submit, self._bodies)
-        if details is not None:
-            details.prompts(prepared, text.tokenizer, _tool_format(request, text))
+        trace = RequestTrace(request_id, text.tokenizer) if submit.captures else None
+        details = [] if trace is None else [trace.details]
+        if details_logger.isEnabledFor(logging.DEBUG):
+            details.append(logged_details(submit, self._bodies))
+        for one in details:
+            one.prompts(prepared, text.tokenizer, _tool_format(request, text))
         answer = build_answer(request_id, request, prepared, text, details)
         images = []
         if prepared.images:
@@ -156,7 +161,7 @@ class Starter:
             num_lost_turns=prepared.num_lost_turns,
             prompt_token_ids=prepared.prompts if request.returns_token_ids else None,
         )
-        self._hand_over(submit, accepted, answer, commands, engine)
+        self._hand_over(submit, accepted, answer, commands, engine, trace)
 
     def _start_embedding(
         self,
@@ -187,9 +192,10 @@ class Starter:
         answer: Answer,
         commands: Iterable[SubmitSequence | EmbedSequences],
         engine: EngineProcess,
+        trace: RequestTrace | None = None,
     ) -> None:
         request_id = submit.request_id
-        if not self._table.begin(request_id, answer, engine):
+        if not self._table.begin(request_id, answer, engine, trace):
             return  # cancelled while it was prepared
         self._publish([AddressedEvent(submit.gateway_id, accepted)])
         try:
@@ -243,6 +249,8 @@ def _commands(
                 adapter=submit.adapter,
                 images=images,
                 prediction=list(prepared.prediction),
+                is_traced=bool(submit.traceparent),
+                max_queue_wait_s=submit.max_queue_wait_s,
             )
 
 

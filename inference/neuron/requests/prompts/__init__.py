@@ -1,1 +1,1 @@
-"""From a parsed request to the token ids and parameters that its engine gets."""
+"""Turns a parsed request into the token ids and parameters that its engine gets."""

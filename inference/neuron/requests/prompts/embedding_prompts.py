@@ -1,4 +1,4 @@
-"""From a parsed embedding request to the token ids that the engine runs: tokenized and checked.
+"""Turns a parsed embedding request into the token ids that the engine runs: tokenized and checked.
 
 An input over the model's limit is refused with both numbers, and cut only where the client wants
 that. Pure but for the tokenizer's files.
@@ -16,7 +16,7 @@ from inference.protocol.generation import (
     TextInput,
     TokensInput,
 )
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 from inference.text.errors import TooManyTokensError
 
 

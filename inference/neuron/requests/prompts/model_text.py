@@ -11,7 +11,8 @@ import msgspec
 from inference.neuron.requests.prompts.text_jobs import TextJobs
 from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
-from inference.protocol.load import LoadReport, LoadSpec, spec_digest
+from inference.protocol.load import LoadSpec, spec_digest
+from inference.protocol.load_report import LoadReport
 from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.sandbox.pool import Caller, WorkerPool
 from inference.text.answers.parts import ToolFormat

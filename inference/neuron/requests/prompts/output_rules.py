@@ -1,4 +1,10 @@
-"""The grammar that a request demands of its answer.
+"""The rules that a request sets for its answer: how long it may be, and its grammar.
+
+The longest answer is the client's, the operator's, or the rest of the context, by OpenAI's and
+vLLM's rules: a request that does not fit is refused with both numbers, not truncated. In dialects
+whose clients must send a number, and send a large one (``ends_at_context``), it runs, and the
+answer reports that it ended at the operator's limit or with the context. A request of a caller with
+a budget has what the gateway reserved for it, too.
 
     tools auto            free text, unless strict tools or single calls ask for a grammar
     tools required        calls                        response format            JSON
@@ -10,26 +16,115 @@ Schemas are checked here, before they reach the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
-from inference.neuron.errors import RequestRefusedError, invalid_schema
+from inference.neuron.errors import (
+    RequestRefusedError,
+    context_length_exceeded,
+    invalid_schema,
+    max_output_exceeded,
+    no_budget_for_answer,
+    over_budget,
+    prompt_too_long,
+    what_always_fits,
+)
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.events import Failure
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
     OutputFormat,
+    Submit,
+    TextInput,
+    TokensInput,
     ToolChoice,
     ToolDefinition,
 )
+from inference.protocol.model_limit import model_limit
 from inference.protocol.sampling import Grammar
 from inference.text.answers.bare_calls import ARGUMENTS_KEYS, bare_call_part
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
 from inference.text.grammars.parts import calls_part, json_part
-from inference.text.templates.chat_options import rendered_tools, wants_thinking
 from inference.text.tool_calls.errors import UnsupportedSchemaError
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimit:
+    max_tokens: int
+    reason: Literal["length", "context"] = "length"
+    """Why an answer that long ends."""
+
+
+def answer_limit(
+    request: GenerationRequest,
+    *,
+    num_prompt_tokens: int,
+    context_tokens: int,
+    max_output_tokens: int | None,
+    cap_output_tokens: int | None = None,
+) -> AnswerLimit:
+    """``max_output_tokens`` is the operator's bound. ``cap_output_tokens`` is what the budget of
+    who asks still buys; it counts where they named no number, and the gateway has reserved what
+    they named otherwise. Raises ``RequestRefusedError``."""
+    left = context_tokens - num_prompt_tokens
+    if left < 1:
+        advertised = model_limit(context_tokens, max_output_tokens)
+        failure = prompt_too_long(num_prompt_tokens, advertised, prompt_param(request.input))
+        raise RequestRefusedError(failure)
+    asked = request.sampling.max_tokens
+    if asked is None and cap_output_tokens is not None:
+        if cap_output_tokens < 1:
+            raise RequestRefusedError(no_budget_for_answer())
+        max_output_tokens = min(cap_output_tokens, max_output_tokens or cap_output_tokens)
+    wanted = max_output_tokens if asked is None else asked
+    if asked is not None and max_output_tokens is not None and asked > max_output_tokens:
+        if not request.ends_at_context:
+            raise RequestRefusedError(max_output_exceeded(asked, max_output_tokens))
+        wanted = max_output_tokens
+    if wanted is not None and wanted <= left:
+        return AnswerLimit(wanted)
+    if request.ends_at_context:
+        return AnswerLimit(left, "context")
+    if asked is None:
+        return AnswerLimit(left)
+    advertised = model_limit(context_tokens, max_output_tokens)
+    message = (
+        f"this model's maximum context length is {context_tokens} tokens and you asked for "
+        f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the "
+        f"answer. {what_always_fits(advertised)}"
+    )
+    failure = context_length_exceeded(
+        message, "max_tokens", prompt_tokens=num_prompt_tokens, context_tokens=context_tokens
+    )
+    raise RequestRefusedError(failure)
+
+
+def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
+    """What clients call it."""
+    return "messages" if isinstance(given, ChatInput) else "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    prompt_tokens: int | None = None
+    """Over all prompts; ``None``: any number."""
+    output_tokens: int | None = None
+    """What each choice may write where the client named no number."""
+
+    @classmethod
+    def of(cls, submit: Submit) -> TokenBudget:
+        return cls(submit.max_prompt_tokens, submit.cap_output_tokens)
+
+    def check_prompt(self, num_tokens: int) -> None:
+        """Raises ``RequestRefusedError``."""
+        if self.prompt_tokens is not None and num_tokens > self.prompt_tokens:
+            raise RequestRefusedError(over_budget(num_tokens, self.prompt_tokens))
+
+
+UNBOUNDED = TokenBudget()
 
 
 def request_grammar(
@@ -64,7 +159,8 @@ def request_grammar(
 def _path_of(
     parts: Sequence[dict[str, Any]], num_calls: int, output_format: OutputFormat | None
 ) -> str | None:
-    """Where what the answer must be stood in the client's body; ``None``: in several places."""
+    """Returns the field of the client's body that determines what the answer must be; ``None`` if
+    several do."""
     if num_calls == len(parts):
         return "tools"
     return None if num_calls or output_format is None else output_format.path
@@ -77,7 +173,7 @@ def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinki
         return Thinking.OPENED
     if text.markers is not None and text.markers.channels is not None:
         return Thinking.POSSIBLE
-    if text.markers is None or wants_thinking(chat) is False:
+    if text.markers is None or chat.wants_thinking is False:
         return Thinking.NONE
     return Thinking.POSSIBLE
 
@@ -96,7 +192,7 @@ def _call_parts(
     chat: ChatInput, output_format: OutputFormat | None, text: ModelText
 ) -> list[dict[str, Any]]:
     """The calls that the answer must or may be; empty: nothing is enforced."""
-    tools, choice = rendered_tools(chat), chat.tool_choice
+    tools, choice = chat.rendered_tools, chat.tool_choice
     if choice.mode == "required":
         _check_choice(choice, tools)
     if not tools:

@@ -1,13 +1,25 @@
-"""A request's prompts as token ids: rendered, sized, tokenized and bounded.
+"""A request's prompts as token ids: rendered, sized, tokenized and bounded, images among them.
 
-    ChatInput ─▶ render ─▶ size ─▶ tokenize ─▶ place images ─▶ bounds
-    TextInput ───────────▶ size ─▶ tokenize
-    TokensInput ───────────────────────────────────────────▶ bounds
+    ChatInput ─▶ render ─▶ written ─▶ size ─▶ tokenize ─▶ placed ─▶ bounds
+    TextInput ──────────────────────▶ size ─▶ tokenize
+    TokensInput ──────────────────────────────────────────────────▶ bounds
+    Redis, the request's own key ─▶ RedisImageReader ─▶ an image's bytes by digest
 
-Pure but for the tokenizer's files.
+A template writes one pad for each image (``written``), which becomes as many tokens as the image
+has (``placed``). How many follows from its size, so nothing is decoded here. All is pure but for
+the tokenizer's files and that reader.
 """
 
 from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
 
 from inference.neuron.errors import (
     RequestRefusedError,
@@ -17,20 +29,178 @@ from inference.neuron.errors import (
     text_too_long,
 )
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.output_limits import prompt_param
-from inference.neuron.requests.prompts.prompt_images import (
-    PlacedImage,
-    check_sees,
-    images_of,
-    placed,
-)
+from inference.neuron.requests.prompts.output_rules import prompt_param
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, TextInput, TokensInput
+from inference.protocol.image_layout import ImageLayout, ImageRatioError, image_layout
+from inference.protocol.images import ImageRef, SequenceImage, TokenRun, VisionInput
+from inference.protocol.inbox_parts import PARTS_A_READ, image_field_names
+from inference.protocol.keys import images_key
 from inference.text.answers.harmony import ANSWER_HEAD
 from inference.text.answers.phrases import opens_phrase
 from inference.text.answers.reasoning import opens_block
 from inference.text.errors import TooManyTokensError
 from inference.text.tokens.token_bounds import num_bytes
+
+log = logging.getLogger(__name__)
+
+PARAM = "messages"
+READ_AGAIN_S = 0.5
+READ_FOR_S = 10.0
+"""How long a Redis that does not answer is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    image: ImageRef
+    runs: tuple[TokenRun, ...]
+    grid: tuple[int, int, int]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(run.num_tokens for run in self.runs)
+
+    def with_data(self, data: bytes) -> SequenceImage:
+        return SequenceImage(
+            digest=self.image.digest,
+            data=data,
+            runs=list(self.runs),
+            grid=self.grid,
+        )
+
+
+def check_sees(images: Sequence[ImageRef], vision: VisionInput | None) -> None:
+    """Raises ``RequestRefusedError``."""
+    if images and vision is None:
+        message = "This model reads text only; it was sent an image."
+        raise _refused("vision_unsupported", message)
+
+
+def written(prompt: str, images: Sequence[ImageRef], vision: VisionInput | None) -> str:
+    """``prompt`` as the template has it. What it writes for an image is replaced by what the model
+    reads there. Raises ``RequestRefusedError``."""
+    if vision is None or not images or not vision.placeholder:
+        return prompt
+    num_placeholders = prompt.count(vision.placeholder)
+    if num_placeholders != len(images):
+        raise _wrong_number(num_placeholders, len(images))
+    texts = [vision.text_of(_layout(image, vision)) for image in images]
+    first, *others = prompt.split(vision.placeholder)
+    return first + "".join(text + other for text, other in zip(texts, others, strict=True))
+
+
+def placed(
+    token_ids: list[int], images: Sequence[ImageRef], vision: VisionInput | None
+) -> tuple[list[int], list[PlacedImage]]:
+    """``token_ids`` as the template has them. The pad of each run of an image is repeated once for
+    each of its tokens. Raises ``RequestRefusedError``."""
+    if vision is None or not images:
+        return token_ids, []
+    layouts = [_layout(image, vision) for image in images]
+    pads = [index for index, token in enumerate(token_ids) if token == vision.pad_token_id]
+    if len(pads) != (num_runs := sum(layout.num_runs for layout in layouts)):
+        raise _wrong_number(len(pads), num_runs)
+    places = iter(pads)
+    whole: list[int] = []
+    found: list[PlacedImage] = []
+    rest = 0
+    for image, layout in zip(images, layouts, strict=True):
+        runs = []
+        for _ in range(layout.num_runs):
+            pad = next(places)
+            whole += token_ids[rest:pad]
+            run = TokenRun(len(whole), layout.num_tokens(vision.merge) // layout.num_runs)
+            whole += [vision.pad_token_id] * run.num_tokens
+            runs.append(run)
+            rest = pad + 1
+        found.append(PlacedImage(image, tuple(runs), layout.grid))
+    return whole + token_ids[rest:], found
+
+
+def _layout(image: ImageRef, vision: VisionInput) -> ImageLayout:
+    try:
+        return image_layout(
+            image.width_px, image.height_px, vision, is_low_detail=image.is_low_detail
+        )
+    except ImageRatioError as error:
+        raise _refused("invalid_image", str(error)) from None
+
+
+def _wrong_number(num_pads: int, num_images: int) -> RequestRefusedError:
+    """A text that holds the placeholder would move every image after it to another place."""
+    if num_pads > num_images:
+        message = "a text holds the words that stand for an image in this model's prompts"
+        return _refused("invalid_value", message)
+    message = (
+        f"this model's chat template has no place for {num_images - num_pads} of {num_images} "
+        "images"
+    )
+    return _refused("template_render_failed", message)
+
+
+def sequence_images(
+    found: Iterable[PlacedImage], data_of: Mapping[str, bytes]
+) -> list[SequenceImage]:
+    """Raises ``RequestRefusedError``: an image that is not there was kept too short, or Redis has
+    lost it."""
+    made = []
+    for one in found:
+        data = data_of.get(one.image.digest)
+        if data is None:
+            message = "an image of this request is not there any more; send it again"
+            raise _refused("image_lost", message, param=None)
+        made.append(one.with_data(data))
+    return made
+
+
+def _refused(code: str, message: str, *, param: str | None = PARAM) -> RequestRefusedError:
+    return RequestRefusedError(Failure(code=code, message=message, param=param))
+
+
+class RedisImageReader:
+    """Any thread may ask."""
+
+    def __init__(self, client: redis.Redis, *, neuron: str) -> None:
+        self._client = client
+        self._neuron = neuron
+        self._stopped = threading.Event()
+
+    def read(self, request_id: str, images: Iterable[ImageRef]) -> dict[str, bytes]:
+        """The images' bytes by their digests; one that is not there whole is left out. Raises
+        ``RequestRefusedError`` where Redis does not answer."""
+        key = images_key(self._neuron, request_id)
+        held: dict[str, bytes] = {}
+        for digest, size_bytes in {image.digest: image.num_bytes for image in images}.items():
+            pieces: list[bytes | None] = []
+            names = image_field_names(digest, size_bytes)
+            for start in range(0, len(names), PARTS_A_READ):
+                pieces += self._read_fields(request_id, key, names[start : start + PARTS_A_READ])
+            whole = [piece for piece in pieces if piece is not None]
+            if len(whole) == len(pieces):
+                held[digest] = b"".join(whole)
+        return held
+
+    def _read_fields(
+        self, request_id: str, key: str, names: Sequence[str]
+    ) -> Sequence[bytes | None]:
+        give_up_s = time.monotonic() + READ_FOR_S
+        while True:
+            try:
+                pieces: Any = self._client.hmget(key, names)
+            except redis.RedisError as error:
+                if time.monotonic() >= give_up_s or self._stopped.wait(READ_AGAIN_S):
+                    log.warning("request %s: its images cannot be read: %s", request_id, error)
+                    raise _refused(
+                        "redis_unavailable", "Redis does not answer; try again shortly.", param=None
+                    ) from error
+            else:
+                values: list[bytes | None] = pieces
+                return values
+
+    def stop(self) -> None:
+        """Stop waiting for Redis."""
+        self._stopped.set()
+
 
 MAX_ARGUMENTS_CHARACTERS = 2**20
 """The longest arguments of one tool call. They are parsed and written again, each in one go for
@@ -56,10 +226,13 @@ def prompt_tokens(
 def _chat_tokens(
     chat: ChatInput, text: ModelText, max_tokens: int | None
 ) -> tuple[list[int], list[PlacedImage]]:
-    images, vision = images_of(chat), text.report.vision
-    check_sees(images, vision)
+    images, vision = chat.images, text.report.vision
+    if images:
+        check_sees(images, vision)
     token_ids = _encoded(chat_prompt(chat, text, max_tokens), chat, text, max_tokens)
-    token_ids, found = placed(token_ids, images, vision)
+    found: list[PlacedImage] = []
+    if images:
+        token_ids, found = placed(token_ids, images, vision)
     if max_tokens is not None and len(token_ids) > max_tokens:
         failure = prompt_too_long(len(token_ids), text.limit, prompt_param(chat))
         raise RequestRefusedError(failure)
@@ -115,7 +288,7 @@ def _render(chat: ChatInput, text: ModelText) -> str:
                 raise RequestRefusedError(
                     arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
                 )
-    return text.jobs.render(chat)
+    return written(text.jobs.render(chat), chat.images, text.report.vision)
 
 
 def checked_ids(

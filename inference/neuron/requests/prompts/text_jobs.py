@@ -26,7 +26,7 @@ from inference.neuron.errors import (
     template_limit_exceeded,
 )
 from inference.protocol.generation import ChatInput, ChatMessage, OutputFormat
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 from inference.recent_results import RecentResults
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
 from inference.sandbox.jobs import (
@@ -84,7 +84,7 @@ class _OfModel:
 
 @dataclass(frozen=True, slots=True)
 class TextJobs:
-    """Of one model, for one caller. Any thread may call; every method blocks."""
+    """The text jobs of one model, for one caller. Any thread may call; every method blocks."""
 
     _of_model: _OfModel
     _caller: Caller = ANYBODY
@@ -198,8 +198,8 @@ class TextJobs:
         raise RequestRefusedError(internal_error())
 
     def check_grammar(self, text: str, path: str | None) -> None:
-        """Of a whole answer. ``path``: what it came from, where that is one thing. Raises
-        ``RequestRefusedError``."""
+        """Checks the grammar of a whole answer. ``path``: the field it came from, where that is one
+        field. Raises ``RequestRefusedError``."""
         job = CheckGrammar(text=text, tokenizer=self._of_model.tokenizer)
         match self._checked(job, path):
             case Refused(message=message):

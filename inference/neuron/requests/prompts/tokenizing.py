@@ -7,8 +7,12 @@ from typing import Any
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.prompt_images import check_sees, images_of, placed
-from inference.neuron.requests.prompts.prompt_tokens import chat_prompt, checked_ids
+from inference.neuron.requests.prompts.prompt_tokens import (
+    chat_prompt,
+    check_sees,
+    checked_ids,
+    placed,
+)
 from inference.protocol.events import Failure, Tokenized
 from inference.protocol.generation import ChatInput, TextInput, TokenizeRequest, TokensInput
 from inference.text.errors import TooManyTokensError
@@ -23,7 +27,7 @@ def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tok
     joined_text = ""
     match request.input:
         case ChatInput() as chat:
-            images, vision = images_of(chat), text.report.vision
+            images, vision = chat.images, text.report.vision
             check_sees(images, vision)
             token_ids = _encoded(chat_prompt(chat, text, None), request, text)
             token_ids, _ = placed(token_ids, images, vision)

@@ -41,13 +41,13 @@ from inference.wire.openai.prompt_logprobs import PromptLogprobs
 
 
 class Reasoning(StrEnum):
-    """Where a client sees what the model thinks."""
+    """The place where a client sees what the model thinks."""
 
     HIDDEN = "hidden"
     FIELD = "field"
-    """In ``reasoning_content``."""
+    """Reasoning is sent in ``reasoning_content``."""
     INLINE = "inline"
-    """In ``content``, between its markers."""
+    """Reasoning is sent in ``content``, between its markers."""
 
 
 def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
@@ -132,10 +132,10 @@ class Choice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """As in the body, but for their arguments, which are still in pieces."""
+    """The calls as in the body, but for their arguments, which are still in pieces."""
     arguments: list[list[str]] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
-    """As JSON already: there are many of them."""
+    """The log probabilities, as JSON already: there are many of them."""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
 

@@ -27,8 +27,16 @@ from inference.wire.common.fields import (
     text,
     wrong_type,
 )
-from inference.wire.common.images import detail, image_url
-from inference.wire.common.turn_parts import PART_SEPARATOR, Part, joined_text, parts_with_images
+from inference.wire.common.parts import (
+    DETAIL_NOTE,
+    PART_SEPARATOR,
+    Part,
+    detail,
+    image_url,
+    joined_text,
+    parts_with_images,
+    with_detail,
+)
 from inference.wire.errors import (
     InvalidRequestError,
     MissingParameterError,
@@ -43,7 +51,7 @@ _string = text()
 _TYPE = honoured("type", _string, "Which kind of part.")
 IMAGE_URL_FIELDS = table(
     honoured("url", image_url, "A data URI; an address only where the operator allows its host."),
-    neutral("detail", detail, "auto or high: as large as the model reads images."),
+    honoured("detail", detail, DETAIL_NOTE),
 )
 PART_FIELDS = {
     "text": table(
@@ -111,7 +119,7 @@ def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
             f"{path}.type", f"'{shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
         )
     held = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind]
-    made: Part = held["url"] if kind == "image_url" else held
+    made: Part = with_detail(held["url"], held.get("detail")) if kind == "image_url" else held
     return made
 
 

@@ -56,6 +56,7 @@ from inference.wire.openai.formats import (
     check_with_tools,
     output_format,
 )
+from inference.wire.openai.sampling import SAFETY_IDENTIFIER, end_user_of
 
 MAX_TOP_LOGPROBS = 20
 THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -113,7 +114,7 @@ FIELDS = table(
         "Extension; false: the prompt ends with the last turn, unless that starts the answer.",
     ),
     neutral("metadata", openai_sampling.metadata, "Labels; kept nowhere."),
-    neutral("safety_identifier", text(128), "A label; kept nowhere."),
+    SAFETY_IDENTIFIER,
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content, without a key."),
     neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
     neutral("store", flag, "Kept nowhere either way: this API reads nothing back."),
@@ -197,6 +198,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
         n=read.get("n", 1),
         output_format=demanded,
         prediction=read.get("prediction", {}).get("content", ""),
+        end_user=end_user_of(read),
     )
     return ChatRequest(
         generation=generation,

@@ -46,7 +46,7 @@ class Logprobs:
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[orjson.Fragment | None] = field(default_factory=list)
-    """As JSON already: there are many of them."""
+    """The alternatives of each token, as JSON already: there are many of them."""
     text_offset: list[int] = field(default_factory=list)
 
     def extend(self, tokens: list[TextLogprob]) -> None:

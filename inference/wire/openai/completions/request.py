@@ -39,7 +39,7 @@ from inference.wire.openai.extensions import NEUTRAL_FIELDS
 from inference.wire.openai.formats import OUTPUT_FIELDS, output_format
 from inference.wire.openai.prompt_logprobs import PromptLogprobs
 from inference.wire.openai.prompts import prompts
-from inference.wire.openai.sampling import MAX_CHOICES, MAX_TOKENS
+from inference.wire.openai.sampling import MAX_CHOICES, MAX_TOKENS, end_user_of
 
 MAX_LOGPROBS = 20
 """OpenAI's own limit is 5; evaluation suites ask for as many as chat has."""
@@ -121,6 +121,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
         n=_n(read),
         output_format=output_format(read),
         echo=echo,
+        end_user=end_user_of(read),
     )
     return CompletionRequest(
         generation=generation,

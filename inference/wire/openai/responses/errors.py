@@ -21,7 +21,8 @@ def error_body(error: ApiError, *, request_id: str) -> bytes:
 
 
 def error_frame(error: ApiError, *, request_id: str) -> bytes:
-    """For a stream in which no event has been sent; an encoder that has begun ends its own."""
+    """Returns the frame for a stream in which no event has been sent; an encoder that has begun
+    ends its own."""
     return named_frame(*error_event(error), sequence_number=0)
 
 

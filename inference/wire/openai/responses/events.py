@@ -50,7 +50,7 @@ from inference.wire.openai.responses.output import (
 )
 
 DELTA_MARK = b".delta\ndata: "
-"""In every frame of a delta. No JSON string holds these bytes."""
+"""The bytes that every frame of a delta has, and no JSON string."""
 
 
 class ResponseStreamEncoder:
@@ -64,8 +64,8 @@ class ResponseStreamEncoder:
         *,
         writes_closings: bool = True,
     ) -> None:
-        """Without ``writes_closings`` the frames that end an item, which are large where it has log
-        probabilities, are left out."""
+        """``writes_closings``: whether to write the frames that end an item, which are large where
+        it has log probabilities."""
         self._settings = settings
         self._writes_closings = writes_closings
         self._request_id = request_id

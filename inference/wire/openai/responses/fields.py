@@ -103,7 +103,7 @@ _includable = one_of(*INCLUDABLE)
 
 
 def include(value: Any, path: str) -> list[str]:
-    """Without what it names twice."""
+    """Reads the list, without duplicates."""
     return list(dict.fromkeys(array(_includable)(value, path)))
 
 

@@ -26,7 +26,7 @@ from inference.wire.common.fields import (
     text,
     wrong_type,
 )
-from inference.wire.common.turn_parts import PART_SEPARATOR, Called, Returned, Thought
+from inference.wire.common.parts import PART_SEPARATOR, Called, Returned, Thought
 from inference.wire.errors import (
     InvalidRequestError,
     MissingParameterError,

@@ -57,9 +57,9 @@ class MessageItem:
         self._output_index = output_index
         self._texts: list[str] = []
         self._logprobs: list[bytes] = []
-        """As JSON already: there are many of them."""
+        """The log probabilities, as JSON already: there are many of them."""
         self._all_logprobs = orjson.Fragment(b"[]")
-        """Of the whole answer, once it has ended: four events have them."""
+        """The log probabilities of the whole answer, once it has ended: four events have them."""
         self._deltas = _Deltas("response.output_text.delta", {**self._place, "logprobs": []})
 
     def opening(self) -> list[NamedEvent]:

@@ -19,8 +19,17 @@ from inference.wire.common.fields import (
     text,
     wrong_type,
 )
-from inference.wire.common.images import FILE_REASON, ImageFile, detail, image_url
-from inference.wire.common.turn_parts import Part, joined_text
+from inference.wire.common.parts import (
+    DETAIL_NOTE,
+    FILE_REASON,
+    LOW_DETAIL,
+    ImageFile,
+    Part,
+    detail,
+    image_url,
+    joined_text,
+    with_detail,
+)
 from inference.wire.errors import UnsupportedParameterError
 
 _string = text()
@@ -48,7 +57,7 @@ PART_FIELDS: dict[str, dict[str, Field]] = {
             image_url,
             "A data URI; an address only where the operator allows its host.",
         ),
-        neutral("detail", detail, "auto or high: as large as the model reads images."),
+        honoured("detail", detail, DETAIL_NOTE),
         refused("file_id", FILE_REASON),
         _breakpoint,
     ),
@@ -88,7 +97,8 @@ class Content:
         return self.text if self.is_string else self.objects("input_text")
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
-        """As the API lists parts; those of text are ``input_text`` or ``output_text``."""
+        """Returns the parts as the API lists them. ``kind``, of parts of text: ``input_text`` or
+        ``output_text``."""
         more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
         return [
             _image_object(part)
@@ -101,7 +111,8 @@ class Content:
 def _image_object(image: ImageFile) -> dict[str, Any]:
     """The image with its bytes, even if it came by address: a stored response outlives
     addresses."""
-    return {"type": "input_image", "image_url": image.data_uri, "detail": "auto"}
+    given = LOW_DETAIL if image.is_low_detail else "auto"
+    return {"type": "input_image", "image_url": image.data_uri, "detail": given}
 
 
 def content(value: Any, path: str) -> Content:
@@ -122,7 +133,7 @@ def _part(part: Any, path: str) -> Part:
     name = HELD_IN[kind]
     read = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(name,))
     held: Part = read[name]
-    return held
+    return with_detail(held, read.get("detail")) if isinstance(held, ImageFile) else held
 
 
 def typed_texts(kind: str) -> Any:

@@ -75,6 +75,7 @@ from inference.wire.openai.responses.tools import (
     tools,
 )
 from inference.wire.openai.responses.turns import Referred, chat_messages, earlier_turns
+from inference.wire.openai.sampling import SAFETY_IDENTIFIER, USER, end_user_of
 
 MAX_TOP_LOGPROBS = 20
 
@@ -133,8 +134,8 @@ FIELDS = table(
     ),
     neutral("max_tool_calls", integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."),
     neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
-    neutral("user", text(512), "A label; echoed."),
-    neutral("safety_identifier", text(128), "A label; echoed."),
+    USER,
+    SAFETY_IDENTIFIER,
     neutral("client_metadata", json_object, "Codex's labels of its session; kept nowhere."),
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content; echoed."),
     neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
@@ -184,9 +185,9 @@ class ResponsesRequest:
     def continued(
         self, history: Sequence[InputItem], stored: Mapping[str, InputItem]
     ) -> ResponsesRequest:
-        """With the turns of ``history`` before its own, and its references replaced by the
-        ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that is not there, and
-        for a result of no call."""
+        """Returns the request with the turns of ``history`` before its own, and its references
+        replaced by the ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that
+        is missing, and for a result of no call."""
         own = resolved(self.items, stored)
         conversation = [*history, *own]
         check_results(conversation, len(history))
@@ -267,6 +268,7 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
             max_tokens=read.get("max_output_tokens"),
         ),
         output_format=read.get("text", PLAIN_TEXT).output_format,
+        end_user=end_user_of(read),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.protocol.events import FinishReason, Usage
-from inference.wire.common.turn_parts import Called, Returned
+from inference.wire.common.parts import Called, Returned
 from inference.wire.openai.responses.input import InputItem
 from inference.wire.openai.responses.turns import Message, Summarised, TurnPart
 

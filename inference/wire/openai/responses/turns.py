@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.protocol.generation import ChatMessage
-from inference.wire.common.turn_parts import (
+from inference.wire.common.parts import (
     PART_SEPARATOR,
     Called,
     Part,

@@ -14,20 +14,21 @@ from django.db import close_old_connections
 
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
-from metering.bench import report, store, summaries
-from metering.bench.client.targets import open_target
-from metering.bench.comparison import ALPHA, MIN_CHANGE, Verdict, compare
+from metering.bench import store
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.importing import file_import
 from metering.bench.management.choosing import (
     add_sweep_arguments,
     settings_chosen,
-    targets_chosen,
+    sweep_of,
+    sweep_run,
 )
-from metering.bench.metrics import METRICS
-from metering.bench.reading import Where, cells_list, samples_of, side_of
-from metering.bench.settings import SweepSettings
-from metering.bench.sweep import Sweep, SweepResult
+from metering.bench.results import report, summaries
+from metering.bench.results.comparison import ALPHA, MIN_CHANGE, Verdict, compare
+from metering.bench.results.metrics import METRICS
+from metering.bench.results.reading import Where, cells_list, samples_of, side_of
+from metering.bench.sweeps.settings import SweepSettings
+from metering.bench.sweeps.sweep import SweepResult
 from metering.management.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
@@ -94,21 +95,7 @@ class Command(QuickCommand):
     def _sweep(
         self, options: dict[str, Any], settings: SweepSettings, report: Callable[[str], object]
     ) -> SweepResult:
-        sweep = Sweep(
-            settings=settings,
-            store=store.RunStore(),
-            open_target=lambda spec: open_target(spec, timeout_s=settings.request_timeout_s),
-            report=report,
-        )
-        specs = targets_chosen(options)
-        if not specs:
-            raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
-        result = sweep.run(specs)
-        report(
-            f"{result.num_ok} measured, {result.num_failed} failed, "
-            f"{result.num_cells_done} had their samples"
-        )
-        return result
+        return sweep_run(options, sweep_of(settings, report), report)
 
     def _report(self, options: dict[str, Any]) -> None:
         cells = summaries.latest_of_each(cells_list(Where(target=options["target"] or "")))

@@ -10,8 +10,8 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Load, Reject, Wait, place
 from fleet.placement.devices import candidates
 from fleet.placement.devices.eviction_candidates import (
-    IDLE_TURN_S,
-    MIN_TURN_S,
+    IDLE_TIME_SLICE_S,
+    MIN_TIME_SLICE_S,
     QUIET_S,
     FleetCapacity,
     idle_age_s,
@@ -104,7 +104,7 @@ STAYING = {
     "in use": (busy("old"), OLD),
     "loading": (replica("old", LOADING, status_age_s=1.0), OLD),
     "ready for a moment, its requests on their way": (
-        replica("old", status_age_s=IDLE_TURN_S - 1, last_used_age_s=None),
+        replica("old", status_age_s=IDLE_TIME_SLICE_S - 1, last_used_age_s=None),
         OLD,
     ),
     "used a moment ago": (replica("old", last_used_age_s=QUIET_S / 2), OLD),
@@ -114,10 +114,10 @@ STAYING = {
 
 @pytest.mark.parametrize(("evictable", "old"), STAYING.values(), ids=STAYING.keys())
 def test_who_does_not_leave_yet(evictable: ReplicaView, old) -> None:
-    """The one that waits gets its turn."""
+    """The one that waits gets its time slice."""
     decision = place(NEW, fleet(full(evictable)), catalogue=catalogue(NEW, old))
     assert isinstance(decision, Wait)
-    assert decision.needs_turn
+    assert decision.needs_time_slice
     assert "cuda:0 of a, which old use" in decision.reason
 
 
@@ -154,7 +154,7 @@ def test_nobody_leaves_for_a_model_of_unknown_size() -> None:
     assert decision == evicting()
 
 
-def test_nobody_leaves_where_no_report_says_what_models_are_worth() -> None:
+def test_no_model_is_evicted_without_a_report_of_its_memory() -> None:
     assert isinstance(place(NEW, fleet(full(replica("old")))), Reject)
 
 
@@ -177,7 +177,7 @@ def test_a_replica_on_two_cards_leaves_both() -> None:
 
 
 def test_lost_its_room_is_retried_elsewhere_at_once() -> None:
-    from inference.protocol.load import LoadFailure
+    from inference.protocol.load_progress import LoadFailure
 
     lost = replica(
         "new", FAILED, status_age_s=0.5, failure=LoadFailure(code="lost_its_room", message="used")
@@ -258,7 +258,7 @@ def test_what_holds_for_every_eviction(offered, snapshot: FleetSnapshot) -> None
         assert evictable is not None
         assert evictable.status is ReplicaStatus.READY
         assert (idle_age_s(evictable) or 0) >= QUIET_S, "never one in use"
-        assert evictable.status_age_s >= IDLE_TURN_S, "never before its turn is over"
+        assert evictable.status_age_s >= IDLE_TIME_SLICE_S, "never before its time slice is over"
         held = offered[evictable.model]
         num_held = sum(
             r.status in {READY, LOADING, ReplicaStatus.RECOVERING}
@@ -292,16 +292,16 @@ def test_what_holds_for_every_eviction(offered, snapshot: FleetSnapshot) -> None
 
 @given(catalogues(), fleets())
 def test_nobody_waits_for_what_never_goes(offered, snapshot: FleetSnapshot) -> None:
-    """A wait for a turn is for replicas that may leave for this model in the end."""
+    """A wait for a time slice is for replicas that may leave for this model in the end."""
     new = offered["new"]
     decision = place(new, snapshot, catalogue=offered)
-    if isinstance(decision, Wait) and decision.needs_turn:
+    if isinstance(decision, Wait) and decision.needs_time_slice:
         assert decision.eta_s is not None
-        assert 0 <= decision.eta_s <= MIN_TURN_S * 2
+        assert 0 <= decision.eta_s <= MIN_TIME_SLICE_S * 2
 
 
 @given(catalogues(), fleets())
-def test_the_soonest_turn_is_found_without_looking_everywhere(
+def test_the_soonest_time_slice_is_found_without_looking_everywhere(
     offered, snapshot: FleetSnapshot
 ) -> None:
     new = offered["new"]
@@ -309,15 +309,17 @@ def test_the_soonest_turn_is_found_without_looking_everywhere(
     capacities = list(capacity.by_kind["cuda"].values())
     if needs.num_devices > 1 or candidates.free_candidate(needs, "cuda", capacity, capacities, ()):
         return
-    everywhere = candidates._candidates(
+    everywhere = candidates.all_candidates(
         needs,
         "cuda",
         capacities,
         lambda evictable: evictable.priority <= new.effective_priority,
         lambda device: device.movable_bytes,
     )
-    found = candidates.turn_candidate(needs, "cuda", capacities, capacity.by_turn["cuda"])
-    assert found == min(everywhere, key=candidates._soonest, default=None)
+    found = candidates.time_slice_candidate(
+        needs, "cuda", capacities, capacity.by_time_slice["cuda"]
+    )
+    assert found == min(everywhere, key=candidates.soonest_first, default=None)
 
 
 @given(catalogues(), fleets())
@@ -331,7 +333,7 @@ def test_the_snuggest_room_is_found_without_looking_everywhere(
         return
     rooms = [
         (
-            (*candidates._snugness(needs, device.free_bytes("new"), least), here.name, device.name),
+            (*candidates.snugness(needs, device.free_bytes("new"), least), here.name, device.name),
             device,
         )
         for here in capacity.by_kind["cuda"].values()

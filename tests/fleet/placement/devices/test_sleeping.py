@@ -1,90 +1,87 @@
-"""Models that sleep: waking is the cheapest load, it makes room as a load does, and what is not
-worth a device's memory sleeps where the operator says so."""
+"""Models that sleep: waking is the cheapest load, it makes room as a load does, and models that are
+not worth a device's memory sleep where the operator allows it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.snapshot import NeuronView, ReplicaView
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place, place_on
-from fleet.placement.devices.sleeping import SLEEP_AGAIN_S, may_sleep, waking_bytes
+from fleet.placement.devices.eviction_candidates import freed_on
+from fleet.placement.devices.sleeping import SLEEP_AGAIN_S
 from fleet.placement.plan import Jobs, Observed, Sleep, Unload
 from fleet.placement.reconcile import reconcile
-from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport
+from inference.protocol.load_progress import (
+    LoadFailure,
+)
+from inference.protocol.load_report import (
+    AsleepBytes,
+    DeviceMemory,
+)
+from tests.fleet.placement.devices.sleepers import host, report, sleeping
 from tests.fleet.placement.fleets import (
-    DRAINING,
-    FAILED,
     GIB,
     LOADING,
-    READY,
     busy,
-    card,
     catalogue,
     entry,
     fleet,
-    neuron,
-    processor,
     replica,
 )
 
-ASLEEP = ReplicaStatus.ASLEEP
 TINY = entry("tiny", 10)
 OTHER = entry("other", 10)
 
 
-def report(gib: float = 10, asleep_gib: float | None = 1, host_gib: float = 9) -> LoadReport:
-    """Of one that takes ``gib``, and ``asleep_gib`` of that while it sleeps; ``None``: it
-    cannot."""
-    asleep = None
-    if asleep_gib is not None:
-        asleep = AsleepBytes(device_bytes=int(asleep_gib * GIB), host_bytes=int(host_gib * GIB))
-    return LoadReport(
-        architecture="llama",
-        device="cuda:0",
-        dtype="bfloat16",
-        num_parameters=1,
-        weight_bytes=1,
-        kv_bytes=1,
-        num_kv_blocks=1,
-        kv_block_tokens=32,
-        context_tokens=32,
-        vocab_size=8,
-        quantization="",
-        compiled="",
-        load_seconds=10.0,
-        tokenizer_dir="",
-        actual_bytes=int(gib * GIB),
-        asleep=asleep,
-    )
-
-
-def sleeping(model: str = "tiny", **changes: Any) -> ReplicaView:
-    values: dict[str, Any] = {
-        "gib": 1,
-        "report": report(),
-        "host_memory_bytes": 9 * GIB,
-        "spec_digest": entry(model, 10).spec_digest(),
-    }
-    return replica(model, ASLEEP, **values | changes)
-
-
-def host(name: str = "a", *holds: ReplicaView, free: float = 12, ram: float = 60) -> NeuronView:
-    holds = tuple(replica_on(view, name) for view in holds)
-    return neuron(name, card(free=free), processor(free=ram), holds=holds)
-
-
-def replica_on(view: ReplicaView, name: str) -> ReplicaView:
-    return replace(view, neuron=name)
-
-
 def load(on: str = "a", *evict: str) -> Load:
     return Load(neuron=on, model="tiny", devices=("cuda:0",), evict=evict)
+
+
+def divided() -> ReplicaView:
+    """Asleep, of 10 GiB on a card and 20 of the host; awake it takes 9 and 2 GiB more."""
+    memory = [
+        DeviceMemory(device=name, actual_bytes=gib * GIB, process_bytes=0)
+        for name, gib in (("cuda:0", 10), ("cpu", 20))
+    ]
+    asleep = AsleepBytes(
+        device_bytes=19 * GIB, host_bytes=9 * GIB, by_device={"cuda:0": GIB, "cpu": 18 * GIB}
+    )
+    own = msgspec.structs.replace(
+        report(30), device="cuda:0, cpu", stage_memory=memory, asleep=asleep
+    )
+    return sleeping(gib=19, report=own, devices=("cuda:0", "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("card_gib", "host_gib", "others", "evicted"),
+    [
+        (9, 2, [], ()),
+        (0, 2, [replica("other")], ("other",)),
+        (9, 1, [replica("other", devices=("cpu",))], ("other",)),
+        (8, 60, [], None),
+        (20, 1, [], None),
+    ],
+    ids=["room", "the card makes room", "the host makes room", "the card lacks", "the host lacks"],
+)
+def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(
+    card_gib: int, host_gib: int, others: list[ReplicaView], evicted: tuple[str, ...] | None
+) -> None:
+    snapshot = fleet(host("a", divided(), *others, free=card_gib, ram=host_gib))
+    decision = place(TINY, snapshot, catalogue=catalogue(TINY, OTHER))
+    if evicted is None:
+        assert not isinstance(decision, Load)
+    else:
+        assert isinstance(decision, Load), decision
+        assert (set(decision.devices), decision.evict) == ({"cuda:0", "cpu"}, evicted)
+
+
+def test_one_that_is_divided_frees_what_it_holds_asleep() -> None:
+    view = host("a", divided())
+    assert [freed_on(divided(), name, view) for name in ("cuda:0", "cpu")] == [GIB, 18 * GIB]
 
 
 PLACED: dict[str, tuple[list[NeuronView], Decision]] = {
@@ -148,10 +145,10 @@ def test_where_a_request_for_a_sleeping_model_goes(
         assert decision == expected
 
 
-def test_it_waits_for_its_turn_where_it_sleeps() -> None:
+def test_it_waits_for_a_time_slice_where_it_sleeps() -> None:
     users = host("a", sleeping(), busy("other", report=report()), free=1)
     decision = place(TINY, fleet(users), catalogue=catalogue(TINY, OTHER))
-    assert isinstance(decision, Wait) and decision.needs_turn and decision.neuron == "a"
+    assert isinstance(decision, Wait) and decision.needs_time_slice and decision.neuron == "a"
 
 
 def test_an_operator_wakes_it_on_its_neuron() -> None:
@@ -228,104 +225,3 @@ def test_a_neuron_that_drains_keeps_nothing_asleep() -> None:
     assert act(catalogue(TINY), drains) == [
         Unload(neuron="a", model="tiny", reason="its neuron drains")
     ]
-
-
-MODELS = ["tiny", "a1", "a2"]
-STATUSES = [READY, READY, ASLEEP, ASLEEP, LOADING, FAILED, DRAINING]
-
-
-@st.composite
-def fleets(draw: st.DrawFn) -> FleetSnapshot:
-    """A card of 24 and a host of 64 each."""
-
-    def replicas(name: str) -> list[ReplicaView]:
-        found = []
-        for model in draw(st.sets(st.sampled_from(MODELS))):
-            status = draw(
-                st.sampled_from([READY, READY, ASLEEP, ASLEEP, LOADING, FAILED, DRAINING])
-            )
-            load_report = report(
-                draw(st.sampled_from([4, 10])), draw(st.sampled_from([None, 0, 1])), 4
-            )
-            found.append(
-                replica(
-                    model,
-                    status,
-                    on=name,
-                    gib=1 if status is ASLEEP else 10,
-                    host_memory_bytes=4 * GIB if status is ASLEEP else 0,
-                    report=load_report,
-                    status_age_s=draw(st.sampled_from([1.0, 500.0])),
-                    last_used_age_s=draw(st.sampled_from([0.5, 400.0])),
-                    in_flight=draw(st.sampled_from([0, 2])) if status is READY else 0,
-                )
-            )
-        return found
-
-    sizes = st.sampled_from([0, 2, 6, 12])
-    return fleet(
-        *(
-            host(name, *replicas(name), free=draw(sizes), ram=draw(st.sampled_from([4, 8, 40])))
-            for name in draw(st.sets(st.sampled_from("ab"), min_size=1))
-        )
-    )
-
-
-@st.composite
-def catalogues(draw: st.DrawFn) -> Catalogue:
-    return catalogue(
-        *(
-            entry(
-                model,
-                10,
-                pinned=draw(st.booleans()),
-                residency_priority=draw(st.sampled_from([None, 50, 200])),
-                idle_ttl_s=draw(st.sampled_from([None, 60])),
-                idle_action=draw(st.sampled_from(["unload", "sleep"])),
-            )
-            for model in MODELS
-        )
-    )
-
-
-@given(catalogues(), fleets())
-def test_what_holds_for_every_waking(offered: Catalogue, snapshot: FleetSnapshot) -> None:
-    decision = place(offered["tiny"], snapshot, catalogue=offered)
-    if not isinstance(decision, Load):
-        return
-    view = snapshot.neuron(decision.neuron)
-    assert view is not None
-    held = view.replica_of("tiny")
-    if held is None or held.status is not ASLEEP:
-        return
-    assert decision.devices == held.devices, "it wakes where it sleeps"
-    gone = [view.replica_of(model) for model in decision.evict]
-    for evictable in gone:
-        assert evictable is not None and evictable.status in (READY, ASLEEP)
-        assert evictable.is_idle, "never one in use"
-        least = offered[evictable.model]
-        num_held = sum(
-            other.status in (READY, LOADING) for other in snapshot.replicas_of(evictable.model)
-        )
-        is_only_one = evictable.status is READY and num_held <= 1
-        assert not (least.pinned and is_only_one), "never a pinned one"
-        assert least.effective_priority <= offered["tiny"].effective_priority
-    (info,) = [one for one in view.devices if one.kind == "cuda"]
-    freed = sum(evictable.memory_bytes or 0 for evictable in gone if evictable is not None)
-    assert info.free_memory_bytes + freed >= waking_bytes(held), "it makes room"
-
-
-@given(catalogues(), fleets())
-def test_what_holds_for_every_sleep(offered: Catalogue, snapshot: FleetSnapshot) -> None:
-    plan = reconcile(offered, snapshot, jobs=Jobs(), observed=Observed())
-    for action in plan.actions:
-        if not isinstance(action, Sleep):
-            continue
-        view = snapshot.neuron(action.neuron)
-        assert view is not None
-        evictable = view.replica_of(action.model)
-        assert evictable is not None and evictable.status is READY
-        assert evictable.is_idle and may_sleep(evictable, view), "its host has room"
-        assert offered[action.model].idle_action == "sleep"
-        others = [other for other in snapshot.replicas_of(action.model) if other.status is READY]
-        assert not offered[action.model].pinned or len(others) > 1, "never a pinned one"

@@ -143,7 +143,7 @@ links = st.builds(
 
 @st.composite
 def fleets(draw: st.DrawFn, most: int = 6) -> list[StageDevice]:
-    """Of up to four neurons, each with processors or without."""
+    """Draws fleets of up to four neurons, each with processors or without."""
     by_neuron = {name: draw(links) for name in "abcd"}
     names = [(neuron, name) for neuron in "abcd" for name in ("cuda:0", "cuda:1", "cpu")]
     chosen = draw(st.lists(st.sampled_from(names), min_size=1, max_size=most, unique=True))
@@ -255,7 +255,7 @@ def test_a_plan_lies_on_no_more_than_it_may(
 def test_cutting_branches_loses_no_faster_plan(
     costs: ModelCosts, devices: list[StageDevice]
 ) -> None:
-    """Beside a search that fills every set of devices."""
+    """The plan is compared with that of a search that fills every set of devices."""
     memory, times = LayerMemory(costs, KV_TOKENS), StepTimes(costs)
     candidates = candidates_of(memory, times, devices)
     best: Found | None = None

@@ -1,4 +1,4 @@
-"""Prefixes on disk: a prompt's beginning is warm after a reload, and what is not what it should be
+"""Prefixes on disk: a prompt's beginning is warm after a reload, and a prefix whose file is damaged
 is computed."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from inference.engine.adapters import Adapters
 from inference.engine.cache import prefix_disk
@@ -63,8 +64,8 @@ def prompt_of(llama: Pair, num_blocks: int = NUM_BLOCKS, seed: int = 1) -> list[
 def answer(
     engine: Engine, prompt: list[int], *, salt: str = "", adapter: AdapterSpec | None = None
 ) -> tuple[list[int], int]:
-    """Tokens, and how many of the prompt's blocks' tokens were not computed. The engine then ends
-    as one that is told to."""
+    """Tokens, and how many of the prompt's blocks' tokens were not computed. The engine then closes
+    in order."""
     command = SubmitSequence(
         sequence_id="one",
         token_ids=prompt,
@@ -101,7 +102,7 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
 def test_a_step_s_blocks_leave_the_device_in_one_transfer(
     llama: Pair, make: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one for each block, layer, keys and values."""
+    """There is not one transfer for each block, layer, keys and values."""
     num_views = []
     copy_to_host = prefix_disk.copy_to_host
 
@@ -119,8 +120,47 @@ def test_a_step_s_blocks_leave_the_device_in_one_transfer(
     assert answer(make(), prompt) == (llama.greedy(prompt, 4), 6 * llama.block_tokens)
 
 
+@pytest.mark.parametrize(("most_sent_blocks", "num_transfers"), [(100, 1), (4, 2)])
+def test_what_is_read_reaches_the_device_in_few_transfers(
+    llama: Pair,
+    make: MakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most_sent_blocks: int,
+    num_transfers: int,
+) -> None:
+    """There is not one transfer for each block, layer, keys and values."""
+    num_sent = []
+
+    def counted(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        num_sent.append(len(tensors))
+        return prefix_disk.in_one_transfer(tensors, device)
+
+    prompt = prompt_of(llama, num_blocks=6)
+    answer(make(), prompt)
+    block_bytes = load_file(files(tmp_path)[0])
+    sizes = sum(tensor.nbytes for tensor in block_bytes.values())
+    monkeypatch.setattr(prefix_disk, "copy_to_device", counted)
+    monkeypatch.setattr(prefix_disk, "MOST_SENT_BYTES", most_sent_blocks * sizes)
+    assert answer(make(), prompt) == (llama.greedy(prompt, 4), 6 * llama.block_tokens)
+    assert len(num_sent) == num_transfers
+    assert sum(num_sent) == 6 * len(block_bytes)
+
+
+def test_a_transfer_keeps_every_dtype_and_shape() -> None:
+    tensors = [
+        torch.arange(5, dtype=torch.int8),
+        torch.rand(3, 7),
+        torch.rand(3).to(torch.float8_e4m3fn),
+        torch.rand(2, 1, 3).half(),
+    ]
+    found = prefix_disk.in_one_transfer(tensors, torch.device("cpu"))
+    for sent, tensor in zip(found, tensors, strict=True):
+        assert sent.dtype == tensor.dtype and torch.equal(sent.float(), tensor.float())
+
+
 def test_nobody_elses_blocks_are_read(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
-    """Of another account, another adapter, or other weights."""
+    """The others' blocks are of another account, another adapter, or other weights."""
     prompt = prompt_of(llama)
     base = {name: weight.detach() for name, weight in llama.reference.state_dict().items()}
     write_adapter(tmp_path / "sql", base, seed=1)

@@ -1,5 +1,5 @@
-"""A model all of whose layers see only a window gives back, while a sequence runs, the blocks that
-slid out of it."""
+"""A model all of whose layers see only a window releases the blocks that slid out of it while a
+sequence runs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def sequence_of(num_tokens: int) -> Sequence:
 
 
 def kv_cache_of(engine: Engine) -> KVCache:
-    return engine._scheduler.kv_cache
+    return engine.scheduler.kv_cache
 
 
 def spoil_free_blocks(engine: Engine) -> None:
-    """What nobody holds becomes what is not a number, as if others had failed there."""
+    """Fills blocks that no sequence holds with NaN, as a failed sequence would leave them."""
     kv_cache = kv_cache_of(engine)
-    held = {b for s in engine._scheduler.running for b in s.block_ids[s.num_dropped_blocks :]}
+    held = {b for s in engine.scheduler.running for b in s.block_ids[s.num_dropped_blocks :]}
     free = torch.tensor([b for b in range(kv_cache.allocator.num_blocks) if b not in held])
-    kv = engine._executor._runner._kv  # type: ignore[attr-defined]
+    kv = engine.executor.runner.kv  # type: ignore[attr-defined]
     if not isinstance(kv, PagedKV):
         for tensor in (kv.keys, kv.values):
             tensor.view(torch.uint8).index_fill_(1, free, 255)
@@ -62,7 +62,7 @@ def test_two_run_to_their_ends_where_their_whole_contexts_would_not_fit(sliding:
     while engine.has_work:
         for output in engine.step().outputs:
             answers[output.sequence_id].extend(output.token_ids)  # type: ignore[union-attr]
-        engine._scheduler.check_integrity()
+        engine.scheduler.check_integrity()
         spoil_free_blocks(engine)
     assert engine.stats().num_preemptions == 0
     assert answers == {name: sliding.greedy(p, NUM_TOKENS) for name, p in prompts.items()}
@@ -114,13 +114,13 @@ def test_blocks_that_slid_out_and_are_anothers_now_stay_known() -> None:
     other = Sequence(
         "o", [77] * 9, SamplingParams(max_tokens=8), context_tokens=100, arrival=2, deadline_s=0.0
     )
-    assert cache.admit(other), "in blocks that the first one gave back"
+    assert cache.admit(other), "in blocks that the first one released"
     assert set(other.block_ids) & set(first.block_ids)
     other.num_computed_tokens = 8
     cache.register_computed(other)
     known = cache.known_prefix(other)[0]
     assert len(known) == 2
-    cache.distrust(first)
+    cache.invalidate_prefix(first)
     assert cache.known_prefix(other)[0] == known
     cache.check_integrity([first, other])
 
@@ -132,6 +132,6 @@ def test_blocks_that_slid_out_and_are_still_its_own_are_forgotten() -> None:
     sequence.num_computed_tokens = 24
     cache.register_computed(sequence)
     assert len(cache.known_prefix(sequence)[0]) == 5
-    cache.distrust(sequence)
+    cache.invalidate_prefix(sequence)
     assert cache.known_prefix(sequence)[0] == []
     cache.check_integrity([sequence])

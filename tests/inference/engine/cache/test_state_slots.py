@@ -13,10 +13,10 @@ from hypothesis.stateful import invariant, rule
 from inference.engine.cache.kv_cache import NEW_TURN_TOKENS, KVCache
 from inference.engine.cache.state_slots import EMPTY_SLOT, StateSlots
 from inference.engine.errors import IntegrityError
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.scheduling.test_scheduler import (
     BLOCK_TOKENS,
@@ -25,7 +25,7 @@ from tests.inference.engine.scheduling.test_scheduler import (
     SchedulerMachine,
 )
 
-NUM_SEATS = 4
+MAX_RUNNING = 4
 GARBAGE = (-1,)
 ARRIVALS = count(1)
 Prefix = tuple[int, ...]
@@ -38,10 +38,10 @@ class StatesMachine(SchedulerMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        num_slots = 1 + 2 * NUM_SEATS + self.num_snapshots
+        num_slots = 1 + 2 * MAX_RUNNING + self.num_snapshots
         self.scheduler = Scheduler(
             KVCache(NUM_BLOCKS, BLOCK_TOKENS, num_state_slots=num_slots),
-            SchedulerLimits(max_running=NUM_SEATS, max_queue_depth=8),
+            SchedulerLimits(max_running=MAX_RUNNING, max_queue_depth=8),
         )
         self.stored: list[Prefix] = [GARBAGE] * num_slots
         self.stored[EMPTY_SLOT] = ()
@@ -105,11 +105,12 @@ def sequence_of(tokens: list[int], name: str = "r", *, max_tokens: int = 100) ->
 
 def scheduler_of(num_slots: int, *, num_blocks: int = 100) -> Scheduler:
     cache = KVCache(num_blocks, BLOCK_TOKENS, num_state_slots=num_slots)
-    return Scheduler(cache, SchedulerLimits(max_running=NUM_SEATS))
+    return Scheduler(cache, SchedulerLimits(max_running=MAX_RUNNING))
 
 
 def run_through(scheduler: Scheduler, sequence: Sequence, num_tokens: int = 1) -> list[int]:
-    """Until it has so many tokens, each a 7, and its end. Where its chunks ended."""
+    """Runs the sequence until it has so many tokens, each a 7, and its end. Returns where its
+    chunks ended."""
     scheduler.add(sequence)
     ends = []
     while sequence.num_output_tokens < num_tokens:
@@ -126,7 +127,7 @@ PROMPT = list(range(40))
 
 
 def test_a_prompt_is_cut_where_the_next_turn_begins() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
     ends = run_through(scheduler, sequence_of(PROMPT))
     assert ends == [16, 32, 40]
     assert ends[-2] == (len(PROMPT) - NEW_TURN_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -137,7 +138,7 @@ def test_a_prompt_is_cut_where_the_next_turn_begins() -> None:
 
 def test_a_prefix_is_known_only_where_a_snapshot_is() -> None:
     """24 tokens are the same, and the blocks of all are known; the last state is after 16."""
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
     run_through(scheduler, sequence_of(PROMPT))
     other = sequence_of([*PROMPT[:24], *range(100, 120)])
     run_through(scheduler, other)
@@ -145,7 +146,7 @@ def test_a_prefix_is_known_only_where_a_snapshot_is() -> None:
 
 
 def test_an_answer_is_known_to_the_next_turn() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
     run_through(scheduler, sequence_of(PROMPT, max_tokens=30), 20)
     following = sequence_of([*PROMPT, *[7] * 20, *range(100, 120)])
     run_through(scheduler, following)
@@ -153,9 +154,9 @@ def test_an_answer_is_known_to_the_next_turn() -> None:
 
 
 def test_without_a_snapshot_a_prompt_is_computed_from_its_start() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS)
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
     run_through(scheduler, sequence_of(PROMPT))
-    for name in "abcd":  # all seats: there is no slot left for a snapshot
+    for name in "abcd":  # as many as may run: no slot is left for a snapshot
         scheduler.add(sequence_of([ord(name)] * 5, name))
     scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
     scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
@@ -165,7 +166,7 @@ def test_without_a_snapshot_a_prompt_is_computed_from_its_start() -> None:
 
 
 def test_the_oldest_snapshot_goes_first_and_one_that_was_used_stays() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS)  # for one sequence at a time six snapshots
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)  # for one sequence at a time six snapshots
     prompts = [[start] * 13 for start in range(6)]
     for prompt in prompts:
         run_through(scheduler, sequence_of(prompt))
@@ -180,7 +181,7 @@ def test_the_oldest_snapshot_goes_first_and_one_that_was_used_stays() -> None:
 
 
 def test_those_who_decode_do_not_push_out_what_prompts_left() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS)
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
     run_through(scheduler, sequence_of([1] * 12))
     run_through(scheduler, sequence_of([2] * 5, max_tokens=100), 90)
     again = sequence_of([1] * 12)
@@ -188,13 +189,13 @@ def test_those_who_decode_do_not_push_out_what_prompts_left() -> None:
     assert again.num_cached_tokens == 4
 
 
-def test_what_is_not_trusted_starts_nobody() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+def test_no_sequence_starts_from_an_invalidated_prefix() -> None:
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8)
     bad = sequence_of(PROMPT)
     scheduler.add(bad)
     for _ in range(2):
         scheduler.commit(scheduler.schedule(FixedPace(tokens=16)), [])
-    scheduler.kv_cache.distrust(bad)
+    scheduler.kv_cache.invalidate_prefix(bad)
     scheduler.end(bad)
     scheduler.check_integrity()
     again = sequence_of(PROMPT)
@@ -203,7 +204,7 @@ def test_what_is_not_trusted_starts_nobody() -> None:
 
 
 def test_a_snapshot_goes_with_its_blocks() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8, num_blocks=10)
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING + 8, num_blocks=10)
     run_through(scheduler, sequence_of(PROMPT))
     run_through(scheduler, sequence_of([99] * 39))
     assert scheduler.kv_cache.states is not None
@@ -223,10 +224,10 @@ def test_no_more_sequences_run_than_have_slots() -> None:
 
 
 def test_no_step_is_scheduled_ahead_while_the_last_may_have_to_be_run_again() -> None:
-    scheduler = scheduler_of(1 + 2 * NUM_SEATS)
+    scheduler = scheduler_of(1 + 2 * MAX_RUNNING)
     scheduler.add(sequence_of([1] * 5))
     schedule = scheduler.schedule(FixedPace())
-    assert scheduler.foresee(schedule, FixedPace()) is None
+    assert scheduler.schedule_ahead(schedule, FixedPace()) is None
 
 
 class TestIntegrity:

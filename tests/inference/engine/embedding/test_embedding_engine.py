@@ -8,9 +8,9 @@ import pytest
 
 from inference.engine.embedding.embedding_engine import STEP_S, EmbeddingBounds, EmbeddingEngine
 from inference.engine.embedding.embedding_queue import EmbeddingLimits, Row
+from inference.engine.faults.bisection import SUSPICIOUS_STEPS
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import DeviceFault, StepFault
-from inference.engine.faults.numerical_watch import SUSPICIOUS_STEPS
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,

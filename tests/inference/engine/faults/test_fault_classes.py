@@ -48,7 +48,7 @@ def test_what_torch_raises_here(do: Callable[[], object], fault: type[StepFault]
 
 
 def cuda_error(text: str, number: int | None = None) -> Exception:
-    """As ``torch.AcceleratorError`` is raised from C++."""
+    """Returns an error like the ``torch.AcceleratorError`` that C++ raises."""
     error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronous")
     if number is not None:
         error.error_code = number  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""Faults of a step, injected into an engine with a real model: who fails, and that nobody else is
-hurt, down to the tokens."""
+"""Faults of a step, injected into an engine with a real model: the sequence at fault fails, and no
+other sequence's tokens change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.executor import TensorExecutor
+from inference.engine.faults.bisection import SUSPICIOUS_STEPS
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
-from inference.engine.faults.numerical_watch import SUSPICIOUS_STEPS
 from inference.engine.load.build import build_engine
+from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
@@ -102,9 +102,9 @@ def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
             grammars=compiler,
             check_when_idle=True,
         )
-        assert isinstance(engine._executor, TensorExecutor)
-        faulty = FaultyExecutor(engine._executor, **faults)
-        engine._executor = faulty
+        assert isinstance(engine.executor, TensorExecutor)
+        faulty = FaultyExecutor(engine.executor, **faults)
+        engine.executor = faulty
         return Watched(engine, faulty)
 
     return make
@@ -168,7 +168,7 @@ def test_two_bad_ones_are_both_found(
 
 
 class PanicException(BaseException):
-    """As pyo3 raises where Rust panics."""
+    """Stands for what pyo3 raises where Rust panics."""
 
 
 class BreakingMatcher:
@@ -235,7 +235,7 @@ def test_a_prompt_that_does_not_fit_at_once_is_computed_in_shorter_chunks(
     tight.drain()
     assert tight.failed == {}
     assert len(tight.tokens["bad"]) == 1
-    # 90 is refused; 45 is refused; then at most half of 90 a step, and in the end what is left.
+    # 90 is refused; 45 is refused; then at most half of 90 a step, and in the end the rest.
     assert tight.faulty.attempted_tokens[:3] == [90, 45, 32]
     assert max(tight.faulty.attempted_tokens[3:]) <= 45
     assert roomy.faulty.attempted_tokens == [90]

@@ -1,6 +1,5 @@
-"""What is not a number stays with the sequence that computed it, wherever keys and values lie: in
-blocks that were somebody's before, in slots that nobody has written yet, in what rows of different
-lengths are filled up with."""
+"""NaN stays with the sequence that computed it, wherever keys and values lie: in blocks of earlier
+sequences, in slots that no row has written yet, and in the padding of rows of different lengths."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.models.weights.dense import DenseWeights
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.conftest import CONTEXT_TOKENS, build_reference, our_config
+from tests.inference.models.dense_weights import DenseWeights
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 12
@@ -31,7 +30,8 @@ PATHS: list[tuple[str, KVFormat]] = [
     *[("native", kv_format) for kv_format in ("fp32", "bf16", "int8")],
 ]
 PROMPTS = {f"p{length}": [(7 * i + length) % 128 for i in range(length)] for length in (2, 33, 79)}
-"""In one batch: padding of two blocks, and of one; slots that nobody wrote in each last block."""
+"""The prompts of one batch: padding of two blocks, and of one; unwritten slots in each last
+block."""
 
 
 @pytest.fixture(scope="module", params=PATHS, ids=" ".join)
@@ -59,8 +59,8 @@ class Watched:
             scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
             check_when_idle=True,
         )
-        executor: Any = self.engine._executor
-        self.kv: Any = executor._runner._kv
+        executor: Any = self.engine.executor
+        self.kv: Any = executor.runner.kv
         self.tokens: dict[str, list[int]] = {}
         self.failed: dict[str, str] = {}
 
@@ -81,7 +81,7 @@ class Watched:
         assert self.engine.stats().kv_blocks_used == 0
 
     def poison(self, block_ids: list[int]) -> None:
-        """As if what is not a number had been written there."""
+        """Writes NaN to the blocks."""
         blocks = torch.tensor(block_ids)
         if not isinstance(self.kv, PagedKV):
             # All ones are no number as float, bfloat16 or float16: as the scales of codes, too.
@@ -127,14 +127,15 @@ def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_block
         watched.submit(name, prompt)
     while not watched.tokens.get("bad"):
         watched.step()
-    block_ids = list(watched.engine._sequences["bad"].block_ids)
+    running = {one.sequence_id: one for one in watched.engine.scheduler.running}
+    block_ids = list(running["bad"].block_ids)
     assert 0 in block_ids, "the first one, with which rows are filled up"
     watched.poison(block_ids)
     watched.drain()
     assert watched.failed == {"bad": "numerical_error"}
     assert {name: watched.tokens[name] for name in PROMPTS} == undisturbed
 
-    for index in range(3):  # until all of its blocks have been somebody else's
+    for index in range(3):  # until other sequences have had all of its blocks
         for name, prompt in PROMPTS.items():
             watched.submit(f"{name} later {index}", [*prompt[:-1], index, prompt[-1]])
         watched.drain()

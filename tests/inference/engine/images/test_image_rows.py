@@ -10,18 +10,18 @@ import torch
 from inference.engine.faults.kinds import InvalidImageFault
 from inference.engine.images.image_rows import ImageRows
 from inference.models.errors import InvalidImageError
-from inference.models.vision.tower import PictureRows
-from inference.protocol.images import SequenceImage
+from inference.models.vision.tower import ImageEmbeddings
+from inference.protocol.images import SequenceImage, TokenRun
 
 ROW_BYTES = 2 * 4 * 3
-"""Of the tower below: three numbers for the decoder, and three for a layer."""
+"""The bytes of a row of the tower below: three numbers for the decoder, and three for a layer."""
 
 
 class Doubling:
     """Stands in for a tower."""
 
-    def __call__(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> PictureRows:
-        return PictureRows(2 * patches, (3 * patches,))
+    def __call__(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> ImageEmbeddings:
+        return ImageEmbeddings(2 * patches, (3 * patches,))
 
 
 class OneNumber:
@@ -35,8 +35,7 @@ def image(number: int, num_patches: int = 4) -> SequenceImage:
     return SequenceImage(
         digest=str(number),
         data=bytes([number]) if number else b"",
-        first_token=0,
-        num_tokens=num_patches // 4,
+        runs=[TokenRun(0, num_patches // 4)],
         grid=(1, 2, num_patches // 2),
     )
 
@@ -51,6 +50,12 @@ def test_the_tower_runs_once_for_an_image() -> None:
     assert first is again and rows.num_runs == 1
     assert first.embeddings.tolist() == [[2.0] * 3] * 4
     assert first.deepstack[0].tolist() == [[3.0] * 3] * 4
+
+
+def test_one_file_in_two_sizes() -> None:
+    rows = rows_of(16)
+    sizes = [len(rows.of(image(1, num_patches=number)).embeddings) for number in (4, 8, 4, 8)]
+    assert sizes == [4, 8, 4, 8] and rows.num_runs == 2
 
 
 def test_the_longest_unused_makes_room() -> None:
@@ -84,5 +89,5 @@ def test_parts_of_rows_share_no_memory() -> None:
     assert len(part.embeddings) == 2 and part.num_bytes == 2 * ROW_BYTES
     part.embeddings.zero_()
     assert whole.embeddings.min() == 2.0
-    both = PictureRows.joined([whole, whole.part(0, 1)])
+    both = ImageEmbeddings.joined([whole, whole.part(0, 1)])
     assert len(both.embeddings) == 5 and len(both.deepstack[0]) == 5

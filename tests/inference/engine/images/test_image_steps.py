@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.images.prompt_images import PromptImages
-from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.scheduling.rates import PrefillAverage
+from inference.engine.scheduling.pace import PrefillAverage, StepTimes
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.scheduling.step_times import StepTimes
-from inference.protocol.images import SequenceImage
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams
 
-IMAGE = SequenceImage(digest="a", data=b"", first_token=40, num_tokens=4, grid=(1, 4, 4))
+IMAGE = SequenceImage(digest="a", data=b"", runs=[TokenRun(40, 4)], grid=(1, 4, 4))
 
 
 def chunk(start: int, end: int, *, has_image: bool = True) -> Schedule:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,12 @@ import pytest
 import torch
 
 from inference.engine.images.prompt_images import PromptImages, image_problem
-from inference.engine.images.step_images import step_images
-from inference.engine.scheduling.schedule import Schedule
+from inference.engine.images.step_images import last_seen, step_images
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
+from inference.models.vision.tower import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
-from inference.protocol.images import SequenceImage
+from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.sampling import SamplingParams
 
 PAD = 9
@@ -41,8 +44,7 @@ def image(first_token: int, height: int, width: int, digest: str = "a") -> Seque
     return SequenceImage(
         digest=digest,
         data=b"",
-        first_token=first_token,
-        num_tokens=height * width,
+        runs=[TokenRun(first_token, height * width)],
         grid=(1, 2 * height, 2 * width),
     )
 
@@ -77,7 +79,10 @@ def test_what_blocks_hold_beside_tokens() -> None:
     images = PromptImages([image(2, 2, 2), image(7, 1, 3, "b")], 12, merge=2)
     spans = [(0, 2), (0, 3), (2, 6), (5, 8), (6, 7), (9, 10), (10, 14)]
     contents = [images.content(*span) for span in spans]
-    assert contents == [(), ("a",), ("a",), ("a", "b"), (), ("b",), ()]
+    first, second = "a 1x4x4", "b 1x2x6"
+    assert contents == [(), (first,), (first,), (first, second), (), (second,), ()]
+    smaller = PromptImages([image(2, 1, 2)], 12, merge=2)
+    assert smaller.content(2, 3) != images.content(2, 3), "the same file in another size"
 
 
 PROMPT = [1, PAD, PAD, PAD, PAD, 2]
@@ -96,19 +101,20 @@ def test_a_model_that_reads_text_only() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"first_token": 0},
-        {"first_token": 2},
-        {"first_token": -1},
-        {"num_tokens": 3},
-        {"num_tokens": 0, "grid": (1, 0, 4)},
+        {"runs": [TokenRun(0, 4)]},
+        {"runs": [TokenRun(2, 4)]},
+        {"runs": [TokenRun(-1, 4)]},
+        {"runs": [TokenRun(1, 3)]},
+        {"runs": [TokenRun(1, 2), TokenRun(3, 2)]},
+        {"runs": [], "grid": (1, 0, 4)},
         {"grid": (2, 2, 4)},
         {"grid": (1, 1, 16)},
-        {"num_tokens": 8, "grid": (1, 4, 8)},
+        {"runs": [TokenRun(1, 8)], "grid": (1, 4, 8)},
     ],
     ids=str,
 )
 def test_images_that_do_not_fit_their_prompt(changes: dict[str, Any]) -> None:
-    fields = {"digest": "a", "data": b"", "first_token": 1, "num_tokens": 4, "grid": (1, 4, 4)}
+    fields = {"digest": "a", "data": b"", "runs": [TokenRun(1, 4)], "grid": (1, 4, 4)}
     problem = image_problem([SequenceImage(**fields | changes)], PROMPT, VISION)
     assert problem is not None and problem[0] == "invalid_image"
 
@@ -118,6 +124,48 @@ def test_images_over_each_other_or_too_large() -> None:
     large = image_problem([image(0, 1, 7)], [PAD] * 7, VISION)
     assert both is not None and large is not None
     assert large[1] == "an image has more pixels than the model is given"
+
+
+def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
+    both = [image(2, 2, 2), image(7, 1, 3, "b")]
+    causal = PromptImages(both, 12, merge=2)
+    assert causal.end_of_whole(0, 4, may_exceed=False) == 4
+    whole = PromptImages(both, 12, merge=2, are_seen_whole=True)
+    assert [whole.end_of_whole(0, end, may_exceed=True) for end in range(1, 13)] == [
+        *(1, 2, 2, 2, 2, 6, 7, 7, 7, 10, 11, 12)
+    ]
+    assert whole.end_of_whole(2, 4, may_exceed=False) == 2, "nothing: it begins with it"
+    assert whole.end_of_whole(2, 4, may_exceed=True) == 6
+    assert whole.end_of_whole(4, 5, may_exceed=True) == 6, "what was kept is in front"
+
+
+def test_what_the_rows_of_an_image_see() -> None:
+    """Rows without places need nothing of images behind their prompt."""
+
+    def sequence(**how: bool) -> Sequence:
+        return Sequence(
+            "it",
+            [1, PAD, PAD, PAD, PAD, 2, 3],
+            SamplingParams(max_tokens=9),
+            context_tokens=64,
+            arrival=1,
+            deadline_s=0.0,
+            images=PromptImages([image(1, 2, 2)], 7, merge=2, has_places=False, **how),
+        )
+
+    positions = np.array([6, 2, 3, 4, 5], dtype=np.int32)
+    rows = ImageEmbeddings(torch.zeros(4, 8))
+    decoding, causal, whole = sequence(), sequence(), sequence(are_seen_whole=True)
+    for seeing, wanted in ((causal, None), (whole, [6, 4, 4, 4, 5])):
+        chunk = PrefillChunk(seeing, 2, 6, is_last=False)
+        schedule = Schedule(decodes=[decoding], prefills=[chunk])
+        found = last_seen(schedule, positions)
+        assert (None if found is None else found.tolist()) == wanted
+        images = step_images(schedule, positions, lambda image: rows, torch.device("cpu"))
+        assert images is not None and images.rotary is None
+        assert images.row_ids.tolist() == [1, 2, 3]
+    decodes = Schedule(decodes=[decoding])
+    assert step_images(decodes, positions[:1], lambda image: rows, torch.device("cpu")) is None
 
 
 def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
@@ -152,3 +200,83 @@ def test_a_chunk_ends_before_an_image_too_many() -> None:
     assert images.end_with_images(0, 12, 0) == 2
     assert images.end_with_images(8, 12, 0) == 8, "nothing: it begins within one"
     assert images.end_with_images(10, 12, 0) == 12
+
+
+APART = SequenceImage(
+    digest="a",
+    data=b"",
+    runs=[TokenRun(2, 2), TokenRun(5, 2), TokenRun(8, 4)],
+    grid=(1, 4, 8),
+)
+"""An image whose tokens are in three runs, with one token of text between two of them."""
+
+
+def test_an_image_in_several_runs_fits_its_prompt() -> None:
+    pads, positions = [1] * 13, [position for run in APART.runs for position in run_of(run)]
+    for position in positions:
+        pads[position] = PAD
+    with_places = replace(VISION, max_pixels=32 * 256)
+    by_position = replace(with_places, mrope_section=None)
+    assert image_problem([APART], pads, by_position) is None
+    apart = image_problem([APART], pads, with_places)
+    assert apart is not None and "places of their own" in apart[1]
+    assert positions[1] == 3
+    pads[3] = 1
+    problem = image_problem([APART], pads, by_position)
+    assert problem is not None and "not where the prompt has them" in problem[1]
+
+
+def run_of(run: TokenRun) -> range:
+    return range(run.first_token, run.end)
+
+
+def test_what_blocks_hold_of_an_image_in_several_runs() -> None:
+    """Blocks of text between its runs hold none of it."""
+    images = PromptImages([APART], 14, merge=2, has_places=False)
+    assert images.lag == 0
+    spans = [(0, 2), (0, 3), (4, 5), (4, 6), (7, 8), (11, 12), (12, 14), (0, 14)]
+    found = [bool(images.content(*span)) for span in spans]
+    assert found == [False, True, False, True, False, True, False, True]
+    assert images.content(0, 14) == ("a 1x4x8",)
+
+
+def test_a_chunk_ends_in_front_of_a_run_of_an_image_too_many() -> None:
+    other = image(12, 1, 2, "b")
+    images = PromptImages([APART, other], 15, merge=2, has_places=False)
+    assert images.end_with_images(0, 14, 1) == 12
+    assert images.end_with_images(0, 14, 0) == 2
+    assert images.end_with_images(4, 14, 0) == 5, "the text between two runs"
+    assert images.end_with_images(5, 14, 0) == 5
+
+
+def test_no_chunk_ends_between_the_runs_of_an_image_that_is_seen_whole() -> None:
+    images = PromptImages([APART], 14, merge=2, has_places=False, are_seen_whole=True)
+    assert [images.end_of_whole(0, end, may_exceed=True) for end in range(1, 14)] == [
+        *(1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 12, 13)
+    ]
+    assert images.end_of_whole(4, 5, may_exceed=True) == 12
+
+
+@pytest.mark.parametrize("cuts", [(), (3,), (4,), (5, 6), (2, 9, 11), tuple(range(1, 14))], ids=str)
+def test_each_run_reads_its_part_of_the_rows(cuts: tuple[int, ...]) -> None:
+    """Whatever chunks a prompt is computed in, each of its pads has one row, in order."""
+    sequence = Sequence(
+        "it",
+        [1] * 14,
+        SamplingParams(max_tokens=1),
+        context_tokens=64,
+        arrival=1,
+        deadline_s=0.0,
+        images=PromptImages([APART], 14, merge=2, has_places=False),
+    )
+    whole = ImageEmbeddings(torch.arange(8.0)[:, None])
+    rows: dict[int, float] = {}
+    for start, end in pairwise((0, *cuts, 14)):
+        schedule = Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=end == 14)])
+        positions = np.arange(start, end, dtype=np.int32)
+        images = step_images(schedule, positions, lambda image: whole, torch.device("cpu"))
+        if images is not None:
+            assert images.rows is not None
+            found = images.rows.embeddings[:, 0].tolist()
+            rows |= dict(zip((images.row_ids + start).tolist(), found, strict=True))
+    assert rows == dict(zip([2, 3, 5, 6, 8, 9, 10, 11], range(8), strict=True))

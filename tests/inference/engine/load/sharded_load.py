@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from inference.engine.load.load_engine import load_engine
-from inference.engine.load.memory.memory_use import anonymous_bytes, give_back_freed
-from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.engine.load.memory.memory_use import anonymous_bytes, release_freed_memory
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadProgress, LoadStage
 
 KV_MEMORY_BYTES = 2**26
 SAMPLE_EVERY_S = 0.0005
@@ -34,7 +35,7 @@ class Watch:
     def on_progress(self, progress: LoadProgress) -> None:
         """The weights are there when the engine begins to try them out, which is not waited for."""
         if progress.stage is LoadStage.WARMUP:
-            give_back_freed()  # or what the allocator hoards would pass for the model
+            release_freed_memory()  # or what the allocator hoards would pass for the model
             model_bytes = anonymous_bytes()
             packages = sorted({name.partition(".")[0] for name in sys.modules})
             seen = {"peak_bytes": self.peak_bytes, "model_bytes": model_bytes, "packages": packages}

@@ -13,7 +13,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.loading.tokenizers.shared_vocabulary import check_shared_vocabulary
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import LoadSpec, draft_spec, spec_digest
+from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
 from inference.protocol.sampling import SamplingParams
 
@@ -94,6 +94,7 @@ def test_its_spec_is_the_models_but_for_the_files(tiny_model_dir: Path) -> None:
     drafting = draft_spec(spec)
     assert drafting is not None
     assert (drafting.source, drafting.kv_dtype) == (f"path:{tiny_model_dir / 'd'}", "int8")
-    assert (drafting.file, drafting.revision, drafting.speculation) == (None, None, "off")
+    assert (drafting.revision, drafting.speculation) == (None, "off")
+    assert drafting.file == NO_PROJECTOR, "it reads no images"
     assert draft_spec(spec_of(tiny_model_dir)) is None
     assert spec_digest(spec) != spec_digest(spec_of(tiny_model_dir, tiny_model_dir))

@@ -1,4 +1,4 @@
-"""A load with each KV format: what is reported, what it takes, and that it answers."""
+"""A load with each KV format: its report, its memory, and that it answers."""
 
 from __future__ import annotations
 

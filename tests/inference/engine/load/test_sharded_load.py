@@ -38,7 +38,7 @@ def layer(index: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def shard_bytes(sharded_dir: Path) -> int:
-    """Of the largest."""
+    """Returns the size of the largest shard."""
     return max(file.stat().st_size for file in sharded_dir.glob("*.safetensors"))
 
 

@@ -15,9 +15,12 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory.away_weights import AwayWeights, storages_of
 from inference.engine.load.memory.memory_use import anonymous_bytes
-from inference.engine.serving.served import Served
+from inference.engine.load.sleeper import Sleeper
+from inference.engine.serving.process import Served
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import (
+    LoadSpec,
+)
 from inference.protocol.sampling import SamplingParams
 
 PROMPT = [(7 * n) % 100 + 1 for n in range(100)]
@@ -76,7 +79,7 @@ def test_answers_are_the_same_and_the_prefix_cache_is_not_kept(
     assert served.engine is engine(), "one that is awake stays as it is"
     assert served.stats().warnings == []
     assert served._sleeper is not None
-    served._sleeper._away.problem = "pages are not locked"
+    served._sleeper._own._away.problem = "pages are not locked"
     for act in (served.fall_asleep, served.wake):
         act()
         assert served.stats().warnings == ["pages are not locked"]
@@ -117,7 +120,7 @@ class Holder:
 
 
 def test_tensors_leave_and_come_back_where_they_were() -> None:
-    """With the processor as the device: emptying and filling storages is the same on a card."""
+    """The processor is the device: emptying and filling storages is the same on a card."""
     model, device = Holder(), torch.device("cpu")
     before = [value.detach().clone() for value in model.values()]
     assert len(storages_of(model, device)) == len(before), "a view shares; the method's is one more"
@@ -125,7 +128,7 @@ def test_tensors_leave_and_come_back_where_they_were() -> None:
     away.take()
     assert away.num_bytes == sum(value.nbytes for value in before) - model.view.nbytes + 4
     assert all(value.untyped_storage().nbytes() == 0 for value in model.values())
-    away.give_back()
+    away.restore()
     assert away.num_bytes == 0
     assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
 
@@ -172,13 +175,13 @@ class Card:
 
 
 def test_pages_are_locked_while_they_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a card is told: each buffer whole, once, and let go of when its weights are back."""
+    """Each buffer is page-locked once, as a whole, and unlocked when its weights are back."""
     model = Holder()
     card = Card(monkeypatch)
     away = AwayWeights(model, card)  # type: ignore[arg-type]
     away.take()
     assert sum(card.locked.values()) == away.num_bytes > 0
-    away.give_back()
+    away.restore()
     assert card.locked == {}
     assert away.problem == ""
 
@@ -193,8 +196,47 @@ def test_pages_that_a_card_does_not_lock_are_copied_all_the_same(
     away = AwayWeights(model, card)  # type: ignore[arg-type]
     for _ in range(2):
         away.take()
-        away.give_back()
+        away.restore()
         torch.cuda.synchronize(torch.device("cpu"))
         assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
     assert "waking takes longer" in away.problem
     assert card.locked == {}
+
+
+class Captured:
+    """A model whose steps are captured by ``build`` unless ``fails``."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.capture_in_words = "decode steps of up to 8 rows in CUDA graphs"
+        self.fails = False
+
+    def sleep(self) -> None:
+        self.capture_in_words = "no CUDA graphs yet"
+
+    def wake(self) -> None:
+        pass
+
+    def build(self) -> Engine:
+        self.capture_in_words = "decode steps of up to 8 rows in CUDA graphs"
+        if self.fails:
+            self.capture_in_words = "no CUDA graphs (OutOfMemoryError)"
+        return SimpleNamespace(load_warnings=[], close=lambda: None)  # type: ignore[return-value]
+
+
+def test_steps_that_waking_did_not_capture_again_are_reported() -> None:
+    model = Captured()
+    sleeper = Sleeper([model], model.build, process_bytes=0, captures=[model])
+    served = Served(SimpleNamespace(engine=None, sleeper=sleeper))  # type: ignore[arg-type]
+    lost = (
+        "after waking: no CUDA graphs (OutOfMemoryError) where the load had "
+        "decode steps of up to 8 rows in CUDA graphs"
+    )
+    for fails in (False, True, True, False):
+        model.fails = fails
+        sleeper.fall_asleep()
+        served.engine = None
+        assert served.wake().capture_problem == (lost if fails else "")
+        assert served.engine is not None
+        assert served.engine.load_warnings == ([lost] if fails else [])

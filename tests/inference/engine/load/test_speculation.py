@@ -1,4 +1,4 @@
-"""Which drafts a model is loaded with, and what its report says of them."""
+"""Which drafts a model is loaded with, and how its report describes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spec_of(**settings: object) -> LoadSpec:
     return LoadSpec(job_id="1", model="m", source="path:/m", **settings)  # type: ignore[arg-type]
 
 
-def test_none_where_nobody_asks() -> None:
+def test_no_drafts_by_default() -> None:
     plain = replace(HYBRID, mixers=None)
     assert choose_speculator(spec_of(), plain) is None
     assert speculation_in_words(spec_of(), plain) == ""
@@ -28,6 +28,18 @@ def test_recurrent_layers_have_them_too() -> None:
     spec = spec_of(speculation="prompt_lookup")
     assert isinstance(choose_speculator(spec, HYBRID), LookupSpeculator)
     assert "up to 8" in speculation_in_words(spec, HYBRID)
+
+
+def test_automatic_speculation_names_its_origins() -> None:
+    spec = spec_of(speculation="auto")
+    assert isinstance(choose_speculator(spec, HYBRID), LookupSpeculator)
+    assert speculation_in_words(spec, replace(HYBRID, has_predictor=True)) == (
+        "auto: prompt lookup or multi-token prediction, whichever pays, up to 8 tokens a step"
+    )
+    alone = speculation_in_words(spec, HYBRID)
+    assert alone.startswith("auto: prompt lookup where it pays, up to 8 tokens a step; the model's")
+    divided = speculation_in_words(spec_of(speculation="auto", tensor_parallel=2), HYBRID)
+    assert divided.endswith("a divided model has no multi-token prediction")
 
 
 def test_a_sliding_window_has_no_draft_model_and_the_report_names_the_reason() -> None:
@@ -51,7 +63,7 @@ def test_a_model_that_was_asked_for_it_drafts(tiny_model_dir: Path, data_dir: Pa
     loaded = load_engine(spec, data_dir, lambda progress: None)
     assert loaded.report.speculation == "prompt lookup, up to 4 tokens a step"
     engine = loaded.engine
-    assert isinstance(engine._scheduler.speculator, LookupSpeculator)  # type: ignore[union-attr]
+    assert isinstance(engine.scheduler.speculator, LookupSpeculator)  # type: ignore[union-attr]
     few_words = dict.fromkeys((5, 6, 7), 100.0)
     params = SamplingParams(max_tokens=30, temperature=0.0, logit_bias=few_words)
     engine.submit(SubmitSequence(sequence_id="a", token_ids=[1, 2, 3], params=params))

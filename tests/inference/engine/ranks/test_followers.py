@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from inference.engine.children import child
 from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.kinds import DeviceFault
-from inference.engine.ranks import followers
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.messages import Join
 from inference.engine.serving.channel import Channel
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import (
+    LoadSpec,
+)
 
 JOINS = [
     Join(
@@ -30,16 +33,16 @@ JOINS = [
 
 
 class Processes:
-    """In place of ranks, processes that wait; the machine has room for ``room`` of them."""
+    """Stands for ranks by processes that wait; the machine has room for ``room`` of them."""
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, fd: int) -> subprocess.Popen[bytes]:
+    def start(self, module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
         if len(self.started) == self.room:
             raise BlockingIOError("no more processes")
-        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(fd,))
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[fd for _, fd in fds])
         self.started.append(process)
         return process
 
@@ -47,7 +50,7 @@ class Processes:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = Processes(room=2)
-    monkeypatch.setattr(followers, "_start_process", found.start)
+    monkeypatch.setattr(child, "start_process", found.start)
     yield found
     for process in found.started:
         process.kill()

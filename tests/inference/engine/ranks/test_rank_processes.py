@@ -1,5 +1,5 @@
-"""Two ranks as processes: what they answer, and what becomes of the model when one of them dies or
-stands still. Nobody hangs, what runs fails once, and no process stays."""
+"""Two ranks as processes: their answers, and the model's end when one of them dies or hangs. Its
+requests fail once, nothing hangs, and no process stays."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ import pytest
 from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.exit_codes import EngineExit
 from inference.protocol.engine import EngineFaulted, Loaded, SequenceStep, Shutdown
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess, started
+from tests.processes import has_ended
 
 pytestmark = pytest.mark.slow
 
 LONG = 200
-"""Tokens of an answer that is not done before somebody is killed."""
+"""Tokens of an answer that is still running when a rank is killed."""
 
 
 @contextmanager
 def two_ranks(
     model_dir: Path, data_dir: Path, step_timeout_s: int = 60
 ) -> Iterator[tuple[EngineProcess, psutil.Process, LoadReport]]:
-    """The engine, the process of rank 1, and what was loaded."""
+    """The engine, the process of rank 1, and the load report."""
     with started(
         f"path:{model_dir}",
         data_dir,
@@ -42,13 +43,13 @@ def two_ranks(
 
 
 def ended_by(engine: EngineProcess) -> str:
-    """The code of the fault that its last message told of."""
+    """The code of the fault in its ``EngineFaulted`` message."""
     return next(m for m in engine.messages() if isinstance(m, EngineFaulted)).code
 
 
 def assert_gone(process: psutil.Process) -> None:
     psutil.wait_procs([process], timeout=EXIT_TIMEOUT_S)
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert has_ended(process)
 
 
 def test_two_processes_answer_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_rank_that_stands_still_is_noticed_by_the_watchdog(
         engine.submit("long", LONG)
         assert ended_by(engine) == "engine_hung"
         assert engine.process.wait(EXIT_TIMEOUT_S) == EngineExit.HUNG
-        assert_gone(follower)  # though it could not hear of it
+        assert_gone(follower)  # though it could not receive a message
 
 
 @pytest.mark.parametrize("is_follower_stopped", [False, True])

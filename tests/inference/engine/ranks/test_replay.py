@@ -12,27 +12,26 @@ import pytest
 import torch
 
 from inference.engine.cache.kv_cache import KVCache
+from inference.engine.children.step_frames import message_of, step_of
+from inference.engine.children.step_messages import Step
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.model_runner import ModelRunner
 from inference.engine.ranks import follower
 from inference.engine.ranks.messages import (
     LeaderMessage,
-    Step,
     StepFailed,
     decode_leader_message,
     encode,
 )
 from inference.engine.ranks.ranked_model import RankedModel
-from inference.engine.ranks.step_frames import message_of, step_of
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.backend import AnyModel
-from inference.models.batch import StepImages
 from inference.models.cache.paged_kv import PagedKV
 from inference.models.registry import build_model
-from inference.models.step_input import StepInput, block_table_of
-from inference.models.vision.tower import PictureRows
+from inference.models.step_input import StepImages, StepInput, block_table_of
+from inference.models.vision.tower import ImageEmbeddings
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.ranks.thread_ranks import (
@@ -47,7 +46,7 @@ from tests.inference.models.steps import step_of as queries
 
 PROMPTS = {name: [3 + 5 * i + 11 * j for j in range(7)] for i, name in enumerate("abcd")}
 CONFIG = config_of("qwen3_next")
-"""With states, which a step that fails must leave as they were."""
+"""A config with states, which a step that fails must leave as they were."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def test_an_engine_of_two_ranks_answers_as_one(
 def test_too_much_for_another_rank_is_run_in_parts(
     ranked: tuple[RankedModel, ThreadFollowers], expected: dict[str, list[int] | str]
 ) -> None:
-    """No more than two sequences fit there at once: nobody fails for it."""
+    """No more than two sequences fit there at once: none of them fails."""
     model, followers = ranked
     error = torch.OutOfMemoryError("out of memory")
     failing(model.followed, lambda step: len(step.context_lens) > 2, error)  # type: ignore[attr-defined]
@@ -119,7 +118,7 @@ def test_what_fails_on_this_rank_alone_fails_alone(
 def test_a_failed_step_of_another_rank_is_noticed_where_collectives_only_order_a_stream(
     files: MemoryFiles, expected: dict[str, list[int] | str]
 ) -> None:
-    """As on cards: this rank's own forward raises nothing."""
+    """Cards behave so: this rank's own forward raises nothing."""
     model, followers = ranked_model(CONFIG, files, StreamGroup)
     error = torch.OutOfMemoryError("out of memory")
     failing(model.followed, lambda step: len(step.context_lens) > 2, error)  # type: ignore[attr-defined]
@@ -161,7 +160,7 @@ def test_the_free_memory_that_another_rank_reports_is_without_the_trial_s_blocks
 
 
 class Followers:
-    """Keeps what is sent."""
+    """Records the sent messages."""
 
     def __init__(self) -> None:
         self.sent: list[LeaderMessage] = []
@@ -171,7 +170,7 @@ class Followers:
 
 
 def test_inputs_go_to_other_ranks_from_the_host() -> None:
-    """``meta`` stands for a card: what is there cannot be copied back."""
+    """``meta`` stands for a card: tensors there cannot be copied back."""
     card, followers, steps = torch.device("meta"), Followers(), []
     decoder: Any = SimpleNamespace(
         config=CONFIG, dtype=torch.float32, device=card, kv_format="fp32", tower=None
@@ -219,7 +218,7 @@ def test_a_step_is_the_same_on_the_other_side(num_decodes: int) -> None:
     images = StepImages(
         rotary=torch.arange(9).view(3, 3),
         row_ids=torch.tensor([], dtype=torch.int64),
-        rows=PictureRows(torch.rand(2, 3).bfloat16(), (torch.rand(2, 3),)),
+        rows=ImageEmbeddings(torch.rand(2, 3).bfloat16(), (torch.rand(2, 3),)),
     )
     plain = replace(step, logit_rows=None, state_reads=None, state_writes=None)
     for wanted in (step, plain, replace(step, images=images)):
@@ -245,7 +244,7 @@ def assert_same(found: object, wanted: object) -> None:
         assert isinstance(found, tuple) and len(found) == len(wanted)
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)
-    elif isinstance(wanted, StepInput | StepImages | PictureRows):
+    elif isinstance(wanted, StepInput | StepImages | ImageEmbeddings):
         for field in fields(wanted):
             assert_same(getattr(found, field.name), getattr(wanted, field.name))
     else:

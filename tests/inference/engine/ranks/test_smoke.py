@@ -1,4 +1,4 @@
-"""Which devices ``manage.py tp_smoke`` tries, and what it says where there are none."""
+"""Which devices ``manage.py tp_smoke`` tries, and its message where there are none."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def test_devices_that_are_not_here(
 ) -> None:
     with pytest.raises(ValueError, match=expected_error):
         chosen_devices(num_ranks, kind, cards, num_cards)
+
+
+@pytest.mark.slow
+def test_two_ranks_on_the_processors_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("\nstatus=ok tp_size=2 devices=cpu\n")
 
 
 def test_no_card_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

@@ -55,13 +55,13 @@ class QueueChannel:
 
 
 class ThreadFollowers:
-    """As ``Followers``, of one."""
+    """Stands for ``Followers``, with one follower."""
 
     lost: DeviceFault | None = None
 
     def __init__(self, channel: QueueChannel) -> None:
         self._channel = channel
-        self._said: queue.SimpleQueue[FollowerMessage] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[FollowerMessage] = queue.SimpleQueue()
         self.num_regroups = 0
         self.on_step_failed: Callable[[StepFailed], object] = lambda failed: None
         threading.Thread(target=self._read, daemon=True).start()
@@ -71,25 +71,25 @@ class ThreadFollowers:
             message = decode_follower_message(self._channel.from_follower.get())
             if isinstance(message, StepFailed):
                 self.on_step_failed(message)
-            self._said.put(message)
+            self._received.put(message)
 
     def send(self, message: LeaderMessage) -> None:
         self.num_regroups += type(message).__name__ == "Regroup"
         self._channel.to_follower.put(encode(message))
 
     def next_of_each(self, timeout_s: float) -> list[FollowerMessage]:
-        return [self._said.get(timeout=timeout_s)]
+        return [self._received.get(timeout=timeout_s)]
 
     def unread(self, wait_s: float) -> list[FollowerMessage]:
         try:
-            return [self._said.get(timeout=wait_s)]
+            return [self._received.get(timeout=wait_s)]
         except queue.Empty:
             return []
 
 
 class StreamGroup(TorchRankGroup):
-    """As NCCL's: a collective only orders the stream. One that the other rank does not come to
-    returns like any other, and holds up whoever waits for the stream until the group is dropped."""
+    """Behaves like NCCL's group: a collective only orders the stream. One that the other rank does
+    not join returns like any other, and blocks a wait for the stream until the group is dropped."""
 
     def __init__(self, rank: int, num_ranks: int, device: torch.device) -> None:
         super().__init__(rank, num_ranks, device)

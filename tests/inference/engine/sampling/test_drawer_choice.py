@@ -41,11 +41,11 @@ def test_torch_passes_its_own_trial(vocab_size: int) -> None:
 
 
 class Wrong(TorchDrawer):
-    """Rounds as a kernel may, and takes ``wishes`` for what it was asked."""
+    """Rounds as a kernel may, and replaces the draw's parameters by ``others``."""
 
-    def __init__(self, device: torch.device, **wishes: float) -> None:
+    def __init__(self, device: torch.device, **others: float) -> None:
         super().__init__()
-        self._wishes = wishes
+        self._others = others
 
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
@@ -55,7 +55,7 @@ class Wrong(TorchDrawer):
         return super().draw(scores + noise, wrong, num_candidates)
 
     def _wrong(self, draw: Draw) -> Draw:
-        return replace(draw, params=msgspec.structs.replace(draw.params, **self._wishes))
+        return replace(draw, params=msgspec.structs.replace(draw.params, **self._others))
 
 
 class FirstRow(Wrong):
@@ -98,7 +98,7 @@ def test_rounding_is_not_wrong(vocab_size: int) -> None:
         LastOfEquals(),
         BlindToNumbers(),
     ],
-    ids=lambda drawer: f"{type(drawer).__name__} {getattr(drawer, '_wishes', '')}",
+    ids=lambda drawer: f"{type(drawer).__name__} {getattr(drawer, '_others', '')}",
 )
 def test_what_is_wrong_is_found(drawer: TorchDrawer, vocab_size: int) -> None:
     with pytest.raises(WrongResultError):

@@ -23,7 +23,7 @@ from inference.models.weights.stored import DenseWeight
 from inference.protocol.sampling import SamplingParams
 
 ROUNDING = 2e-5
-"""Of a cumulative probability in float32."""
+"""The rounding of a cumulative probability in float32."""
 DrawerOf = Callable[[int], Drawer]
 
 
@@ -54,7 +54,7 @@ def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerO
 
 
 def empty_decoder(library: object, vocab_size: int) -> NativeDecoder:
-    """Without a layer: it draws, and nothing else."""
+    """Makes a decoder without a layer: it draws, and nothing else."""
     config = ModelConfig(
         architecture="llama",
         vocab_size=vocab_size,

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from inference.engine.emission import Sampled
 from inference.engine.sampling.drawing import TorchDrawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.masks import apply_masks
-from inference.engine.sampling.sampled import Sampled
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
@@ -218,7 +218,7 @@ def test_random_logits_give_what_the_schema_allows(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(60):
         logits = torch.randn(1, VOCAB_SIZE, generator=generator) * 3
-        # Whitespace is free in JSON: without this it is most of what is drawn.
+        # JSON allows whitespace anywhere: without this it is most of the drawn tokens.
         logits[0, [id_of(" "), 95]] -= 8
         logits[0, id_of('"')] += 4
         sampled = sampler.sample([sequence], logits)

@@ -14,20 +14,20 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.engine import Engine
-from inference.engine.executor import TensorExecutor
 from inference.engine.load.build import build_engine
+from inference.engine.model_runner import TensorExecutor
 from inference.engine.sampling.penalties import UsedTokens
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.models.weights.dense import DenseWeights
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.conftest import ROPE, SIZES, Pair, our_config
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
+from tests.inference.models.dense_weights import DenseWeights
 
 VOCAB_SIZE = 640
 CONTEXT_TOKENS = 512
@@ -124,7 +124,7 @@ def submit(engine: Engine, name: str, prompt: list[int], **params: Any) -> None:
 
 
 def answers_of(engine: Engine, names: list[str]) -> dict[str, list[int]]:
-    """Of a batch of all of them; none may fail."""
+    """Returns the answers of one batch of all of them; none may fail."""
     for name in names:
         submit(engine, name, prompt_of(name), **PARAMS[name])
     answers, failed = run(engine)
@@ -208,10 +208,10 @@ def test_with_drafts(wide: Pair, expected: dict[str, list[int]]) -> None:
 def test_beside_sequences_that_break_steps(
     wide: Pair, expected: dict[str, list[int]], stage: Any
 ) -> None:
-    """The steps are run again in parts, and count each token once."""
+    """The steps are bisected, and count each token once."""
     engine = engine_for(wide)
-    assert isinstance(engine._executor, TensorExecutor)
-    engine._executor = FaultyExecutor(engine._executor, stage=stage, after=70)
+    assert isinstance(engine.executor, TensorExecutor)
+    engine.executor = FaultyExecutor(engine.executor, stage=stage, after=70)
     submit(engine, "bad", [Kind.BAD_SHAPE, 5, 6], frequency_penalty=0.5)
     for name, params in PARAMS.items():
         submit(engine, name, prompt_of(name), **params)

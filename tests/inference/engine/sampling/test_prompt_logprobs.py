@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's own tokens, told before its first output token."""
+"""Log probabilities of a prompt's own tokens, sent before its first output token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.step_input import ALL_ROWS, StepInput
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob
@@ -55,7 +55,7 @@ def drain(engine: Engine) -> tuple[dict[str, list[TokenLogprob]], dict[str, list
 
 @torch.inference_mode()
 def expected(llama: Any, prompt: list[int]) -> list[float]:
-    """From one forward over the whole prompt, with the logits of every row."""
+    """Computes the values from one forward over the whole prompt, with the logits of every row."""
     num_tokens = len(prompt)
     num_blocks = -(-num_tokens // llama.block_tokens)
     step = StepInput.of_sequence(prompt, llama.block_tokens, logit_rows=ALL_ROWS)
@@ -81,7 +81,7 @@ def test_every_token_but_the_first(llama: Any) -> None:
 
 @torch.inference_mode()
 def test_transformers_compute_the_same(llama: Any) -> None:
-    """In chunks, and ranks as far as rounding leaves them."""
+    """Prompts go in chunks, and ranks are compared as far as rounding leaves them."""
     reference = llama.reference(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     engine = engine_for(llama, chunk_tokens=37)
     submit(engine, "a", PROMPT, prompt_logprobs=3)

@@ -16,8 +16,8 @@ from inference.engine.sampling import drawing, row_pieces
 from inference.engine.sampling.drawing import Draw, TorchDrawer
 from inference.engine.sampling.filters import filter_among
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
@@ -115,7 +115,7 @@ def replace_top_k(params: SamplingParams, top_k: int) -> SamplingParams:
 
 
 def test_a_load_counts_what_sampling_takes() -> None:
-    """Scores, and the copy of them that is adjusted, of all seats on a large vocabulary."""
+    """Scores, and their adjusted copy, of as many rows as may run, on a large vocabulary."""
     limits = SchedulerLimits(max_running=96)
     vocab_size = 50_000 + random.Random(0).randrange(8)
     model = TimedModel(PrefillSpeed(token_s=1e-5))

@@ -161,7 +161,7 @@ def test_same_seed_same_tokens_whatever_the_batch_mates() -> None:
 
 
 def test_a_repetition_window_looks_at_the_last_tokens() -> None:
-    """Of the prompt 10 11 and the output 12 13 10 the last three."""
+    """The window holds the last three of the prompt 10 11 and the output 12 13 10."""
     used = UsedTokens(sequence_with([10, 11], [12, 13], repetition_window=3))
     used.add(10)
     assert list(used.token_ids) == [10, 11, 12, 13]

@@ -9,7 +9,7 @@ OPEN, CLOSE, WORD = 1, 2, 3
 
 
 def forced_after(limit: ThinkingLimit, token_ids: list[int]) -> list[int | None]:
-    """What is forced before each token, and after the last."""
+    """The forced token before each token, and after the last."""
     budget = ThinkingBudget(limit)
     forced = [budget.forced_token]
     for token_id in token_ids:

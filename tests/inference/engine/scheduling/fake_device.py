@@ -1,5 +1,5 @@
-"""A device of plain integers that works by itself: what is launched is computed only when somebody
-reads it, or something launched later, in order. Its memory is one token a slot, so that a row that
+"""A device of plain integers that works by itself: a launched step is computed only when it or a
+later one is read, in order. Its memory is one token a slot, so that a row that
 reads another sequence's block, or one that was overwritten, answers wrongly.
 """
 
@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from inference.engine.emission import Sampled
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
-from inference.engine.sampling.sampled import Sampled
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 
@@ -29,7 +29,7 @@ class FakeStep:
     schedule: Schedule
     compute: Callable[[], list[int]]
     token_ids: list[int] = field(default_factory=list)
-    """Of the sampled sequences, once it is computed."""
+    """The tokens of the sampled sequences, once the step is computed."""
 
 
 class FakeDevice:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inference.engine.cache.kv_cache import KVCache
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.sampling import Grammar, SamplingParams
 from tests.inference.engine.scheduling.test_scheduler import FixedPace
 
@@ -27,7 +27,7 @@ def sequence_of(
     grammar: Grammar | None = None,
     account: str = "a",
 ) -> Sequence:
-    """Its prompt is like nobody else's."""
+    """A sequence whose prompt no other one shares."""
     return Sequence(
         name,
         [ord(name[0]) + index for index in range(num_prompt_tokens)],

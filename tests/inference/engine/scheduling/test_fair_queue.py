@@ -1,4 +1,4 @@
-"""Turns between accounts: by weight and cost, known callers first, nobody passed over."""
+"""Fair queueing between accounts: by weight and cost, known callers first, no account starves."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.scheduling.rates import AVERAGED_TOKENS, PrefillAverage
+from inference.engine.scheduling.pace import AVERAGED_TOKENS, PrefillAverage
 from inference.protocol.prefill_speed import PrefillSpeed
 
 MEASURED = PrefillSpeed(token_s=0.001, growth_s=1e-6)

@@ -1,9 +1,10 @@
-"""Steps launched before the last one is read: the same answers, whatever happens meanwhile, and
-nobody waits longer for them."""
+"""Steps launched before the last one is read: the same answers, whatever happens meanwhile, and no
+sequence waits longer."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.engine import Engine
 from inference.engine.scheduling.admission import EngineLimits
-from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.scheduling.run_ahead import RunAhead
+from inference.engine.scheduling.run_ahead import RunAhead, StepsAhead
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
     SequenceFailed,
@@ -35,15 +36,20 @@ from tests.inference.engine.scheduling.fake_device import (
 CONTEXT_TOKENS = 40
 STOP_IDS = [3, 4, 5]
 MOST_STEPS_OF_PATIENCE = 2
-"""Of the head of the queue, once it has a seat and blocks: for the step that was launched already,
-and its own."""
+"""How long the head of the queue may wait once a running slot and blocks are free: for the step
+that was launched already, and its own."""
 
 
 class Client:
-    """An engine over a fake device, what was asked and what came."""
+    """An engine over a fake device, with its requests and their answers."""
 
     def __init__(
-        self, *, num_blocks: int = 40, device: FakeDevice | None = None, **limits: Any
+        self,
+        *,
+        num_blocks: int = 40,
+        device: FakeDevice | None = None,
+        steps_ahead: Callable[[Any, Scheduler], StepsAhead] = RunAhead,
+        **limits: Any,
     ) -> None:
         self.device = device or FakeDevice()
         self.scheduler = Scheduler(KVCache(num_blocks, BLOCK_TOKENS), SchedulerLimits(**limits))
@@ -51,7 +57,7 @@ class Client:
             self.device,
             self.scheduler,
             EngineLimits(context_tokens=CONTEXT_TOKENS, vocab_size=VOCAB_SIZE),
-            run_ahead=RunAhead(self.device, self.scheduler),
+            run_ahead=steps_ahead(self.device, self.scheduler),
             clock=lambda: 0.0,
             check_when_idle=True,
         )
@@ -93,15 +99,15 @@ class Client:
                     self.ended_in[output.sequence_id] = self.num_steps
 
     def who_could_start(self) -> str:
-        """The head of the queue, where a seat is free, and blocks for all its tokens beside one
-        for each that runs, and nobody else has a claim to the step's rows: neither a prompt nor
-        what one that was preempted computes again."""
+        """The head of the queue, where a running slot is free, blocks for all its tokens beside one
+        for each running sequence, and no other sequence has a claim to the step's rows: neither a
+        prompt nor a preempted sequence's recomputation."""
         scheduler = self.scheduler
         first = scheduler.waiting.next()
-        seats = min(self.engine._times.pacer.num_seats, scheduler.limits.max_running)
-        has_seat = len(scheduler.running) < seats
+        limit = min(self.engine.running_limit, scheduler.limits.max_running)
+        has_free_slots = len(scheduler.running) < limit
         is_prefilling = any(s.num_computed_tokens < len(s.token_ids) - 1 for s in scheduler.running)
-        if first is None or not has_seat or is_prefilling:
+        if first is None or not has_free_slots or is_prefilling:
             return ""
         needed = -(-len(first.token_ids) // BLOCK_TOKENS) + len(scheduler.running)
         return first.sequence_id if needed <= scheduler.kv_cache.allocator.num_free else ""
@@ -122,7 +128,7 @@ class Client:
         assert self.engine.stats().kv_blocks_used == 0
 
     def check(self) -> None:
-        """Everybody's answer is what the device would say of the tokens alone."""
+        """Every answer is the one that the device computes for its sequence alone."""
         for sequence_id, (prompt, max_tokens) in self.prompts.items():
             wanted, finish = expected(prompt, max_tokens)
             if sequence_id in self.cancelled:
@@ -208,15 +214,15 @@ def test_steady_decoding_is_always_one_step_ahead() -> None:
 
 
 def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
-    """The operator's limit has seats left; the device's pace has none."""
+    """The operator's limit has free slots; the device's pace has none."""
     client = Client(max_running=64, target_step_s=0.1)
-    num_seats = client.engine._times.pacer.num_seats
-    assert num_seats < 64
-    for _ in range(num_seats + 1):
+    running_limit = client.engine.running_limit
+    assert running_limit < 64
+    for _ in range(running_limit + 1):
         client.submit(never_stops(3, 12), 12)
     for _ in range(10):
         client.step()
-    assert len(client.scheduler.running) == num_seats
+    assert len(client.scheduler.running) == running_limit
     assert len(client.scheduler.waiting) == 1
     assert client.device.num_ahead >= 8
     client.drain()

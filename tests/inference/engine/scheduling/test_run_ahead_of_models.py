@@ -19,7 +19,7 @@ from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 
 def tokens_of(pair: Any, prompts: dict[str, list[int]], **options: Any) -> dict[str, list[int]]:
-    """Of the real engine, two greedy ones and two that are drawn."""
+    """Returns the real engine's tokens of two greedy sequences and two that are drawn."""
     engine = real_engine(pair, **options)
     for index, (name, prompt) in enumerate(prompts.items()):
         params = SamplingParams(max_tokens=20, temperature=0.8 * (index % 2), seed=index)
@@ -63,9 +63,9 @@ class Faulty:
 
     def __init__(self, pair: Any, prompts: dict[str, list[int]], **faults: Any) -> None:
         self.engine = real_engine(pair, run_ahead=True)
-        assert self.engine._run_ahead is not None
-        self.executor = FaultyExecutor(self.engine._run_ahead._executor, **faults)
-        self.engine._executor = self.engine._run_ahead._executor = self.executor
+        assert self.engine.run_ahead is not None
+        self.executor = FaultyExecutor(self.engine.run_ahead.executor, **faults)
+        self.engine.executor = self.engine.run_ahead.executor = self.executor
         for index, (name, prompt) in enumerate(prompts.items()):
             params = SamplingParams(max_tokens=12, temperature=0.7 * (index % 2), seed=index)
             self.engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))

@@ -1,4 +1,4 @@
-"""Queues under any order of arrivals, holds, cancels and steps: nobody is lost, nobody starves."""
+"""Queues under any order of arrivals, holds, cancels and steps: no sequence is lost or starves."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from inference.engine.cache.kv_cache import KVCache
 from inference.engine.sampling.grammars import GrammarState
-from inference.engine.scheduling.chunks import CHUNK_MULTIPLE, end_of_chunk
-from inference.engine.scheduling.limits import SchedulerLimits
-from inference.engine.scheduling.schedule import Schedule
+from inference.engine.scheduling.schedule import CHUNK_MULTIPLE, Schedule, end_of_chunk
 from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.sampling import Grammar, SamplingParams
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 8
 CONTEXT_TOKENS = BLOCK_TOKENS * NUM_BLOCKS
 COMPILED = GrammarState.__new__(GrammarState)
-"""Only that there is one matters here."""
+"""A grammar without content: the tests ask only whether there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedPace:
     tokens: int = 8
-    num_seats: int = 99
+    running_limit: int = 99
 
     def prefill_tokens(self, num_decode_rows: int) -> int:
         return self.tokens
@@ -103,13 +102,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live.remove(sequence)
         self.scheduler.end(sequence)
 
-    @rule(budget=st.integers(1, 16), num_seats=st.integers(1, 6), data=st.data())
-    def step(self, budget: int, num_seats: int, data: st.DataObject) -> None:
+    @rule(budget=st.integers(1, 16), running_limit=st.integers(1, 6), data=st.data())
+    def step(self, budget: int, running_limit: int, data: st.DataObject) -> None:
         num_running = len(self.scheduler.running)
         newest = max((s.admission for s in self.live), default=0)
-        schedule = self.scheduler.schedule(FixedPace(budget, num_seats))
+        schedule = self.scheduler.schedule(FixedPace(budget, running_limit))
         self.check_turns([s for s in self.scheduler.running if s.admission > newest])
-        assert len(self.scheduler.running) <= max(num_running, num_seats)
+        assert len(self.scheduler.running) <= max(num_running, running_limit)
         self.check_rows(schedule, budget)
         self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
 
@@ -150,7 +149,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not oldest.is_held or oldest.params.grammar is not None
 
     def teardown(self) -> None:
-        """With every grammar compiled all get to their end, in a bounded number of steps."""
+        """Checks that with every grammar compiled all get to their end, in a bounded number of
+        steps."""
         for sequence in self.live:
             sequence.grammar = COMPILED
         for _ in range(60 * (len(self.live) + 1)):
@@ -289,14 +289,14 @@ def test_fewer_slots_keep_new_ones_waiting_and_evict_nobody() -> None:
     sequences = [sequence_of(arrival, [arrival] * 2) for arrival in range(1, 5)]
     for sequence in sequences:
         scheduler.add(sequence)
-    scheduler.commit(scheduler.schedule(FixedPace(num_seats=3)), [5, 5, 5])
+    scheduler.commit(scheduler.schedule(FixedPace(running_limit=3)), [5, 5, 5])
     assert scheduler.running == sequences[:3]
-    schedule = scheduler.schedule(FixedPace(num_seats=1))
+    schedule = scheduler.schedule(FixedPace(running_limit=1))
     assert schedule.decodes == sequences[:3]
     scheduler.commit(schedule, [5, 5, 5])
     scheduler.end_many(sequences[:2])
-    assert scheduler.schedule(FixedPace(num_seats=1)).decodes == sequences[2:3]
-    scheduler.schedule(FixedPace(num_seats=2))
+    assert scheduler.schedule(FixedPace(running_limit=1)).decodes == sequences[2:3]
+    scheduler.schedule(FixedPace(running_limit=2))
     assert scheduler.running == sequences[2:]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.errors import IntegrityError
-from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.schedule import PrefillChunk
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from tests.inference.engine.scheduling.small_scheduler import (
     BLOCK_TOKENS,
     PACE,
@@ -38,7 +38,7 @@ def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
     scheduler.add(long)
     for _ in range(50):
         schedule = scheduler.schedule(PACE)
-        assert scheduler.foresee(schedule, PACE) is not None
+        assert scheduler.schedule_ahead(schedule, PACE) is not None
         scheduler.commit(schedule, [7])
     assert long in scheduler.waiting
     assert len(looked_up) < 15, "at most once for each block that has become known"
@@ -114,13 +114,15 @@ def test_a_prompt_that_continues_takes_the_whole_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pace_seats", "max_running", "num_seats"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
+    ("paced_limit", "max_running", "running_limit"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
 )
-def test_as_many_run_as_there_are_slots(pace_seats: int, max_running: int, num_seats: int) -> None:
+def test_as_many_run_as_there_are_slots(
+    paced_limit: int, max_running: int, running_limit: int
+) -> None:
     scheduler = scheduler_of((sequence_of(name, 2) for name in "abcd"), max_running=max_running)
-    step(scheduler, FixedPace(tokens=100, num_seats=pace_seats))
-    assert len(scheduler.running) == num_seats
-    assert len(scheduler.waiting) == 4 - num_seats
+    step(scheduler, FixedPace(tokens=100, running_limit=paced_limit))
+    assert len(scheduler.running) == running_limit
+    assert len(scheduler.waiting) == 4 - running_limit
 
 
 def test_blocks_are_given_for_as_many_tokens_as_there_are() -> None:
@@ -135,12 +137,12 @@ def test_blocks_are_given_for_as_many_tokens_as_there_are() -> None:
 
 
 def test_the_queue_is_as_deep_as_it_may_be() -> None:
-    """Beyond the free seats."""
+    """Beyond the free running slots."""
     scheduler = scheduler_of(max_running=2)
     for index in range(1, 7):
         assert not scheduler.is_full
         scheduler.add(sequence_of(f"q{index}", 2))
-    assert scheduler.is_full, "two seats and four places"
+    assert scheduler.is_full, "two running slots and four places in the queue"
     step(scheduler)
     assert scheduler.is_full
     scheduler.end(scheduler.running[0])
@@ -160,7 +162,7 @@ def test_slots_are_no_promise_while_blocks_are_short() -> None:
     step(scheduler)
     assert not scheduler.waiting and len(scheduler.running) == 4
     for index in range(4, 10):
-        assert not scheduler.is_full, "two seats, which count again, and four places"
+        assert not scheduler.is_full, "two slots, which count again, and four places"
         scheduler.add(sequence_of(f"q{index}", 2))
     assert scheduler.is_full
 

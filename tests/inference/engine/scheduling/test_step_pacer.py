@@ -1,4 +1,4 @@
-"""Seats and prompt chunks follow the machine's speed, on a clock that is made up."""
+"""The running limit and prompt chunks follow the machine's speed, on a fake clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from inference.engine.scheduling.chunks import SMALLEST_CHUNK
-from inference.engine.scheduling.step_pacer import MEMORY_STEPS, SMALLEST_HOUSE, StepPacer
+from inference.engine.scheduling.pace import MEMORY_STEPS, MIN_RUNNING, StepPacer
+from inference.engine.scheduling.schedule import SMALLEST_CHUNK
 
 TARGET_S = 0.1
-MAX_SEATS = 256
+MAX_RUNNING = 256
 MAX_TOKENS = 512
 
 Cost = Callable[[int], float]
@@ -31,42 +31,40 @@ def slow(num_rows: int) -> float:
     return 0.05 * num_rows
 
 
-def pacer_for(max_seats: int = MAX_SEATS) -> StepPacer:
-    return StepPacer(max_seats, MAX_TOKENS, TARGET_S)
+def pacer_for(max_running: int = MAX_RUNNING) -> StepPacer:
+    return StepPacer(max_running, MAX_TOKENS, TARGET_S)
 
 
 def run_full(pacer: StepPacer, cost: Cost, num_steps: int, noise: float = 0.0) -> list[int]:
-    """Every seat is taken in every step; the seats after each."""
+    """Runs as many rows as the pacer allows in every step. Returns its limit after each step."""
     generator = random.Random(1)
-    seats = []
+    limits = []
     for _ in range(num_steps):
-        num_rows = pacer.num_seats
+        num_rows = pacer.running_limit
         step_s = cost(num_rows) * (1 + generator.uniform(-noise, noise))
         pacer.record(num_decode_rows=num_rows, num_prefill_tokens=0, step_s=step_s)
-        seats.append(pacer.num_seats)
-    return seats
+        limits.append(pacer.running_limit)
+    return limits
 
 
-@pytest.mark.parametrize(
-    ("cost", "expected"), [(cpu, 64), (gpu, MAX_SEATS), (slow, SMALLEST_HOUSE)]
-)
+@pytest.mark.parametrize(("cost", "expected"), [(cpu, 64), (gpu, MAX_RUNNING), (slow, MIN_RUNNING)])
 def test_settles_where_a_full_step_takes_the_target(cost: Cost, expected: int) -> None:
-    seats = run_full(pacer_for(), cost, 40)
-    assert seats[-1] == pytest.approx(expected, abs=2)
+    limits = run_full(pacer_for(), cost, 40)
+    assert limits[-1] == pytest.approx(expected, abs=2)
     # From below, without ever going back: it does not swing.
-    assert seats == sorted(seats)
+    assert limits == sorted(limits)
 
 
 def test_a_fast_machine_has_all_its_slots_after_a_few_steps() -> None:
-    assert run_full(pacer_for(), gpu, 5)[-1] == MAX_SEATS
+    assert run_full(pacer_for(), gpu, 5)[-1] == MAX_RUNNING
 
 
 def test_noise_moves_it_a_little() -> None:
     pacer = pacer_for()
     run_full(pacer, cpu, 40)
-    seats = run_full(pacer, cpu, 200, noise=0.3)
-    assert min(seats) > 48 and max(seats) < 90
-    assert all(abs(after - before) <= 12 for before, after in pairwise(seats))
+    limits = run_full(pacer, cpu, 200, noise=0.3)
+    assert min(limits) > 48 and max(limits) < 90
+    assert all(abs(after - before) <= 12 for before, after in pairwise(limits))
 
 
 def test_a_few_rows_take_no_slots_away() -> None:
@@ -74,7 +72,7 @@ def test_a_few_rows_take_no_slots_away() -> None:
     settled = run_full(pacer, cpu, 40)[-1]
     for _ in range(100):
         pacer.record(num_decode_rows=1, num_prefill_tokens=0, step_s=0.0035)
-    assert pacer.num_seats == settled
+    assert pacer.running_limit == settled
 
 
 def test_a_machine_that_gets_slower_has_fewer_slots() -> None:
@@ -87,7 +85,7 @@ def test_one_slow_step_is_no_news() -> None:
     pacer = pacer_for()
     settled = run_full(pacer, cpu, 40)[-1]
     pacer.record(num_decode_rows=settled, num_prefill_tokens=0, step_s=1.0)
-    assert pacer.num_seats > settled / 2
+    assert pacer.running_limit > settled / 2
     assert run_full(pacer, cpu, 12)[-1] == pytest.approx(settled, abs=3)
 
 
@@ -96,12 +94,12 @@ def test_more_rows_than_slots_only_bring_them_down_to_what_fits() -> None:
     pacer = pacer_for()
     for _ in range(40):
         pacer.record(num_decode_rows=200, num_prefill_tokens=0, step_s=cpu(200))
-    assert pacer.num_seats == pytest.approx(64, abs=3)
+    assert pacer.running_limit == pytest.approx(64, abs=3)
 
 
 def test_operator_who_wants_few_slots_has_them() -> None:
-    assert pacer_for(max_seats=1).num_seats == 1
-    assert run_full(pacer_for(max_seats=20), gpu, 20)[-1] == 20
+    assert pacer_for(max_running=1).running_limit == 1
+    assert run_full(pacer_for(max_running=20), gpu, 20)[-1] == 20
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 20, 50])
@@ -142,9 +140,9 @@ def test_a_small_remainder_changes_nothing() -> None:
 
 
 def test_without_a_target_always_the_most() -> None:
-    pacer = StepPacer(MAX_SEATS, MAX_TOKENS, None)
+    pacer = StepPacer(MAX_RUNNING, MAX_TOKENS, None)
     pacer.record(num_decode_rows=200, num_prefill_tokens=512, step_s=100.0)
-    assert pacer.num_seats == MAX_SEATS
+    assert pacer.running_limit == MAX_RUNNING
     assert pacer.prefill_tokens(200) == MAX_TOKENS
 
 
@@ -158,7 +156,7 @@ def test_what_does_not_fit_the_memory_is_not_tried_again_for_a_while(
             pacer.record(num_decode_rows=0, num_prefill_tokens=num_tokens, step_s=0.001)
         return pacer.prefill_tokens(0)
 
-    pacer = StepPacer(MAX_SEATS, MAX_TOKENS, target_s)
+    pacer = StepPacer(MAX_RUNNING, MAX_TOKENS, target_s)
     assert run(30) == MAX_TOKENS
     pacer.record_too_large(MAX_TOKENS)
     assert run(MEMORY_STEPS - 1) == MAX_TOKENS // 2

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.scheduling.chunks import SMALLEST_CHUNK
-from inference.engine.scheduling.step_pacer import StepPacer
+from inference.engine.scheduling.pace import StepPacer
+from inference.engine.scheduling.schedule import SMALLEST_CHUNK
 from inference.engine.scheduling.step_time import StepTimeModel
 
-TARGET_S, MAX_SEATS, MAX_TOKENS = 0.1, 256, 2048
+TARGET_S, MAX_RUNNING, MAX_TOKENS = 0.1, 256, 2048
 
 
 class Card:
@@ -53,8 +53,9 @@ def chunks_of(
 
 
 def settled(card: Card, num_rows: int) -> tuple[StepPacer, int]:
-    """And how long its chunks are then: the longer ones that explore now and then left out."""
-    pacer = StepPacer(MAX_SEATS, MAX_TOKENS, TARGET_S)
+    """Returns the settled pace, and how long its chunks are then: the longer ones that explore now
+    and then left out."""
+    pacer = StepPacer(MAX_RUNNING, MAX_TOKENS, TARGET_S)
     chunks_of(pacer, card, num_rows, 60)
     return pacer, int(median(chunks_of(pacer, card, num_rows, 15)))
 
@@ -83,7 +84,7 @@ def test_chunks_take_the_target_where_they_can(unpacking_s: float, num_rows: int
 def test_prompts_take_no_slots_from_who_decodes() -> None:
     """A step's time beyond what its rows take is the prompt's."""
     card = Card(0.3)
-    assert settled(card, 16)[0].num_seats > 100
+    assert settled(card, 16)[0].running_limit > 100
 
 
 def test_a_card_that_stops_unpacking_is_noticed() -> None:
@@ -127,11 +128,11 @@ def test_one_step_that_hung_changes_little() -> None:
 def test_whatever_steps_took_nothing_is_negative_or_no_number(
     steps: list[tuple[int, int, float]],
 ) -> None:
-    model, pacer = model_of(), StepPacer(MAX_SEATS, MAX_TOKENS, TARGET_S)
+    model, pacer = model_of(), StepPacer(MAX_RUNNING, MAX_TOKENS, TARGET_S)
     for num_rows, num_tokens, step_s in steps:
         model.record(num_rows, num_tokens, step_s)
         pacer.record(num_decode_rows=num_rows, num_prefill_tokens=num_tokens, step_s=step_s)
         assert 0 <= model.seconds(num_rows, num_tokens) < 1e9
         assert model.rows_within(TARGET_S) >= 0 <= model.tokens_within(TARGET_S, num_rows)
-        assert 1 <= pacer.num_seats <= MAX_SEATS
+        assert 1 <= pacer.running_limit <= MAX_RUNNING
         assert SMALLEST_CHUNK <= pacer.prefill_tokens(num_rows) <= MAX_TOKENS

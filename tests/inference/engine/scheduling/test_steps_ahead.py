@@ -17,31 +17,33 @@ def test_a_step_ahead_has_a_row_for_each_that_continues() -> None:
     long, short = sequence_of("a", 3, 9), sequence_of("b", 3, 2)
     scheduler = scheduler_of([long, short])
     schedule = scheduler.schedule(PACE)
-    ahead = scheduler.foresee(schedule, PACE)
+    ahead = scheduler.schedule_ahead(schedule, PACE)
     assert ahead is not None and ahead.decodes == [long, short] and ahead.prefills == []
     scheduler.commit(schedule, [7, 7])
-    further = scheduler.foresee(ahead, PACE)
+    further = scheduler.schedule_ahead(ahead, PACE)
     assert further is not None and further.decodes == [long], "the other ends by its length"
     assert len(long.block_ids) == 2, "for its fifth token"
 
 
 def test_no_step_ahead_where_everybody_ends() -> None:
     scheduler = scheduler_of([sequence_of("a", 3, 1)])
-    assert scheduler.foresee(scheduler.schedule(PACE), PACE) is None
+    assert scheduler.schedule_ahead(scheduler.schedule(PACE), PACE) is None
 
 
 def test_no_step_ahead_of_a_prompt_that_continues() -> None:
     scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 60)])
-    assert scheduler.foresee(scheduler.schedule(FixedPace(tokens=16)), PACE) is None
+    assert scheduler.schedule_ahead(scheduler.schedule(FixedPace(tokens=16)), PACE) is None
 
 
 def test_no_step_ahead_without_a_block_for_each() -> None:
     scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=2)
     schedule = scheduler.schedule(PACE)
     assert len(schedule.sampled) == 2
-    assert scheduler.foresee(schedule, PACE) is None, "the second needs one for its fifth token"
+    assert scheduler.schedule_ahead(schedule, PACE) is None, (
+        "the second needs one for its fifth token"
+    )
     roomy = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=3)
-    assert roomy.foresee(roomy.schedule(PACE), PACE) is not None
+    assert roomy.schedule_ahead(roomy.schedule(PACE), PACE) is not None
 
 
 @pytest.mark.parametrize(("max_running", "is_ahead"), [(1, True), (2, False), (3, False)])
@@ -49,7 +51,7 @@ def test_no_step_ahead_of_who_has_a_slot_and_blocks(max_running: int, is_ahead: 
     scheduler = scheduler_of([sequence_of("a", 3)], max_running=max_running)
     schedule = scheduler.schedule(PACE)
     scheduler.add(sequence_of("b", 3))
-    assert (scheduler.foresee(schedule, PACE) is not None) == is_ahead
+    assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
 
 
 @pytest.mark.parametrize(("num_blocks", "is_ahead"), [(2, True), (3, False)])
@@ -57,7 +59,7 @@ def test_a_step_ahead_of_who_lacks_blocks(num_blocks: int, is_ahead: bool) -> No
     scheduler = scheduler_of([sequence_of("a", 3)], num_blocks=num_blocks)
     schedule = scheduler.schedule(PACE)
     scheduler.add(sequence_of("b", 8))
-    assert (scheduler.foresee(schedule, PACE) is not None) == is_ahead
+    assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
     assert scheduler.is_full_for("b") is False
 
 
@@ -66,18 +68,18 @@ def test_a_step_ahead_of_who_cannot_start_and_none_once_it_can() -> None:
     schedule = scheduler.schedule(PACE)
     held = sequence_of("b", 3, grammar=Grammar(text=""))
     scheduler.add(held)
-    ahead = scheduler.foresee(schedule, PACE)
+    ahead = scheduler.schedule_ahead(schedule, PACE)
     assert ahead is not None
     scheduler.commit(schedule, [7])
     held.grammar = COMPILED
-    assert scheduler.foresee(ahead, PACE) is None
+    assert scheduler.schedule_ahead(ahead, PACE) is None
 
 
 def test_a_launched_row_of_who_has_ended_counts_for_nothing() -> None:
     stays, leaves = sequence_of("a", 3), sequence_of("b", 3)
     scheduler = scheduler_of([stays, leaves])
     schedule = scheduler.schedule(PACE)
-    ahead = scheduler.foresee(schedule, PACE)
+    ahead = scheduler.schedule_ahead(schedule, PACE)
     assert ahead is not None
     scheduler.commit(schedule, [7, 8])
     assert schedule.sequences == ahead.sequences == [stays, leaves]
@@ -85,7 +87,7 @@ def test_a_launched_row_of_who_has_ended_counts_for_nothing() -> None:
     scheduler.end(leaves)
     assert ahead.has_ended_rows
     assert ahead.without_ended_rows().decodes == [stays]
-    further = scheduler.foresee(ahead, PACE)
+    further = scheduler.schedule_ahead(ahead, PACE)
     assert further is not None and further.decodes == [stays]
     scheduler.commit(ahead, [9, 9])
     assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -33,7 +33,11 @@ from inference.protocol.engine import (
     decode_engine_message,
     encode_engine_frame,
 )
-from inference.protocol.load import KVDtype, LoadSpec
+from inference.protocol.load import (
+    KVDtype,
+    LoadSpec,
+    StageSpec,
+)
 from inference.protocol.sampling import Grammar, SamplingParams
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
@@ -54,6 +58,13 @@ class EngineProcess:
     def submit(self, sequence_id: str, max_tokens: int, grammar: Grammar | None = None) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, grammar=grammar)
         self.send(SubmitSequence(sequence_id=sequence_id, token_ids=[1, 2, 3], params=params))
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It finds together the commands that are sent meanwhile, whatever pauses here."""
+        self.process.send_signal(signal.SIGSTOP)
+        yield
+        self.process.send_signal(signal.SIGCONT)
 
     def messages(self) -> Iterator[EngineMessage]:
         while True:
@@ -87,6 +98,7 @@ def started(
     kv_memory_bytes: int | None = KV_MEMORY_BYTES,
     kv_dtype: KVDtype = "auto",
     tensor_parallel: int = 1,
+    stages: Sequence[StageSpec] = (),
     module: str = "inference.engine",
     environment: Mapping[str, str] | None = None,
     log_file: IO[bytes] | None = None,
@@ -114,6 +126,7 @@ def started(
         kv_memory_bytes=kv_memory_bytes,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        stages=list(stages),
     )
     engine.channel.send(msgspec.msgpack.encode(spec))
     try:
@@ -143,19 +156,21 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
         assert isinstance(bound, SequenceStep)
         assert (bound.finish_reason, bound.num_output_tokens) == ("stop", 3)
 
-        engine.submit("cancelled", 200)
-        engine.send(CancelSequence(sequence_id="cancelled"))
+        with engine.stopped():
+            engine.submit("cancelled", 200)
+            engine.send(CancelSequence(sequence_id="cancelled"))
         assert isinstance(engine.terminal("cancelled"), SequenceCancelled)
         idle = next(m for m in engine.messages() if isinstance(m, Idle))
         assert idle.stats.kv_blocks_used == 0
 
-        engine.submit("unfinished", 200)
-        engine.send(Shutdown())
+        with engine.stopped():
+            engine.submit("unfinished", 200)
+            engine.send(Shutdown())
         *steps, unfinished = engine.outputs("unfinished")
         assert isinstance(unfinished, SequenceCancelled)
-        num_told = sum(len(step.token_ids) for step in steps if isinstance(step, SequenceStep))
-        assert unfinished.used.num_output_tokens == num_told
-        assert unfinished.used.num_prompt_tokens == (3 if num_told else 0)
+        num_sent = sum(len(step.token_ids) for step in steps if isinstance(step, SequenceStep))
+        assert unfinished.used.num_output_tokens == num_sent
+        assert unfinished.used.num_prompt_tokens == (3 if num_sent else 0)
         assert engine.process.wait(EXIT_TIMEOUT_S) == 0
 
 

@@ -105,7 +105,7 @@ def test_what_it_cannot_survive_ends_it_by_its_name(
         last = next(m for m in engine.messages() if isinstance(m, EngineFaulted))
         assert last.code == code
         assert engine.process.wait(EXIT_TIMEOUT_S) == exit_code
-    assert logged in log_file.read_text(), "the log says where"
+    assert logged in log_file.read_text(), "the log names the place"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.serving.request_log import logging_ends
+from inference.engine.serving.messenger import logging_ends
 from inference.protocol.engine import (
     EngineMessage,
     EngineStats,

@@ -15,6 +15,8 @@ class ScriptedSpeculator:
     """Drafts what ``answers`` have next, by sequence id, one token in ``wrong_every`` another one,
     in lengths that vary; now and then none."""
 
+    status = ""
+
     def __init__(self, answers: dict[str, list[int]], *, wrong_every: float = 4) -> None:
         self._answers = answers
         self._wrong_every = wrong_every

@@ -1,4 +1,4 @@
-"""Drafts leave the distribution of what is drawn as it is: chi-square over a small vocabulary."""
+"""Drafts do not change the distribution of drawn tokens: chi-square over a small vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGITS = torch.tensor(
         [-1.0, 2.0, 0.0, 0.0, 0.5, 1.5],
     ]
 )
-"""Of the row after the prompt's last token, and after each of two drafts."""
+"""The logits of the row after the prompt's last token, and after each of two drafts."""
 PARAMS = {
     "plain": {"temperature": 0.9},
     "filtered": {"temperature": 1.3, "top_k": 4},

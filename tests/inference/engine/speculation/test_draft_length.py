@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from inference.engine.scheduling.pace import StepPacer
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.scheduling.step_pacer import StepPacer
 from inference.engine.speculation.acceptance import ENGINE_GAIN, PRIORS, Acceptance, match_class
 from inference.engine.speculation.draft_length import best_length
 from inference.engine.speculation.speculator import (
@@ -82,7 +82,7 @@ FIXED, STEEP = Device(0.020, 0.0002), Device(0.001, 0.010)
 
 @pytest.mark.parametrize("target_s", [0.1, None])
 def test_drafts_are_weighed_by_the_steps_that_pace_prompts(target_s: float | None) -> None:
-    """No step with drafts has run yet: how many sequences decoded has told what rows cost."""
+    """No step with drafts has run yet: steps of several sequences have shown the cost of rows."""
     rows = [1, 2, 3, 5, 8, 4, 2] * 6
     for device, expected in ((FIXED, 15), (STEEP, 0)):
         costs = paced(device, rows, target_s=target_s).step_time
@@ -92,7 +92,7 @@ def test_drafts_are_weighed_by_the_steps_that_pace_prompts(target_s: float | Non
 
 
 def test_a_lone_sequence_is_drafted_for_before_a_row_has_a_price() -> None:
-    """Steps of one row do not tell its cost from what every step costs."""
+    """Steps of one row do not separate its cost from the fixed cost of a step."""
     costs = paced(FIXED, [1] * 40).step_time
     assert best_length(1, [(8, 0.8)], costs, 128) > 0
     slower = paced(STEEP, [1, 5] * 10 + [1] * 60).step_time
@@ -161,5 +161,5 @@ def test_many_sequences_are_not_even_looked_at() -> None:
     sequences = [sequence_of(str(i), [1, 2, 1, 2, 1, 2]) for i in range(MOST_SEQUENCES + 1)]
     speculator = LookupSpeculator()
     assert speculator.drafts(sequences) == {}
-    assert all(sequence.drafting is None for sequence in sequences)
+    assert not any(sequence.drafting for sequence in sequences)
     assert speculator.drafts(sequences[:1]) != {}

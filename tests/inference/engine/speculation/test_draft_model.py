@@ -84,7 +84,7 @@ def test_on_torchs_operators(llama: Pair) -> None:
 
 
 @NATIVE
-def test_its_equal_foresees_what_is_greedy(llama: Pair, plain: dict[str, Answer]) -> None:
+def test_the_same_model_drafts_all_greedy_tokens(llama: Pair, plain: dict[str, Answer]) -> None:
     engine = engine_for(llama, None, draft_model=llama.model)
     submit_all(engine, ["greedy"])
     check_same(answers_of(engine), {"greedy": plain["greedy"]})
@@ -92,7 +92,7 @@ def test_its_equal_foresees_what_is_greedy(llama: Pair, plain: dict[str, Answer]
 
 
 @NATIVE
-def test_another_model_foresees_little_and_changes_nothing(
+def test_another_model_drafts_few_right_tokens_and_changes_no_answer(
     llama: Pair, compiler: Any, plain: dict[str, Answer], other: Any
 ) -> None:
     engine = engine_for(llama, None, compiler, draft_model=other)

@@ -63,7 +63,7 @@ class Bench:
         return sequence
 
     def step(self, came: list[int] | None = None) -> list[int]:
-        """The drafts of the next step, all of which come true unless ``came`` says otherwise."""
+        """The drafts of the next step, all of which are accepted unless ``came`` differs."""
         sequence = self.sequence
         draft = self.speculator.drafts([sequence]).get(sequence, [])
         came = [*draft, sequence.token_ids[-1] + len(draft) + 1] if came is None else came

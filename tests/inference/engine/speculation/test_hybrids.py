@@ -1,4 +1,4 @@
-"""Drafts on models with recurrent layers: a state that went on with a wrong one is not taken."""
+"""Drafts on models with recurrent layers: a state after a wrong draft is not used."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def test_with_preemptions(native: Hybrid, compiler: Any, plain: dict[str, Answer
 
 def test_prompts_that_come_while_states_lag(native: Hybrid, plain: dict[str, Answer]) -> None:
     """Their chunks share a step with rows that are run again."""
-    names = ["greedy", "drawn", "penalised", "told", "filtered", "short"]
+    names = ["greedy", "drawn", "penalised", "scored", "filtered", "short"]
     engine = engine_for(native, script(plain, wrong_every=2))
     found = {name: Answer() for name in names}
     waiting = list(names)
     num_mixed = 0
     while waiting or engine.has_work:
-        is_lagging = any(s.num_lagging for s in engine._scheduler.running)
+        is_lagging = any(s.num_lagging for s in engine.scheduler.running)
         if waiting and (is_lagging or not engine.has_work):
             submit_all(engine, [waiting.pop(0)])
             num_mixed += is_lagging

@@ -1,4 +1,4 @@
-"""What is proposed after a text that repeats itself."""
+"""The proposals after a text that repeats itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.engine.speculation.prompt_lookup import LONGEST_MATCH, SHORTEST_M
 
 
 def longest_match(text: list[int]) -> int:
-    """By looking everywhere."""
+    """Finds the longest match by looking everywhere."""
     best = 0
     for end in range(1, len(text)):
         length = 0

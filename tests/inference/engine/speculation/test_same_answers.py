@@ -12,8 +12,8 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.sampling.sampler import Sampler, UnreadTokens
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.sampling.sampler import SampledTokens, Sampler
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
 from inference.models.step_input import StepInput
 from inference.protocol.engine import (
@@ -42,8 +42,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "penalised": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     "penalised and drawn": {"frequency_penalty": 0.7, "temperature": 1.0, "seed": 8},
     "biased": {"logit_bias": {5: 2.0, 9: -100.0}},
-    "told": {"top_logprobs": 3},
-    "told and drawn": {"top_logprobs": 2, "temperature": 0.7, "seed": 11},
+    "scored": {"top_logprobs": 3},
+    "scored and drawn": {"top_logprobs": 2, "temperature": 0.7, "seed": 11},
     "late": {"min_tokens": 20, "stop_token_ids": list(range(0, 128, 5))},
     "stopped": {"stop_token_ids": list(range(3, 128, 23))},
     "stopped and drawn": {"stop_token_ids": [7, 50, 90], "temperature": 1.0, "seed": 2},
@@ -134,7 +134,7 @@ def plain(llama: Any, compiler: Any) -> dict[str, Answer]:
 
 
 def script(answers: dict[str, Answer], **how: Any) -> ScriptedSpeculator:
-    """The answers, whose ends are not among their tokens, go on as nobody would guess."""
+    """Proposes the answers, which lack their end tokens, and then tokens that never come."""
     return ScriptedSpeculator({n: [*a.token_ids, 1, 2, 3] for n, a in answers.items()}, **how)
 
 
@@ -197,7 +197,7 @@ def test_choices_of_one_request(llama: Any) -> None:
 
 @NATIVE
 def test_looked_up_in_the_text(llama: Any) -> None:
-    """As in production, but for a device on which rows cost nothing."""
+    """The engine is that of production, but for a device on which rows cost nothing."""
 
     def answers(speculator: Speculator | None) -> tuple[dict[str, Answer], Engine]:
         engine = engine_for(llama, speculator)
@@ -242,7 +242,7 @@ def test_a_round_that_raises_ends_the_run_there(
 ) -> None:
     choose, num_raised = Sampler.choose, 0
 
-    def refusing(self: Sampler, *args: Any, num_ahead: int = 0) -> UnreadTokens:
+    def refusing(self: Sampler, *args: Any, num_ahead: int = 0) -> SampledTokens:
         nonlocal num_raised
         if num_ahead == 2:
             num_raised += 1
@@ -251,7 +251,7 @@ def test_a_round_that_raises_ends_the_run_there(
 
     monkeypatch.setattr(Sampler, "choose", refusing)
     engine = engine_for(llama, script(plain))
-    names = ["drawn", "penalised and drawn", "told"]
+    names = ["drawn", "penalised and drawn", "scored"]
     submit_all(engine, names)
     check_same(answers_of(engine), {name: plain[name] for name in names})
     assert num_raised > 0
@@ -261,7 +261,7 @@ def test_a_round_that_raises_ends_the_run_there(
 def test_rows_that_are_no_numbers_fail_their_own_sequence(
     llama: Any, plain: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found behind drafts that were right: what came before is told."""
+    """Found behind accepted drafts: the tokens before it are sent."""
     forward = llama.model.forward
     answer = plain["greedy"].token_ids
     bad_position = len(prompt_of("greedy")) + 20

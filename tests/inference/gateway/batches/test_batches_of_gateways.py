@@ -35,7 +35,8 @@ async def nobody_waits(neuron: FakeNeuron) -> None:
 
 
 def fields_of(batch_id: str, names: list[str]) -> dict[str, Any]:
-    """Of a batch of OpenAI's, whose input, output and errors are the files of these names."""
+    """Returns the fields of a batch of OpenAI's, whose input, output and errors are the files of
+    these names."""
     input_file, output_file, error_file = names
     return {
         "id": batch_id,
@@ -57,7 +58,7 @@ async def wake(client: AsgiClient) -> None:
 
 
 async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]) -> Any:
-    """The batch as it is told once that holds of it."""
+    """Polls the batch until ``holds`` of it. Returns it."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds(batch := (await client.open("GET", path, headers=KEYED).finish()).json):
             await asyncio.sleep(0.05)
@@ -67,7 +68,7 @@ async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]
 async def test_a_batch_continues_where_another_gateway_left_it(
     make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
-    """Of which one request is answered, and another one half written down."""
+    """One request of the batch is answered, and another one half written down."""
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "abc"]
     files.write(names[0], ["\n".join(line(one) for one in "xyz").encode()])
@@ -102,7 +103,7 @@ async def test_a_batch_continues_where_another_gateway_left_it(
 async def test_a_batch_whose_input_was_deleted_has_failed(
     make_client: MakeClient, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
-    """It tells what had been answered, and is open no longer."""
+    """It returns the answers so far, and is open no longer."""
     files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "123"]
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
@@ -134,7 +135,7 @@ async def test_gateways_that_share_a_directory_serve_each_others_files(
     await batch_once(other, path, lambda answer: answer["processing_status"] == "ended")
     answer = await other.open("GET", f"{path}/results", headers=KEYED).finish()
     assert json.loads(answer.body)["result"]["type"] == "succeeded"
-    # Where nothing is shared that is said, and no empty answer is given.
+    # Without a shared directory the answer is an error, not an empty list.
     refused = await alone.open("GET", f"{path}/results", headers=KEYED).finish()
     assert (refused.status, "HELEXA_FILES_DIR" in refused.json["error"]["message"]) == (503, True)
     assert (await other.open("DELETE", path, headers=KEYED).finish()).status == 200

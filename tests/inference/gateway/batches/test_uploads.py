@@ -1,4 +1,4 @@
-"""Forms with a file in them: what is read, and what is refused as the client's."""
+"""Forms with a file in them: accepted ones, and refusals as client errors."""
 
 from __future__ import annotations
 

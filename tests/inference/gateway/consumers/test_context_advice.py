@@ -1,4 +1,4 @@
-"""Each known client is told its own setting, in one ASCII line."""
+"""Each known client gets the name of its own setting, in one ASCII line."""
 
 from __future__ import annotations
 

@@ -6,21 +6,17 @@ import asyncio
 import base64
 import struct
 from collections.abc import AsyncIterator
-from typing import Any
 
 from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Failure, Usage
 from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
-from inference.protocol.load import LoadReport
+from inference.protocol.load_report import LoadReport
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import embeddings_body
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
 EMBEDDINGS = "/v1/embeddings"
 VECTOR = struct.pack("<3f", 0.6, -0.8, 0.0)
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "input": ["one", "two"], **more}
 
 
 async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
@@ -36,7 +32,7 @@ async def accepts_only(submit: Submit) -> AsyncIterator[list[Event]]:
 
 async def test_numbers(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = embeds
-    answer = await client.post(EMBEDDINGS, ask())
+    answer = await client.post(EMBEDDINGS, embeddings_body())
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"
     assert answer.json["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
@@ -52,7 +48,9 @@ async def test_numbers(client: AsgiClient, neuron: FakeNeuron) -> None:
 
 async def test_base64_by_an_alias(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = embeds
-    answer = await client.post(f"{EMBEDDINGS}/", ask(model="gpt-4o", encoding_format="base64"))
+    answer = await client.post(
+        f"{EMBEDDINGS}/", embeddings_body(model="gpt-4o", encoding_format="base64")
+    )
     assert answer.json["model"] == "gpt-4o"
     assert base64.b64decode(answer.json["data"][0]["embedding"]) == VECTOR
 
@@ -63,14 +61,14 @@ async def test_the_neurons_refusal(client: AsgiClient, neuron: FakeNeuron) -> No
         yield [Failed(request_id=submit.request_id, failure=failure)]
 
     neuron.script = refuses
-    answer = await client.post(EMBEDDINGS, ask())
+    answer = await client.post(EMBEDDINGS, embeddings_body())
     assert answer.status == 400
     assert (answer.error["code"], answer.error["param"]) == ("context_length_exceeded", "input")
 
 
 async def test_refusals_of_ours(client: AsgiClient, neuron: FakeNeuron) -> None:
-    assert (await client.post(EMBEDDINGS, ask(input=""))).status == 400
-    assert (await client.post(EMBEDDINGS, ask(model="unknown"))).status == 404
+    assert (await client.post(EMBEDDINGS, embeddings_body(input=""))).status == 400
+    assert (await client.post(EMBEDDINGS, embeddings_body(model="unknown"))).status == 404
     wrong_method = await client.open("GET", EMBEDDINGS).finish()
     assert (wrong_method.status, wrong_method.headers["allow"]) == (405, "POST")
     assert not neuron.frames
@@ -80,14 +78,14 @@ async def test_whoever_leaves_is_cancelled(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
     neuron.script = accepts_only
-    exchange = client.open("POST", EMBEDDINGS, ask())
+    exchange = client.open("POST", EMBEDDINGS, embeddings_body())
     submit = await asyncio.wait_for(neuron.submitted.get(), 60)
     exchange.leave()
     await exchange.finish()
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
     assert exchange.body == b""
     async with asyncio.timeout(60):
-        while len(gateway.streams):  # until the neuron's last word is there
+        while len(gateway.streams):  # until the neuron's end arrives
             await asyncio.sleep(0.01)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from inference.protocol.events import (
 from inference.protocol.generation import ChatInput, Submit, TokensInput
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import ask
+from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
 from tests.inference.gateway.waiting import until
@@ -37,7 +38,7 @@ CHAT = "/v1/chat/completions"
 
 
 async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(CHAT, ask(temperature=0))
+    answer = await client.post(CHAT, chat_body(temperature=0))
     assert answer.status == 200
     choice = answer.json["choices"][0]
     assert choice["message"]["content"] == "The capital is Paris."
@@ -50,7 +51,7 @@ async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> No
 
 
 async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(CHAT, ask(stream=True, stream_options={"include_usage": True}))
+    answer = await client.post(CHAT, chat_body(stream=True, stream_options={"include_usage": True}))
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-cache"
     *chunks, usage, done = answer.chunks
@@ -64,14 +65,58 @@ async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+LINE_ENDS = "\N{NEXT LINE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\v\f\x1c\x1d\x1e\r\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat_body(stream=True)),
+        ("/v1/completions", {"model": "tiny", "prompt": "Hi", "stream": True}),
+        ("/v1/responses", {"model": "tiny", "input": "Hi", "store": False, "stream": True}),
+        ("/v1/messages", chat_body(max_tokens=9, stream=True)),
+        ("/api/chat", chat_body(stream=True)),
+        ("/api/generate", {"model": "tiny", "prompt": "Hi", "stream": True}),
+    ],
+)
+async def test_readers_that_know_every_line_end_read_streams_whole(
+    client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
+) -> None:
+    """httpx' ``iter_lines`` is such a reader: it splits the text."""
+
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        yield [Delta(request_id=submit.request_id, text=f"a{LINE_ENDS}b")]
+        usage = Usage(prompt_tokens=1, completion_tokens=1)
+        yield [
+            ChoiceFinished(request_id=submit.request_id, reason="stop"),
+            Finished(request_id=submit.request_id, usage=usage),
+        ]
+
+    neuron.script = answer
+    streamed = (await client.post(path, body)).body.decode().splitlines()
+    data = [line.removeprefix("data: ") for line in streamed if line[:1] not in ("", "e", ":")]
+    read = [json.loads(one) for one in data if one != "[DONE]"]
+    assert f"a{LINE_ENDS}b" in _strings(read)
+
+
+def _strings(value: Any) -> list[str]:
+    """All that a JSON value holds."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for one in value for text in _strings(one)]
+    return [value] if isinstance(value, str) else []
+
+
 async def test_streams_report_their_usage_unasked_where_the_operator_wants_it(
     gateway: Gateway, client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
-    *_, last, _done = (await client.post(CHAT, ask(stream=True))).chunks
+    *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
     assert "usage" not in last
     gateway.config = _with(gateway.config, always_stream_usage=True)
-    *_, last, _done = (await client.post(CHAT, ask(stream=True))).chunks
+    *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
 
 
@@ -86,21 +131,21 @@ async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron
 
 
 async def test_an_alias_is_resolved_and_echoed(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(CHAT, ask(model="gpt-4o"))
+    answer = await client.post(CHAT, chat_body(model="gpt-4o"))
     assert answer.json["model"] == "gpt-4o"
     (submit,) = neuron.frames
     assert isinstance(submit, Submit) and submit.model == "tiny"
 
 
 async def test_unknown_model(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(CHAT, ask(model="huge"))
+    answer = await client.post(CHAT, chat_body(model="huge"))
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
     assert answer.error["param"] == "model"
 
 
 async def test_many_at_once_are_all_answered(client: AsgiClient, neuron: FakeNeuron) -> None:
     answers = await asyncio.gather(
-        *(client.post(CHAT, ask(stream=index % 2 == 0)) for index in range(60))
+        *(client.post(CHAT, chat_body(stream=index % 2 == 0)) for index in range(60))
     )
     assert {answer.status for answer in answers} == {200}
     assert len({answer.headers["x-request-id"] for answer in answers}) == 60
@@ -113,7 +158,7 @@ async def test_leaving_cancels(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, stream: bool, script: Any
 ) -> None:
     neuron.script = script
-    exchange = client.open("POST", CHAT, ask(stream=stream))
+    exchange = client.open("POST", CHAT, chat_body(stream=stream))
     async with asyncio.timeout(60):
         submit = await neuron.submitted.get()
         if stream and script is endless:
@@ -121,19 +166,26 @@ async def test_leaving_cancels(
         exchange.leave()
         assert await neuron.cancelled.get() == submit.request_id
         await exchange.finish()
-        await until(lambda: not len(gateway.streams))  # the neuron's last word is there
+        await until(lambda: not len(gateway.streams))  # the neuron's end arrived
 
 
 async def test_a_finished_request_is_not_cancelled(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
-    await client.post(CHAT, ask())
+    await client.post(CHAT, chat_body())
     await gateway.dispatcher.close(10)
     assert neuron.cancelled.empty() and len(gateway.streams) == 0
 
 
+def statuses_seen(gateway: Gateway) -> list[ReplicaStatus]:
+    """Returns the statuses of the replicas in the newest snapshot."""
+    snapshot = gateway.liveness.latest
+    return [replica.status for replica in snapshot.replicas_of("tiny")] if snapshot else []
+
+
 async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     client: AsgiClient,
+    gateway: Gateway,
     neuron: FakeNeuron,
     catalogue: FakeCatalogue,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,16 +193,17 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
     monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     monkeypatch.setattr(place, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(place, "LOAD_REPEAT_S", 60.0)
     neuron.status = None
     await neuron.beat()
-    exchange = client.open("POST", CHAT, ask(stream=True))
+    exchange = client.open("POST", CHAT, chat_body(stream=True))
     comment = b": waiting: tiny is loading on beast\n\n"
     await exchange.until(comment + comment)
     assert exchange.status == 200
     assert catalogue.loads == [("tiny", "beast")]
     neuron.status = ReplicaStatus.LOADING
     await neuron.beat()
-    await asyncio.sleep(0.3)
+    await until(lambda: statuses_seen(gateway) == [ReplicaStatus.LOADING])
     neuron.status = ReplicaStatus.READY
     await neuron.beat()
     await exchange.finish()
@@ -177,7 +230,7 @@ async def test_a_stream_that_waits_reports_how_the_load_goes(
     monkeypatch.setattr(placing, "place", lambda *_, **__: wait)
     neuron.status = ReplicaStatus.LOADING
     await neuron.beat()
-    exchange = client.open("POST", CHAT, ask(stream=True))
+    exchange = client.open("POST", CHAT, chat_body(stream=True))
     await exchange.until(
         b": waiting: tiny is loading on beast (preflight), 40%, about 12 s left\n\n"
     )
@@ -188,15 +241,21 @@ async def test_a_stream_that_waits_reports_how_the_load_goes(
 
 
 async def test_leaving_while_it_loads_stops_the_wait(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 60.0)
+    gateway.ensure_started()
     neuron.status = ReplicaStatus.LOADING
     await neuron.beat()
-    exchange = client.open("POST", CHAT, ask(stream=True))
-    await asyncio.sleep(0.1)
+    exchange = client.open("POST", CHAT, chat_body(stream=True))
+    await until(lambda: gateway.placer.num_waiting)
     exchange.leave()
     await exchange.finish()
     assert exchange.status == 0 and not neuron.frames
+    assert gateway.placer.num_waiting == 0
 
 
 async def test_a_load_past_the_deadline_is_refused_with_a_time_to_come_back(
@@ -205,7 +264,7 @@ async def test_a_load_past_the_deadline_is_refused_with_a_time_to_come_back(
     neuron.status = ReplicaStatus.LOADING
     await neuron.beat()
     gateway.config = _with(gateway.config, request_timeout_s=0)
-    answer = await client.post(CHAT, ask())
+    answer = await client.post(CHAT, chat_body())
     assert (answer.status, answer.error["code"]) == (503, "model_loading")
     assert int(answer.headers["retry-after"]) >= 1
 
@@ -215,7 +274,7 @@ async def test_no_token_by_the_deadline(
 ) -> None:
     neuron.script = silent
     gateway.config = _with(gateway.config, request_timeout_s=1)
-    answer = await client.post(CHAT, ask())
+    answer = await client.post(CHAT, chat_body())
     assert (answer.status, answer.error["code"]) == (503, "deadline_exceeded")
     assert await asyncio.wait_for(neuron.cancelled.get(), 60)
 
@@ -223,10 +282,13 @@ async def test_no_token_by_the_deadline(
 async def test_the_deadline_is_for_the_first_token_only(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
+    has_begun, goes_on = asyncio.Event(), asyncio.Event()
+
     async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
         yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        await has_begun.wait()
         yield [Delta(request_id=submit.request_id, text="slow")]
-        await asyncio.sleep(1.2)
+        await goes_on.wait()
         usage = Usage(prompt_tokens=1, completion_tokens=1)
         yield [
             ChoiceFinished(request_id=submit.request_id, reason="length"),
@@ -234,9 +296,18 @@ async def test_the_deadline_is_for_the_first_token_only(
         ]
 
     neuron.script = slow
-    gateway.config = _with(gateway.config, request_timeout_s=1)
-    answer = await client.post(CHAT, ask())
-    assert answer.json["choices"][0]["finish_reason"] == "length"
+    exchange = client.open("POST", CHAT, chat_body(stream=True))
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+    (stream,) = gateway.streams
+    await until(lambda: stream.accepted)
+    deadline = stream._deadline
+    assert deadline is not None and not deadline.cancelled()
+    has_begun.set()
+    await exchange.until(b"slow")
+    assert deadline.cancelled()
+    goes_on.set()
+    await exchange.finish()
+    assert b'"finish_reason":"length"' in exchange.body
 
 
 async def test_the_gateway_is_alive_before_its_first_submit(
@@ -250,7 +321,7 @@ async def test_the_gateway_is_alive_before_its_first_submit(
             yield events
 
     neuron.script = look
-    await client.post(CHAT, ask())
+    await client.post(CHAT, chat_body())
     assert alive == [1]
 
 
@@ -259,7 +330,7 @@ async def test_an_empty_inbox_is_rung(
 ) -> None:
     quiet = FakeNeuron(redis_client)
     await quiet.beat()
-    exchanges = [client.open("POST", CHAT, ask()) for _ in range(3)]
+    exchanges = [client.open("POST", CHAT, chat_body()) for _ in range(3)]
     async with asyncio.timeout(60):
         while await redis_client.xlen(keys.inbox_key("beast")) < 3:
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""An operator may have unknown fields left out; the answer says which."""
+"""An operator may have unknown fields ignored; the answer names them."""
 
 from __future__ import annotations
 

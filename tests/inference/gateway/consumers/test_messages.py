@@ -1,18 +1,13 @@
-"""Anthropic's dialect through the whole gateway, by its own SDK and by hand."""
+"""Anthropic's dialect through the whole gateway, by its own SDK."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import anthropic
 import pytest
 
-from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers import generate as streaming
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,
@@ -24,22 +19,12 @@ from inference.protocol.events import (
     ReasoningDelta,
     ToolCallDelta,
     ToolCallStarted,
-    Usage,
 )
-from inference.protocol.generation import (
-    ChatInput,
-    GenerationRequest,
-    Submit,
-    TokenCountRequest,
-)
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.bodies import ask as chat
-from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris, silent
+from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
+from tests.inference.gateway.consumers.anthropic_messages import USAGE, messages_body, too_long
+from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.responses_support import counts
 
-MESSAGES = "/v1/messages"
-USAGE = Usage(prompt_tokens=20, completion_tokens=9, cached_tokens=16, reasoning_tokens=3)
 TOOLS: Any = [
     {
         "name": "get_weather",
@@ -47,9 +32,6 @@ TOOLS: Any = [
         "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
     }
 ]
-
-
-ask = partial(chat, max_tokens=50)
 
 
 async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:
@@ -65,17 +47,8 @@ async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [Finished(request_id=rid, usage=USAGE)]
 
 
-async def too_long(submit: Submit) -> AsyncIterator[list[Event]]:
-    failure = Failure(
-        code="context_length_exceeded",
-        message="this model's maximum context length is 2048 tokens and the prompt has 3000",
-        param="messages",
-    )
-    yield [Failed(request_id=submit.request_id, failure=failure)]
-
-
 async def test_the_sdk_creates(anthropic_sdk: anthropic.AsyncAnthropic) -> None:
-    message = await anthropic_sdk.messages.create(**ask())
+    message = await anthropic_sdk.messages.create(**messages_body())
     (block,) = message.content
     assert isinstance(block, anthropic.types.TextBlock) and block.text == "The capital is Paris."
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
@@ -91,7 +64,9 @@ async def test_the_sdk_streams_thinking_text_and_a_tool_call(
     neuron.script = calls_a_tool
     pieces: dict[str, str] = {}
     thinking: Any = {"type": "adaptive"}
-    async with anthropic_sdk.messages.stream(**ask(tools=TOOLS, thinking=thinking)) as stream:
+    async with anthropic_sdk.messages.stream(
+        **messages_body(tools=TOOLS, thinking=thinking)
+    ) as stream:
         async for event in stream:
             match event.type:
                 case "text":
@@ -120,7 +95,7 @@ async def test_streams_and_bodies_are_equal_and_go_back_in(
     anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     neuron.script = calls_a_tool
-    options = ask(tools=TOOLS, thinking={"type": "adaptive"})
+    options = messages_body(tools=TOOLS, thinking={"type": "adaptive"})
     whole = await anthropic_sdk.messages.create(**options)
     async with anthropic_sdk.messages.stream(**options) as stream:
         streamed = await stream.get_final_message()
@@ -147,7 +122,7 @@ async def test_the_beta_client_of_claude_code(
     neuron.script = calls_a_tool
     edits: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     message = await anthropic_sdk.beta.messages.create(
-        **ask(tools=TOOLS, context_management=edits, metadata={"user_id": "u"}),
+        **messages_body(tools=TOOLS, context_management=edits, metadata={"user_id": "u"}),
         betas=["claude-code-20250219", "interleaved-thinking-2025-05-14"],
     )
     assert [block.type for block in message.content] == ["text", "tool_use"]
@@ -156,7 +131,7 @@ async def test_the_beta_client_of_claude_code(
 
 async def test_the_sdk_counts(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
     neuron.script = counts
-    messages: Any = ask()["messages"]
+    messages: Any = messages_body()["messages"]
     counted = await anthropic_sdk.messages.count_tokens(
         model="gpt-4o", messages=messages, tools=TOOLS
     )
@@ -170,17 +145,17 @@ async def test_the_sdk_raises_what_went_wrong(
     anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
-        await anthropic_sdk.messages.create(**ask(model="huge"))
+        await anthropic_sdk.messages.create(**messages_body(model="huge"))
     assert unknown.value.type == "not_found_error"
     assert unknown.value.error_code == "model_not_found" and unknown.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
-        await anthropic_sdk.messages.create(**ask(), extra_body={"temperature": 2})
+        await anthropic_sdk.messages.create(**messages_body(), extra_body={"temperature": 2})
     neuron.script = too_long
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 2048") as full:
-        await anthropic_sdk.messages.create(**ask())
+        await anthropic_sdk.messages.create(**messages_body())
     assert full.value.error_code == "context_length_exceeded"
     with pytest.raises(anthropic.BadRequestError):
-        await anthropic_sdk.messages.create(**ask(), stream=True)
+        await anthropic_sdk.messages.create(**messages_body(), stream=True)
 
 
 async def test_the_sdk_raises_on_an_error_within_a_stream(
@@ -193,162 +168,7 @@ async def test_the_sdk_raises_on_an_error_within_a_stream(
         yield [Failed(request_id=submit.request_id, failure=failure)]
 
     neuron.script = breaks
-    stream = await anthropic_sdk.messages.create(**ask(), stream=True)
+    stream = await anthropic_sdk.messages.create(**messages_body(), stream=True)
     with pytest.raises(anthropic.APIStatusError, match="The engine died") as broken:
         _ = [event async for event in stream]
     assert broken.value.type == "overloaded_error"
-
-
-def frames_of(exchange: Exchange) -> list[tuple[str, Any]]:
-    frames = exchange.body.decode().split("\n\n")
-    assert frames.pop() == ""
-    split = [frame.split("\n", 1) for frame in frames]
-    return [
-        (head.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
-        for head, data in split
-    ]
-
-
-async def test_the_order_of_a_streams_events(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(MESSAGES, ask(stream=True))
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    names = [name for name, _ in frames_of(answer)]
-    assert names[:3] == ["message_start", "ping", "content_block_start"]
-    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert set(names[3:-3]) == {"content_block_delta"}
-
-
-async def started(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Says that it is under way, and no more."""
-    async for events in paris(submit):
-        yield events
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize(
-    ("script", "frame"),
-    [(silent, b": waiting\n\n"), (started, b'event: ping\ndata: {"type":"ping"}\n\n')],
-)
-async def test_a_quiet_stream_is_kept_alive(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    script: Script,
-    frame: bytes,
-) -> None:
-    """Before ``message_start``, which clients want first, by what no client takes for an event."""
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
-    neuron.script = script
-    exchange = client.open("POST", MESSAGES, ask(stream=True))
-    await exchange.until(frame * 2)
-    is_started = script is started
-    assert (b"message_start" in exchange.body) == is_started
-    assert (b"ping" in exchange.body) == is_started
-    exchange.leave()
-    await exchange.finish()
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "script"),
-    [
-        (MESSAGES, ask(stream=True), endless),
-        (MESSAGES, ask(), endless),
-        (f"{MESSAGES}/count_tokens", {"model": "tiny", "messages": ask()["messages"]}, silent),
-    ],
-)
-async def test_leaving_cancels(
-    client: AsgiClient, neuron: FakeNeuron, path: str, body: Any, script: Any
-) -> None:
-    neuron.script = script
-    exchange = client.open("POST", path, body)
-    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
-    exchange.leave()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
-    await exchange.finish()
-
-
-async def test_stop_sequence_and_full_context(client: AsgiClient, neuron: FakeNeuron) -> None:
-    ended: Any = {}
-
-    async def ends(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=20)]
-        yield [ChoiceFinished(request_id=submit.request_id, **ended)]
-        yield [Finished(request_id=submit.request_id, usage=USAGE)]
-
-    neuron.script = ends
-    ended = {"reason": "stop", "stop_sequence": "END"}
-    answer = (await client.post(MESSAGES, ask(stop_sequences=["END"]))).json
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
-    ended = {"reason": "context"}
-    answer = (await client.post(MESSAGES, ask(max_tokens=32_000))).json
-    assert answer["stop_reason"] == "model_context_window_exceeded"
-    (_, submit) = neuron.frames
-    assert isinstance(submit, Submit) and isinstance(submit.request, GenerationRequest)
-    assert submit.request.ends_at_context and submit.request.stop == []
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"x-api-key": "sesame"}, 200),
-        ({"x-api-key": "sesame", "authorization": "Bearer placeholder"}, 200),
-        ({"x-api-key": "placeholder", "authorization": "Bearer sesame"}, 200),
-        ({"authorization": "Bearer sesame", "anthropic-version": "2042-01-01"}, 200),
-        ({"x-api-key": "wrong"}, 401),
-        ({"x-api-key": ""}, 401),
-        ({}, 401),
-    ],
-)
-async def test_where_a_key_is_set_it_is_needed(
-    make_client: MakeClient, neuron: FakeNeuron, headers: dict[str, str], status: int
-) -> None:
-    client = make_client(api_key="sesame")
-    answer = await client.post(MESSAGES, ask(), headers=headers)
-    assert answer.status == status
-    if status == 401:
-        assert answer.json["type"] == "error"
-        assert answer.error["type"] == "authentication_error"
-        assert answer.json["request_id"] == answer.headers["request-id"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "type_"),
-    [
-        ("GET", MESSAGES, 405, "invalid_request_error"),
-        ("GET", f"{MESSAGES}/count_tokens", 405, "invalid_request_error"),
-        ("POST", f"{MESSAGES}/nothing", 404, "not_found_error"),
-        ("GET", f"{MESSAGES}/batches/x", 404, "not_found_error"),
-    ],
-)
-async def test_refusals_before_the_body_are_in_this_dialect(
-    client: AsgiClient, method: str, path: str, status: int, type_: str
-) -> None:
-    answer = await client.open(method, path, {}).finish()
-    assert answer.status == status
-    assert (answer.json["type"], answer.error["type"]) == ("error", type_)
-
-
-async def test_a_body_over_the_limit(client: AsgiClient) -> None:
-    answer = await client.post(MESSAGES, parts=[b"x" * 100_001])
-    assert (answer.status, answer.error["type"]) == (413, "request_too_large")
-
-
-@pytest.mark.parametrize(
-    ("agent", "advice"),
-    [
-        ("claude-cli/2.1.76 (external, cli)", "CLAUDE_CODE_MAX_CONTEXT_TOKENS"),
-        ("opencode/1.2 ai-anthropic_sdk/provider-utils/4.0 runtime/bun", "opencode.json"),
-        ("Anthropic/Python 2.11.0", None),
-    ],
-)
-async def test_advice_on_a_full_context(
-    client: AsgiClient, neuron: FakeNeuron, agent: str, advice: str | None
-) -> None:
-    neuron.script = too_long
-    answer = await client.post(MESSAGES, ask(), headers={"user-agent": agent})
-    assert answer.status == 400
-    assert (advice or "") in answer.headers.get("x-helexa-advice", "")
-    assert ("x-helexa-advice" in answer.headers) is (advice is not None)
-    plain = await client.post(MESSAGES, ask(temperature=9), headers={"user-agent": agent})
-    assert "x-helexa-advice" not in plain.headers

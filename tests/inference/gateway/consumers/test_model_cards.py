@@ -1,4 +1,4 @@
-"""What a card says when several replicas hold a model: only what holds for each of them."""
+"""A model's card when several replicas hold it: only properties that hold for each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
-from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.wire.common.model_card import ModelPrices, own_fields
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
@@ -86,6 +86,12 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
     limit = fields["limit"]
     assert (limit and limit["context"], fields["tool_call"]) == (context, tool_call)
     assert (fields["status"], fields["loaded"]) == ("unloaded", False)
+
+
+def test_the_catalogues_sampling_defaults_are_shown() -> None:
+    entry = replace(ENTRY, temperature=0.25, repetition_window=64)
+    found = model_card(entry, FleetSnapshot(neurons=()))
+    assert own_fields(found)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
 
 
 def test_prices_are_the_catalogues() -> None:

@@ -35,17 +35,17 @@ async def settings(submit: Submit) -> AsyncIterator[list[Event]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "version", "tells_documents"),
+    ("path", "version", "returns_documents"),
     [("/v1/rerank", "1", True), ("/rerank", "1", True), ("/v2/rerank", "2", False)],
 )
 async def test_rerank(
-    client: AsgiClient, neuron: FakeNeuron, path: str, version: str, tells_documents: bool
+    client: AsgiClient, neuron: FakeNeuron, path: str, version: str, returns_documents: bool
 ) -> None:
     neuron.script = scores
     answer = await client.post(path, ASKED)
     assert answer.status == 200
     assert [result["index"] for result in answer.json["results"]] == [1, 0]
-    assert ("document" in answer.json["results"][0]) is tells_documents
+    assert ("document" in answer.json["results"][0]) is returns_documents
     assert answer.json["meta"]["api_version"] == {"version": version}
     assert answer.json["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
     (submit,) = neuron.frames
@@ -79,7 +79,7 @@ async def test_the_document_of_the_api(client: AsgiClient, neuron: FakeNeuron) -
 async def test_refusals(client: AsgiClient, neuron: FakeNeuron) -> None:
     refused = await client.post("/v1/rerank", {**ASKED, "documents": []})
     assert (refused.status, refused.error["param"]) == (400, "documents")
-    nowhere = await client.post("/v1/audio/speech", {"model": "tiny"})
+    nowhere = await client.post("/v1/videos", {"model": "tiny"})
     assert (nowhere.status, nowhere.error["code"]) == (404, "unknown_url")
     assert "/v1/rerank" in nowhere.error["message"]
     assert not neuron.frames

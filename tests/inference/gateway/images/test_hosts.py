@@ -1,4 +1,4 @@
-"""Addresses of images: whom the gateway may ask, and that it asks nobody else."""
+"""Addresses of images: the hosts that the gateway may connect to, and no others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inference.gateway.images.fetch import ImageFetchError, fetch_image
 from inference.gateway.images.hosts import ImageAddressError, check_resolved, image_address
 from inference.gateway.images.request_images import ImageParser
 from inference.protocol.generation import ChatInput
-from inference.wire.common.images import ImageFile, ImageRules
+from inference.wire.common.parts import ImageFile, ImageRules
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import InvalidImageError
 from inference.wire.openai.chat import request as openai_chat
@@ -103,7 +103,7 @@ def test_names_may_lead_outside_and_named_hosts_anywhere() -> None:
 DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
 
 
-class _Pictures(BaseHTTPRequestHandler):
+class _Images(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         match self.path:
             case "/cat.png":
@@ -141,7 +141,7 @@ class _Pictures(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Pictures)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Images)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"127.0.0.1:{server.server_address[1]}"

@@ -13,15 +13,17 @@ import pytest_asyncio
 import redis.asyncio
 
 from inference.gateway.images.request_images import image_rules, without_files
-from inference.gateway.request.token_bounds import prompt_bound, token_bounds
+from inference.gateway.request.token_bounds import TokenBounds, token_bounds
 from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
+from inference.protocol.image_layout import image_layout
 from inference.protocol.images import ImageRef, VisionInput
 from inference.protocol.keys import images_key
-from inference.wire.common.images import ImageFile, ImageRules
+from inference.wire.common.parts import ImageFile, ImageRules
 from inference.wire.errors import InvalidImageError
 from inference.wire.openai.chat import request as openai_chat
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 from tests.inference.gateway.responses_support import counts
@@ -32,14 +34,8 @@ CAT, DOG = png(30, 20), png(64, 64)
 QWEN = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216)
 
 
-def ask(*images: str, **more: Any) -> dict[str, Any]:
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in images]
-    content = [{"type": "text", "text": "What is this?"}, *parts]
-    return {"model": "tiny", "messages": [{"role": "user", "content": content}], **more}
-
-
 def request_with(*images: str) -> GenerationRequest:
-    return openai_chat.parse(msgspec.json.encode(ask(*images))).generation
+    return openai_chat.parse(msgspec.json.encode(chat_body(*images))).generation
 
 
 class Found:
@@ -61,7 +57,7 @@ class Found:
 
     @property
     def images(self) -> list[ImageRef]:
-        """Of the last request."""
+        """Returns the images of the last request."""
         chat = self.submits[-1].request.input
         assert isinstance(chat, ChatInput)
         return [image for message in chat.messages for image in message.images]
@@ -112,7 +108,7 @@ RESPONSES = {
     "input": [{"role": "user", "content": [{"type": "input_image", "image_url": data_uri(CAT)}]}],
 }
 ASKED = [
-    (CHAT, ask(data_uri(CAT))),
+    (CHAT, chat_body(data_uri(CAT))),
     ("/v1/messages", ANTHROPIC),
     ("/api/chat", OLLAMA),
     ("/v1/responses", RESPONSES),
@@ -145,8 +141,18 @@ async def test_a_model_that_reads_text_is_not_sent_images(
     assert neuron.frames == []
 
 
+async def test_low_detail(client: AsgiClient, found: Found) -> None:
+    body = chat_body(data_uri(CAT), data_uri(CAT))
+    body["messages"][0]["content"][-1]["image_url"]["detail"] = "low"
+    assert (await client.post(CHAT, body)).status == 200
+    assert [one.is_low_detail for one in found.images] == [False, True]
+    body["messages"][0]["content"][-1]["image_url"]["detail"] = "lowest"
+    refused = await client.post(CHAT, body)
+    assert refused.status == 400 and refused.error["param"].endswith(".image_url.detail")
+
+
 async def test_two_images_and_one_twice(client: AsgiClient, found: Found) -> None:
-    await client.post(CHAT, ask(data_uri(CAT), data_uri(DOG), data_uri(CAT)))
+    await client.post(CHAT, chat_body(data_uri(CAT), data_uri(DOG), data_uri(CAT)))
     assert found.files == [{CAT, DOG}]
     assert len(found.images) == 3
 
@@ -170,11 +176,11 @@ async def test_counting_sends_no_bytes(client: AsgiClient, found: Found) -> None
 
 async def test_the_operators_bounds_are_shown(make_client: MakeClient, found: Found) -> None:
     client = make_client(max_images=1, max_images_bytes=len(CAT) + 1, max_image_pixels=4096)
-    many = await client.post(CHAT, ask(data_uri(CAT), data_uri(CAT)))
+    many = await client.post(CHAT, chat_body(data_uri(CAT), data_uri(CAT)))
     assert (many.status, many.error["code"]) == (400, "invalid_image")
     assert many.error["param"] == "messages[0].content[2].image_url.url"
     assert "2 images; at most 1" in many.error["message"]
-    large = await client.post(CHAT, ask(data_uri(png(64, 65))))
+    large = await client.post(CHAT, chat_body(data_uri(png(64, 65))))
     assert "4,160 pixels" in large.error["message"]
     assert found.submits == []
 
@@ -196,15 +202,46 @@ def test_what_travels_holds_no_bytes() -> None:
 def test_what_an_image_may_cost_is_known_from_its_size() -> None:
     bare, _ = without_files(request_with(), ImageRules())
     one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
-    assert 64 <= prompt_bound(one, QWEN) - prompt_bound(bare, QWEN) <= 64 + 8
+    seen, unseen = bounds_of(one, QWEN), bounds_of(bare, QWEN)
+    assert 64 <= seen.prompt_tokens - unseen.prompt_tokens <= 64 + 8
     small = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=64, max_pixels=65_536)
-    assert 4 <= prompt_bound(one, small) - prompt_bound(bare, small) <= 4 + 8
-    assert prompt_bound(one) >= prompt_bound(one, QWEN)
-    bounds = token_bounds(one, context_tokens=None, max_output_tokens=None, vision=QWEN)
-    assert 64 <= bounds.exact_tokens <= 64 + 8
-    assert (
-        bounds.exact_tokens + bounds.text_bound == bounds.prompt_tokens == prompt_bound(one, QWEN)
+    num_small = bounds_of(one, small).prompt_tokens - bounds_of(bare, small).prompt_tokens
+    assert 4 <= num_small <= 4 + 8
+    assert bounds_of(one, None).prompt_tokens >= seen.prompt_tokens
+    assert 64 <= seen.exact_tokens <= 64 + 8
+    assert seen.exact_tokens + seen.text_bound == seen.prompt_tokens
+
+
+def test_the_text_between_the_parts_of_an_image_is_bounded_by_its_bytes() -> None:
+    tiles = VisionInput(
+        pad_token_id=1,
+        patch_px=16,
+        merge=4,
+        min_pixels=0,
+        max_pixels=512**2,
+        image_px=128,
+        placeholder="<image>",
+        written="<global-img><image>",
+        division="tiles",
+        part="<row_{row}_col_{column}><image>",
+        row_break="\n",
+        parts_end="\n\n<global-img><image>",
     )
+    bare, _ = without_files(request_with(), ImageRules())
+    one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
+    (image,) = one.input.images  # type: ignore[union-attr]
+    layout = image_layout(image.width_px, image.height_px, tiles)
+    assert layout.num_runs > 2
+    seen, unseen = bounds_of(one, tiles), bounds_of(bare, tiles)
+    pads = layout.num_tokens(tiles.merge)
+    assert pads <= seen.exact_tokens <= pads + 8
+    text = len(tiles.text_of(layout).encode())
+    assert text <= seen.text_bound - unseen.text_bound <= 2 * text
+    assert seen.text_bytes == unseen.text_bytes, "its client sent none of it"
+
+
+def bounds_of(request: GenerationRequest, vision: VisionInput | None) -> TokenBounds:
+    return token_bounds(request, context_tokens=None, max_output_tokens=None, vision=vision)
 
 
 def test_bounds_are_the_operators(config: Any) -> None:
@@ -214,8 +251,13 @@ def test_bounds_are_the_operators(config: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("kept")
-async def test_conversations_keep_their_images(client: AsgiClient, found: Found) -> None:
-    first = await client.post("/v1/responses", RESPONSES | {"store": True})
+@pytest.mark.parametrize("detail", ["auto", "low"])
+async def test_conversations_keep_their_images(
+    client: AsgiClient, found: Found, detail: str
+) -> None:
+    image = {"type": "input_image", "image_url": data_uri(CAT), "detail": detail}
+    asked = {"model": "tiny", "input": [{"role": "user", "content": [image]}], "store": True}
+    first = await client.post("/v1/responses", asked)
     assert first.status == 200, first.body
     second = await client.post(
         "/v1/responses",
@@ -223,10 +265,11 @@ async def test_conversations_keep_their_images(client: AsgiClient, found: Found)
     )
     assert second.status == 200, second.body
     assert found.files == [{CAT}, {CAT}]
+    assert [one.is_low_detail for one in found.images] == [detail == "low"]
     listed = await client.get(f"/v1/responses/{first.json['id']}/input_items")
     (item,) = listed.json["data"]
     assert item["content"] == [
-        {"type": "input_image", "image_url": data_uri(CAT), "detail": "auto"}
+        {"type": "input_image", "image_url": data_uri(CAT), "detail": detail}
     ]
     deleted = await client.open("DELETE", f"/v1/responses/{first.json['id']}").finish()
     assert deleted.status == 200

@@ -18,7 +18,7 @@ from inference.gateway.metrics.endpoint import MetricsEndpoint
 from inference.gateway.metrics.fleet import DatabaseCounts
 from inference.settings.metrics_listen import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
-from metering.outcomes import Outcome
+from metering.ledger.entries import Outcome
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def load_jobs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What the database would say; it does not answer while this is empty."""
+    """The database's counts; it does not answer while this is empty."""
     counted: dict[str, int] = {"pending": 1, "running": 2}
 
     async def query(_threads: object, _query: object) -> DatabaseCounts:

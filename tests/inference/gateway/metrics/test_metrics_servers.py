@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from benchmarks.gateway.measure import PATH
-from benchmarks.gateway.processes import HOST, free_port
+from benchmarks.gateway.processes import HOST
 from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
+from benchmarks.ports import free_port
 
 GIVE_UP_S = 60.0
 QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}

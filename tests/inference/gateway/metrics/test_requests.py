@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.gateway.metrics import requests as metrics_module
 from inference.gateway.metrics.requests import MAX_NAMES, OTHER, Metrics
-from metering.outcomes import Outcome
+from metering.ledger.entries import Outcome
 
 ENDED: dict[str, Any] = {
     "model": "tiny",

@@ -1,4 +1,5 @@
-"""No request hangs that its neuron does not know, and none is worked on that nobody waits for."""
+"""A request unknown to its neuron fails, and a neuron's request without a waiting client is
+cancelled."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from inference.protocol import keys
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import ask
+from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.fake_neuron import FakeNeuron, silent
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +24,8 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(autouse=True)
 def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two looks are still further apart than the reader's read, whose end says what has come."""
+    """Two checks are still further apart than one read of the reader, after which events are
+    known."""
     monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.2)
     monkeypatch.setattr("inference.gateway.redis.event_reader.BLOCK_MS", 100)
 
@@ -36,7 +38,7 @@ async def halting(submit: Submit) -> AsyncIterator[list[Event]]:
 
 
 async def report_held(neuron: FakeNeuron, gateway: Gateway, *held: str, **more: Any) -> None:
-    """Until cancelled."""
+    """Reports the held requests, until it is cancelled."""
     while True:
         await neuron.hold({gateway.gateway_id: list(held)}, **more)
         await asyncio.sleep(0.05)
@@ -47,7 +49,7 @@ async def test_a_request_that_its_neuron_does_not_know_is_failed_once(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, stream: bool
 ) -> None:
     neuron.script = halting
-    exchange = client.open("POST", CHAT, ask(stream=stream))
+    exchange = client.open("POST", CHAT, chat_body(stream=stream))
     await asyncio.wait_for(neuron.submitted.get(), 60)
     reporting = asyncio.create_task(report_held(neuron, gateway, "another"))
     await exchange.finish()
@@ -61,15 +63,15 @@ async def test_a_gateway_that_is_not_named_has_nothing_there(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
     neuron.script = silent
-    exchange = client.open("POST", CHAT, ask())
+    exchange = client.open("POST", CHAT, chat_body())
     await asyncio.wait_for(neuron.submitted.get(), 60)
 
-    async def say_nothing() -> None:
+    async def report_nothing() -> None:
         while True:
             await neuron.hold({})
             await asyncio.sleep(0.05)
 
-    reporting = asyncio.create_task(say_nothing())
+    reporting = asyncio.create_task(report_nothing())
     await exchange.finish()
     reporting.cancel()
     assert exchange.error["code"] == "request_lost"
@@ -83,7 +85,7 @@ async def test_what_is_held_or_may_have_ended_continues(
     what: str,
 ) -> None:
     neuron.script = silent
-    exchange = client.open("POST", CHAT, ask())
+    exchange = client.open("POST", CHAT, chat_body())
     submit = await asyncio.wait_for(neuron.submitted.get(), 60)
     reporting = None
     match what:
@@ -106,7 +108,7 @@ async def test_what_is_held_or_may_have_ended_continues(
 async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
-    assert (await client.post(CHAT, ask())).status == 200
+    assert (await client.post(CHAT, chat_body())).status == 200
     reporting = asyncio.create_task(report_held(neuron, gateway, "forgotten"))
     for _ in range(2):
         assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "forgotten"
@@ -120,7 +122,7 @@ async def test_a_list_that_is_not_understood_is_logged_once_a_minute(
     gateway.ensure_started()
     for number in range(5):
         redis_db.hset(keys.held_key(neuron.name), gateway.gateway_id, b"junk %d" % number)
-        await gateway._held.look([neuron.name])
+        await gateway.held.look([neuron.name])
     lines = [one for one in caplog.records if "lists as held" in one.getMessage()]
     assert len(lines) == 1
 
@@ -132,15 +134,17 @@ async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It listed requests that nobody had sent, and each second was told to cancel them."""
+    """It listed requests that no gateway had sent, and got a cancellation of them each second."""
     monkeypatch.setattr("inference.gateway.redis.inbox.MAX_INBOX_ENTRIES", 600)
+    # Its own looks, which do not know this neuron, would count from the beginning again.
+    monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 3600.0)
     caplog.set_level(logging.INFO)
     evil = FakeNeuron(redis_client, name="evil")
     await client.get("/health")
     for _ in range(6):
         ids = [f"{number}" for number in range(300)]
         await evil.hold({gateway.gateway_id: [*ids, "x" * 1000]})
-        await gateway._held.look(["evil"])
+        await gateway.held.look(["evil"])
         await gateway.dispatcher.close(60)
     frames: Any = await redis_client.xrange(keys.inbox_key("evil"))
     assert 600 <= len(frames) < 600 + 300

@@ -14,7 +14,6 @@ import redis.asyncio
 
 from inference.gateway.redis import event_reader
 from inference.gateway.redis.event_reader import TRIM_AFTER_BYTES, EventReader
-from inference.gateway.redis.outage import RedisOutage
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.protocol import keys
 from inference.protocol.events import (
@@ -27,7 +26,7 @@ from inference.protocol.events import (
     Usage,
     encode_event_batch,
 )
-from inference.redis_link import RedisLink
+from inference.redis_link import RedisLink, RedisOutage
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import open_stream
 
@@ -110,10 +109,11 @@ async def reader(make_reader: MakeReader) -> EventReader:
 
 
 async def _read_until(reader: EventReader, entry_id: str) -> None:
+    """Waits until that has been delivered as well: between two entries others may run."""
     reading = asyncio.create_task(reader.run())
     try:
         async with asyncio.timeout(GENEROUS_S):
-            while reader.last_entry_id != entry_id:
+            while reader.last_entry_id != entry_id or not reader.caught_up_s:
                 await asyncio.sleep(0.01)
     finally:
         reading.cancel()
@@ -207,15 +207,15 @@ async def test_events_reach_the_requests_of_their_own_neuron_alone(
     faults: Faults,
     open_stream: Callable[[str, str], RequestStream],
 ) -> None:
-    victim = open_stream("r1", "n1")
+    stream = open_stream("r1", "n1")
     usage = Usage(prompt_tokens=1, completion_tokens=123_456)
     await writer.write("n2", Accepted(request_id="r1", prompt_tokens=1))
     last = await writer.write(
         "n2", Delta(request_id="r1", text="mine"), Finished(request_id="r1", usage=usage)
     )
     await _read_until(make_reader("n2"), last)
-    assert not victim.accepted and not victim.ended and not victim.usage_counter.is_settled
-    assert victim.epoch == "e"
+    assert not stream.accepted and not stream.ended and not stream.usage_counter.is_settled
+    assert stream.epoch == "e"
     assert faults == [("n2", "it answered a request that another neuron serves")] * 3
 
 

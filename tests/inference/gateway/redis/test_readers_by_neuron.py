@@ -153,14 +153,14 @@ async def test_a_reader_of_a_neuron_that_left_is_closed(
     monkeypatch.setattr(event_readers, "IDLE_LIMIT_S", 0.0)
     await readers.ensure("n1")
     await readers.upkeep(["n1"])
-    assert set(readers._running) == {"n1"}
+    assert readers.neurons == {"n1"}
     stream = open_stream(streams, "r1", "n1")
     await readers.upkeep([])
-    assert set(readers._running) == {"n1"}, "a request is open there"
+    assert readers.neurons == {"n1"}, "a request is open there"
     streams.remove(stream)
     await asyncio.sleep(0.01)
     await readers.upkeep([])
-    assert not readers._running
+    assert not readers.neurons
     await readers.ensure("n1")
     again = open_stream(streams, "r2", "n1")
     await accept(redis_client, "n1", "r2")

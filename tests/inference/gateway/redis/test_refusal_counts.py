@@ -8,11 +8,11 @@ import pytest
 import redis
 import redis.asyncio
 
-from fleet.live.refusals import read_refusals
+from fleet.live.refusals import read_counts, read_refusals
 from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.settle import RequestOutcome
 from inference.protocol.refusals import Refused, newest_keys, refusals_key, sum_of
-from metering.outcomes import outcome_of
+from metering.ledger.entries import outcome_of
 from tests.metering.operations import settle
 
 
@@ -47,10 +47,13 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
             await counts.flush(client)  # nothing is left to count
     finally:
         await client.aclose()
-    assert read_refusals(redis_db, hours=24) == {
+    refused = {
         Refused("insufficient_quota", "research"): 4,
         Refused("invalid_api_key", ""): 2,
         Refused("other", "research"): 2,
+    }
+    assert read_refusals(redis_db, hours=24) == refused
+    assert read_counts(redis_db, hours=24) == refused | {
         Refused("request_broke_worker", "lab 2", "hx-1"): 2,
         Refused("request_broke_worker", "anonymous"): 2,
     }

@@ -24,7 +24,7 @@ PAGE = "https://evil.example"
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-async def ask(client: AsgiClient, **options: Any) -> Exchange:
+async def post_chat(client: AsgiClient, **options: Any) -> Exchange:
     return await client.post(CHAT, BODY, **options)
 
 
@@ -54,37 +54,37 @@ def test_anonymous_use_follows_from_address_and_word(
 async def test_on_loopback_nobody_needs_a_key_and_placeholders_are_ignored(
     client: AsgiClient, neuron: FakeNeuron, headers: dict[str, str]
 ) -> None:
-    assert (await ask(client, headers=headers)).status == 200
+    assert (await post_chat(client, headers=headers)).status == 200
 
 
 async def test_a_proxy_on_this_machine_lets_nobody_in(
     make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
-    """It connects from loopback, and a plain proxy_pass adds no header that says so."""
+    """It connects from loopback, and a plain proxy_pass adds no header that reveals a proxy."""
     client = make_client(api_key="sesame")
-    answer = await ask(client, peer="127.0.0.1", headers={"host": "127.0.0.1:31313"})
+    answer = await post_chat(client, peer="127.0.0.1", headers={"host": "127.0.0.1:31313"})
     assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
     assert answer.headers["x-request-id"]
-    wrong = await ask(client, headers={"authorization": "Bearer sesam"})
+    wrong = await post_chat(client, headers={"authorization": "Bearer sesam"})
     assert (wrong.status, wrong.error["code"]) == (401, "invalid_api_key")
     for headers in ({"authorization": "bearer sesame"}, {"x-api-key": "sesame"}):
-        assert (await ask(client, headers=headers)).status == 200
+        assert (await post_chat(client, headers=headers)).status == 200
 
 
 async def test_an_address_of_the_network_needs_a_key(
     make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
     client = make_client(listen_host="0.0.0.0")
-    assert (await ask(client, peer="127.0.0.1")).status == 401
-    assert (await ask(client, headers=BEARER)).status == 200
-    assert (await ask(make_client(listen_host="0.0.0.0", allow_anonymous=True))).status == 200
+    assert (await post_chat(client, peer="127.0.0.1")).status == 401
+    assert (await post_chat(client, headers=BEARER)).status == 200
+    assert (await post_chat(make_client(listen_host="0.0.0.0", allow_anonymous=True))).status == 200
 
 
 async def test_what_looks_like_a_key_and_is_none_is_refused_everywhere(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     unknown = "hx-0123456789-" + 32 * "x"
-    answer = await ask(client, headers={"authorization": f"Bearer {unknown}"})
+    answer = await post_chat(client, headers={"authorization": f"Bearer {unknown}"})
     assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
 
 
@@ -92,7 +92,7 @@ async def test_an_unknown_key_without_the_database_is_not_called_invalid(
     client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
 ) -> None:
     directory.is_away = True
-    answer = await ask(client, headers=BEARER)
+    answer = await post_chat(client, headers=BEARER)
     assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
     assert answer.headers["retry-after"]
 
@@ -105,22 +105,22 @@ async def test_the_sender_of_a_large_body_is_identified_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before its body is read; again only where the body takes longer than a revoked key may be
-    remembered. What is known of the sender does not replace the scope that the path needs."""
+    remembered. A remembered sender does not replace the scope that the path needs."""
     headers = [(name.encode(), value.encode()) for name, value in BEARER.items()]
     extras = await gateway.check_headers(CHAT.encode(), headers)
     assert directory.num_finds == 1
-    assert (await ask(client, headers=BEARER, extras=extras)).status == 200
+    assert (await post_chat(client, headers=BEARER, extras=extras)).status == 200
     assert directory.num_finds == 1
     directory.restrict(KEY, scopes=frozenset({Scope.USAGE_READ}))
     with pytest.raises(InsufficientScopeError):
         await gateway.check_headers(CHAT.encode(), headers)
     monkeypatch.setattr("inference.gateway.request.identify.KNOWN_FOR_S", -1.0)
-    assert (await ask(client, headers=BEARER, extras=extras)).status == 403
+    assert (await post_chat(client, headers=BEARER, extras=extras)).status == 403
     assert await gateway.check_headers(b"/admin/", headers) == {}
 
 
 async def test_a_scope_is_needed(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await ask(client, headers={"authorization": f"Bearer {NARROW_KEY}"})
+    answer = await post_chat(client, headers={"authorization": f"Bearer {NARROW_KEY}"})
     assert (answer.status, answer.error["code"]) == (403, "insufficient_scope")
     messages = await client.post("/v1/messages", BODY, headers={"x-api-key": NARROW_KEY})
     assert (messages.status, messages.json["error"]["type"]) == (403, "permission_error")
@@ -130,19 +130,19 @@ async def test_a_page_of_elsewhere_is_refused_without_a_key(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     for origin in (PAGE, "null"):
-        answer = await ask(client, headers={"origin": origin})
+        answer = await post_chat(client, headers={"origin": origin})
         assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
-        assert (await ask(client, headers={"origin": origin, **BEARER})).status == 200
-    assert (await ask(client, headers={"origin": "http://localhost:5173"})).status == 200
+        assert (await post_chat(client, headers={"origin": origin, **BEARER})).status == 200
+    assert (await post_chat(client, headers={"origin": "http://localhost:5173"})).status == 200
 
 
 async def test_a_page_of_elsewhere_is_refused_where_everybody_may_come_in(
     make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
     client = make_client(allow_anonymous=True, listen_host="0.0.0.0")
-    assert (await ask(client, headers={"origin": PAGE})).status == 403
+    assert (await post_chat(client, headers={"origin": PAGE})).status == 403
     named = make_client(allow_anonymous=True, listen_host="0.0.0.0", allowed_origins=(PAGE,))
-    assert (await ask(named, headers={"origin": PAGE})).status == 200
+    assert (await post_chat(named, headers={"origin": PAGE})).status == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.gateway.redis.outage import redis_unavailable
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.gateway.request.place import Placer
 from inference.gateway.request.settle import UsageCounter
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import any_answer
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
@@ -46,10 +46,11 @@ def placer_of(
 
 
 def soon_s() -> float:
-    return asyncio.get_running_loop().time() + 5
+    return asyncio.get_running_loop().time() + 60
 
 
-async def test_a_burst_between_two_heartbeats_spreads() -> None:
+async def test_a_burst_between_two_heartbeats_spreads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.gateway.request.place.HEARTBEAT_INTERVAL_S", 60.0)
     both = FleetSnapshot(
         neurons=(neuron("ant", ReplicaStatus.READY), neuron("bee", ReplicaStatus.READY))
     )
@@ -80,6 +81,7 @@ async def test_a_load_is_asked_for_once_however_many_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr("inference.gateway.request.place.LOAD_REPEAT_S", 60.0)
     empty = FleetSnapshot(neurons=(neuron("ant", None),))
     ready = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.READY),))
     catalogue = FakeCatalogue()
@@ -189,7 +191,7 @@ async def test_what_breaks_while_they_wait_is_reported_to_all(
 async def test_who_waits_is_placed_by_the_entry_as_it_is_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The request came before anybody knew how large the model is; its first load has told."""
+    """The request came before the model's size was known; its first load has measured it."""
     monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     catalogue = FakeCatalogue()
     catalogue.listed = [replace(ENTRY, weight_bytes=CPU.total_memory_bytes + 1)]

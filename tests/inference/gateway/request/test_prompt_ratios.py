@@ -1,4 +1,4 @@
-"""What is reserved for a prompt, learned from the prompts that were counted."""
+"""The reservation for a prompt, estimated from the prompts that were counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells a conversation from others, before it is tokenized."""
+"""A conversation's identity, before it is tokenized."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inference.protocol.generation import (
 
 
 def hints(*contents: str, model: str = "tiny", salt: str = "me") -> tuple[bytes, ...]:
-    """Of a system prompt, then turns of the user and the model."""
+    """Returns the hints of a system prompt, then turns of the user and the model."""
     roles: tuple[Any, ...] = ("system", *("user", "assistant") * len(contents))
     messages = [
         ChatMessage(role=role, content=content)

@@ -1,9 +1,9 @@
-"""An operator's sampling defaults: under what a request says, over what the model's files say."""
+"""An operator's sampling defaults: a request overrides them, they override the model's files."""
 
 from __future__ import annotations
 
-from inference.gateway.request.run import with_sampling_defaults
-from inference.neuron.requests.prompts.sampling_params import resolve_sampling
+from inference.gateway.request.model_rules import with_sampling_defaults
+from inference.neuron.requests.prompts.prompts import resolve_sampling
 from inference.protocol.generation import (
     EmbeddingRequest,
     GenerationRequest,

@@ -27,7 +27,8 @@ RESPONSE_BODY: dict[str, Any] = {"model": "tiny", "input": "Hi", "store": False}
 
 @pytest.fixture
 def nothing_is_left() -> Iterator[Callable[[], bool]]:
-    """Tells whether the parts of every request since are freed. The collector is off meanwhile."""
+    """A function: whether the parts of every request since are freed. The collector is off
+    meanwhile."""
     gc.collect()
     gc.disable()
     before = parts_of_requests()  # kept, so that no new part has the id of an old one
@@ -70,7 +71,7 @@ async def test_an_answer(
 
 
 async def failing_late(submit: Submit) -> AsyncIterator[list[Event]]:
-    """In the middle of its answer."""
+    """Fails in the middle of its answer."""
     yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
     yield [Delta(request_id=submit.request_id, text="The capital")]
     async for events in failing(submit):

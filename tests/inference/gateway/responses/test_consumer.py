@@ -27,12 +27,11 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import ChatMessage, Submit, TokenCountRequest, ToolCall
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import QUESTION, responses_body
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
 from tests.inference.gateway.responses_support import (
-    QUESTION,
     RESPONSES,
     TOOLS,
-    ask,
     breaks,
     calls_a_tool,
     chat,
@@ -44,7 +43,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 async def test_the_sdk_creates_retrieves_and_deletes(sdk: openai.AsyncOpenAI) -> None:
-    made = await sdk.responses.create(**ask(metadata={"topic": "capitals"}))
+    made = await sdk.responses.create(**responses_body(metadata={"topic": "capitals"}))
     assert made.output_text == "The capital is Paris."
     assert (made.status, made.model, made.metadata) == ("completed", "tiny", {"topic": "capitals"})
     assert made.usage is not None and made.usage.input_tokens_details.cached_tokens == 2
@@ -58,7 +57,7 @@ async def test_the_sdk_creates_retrieves_and_deletes(sdk: openai.AsyncOpenAI) ->
 
 
 async def test_the_sdk_streams(sdk: openai.AsyncOpenAI) -> None:
-    async with sdk.responses.stream(**ask()) as stream:
+    async with sdk.responses.stream(**responses_body()) as stream:
         names = [event.type async for event in stream]
         final = await stream.get_final_response()
     assert final.output_text == "The capital is Paris."
@@ -79,7 +78,7 @@ async def test_the_sdk_streams(sdk: openai.AsyncOpenAI) -> None:
 
 async def test_a_turn_with_a_tool(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     paris, neuron.script = neuron.script, calls_a_tool
-    first = await sdk.responses.create(**ask(tools=TOOLS, instructions="Be brief."))
+    first = await sdk.responses.create(**responses_body(tools=TOOLS, instructions="Be brief."))
     thought, call = first.output
     assert thought.type == "reasoning" and thought.content[0].text == "It is Paris."
     assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Paris"}
@@ -114,7 +113,7 @@ async def test_a_turn_with_a_tool(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -
 async def test_the_sdk_counts_with_the_turns_before(
     sdk: openai.AsyncOpenAI, neuron: FakeNeuron
 ) -> None:
-    first = await sdk.responses.create(**ask())
+    first = await sdk.responses.create(**responses_body())
     neuron.script = counts
     counted = await sdk.responses.input_tokens.count(
         model="tiny", input="Why?", previous_response_id=first.id, instructions="Be brief."
@@ -136,11 +135,13 @@ async def test_the_sdk_counts_with_the_turns_before(
 
 
 async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
-    first = (await client.post(RESPONSES, ask())).json
+    first = (await client.post(RESPONSES, responses_body())).json
     item = first["output"][0]["id"]
     answer = await client.post(
         RESPONSES,
-        ask(input=[{"type": "item_reference", "id": item}, {"role": "user", "content": "Why?"}]),
+        responses_body(
+            input=[{"type": "item_reference", "id": item}, {"role": "user", "content": "Why?"}]
+        ),
     )
     assert answer.status == 200
     assert [turn.content for turn in chat(neuron.frames[1]).messages] == [
@@ -149,17 +150,17 @@ async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) 
     ]
     listed = (await client.get(f"{RESPONSES}/{answer.json['id']}/input_items")).json
     assert listed["data"][-1]["id"] == item
-    wrong = ask(input=[{"type": "item_reference", "id": "msg_of_nobody"}])
+    wrong = responses_body(input=[{"type": "item_reference", "id": "msg_of_nobody"}])
     refused = await client.post(RESPONSES, wrong)
     assert (refused.status, refused.error["param"]) == (400, "input[0]")
 
 
 async def test_what_is_not_stored_is_gone(client: AsgiClient, neuron: FakeNeuron) -> None:
-    made = await client.post(RESPONSES, ask(store=False))
+    made = await client.post(RESPONSES, responses_body(store=False))
     assert made.json["store"] is False
     assert (await client.get(f"{RESPONSES}/{made.json['id']}")).status == 404
     for previous in (made.json["id"], "resp_of_nobody", "\x00"):
-        refused = await client.post(RESPONSES, ask(previous_response_id=previous))
+        refused = await client.post(RESPONSES, responses_body(previous_response_id=previous))
         assert (refused.status, refused.error["code"]) == (400, "previous_response_not_found")
         assert refused.error["param"] == "previous_response_id"
     assert len(neuron.frames) == 1
@@ -196,7 +197,7 @@ async def test_input_items_come_in_pages(sdk: openai.AsyncOpenAI) -> None:
 async def test_queries_that_are_refused(
     client: AsgiClient, neuron: FakeNeuron, path: str, query: str, param: str
 ) -> None:
-    made = (await client.post(RESPONSES, ask())).json["id"]
+    made = (await client.post(RESPONSES, responses_body())).json["id"]
     refused = await client.get(f"{RESPONSES}/{made}{path}", query=query)
     assert (refused.status, refused.error["param"]) == (400, param)
     fine = "include[]=reasoning.encrypted_content"
@@ -218,28 +219,28 @@ async def test_a_stream_that_breaks_is_reported_and_kept(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     neuron.script = breaks
-    seen = events(await client.post(RESPONSES, ask(stream=True)))
+    seen = events(await client.post(RESPONSES, responses_body(stream=True)))
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     error, failed = seen[-2:]
     assert (error["type"], error["code"]) == ("error", "engine_crashed")
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     stored = (await client.get(f"{RESPONSES}/{failed['response']['id']}")).json
     assert stored == failed["response"]
-    refused = await client.post(RESPONSES, ask(previous_response_id=stored["id"]))
+    refused = await client.post(RESPONSES, responses_body(previous_response_id=stored["id"]))
     assert (refused.status, refused.error["code"]) == (400, "invalid_value")
 
 
 async def test_the_sdk_raises_what_breaks(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     neuron.script = breaks
     with pytest.raises(openai.APIError, match="The engine crashed") as raised:
-        async for _ in await sdk.responses.create(**ask(stream=True)):
+        async for _ in await sdk.responses.create(**responses_body(stream=True)):
             pass
     assert raised.value.code == "engine_crashed"
 
 
 async def test_a_body_that_breaks_is_a_refusal(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = breaks
-    refused = await client.post(RESPONSES, ask())
+    refused = await client.post(RESPONSES, responses_body())
     assert (refused.status, refused.error["code"]) == (503, "engine_crashed")
 
 
@@ -248,7 +249,7 @@ async def test_a_stream_that_was_opened_by_waiting(
 ) -> None:
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
     neuron.script = silent
-    exchange = client.open("POST", RESPONSES, ask(stream=True))
+    exchange = client.open("POST", RESPONSES, responses_body(stream=True))
     await exchange.until(b": waiting")
     submit = await neuron.submitted.get()
     failure = Failure(code="queue_timeout", message="It waited too long.")
@@ -266,7 +267,7 @@ async def test_what_cannot_be_kept_is_not_called_complete(
     client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(services, "response_save", raising)
-    answer = await client.post(RESPONSES, ask(stream=stream))
+    answer = await client.post(RESPONSES, responses_body(stream=stream))
     if not stream:
         assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
         return
@@ -285,11 +286,11 @@ async def test_the_database_is_away(
         monkeypatch.setattr(selectors, name, raising)
     for refused in (
         await client.get(f"{RESPONSES}/resp_1"),
-        await client.post(RESPONSES, ask(previous_response_id="resp_1")),
+        await client.post(RESPONSES, responses_body(previous_response_id="resp_1")),
         await client.post(f"{RESPONSES}/resp_1/cancel"),
     ):
         assert (refused.status, refused.error["code"]) == (503, "database_unavailable")
-    assert (await client.post(RESPONSES, ask(store=False))).status == 200
+    assert (await client.post(RESPONSES, responses_body(store=False))).status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -297,7 +298,7 @@ async def test_leaving_cancels_and_keeps_nothing(
     client: AsgiClient, neuron: FakeNeuron, stream: bool, kept: DatabaseThreads
 ) -> None:
     neuron.script = endless
-    exchange = client.open("POST", RESPONSES, ask(stream=stream))
+    exchange = client.open("POST", RESPONSES, responses_body(stream=stream))
     submit = await neuron.submitted.get()
     if stream:
         await exchange.until(b"on and")
@@ -308,21 +309,23 @@ async def test_leaving_cancels_and_keeps_nothing(
 
 
 async def test_the_sdk_compacts(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
-    first = await sdk.responses.create(**ask())
+    first = await sdk.responses.create(**responses_body())
     compacted = await sdk.responses.compact(model="tiny", previous_response_id=first.id)
     assert [item.type for item in compacted.output] == ["message", "compaction"]
     asked = chat(neuron.frames[-1]).messages
     assert [message.role for message in asked] == ["user", "assistant", "user"]
-    # The SDK has no type for a user's message among what was compacted.
+    # The SDK has no type for a user's message in a compacted output.
     items: Any = [item.to_dict(warnings=False) for item in compacted.output]
-    await sdk.responses.create(**ask(input=[*items, {"role": "user", "content": "Go on."}]))
+    await sdk.responses.create(
+        **responses_body(input=[*items, {"role": "user", "content": "Go on."}])
+    )
     assert "The capital is Paris." in (chat(neuron.frames[-1]).messages[1].content or "")
 
 
 async def test_a_summary_that_is_not_whole_reports_it(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
-    def says(text: str, reason: Any) -> Any:
+    def answers(text: str, reason: Any) -> Any:
         async def script(submit: Submit) -> AsyncIterator[list[Event]]:
             rid = submit.request_id
             yield [Accepted(request_id=rid, prompt_tokens=7), Delta(request_id=rid, text=text)]
@@ -335,12 +338,12 @@ async def test_a_summary_that_is_not_whole_reports_it(
         return script
 
     for script, status in (
-        (says("The cap", "context"), "cut_off"),
-        (says("The cap", "length"), "cut_off"),
-        (says(" ", "stop"), "missing"),
-        (says("Paris.", "stop"), "complete"),
+        (answers("The cap", "context"), "cut_off"),
+        (answers("The cap", "length"), "cut_off"),
+        (answers(" ", "stop"), "missing"),
+        (answers("Paris.", "stop"), "complete"),
     ):
         neuron.script = script
-        answer = await client.post(f"{RESPONSES}/compact", ask())
+        answer = await client.post(f"{RESPONSES}/compact", responses_body())
         assert (answer.status, answer.json["summary"]["status"]) == (200, status)
         assert answer.json["output"][-1]["type"] == "compaction"

@@ -17,10 +17,10 @@ from inference.protocol.events import Delta, Event, TextLogprob
 from inference.protocol.generation import GenerationRequest, Submit
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.bodies import QUESTION
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, paris, prepared
 from tests.inference.gateway.responses_support import (
-    QUESTION,
     RESPONSES,
     TOOLS,
     breaks,

@@ -28,6 +28,7 @@ for one in EVERY_ERROR:
 STATUSES = {200, 204, 206, *(one.status for one in EVERY_ERROR)}
 STATUSES |= {kind.status for kind in FAILURES.values()}
 LIMIT = StreamChannel.totalHeadersSize
+REQUEST_ID = "0123456789abcdef"
 CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
 
 
@@ -80,12 +81,19 @@ class Connection:
         self.channel.timeOut = None
         self.channel.callLater = lambda seconds, _call: self.later.append(seconds)
         clients = SimpleNamespace(opened=self._opened, closed=lambda _transport: None)
-        server = SimpleNamespace(errors_of=self._errors_of, clients=clients)
+        self.recorded: list[tuple[bytes, str, int]] = []
+        server = SimpleNamespace(
+            errors_of=self._errors_of, clients=clients, record_refusal=self._record
+        )
         self.channel.factory = SimpleNamespace(server=server, asked=[])
         self.channel.makeConnection(self.wire)
 
     def _opened(self, channel: StreamChannel) -> None:
         channel.refusal = self.refusal
+
+    def _record(self, target: bytes, error: ApiError, status: int) -> str:
+        self.recorded.append((target, error.code, status))
+        return REQUEST_ID
 
     @staticmethod
     def _errors_of(target: bytes) -> Any:
@@ -106,6 +114,8 @@ class Connection:
         status = int(head.split(b" ", 2)[1])
         assert b"content-length: %d" % len(body) in head.lower()
         assert b"connection: close" in head.lower()
+        assert b"x-request-id: " + REQUEST_ID.encode() in head
+        assert [one[2] for one in self.recorded] == [status]
         assert (self.asked, self.later, self.wire.disconnecting) == ([], [LINGER_S], False)
         return status, json.loads(body)["error"]
 
@@ -152,6 +162,17 @@ def test_an_absolute_target_names_the_host(piece_bytes: int) -> None:
         (b"GET %s HTTP/1.1\r\n" + b"A: x\r\n" * 501 + b"\r\n", 431, "headers_too_large"),
         (b"GET %s HTTP/1.1\r\nno header\r\nA: x\r\n\r\n", 400, "invalid_http"),
         (b"POST %s HTTP/1.1\r\nContent-Length: many\r\nA: x\r\n\r\n", 400, "invalid_http"),
+        # Two lengths, between which a proxy and this server may differ (RFC 9112, 6.3).
+        (
+            b"POST %s HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            400,
+            "invalid_http",
+        ),
+        (
+            b"POST %s HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+            "invalid_http",
+        ),
         (
             b"POST %s HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n1\r\n",
             400,
@@ -224,8 +245,8 @@ def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: by
 
 
 def test_a_websockets_frames_are_sent_at_once() -> None:
-    """And behind what waits, by whomever it was put there."""
-    from inference.gateway.server.daphne_server import StreamSocket  # installs Daphne's reactor
+    """They are also sent behind what waits, by whomever it was put there."""
+    from inference.gateway.server.stream_socket import StreamSocket  # installs Daphne's reactor
 
     protocol = StreamSocket()
     protocol.transport, protocol.send_queue = socket, _ = Socket(takes=4), deque()
@@ -258,7 +279,7 @@ def test_nothing_is_sent_past_a_goodbye(state: str) -> None:
 
 
 async def test_what_the_check_of_headers_found_is_in_the_scope_of_its_request() -> None:
-    """Of a large body alone: nothing is checked before a small one."""
+    """It is there for a large body alone: nothing is checked before a small one."""
     scopes: list[dict[str, Any]] = []
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:

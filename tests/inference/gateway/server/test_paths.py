@@ -77,7 +77,7 @@ def test_metrics_are_elsewhere(path: str) -> None:
     assert "31314" in answer
 
 
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/images/generations", "/v1/moderations"])
+@pytest.mark.parametrize("path", ["/v1/videos", "/v1/realtime/x", "/v1/assistants"])
 def test_what_is_not_served_names_what_is(path: str) -> None:
     answer = unknown_url("POST", path)
     assert answer.startswith("This server ")

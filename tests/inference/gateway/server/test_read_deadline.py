@@ -27,7 +27,7 @@ def test_a_body_must_continue() -> None:
     deadline.begin_body(0)
     for period in range(1, 100):
         deadline.receive(MIN_BODY_BYTES)
-        assert not deadline.is_overdue(20 * period), "slow, and it goes on"
+        assert not deadline.is_overdue(20 * period), "slow, and it continues"
     deadline.receive(MIN_BODY_BYTES - 1)
     assert deadline.is_overdue(2000)
 
@@ -42,7 +42,7 @@ def test_an_answer_has_no_deadline_and_then_the_connection_waits() -> None:
 
 
 def test_a_body_has_a_total_deadline_that_the_servers_pauses_extend() -> None:
-    """A body of 4 KiB each 20 s took for ever."""
+    """A body of 4 KiB each 20 s took without end."""
     deadline = ReadDeadline(TIMEOUTS, 0)
     deadline.begin_head(0)
     deadline.begin_body(0)

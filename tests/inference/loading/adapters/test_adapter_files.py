@@ -1,5 +1,5 @@
-"""Adapters are checked against their base before a weight is read, and what is not computed here is
-refused by its name."""
+"""Adapters are checked against their base before a weight is read, and unsupported ones are refused
+with the name of the unsupported part."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_sources(tmp_path: Path) -> None:
         opened(tmp_path, sha256="0" * 64)
     with pytest.raises(BadSourceError, match="revision"):
         opened(tmp_path, revision="main")
-    with pytest.raises(BadSourceError, match="huggingface: or path:"):
+    with pytest.raises(BadSourceError, match="a hub or path:"):
         opened(tmp_path, source="pypi:some-adapter")
     with pytest.raises(MissingFileError):
         opened(tmp_path / "nowhere")

@@ -177,6 +177,8 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 2**31}, "vocab_size is 2147483648"),
     ({"mixers": ("attention",)}, "1 layers are listed"),
     ({"mixers": ("sliding",) * 2}, "within a window"),
+    ({"mixers": ("chunked",) * 2}, "within chunks"),
+    ({"mixers": ("chunked",) * 2, "chunk_tokens": 0}, "chunk_tokens is 0"),
     ({"sliding_window": 0}, "sliding_window is 0"),
     ({"sliding_window": 20.0}, "sliding_window is 20.0, not a whole number"),
     (SPARSE, "experts that are not declared"),

@@ -86,13 +86,13 @@ def test_a_load_that_quantises_takes_what_its_formats_take(quantization: str) ->
     assert costs.layers[0].weight_bytes.cpu == packed * (ATTENTION + MLP) + 4 * NORMS
 
 
-def test_files_that_are_quantised_say_so_in_their_config() -> None:
+def test_quantised_files_declare_it_in_their_config() -> None:
     awq = LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     packed = NATIVE_BYTES_PER_WEIGHT["INT4"] * (ATTENTION + MLP) + 4 * NORMS
     assert costs_of(awq).layers[0].weight_bytes.cpu == packed
 
 
-def test_a_module_of_transformers_tells_nothing_of_its_layers() -> None:
+def test_a_module_of_transformers_has_no_layer_costs() -> None:
     gpt2 = {
         "model_type": "gpt2",
         "vocab_size": 100,

@@ -1,4 +1,4 @@
-"""Which directories hold an embedding model, and what they say of it."""
+"""Which directories hold an embedding model, and its config."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_the_same_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
 
 
 def in_parts(tmp_path: Path, num_parts: int = 2) -> list[Path]:
-    """As llama.cpp splits a file: a part each tensor, numbered from 0."""
+    """Splits a file as llama.cpp does: a part each tensor, numbered from 0."""
     paths = []
     for number, name in enumerate(WEIGHTS):
         file = EditableGGUF.read(save_gguf(tmp_path / "x.gguf", {name: WEIGHTS[name]}))
@@ -189,7 +189,7 @@ def test_parts_of_another_number_or_order_are_refused(tmp_path: Path) -> None:
 
 
 def test_tensors_may_come_in_any_order(tmp_path: Path) -> None:
-    """In the header, and in the data."""
+    """The order differs in the header, and in the data."""
     path = save_gguf(tmp_path / "x.gguf", WEIGHTS)
     whole = read_header(path)
     file = EditableGGUF.read(path)

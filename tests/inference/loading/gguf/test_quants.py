@@ -12,14 +12,16 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from benchmarks.weights.random_blocks import random_blocks
 from inference.loading.gguf import quants as gguf_quants
 from inference.loading.gguf.header import read_header
-from inference.loading.gguf.types import QUANTISED_TYPES, READABLE_TYPES
+from inference.loading.gguf.types import READABLE_TYPES
 from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
 from inference.models.families.gguf_types import GGUF_TYPES
 from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import DenseWeight, GroupedWeight, SuperBlockWeight
-from tests.inference.loading.conftest import random_blocks
+from tests.inference.loading.conftest import RANDOM_VALUE
+from tests.inference.loading.gguf.quantised_types import QUANTISED_TYPES
 
 NUM_ROWS, NUM_FEATURES = 6, 512
 
@@ -33,7 +35,7 @@ CODEBOOK_BITS = {
 MOST_BYTES = {
     "Q4_0": 1.12,
     "Q2_K": 1.2,
-    "MXFP4": 2.0,
+    "MXFP4": 1.06,
     "NVFP4": 1.12,
     "IQ1_S": 2.3,
     "IQ1_M": 2.1,
@@ -46,9 +48,9 @@ MOST_BYTES = {
     "TQ2_0": 1.25,
     "Q1_0": 2.3,
 }
-"""Packed, times the file's: Q4_0 gets a minimum, Q2_K whole bytes for its 4-bit scales, MXFP4 eight
-bits for its four, NVFP4 float16 for its scales of 8 bits; an IQ type's places in a grid and signs
-become a code for each value, and ternary digits two bits."""
+"""Packed, times the file's: Q4_0 gets a minimum, Q2_K whole bytes for its 4-bit scales, MXFP4 and
+NVFP4 float16 for their scales of 8 bits; an IQ type's places in a grid and signs become a code for
+each value, and ternary digits two bits."""
 MOST_BYTES_OF_OTHERS = 1.04
 
 
@@ -56,7 +58,7 @@ def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
     """Returns what gguf reads back: float32 (rows, features)."""
     generator = np.random.default_rng(5)
     if type.name in SUPER_BLOCK_BITS or type.name in CODEBOOK_BITS:
-        blocks = random_blocks(generator, type, NUM_ROWS, NUM_FEATURES)
+        blocks = random_blocks(generator, type, (NUM_ROWS, NUM_FEATURES), RANDOM_VALUE)
     else:
         values = generator.normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
         blocks = gguf.quantize(values, type)
@@ -70,7 +72,8 @@ def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
 
 
 def dequantized(blocks: np.ndarray, type: GGMLQuantizationType) -> npt.NDArray[np.float32]:
-    """As gguf does it, which does not read Q1_0: a float16, and a bit for each of 128 signs."""
+    """Dequantises as gguf does, and Q1_0, which gguf does not read: a float16, and a bit for each
+    of 128 signs."""
     if type.name == "Q1_0":
         split = blocks.reshape(len(blocks), -1, 18)
         scales = np.ascontiguousarray(split[:, :, :2]).view(np.float16).astype(np.float32)
@@ -106,7 +109,8 @@ def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantiza
 
 
 EXTREMES = (0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x3C00, 0x7BFF, 0xFBFF, 0x7C00, 0x7E00)
-"""As float16: zeros, numbers below the smallest normal one, the largest, infinity, no number."""
+"""The extreme values as float16: zeros, numbers below the smallest normal one, the largest,
+infinity, no number."""
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -133,7 +137,7 @@ def test_any_bits_mean_what_they_mean_to_gguf(type: GGMLQuantizationType) -> Non
 def test_experts_are_read_by_their_rows() -> None:
     """A stack's rows by themselves, and neighbours in one weight."""
     type = GGMLQuantizationType.IQ2_XS
-    blocks = random_blocks(np.random.default_rng(3), type, 8, 512)
+    blocks = random_blocks(np.random.default_rng(3), type, (8, 512), RANDOM_VALUE)
     whole = gguf_quants.stored(blocks, type)
     part = gguf_quants.stored(blocks[2:5], type)
     assert isinstance(whole, CodebookWeight) and isinstance(part, CodebookWeight)
@@ -141,8 +145,10 @@ def test_experts_are_read_by_their_rows() -> None:
 
 
 def test_a_four_bit_super_block_is_groups_as_well(tmp_path: Path) -> None:
-    """For torch's kernels, which know no super-blocks."""
-    blocks = random_blocks(np.random.default_rng(3), GGMLQuantizationType.Q4_K, 4, 512)
+    """The groups are for torch's kernels, which know no super-blocks."""
+    blocks = random_blocks(
+        np.random.default_rng(3), GGMLQuantizationType.Q4_K, (4, 512), RANDOM_VALUE
+    )
     stored = gguf_quants.stored(blocks, GGMLQuantizationType.Q4_K)
     assert isinstance(stored, SuperBlockWeight)
     assert torch.equal(stored.grouped().dequantize(), stored.dequantize())

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not SMAPS.exists(), reason="there is no /proc to
 
 
 def resident_bytes(path: Path) -> int:
-    """Of the mappings of a file in this process."""
+    """Returns the resident bytes of a file's mappings in this process."""
     text = SMAPS.read_text()
     found = re.findall(rf" {re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", text)
     return sum(int(kilobytes) for kilobytes in found) * 1024

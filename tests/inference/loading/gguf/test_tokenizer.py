@@ -50,11 +50,47 @@ def pieces(pre: str, text: str) -> list[str]:
         ("tekken", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
         ("qwen35", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
         ("gpt-4o", "Don't| add| |123|45|+x|  | y|\n\n|z"),
+        ("llama4", "Don't| add| |123|45|+x|  | y|\n\n|z"),
+        ("hunyuan", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("hunyuan-dense", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
         ("dbrx", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
+        ("command-r", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z"),
+        ("lfm2", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
+        ("exaone4", "Don|'t| add| 12345|+|x|  | y|\n|\n|z"),
+        ("exaone-moe", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("minimax-m2", "Don't| add| |123|45|+x|  | y|\n\n|z"),
+        ("seed-coder", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("kimi-k2", "Don't| add| |123|45|+x|  | y|\n\n|z"),
+        ("falcon", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z"),
+        ("bloom", "Don't| add| 12345+x|  | y|\n\n|z"),
+        ("viking", "Don't| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("deepseek-llm", "Don|'|t| add| |12345|+|x|  | y|\n|\n|z"),
+        ("deepseek-coder", "Don|'|t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z"),
+        ("deepseek-v3", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
     ],
 )
 def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None:
     assert pieces(pre, "Don't add 12345+x   y\n\nz") == expected.split("|")
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("hunyuan-dense", "a|世界カタ|bc| (|foo|)Bar"),
+        ("hunyuan", "a世界カタbc| (|foo|)Bar"),
+        ("deepseek-llm", "a|世界カタ|bc| (|foo|)|Bar"),
+        ("kimi-k2", "a|世界|カタbc| (|foo|)Bar"),
+    ],
+)
+def test_chinese_and_japanese_are_cut_off_where_the_rule_has_it(pre: str, expected: str) -> None:
+    assert pieces(pre, "a世界カタbc (foo)Bar") == expected.split("|")
+
+
+def test_a_whole_word_comes_before_merges_where_the_rule_has_it() -> None:
+    unmerged = {"tokenizer.ggml.merges": []}
+    for pre, expected in (("glm4", ["ab"]), ("lfm2", ["ab"]), ("chatglm-bpe", ["a", "b"])):
+        tokenizer, _ = convert_tokenizer(byte_level(pre, **unmerged))
+        assert tokenizer.encode("ab", add_special_tokens=False).tokens == expected, pre
 
 
 def test_control_tokens_are_one_id_and_special_and_user_defined_ones_are_plain() -> None:
@@ -90,8 +126,8 @@ def test_the_beginning_of_a_text(metadata: dict[str, Any], begins: bool) -> None
 
 
 def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
-    with pytest.raises(BadFileError, match=r"'viking'.*smollm"):
-        convert_tokenizer(byte_level("viking"))
+    with pytest.raises(BadFileError, match=r"'superbpe'.*smollm"):
+        convert_tokenizer(byte_level("superbpe"))
     with pytest.raises(BadFileError, match="'bert'"):
         convert_tokenizer({"tokenizer.ggml.model": "bert"})
     with pytest.raises(BadFileError, match=r"tokenizer\.ggml\.merges"):

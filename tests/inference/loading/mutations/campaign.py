@@ -1,6 +1,6 @@
-"""Runs cases of mutated files in child processes, many a child, and collects what they found.
+"""Runs cases of mutated files in child processes, many a child, and collects their findings.
 
-By hand, with a count for each subject and a file for what was found:
+By hand, with a count for each subject and a file for the findings:
     python -m tests.inference.loading.mutations.campaign COUNT LOG NATIVE_CACHE_DIR [SUBJECT ...]
 """
 
@@ -57,7 +57,7 @@ class Findings:
 def run_cases(
     ranges: Mapping[str, range], folder: Path, native_cache_dir: Path
 ) -> dict[str, Findings]:
-    """The cases of each subject. A child that dies or hangs is a finding, and the next one goes on
+    """The cases of each subject. A child that dies or hangs is a finding, and the next one starts
     behind that case."""
     sources = {subject: _saved(subject, folder / subject) for subject in ranges}
     waiting = [
@@ -78,7 +78,7 @@ def _saved(subject: str, folder: Path) -> Path:
 def _run_child(
     waiting: list[Work], native_cache_dir: Path, findings: dict[str, Findings]
 ) -> list[Work]:
-    """Returns what is left for the next child."""
+    """Returns the work left for the next child."""
     mine, left = _first_cases(waiting)
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
@@ -110,7 +110,7 @@ def _run_child(
 
 
 def _first_cases(waiting: list[Work]) -> tuple[list[Work], list[Work]]:
-    """As many as a child takes, and the others."""
+    """Returns as many cases as a child takes, and the others."""
     mine: list[Work] = []
     room = CASES_OF_A_CHILD
     for index, work in enumerate(waiting):
@@ -130,7 +130,7 @@ def _behind(works: list[Work], subject: str, case: int) -> list[Work]:
 
 
 def _lines(child: subprocess.Popen[str]) -> Iterator[str]:
-    """Until the child has ended, or was silent for too long."""
+    """Reads lines until the child has ended, or was silent for too long."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:

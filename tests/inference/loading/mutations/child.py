@@ -20,23 +20,23 @@ from pathlib import Path
 import psutil
 import torch
 
-from inference.engine.load.memory.memory_use import give_back_freed
+from inference.engine.load.memory.memory_use import release_freed_memory
 from inference.loading.adapters.adapter_files import open_adapter
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.models import registry
-from inference.models.batch import NUM_LONE_STATES
 from inference.models.embedding import EmbeddingModel
 from inference.models.errors import ModelError, UnfitWeightsError
 from inference.models.registry import build_fastest_model
-from inference.models.step_input import StepInput
+from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
 from tests.inference.adapter_files import spec_of
 from tests.inference.loading.mutations.mutations import mutate
 
 ADDRESS_SPACE_BYTES = 8 * 1024**3
-"""Beside what is mapped when the first case begins."""
+"""The address space that the child may take beside the memory that is mapped when the first case
+begins."""
 MOST_CASE_BYTES = 400 * 1024**2
 """What a case of a small file may leave in memory at its highest."""
 UNCHANGED = -1
@@ -49,7 +49,7 @@ PROMPT = [1, 2, 3]
 def main() -> None:
     works, native_cache_dir = json.loads(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    # A library's name says what it was compiled from: finding it again reads all of its sources.
+    # A library's name is a digest of its sources: looking it up reads all of them.
     registry.load_library = functools.cache(registry.load_library)
     _limit_memory()
     for subject, kind, source, first, last in works:
@@ -87,7 +87,7 @@ class _Case:
         grown_bytes = psutil.Process().memory_info().rss - before_bytes
         if grown_bytes > MOST_CASE_BYTES:
             found |= {"is_wrong": True, "words": f"{grown_bytes} bytes; {found['words']}"}
-        give_back_freed()
+        release_freed_memory()
         return {"seconds": time.monotonic() - started_s, **found}
 
     def _found(self) -> dict[str, object]:

@@ -1,5 +1,5 @@
 """The small models whose files are mutated: a file or a directory each, of several families and
-formats. What is beside a load's own files (an adapter's base) lies in ``base``.
+formats. Files beside a load's own ones (an adapter's base) lie in ``base``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel
 from tests.inference.adapter_files import write_adapter
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.safetensors import test_packed_files as packed
-from tests.inference.models.families import hybrid_gguf, state_gguf, test_gpt_oss, test_mixtures
+from tests.inference.models.families import hybrid_gguf, mixtures, state_gguf, test_gpt_oss
 from tests.inference.models.families import tiny_hybrid as hybrids
 from tests.inference.models.families import tiny_states as states
 
@@ -57,9 +57,9 @@ def _packed_llama(folder: Path) -> Path:
 
 
 def _mixture_gguf(case: str, folder: Path) -> Path:
-    found = test_mixtures.CASES[case]
-    test_mixtures.reference_of(found).save_pretrained(folder / "dense")
-    return test_mixtures.written(found, folder / "dense", folder / "model.gguf")
+    found = mixtures.CASES[case]
+    mixtures.reference_of(found).save_pretrained(folder / "dense")
+    return mixtures.written(found, folder / "dense", folder / "model.gguf")
 
 
 def _hybrid_gguf(folder: Path) -> Path:
@@ -149,14 +149,14 @@ SUBJECTS: dict[str, Subject] = {
     "compressed": Subject("safetensors", partial(_packed_directory, "packed, with zeros")),
     "fp8": Subject("safetensors", partial(_packed_directory, "fp8 of blocks")),
     "mxfp4": Subject("safetensors", _gpt_oss),
-    "a foreign module": Subject(
+    "a transformers module": Subject(
         "safetensors", partial(_directory, "gpt_neox", num_key_value_heads=4)
     ),
-    "a foreign module with its cache": Subject(
+    "a transformers module with its cache": Subject(
         "safetensors", partial(_directory, "mamba", state_size=8)
     ),
     "bert": Subject("embedding", _bert),
     "adapter": Subject("adapter", _adapter),
 }
-SLOW = frozenset({"a foreign module", "a foreign module with its cache", "bert"})
+SLOW = frozenset({"a transformers module", "a transformers module with its cache", "bert"})
 """What takes transformers a tenth of a second for each case."""

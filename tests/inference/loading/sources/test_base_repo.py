@@ -102,12 +102,12 @@ def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
     header: Any, base_folder: Path, tmp_path: Path
 ) -> None:
     repositories = Repositories(**{"org/base": base_folder})
-    contents = metadata("viking", **{"tokenizer.ggml.add_bos_token": False})
+    contents = metadata("superbpe", **{"tokenizer.ggml.add_bos_token": False})
     directory = tokenizer_directory(header(contents), tmp_path, repositories.fetch)
     written = Tokenizer.from_file(str(directory / "tokenizer.json"))
     assert written.encode("ab<|end|>").ids == [256, 257]
     config = json.loads((directory / "tokenizer_config.json").read_text())
-    assert config["model_max_length"] == 512, "what the file does not say is the base's"
+    assert config["model_max_length"] == 512, "a key that the file lacks is the base's"
     assert (config["add_bos_token"], config["eos_token"]) == (False, "<|end|>")
     assert config["chat_template"] == TEMPLATE
     repositories.asked.clear()
@@ -119,7 +119,7 @@ def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
 def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
     lacking: str, header: Any, base_folder: Path, tmp_path: Path
 ) -> None:
-    contents = {} if lacking == "a vocabulary" else metadata("viking")
+    contents = {} if lacking == "a vocabulary" else metadata("superbpe")
     contents.pop("general.base_model.count", None)
     snapshot = tmp_path / "models--org--base-GGUF" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
 
 
 def test_the_files_own_template_wins(header: Any, base_folder: Path, tmp_path: Path) -> None:
-    contents = metadata("viking", **{"tokenizer.chat_template": "own"})
+    contents = metadata("superbpe", **{"tokenizer.chat_template": "own"})
     fetch = Repositories(**{"org/base": base_folder}).fetch
     directory = tokenizer_directory(header(contents), tmp_path, fetch)
     config = json.loads((directory / "tokenizer_config.json").read_text())
@@ -144,16 +144,16 @@ def test_another_vocabulary_is_refused_by_its_first_token(
     header: Any, base_folder: Path, tmp_path: Path
 ) -> None:
     tokens = [*ALPHABET, "<|end|>", "ab", "[PAD258]"]
-    contents = metadata("viking", **{"tokenizer.ggml.tokens": tokens})
+    contents = metadata("superbpe", **{"tokenizer.ggml.tokens": tokens})
     fetch = Repositories(**{"org/base": base_folder}).fetch
     with pytest.raises(BadFileError, match=r"token 256 is '<\|end\|>', which there is 257.*beside"):
         tokenizer_directory(header(contents), tmp_path, fetch)
 
 
 def test_what_was_tried_is_reported(header: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadFileError, match=r"'viking'.*org/base cannot be had.*beside the file"):
-        tokenizer_directory(header(metadata("viking")), tmp_path, Repositories().fetch)
-    nameless = metadata("viking", **{"general.base_model.count": 0})
+    with pytest.raises(BadFileError, match=r"'superbpe'.*org/base cannot be had.*beside the file"):
+        tokenizer_directory(header(metadata("superbpe")), tmp_path, Repositories().fetch)
+    nameless = metadata("superbpe", **{"general.base_model.count": 0})
     with pytest.raises(BadFileError, match="names no repository"):
         tokenizer_directory(header(nameless), tmp_path, Repositories().fetch)
 

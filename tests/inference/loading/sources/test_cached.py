@@ -88,7 +88,7 @@ def test_a_revision_of_which_nothing_is_whole_is_listed_and_removed(cache: Path)
 
 
 def test_orphans_are_swept_and_nothing_else(cache: Path) -> None:
-    """What is new, is continued by the next download or is being written stays."""
+    """New files, and files that a download continues or writes, stay."""
     continued = broken_off(cache, "two", "c.gguf", "blob-c")
     blobs = cache / "huggingface/models--org--tiny/blobs"
     orphan, fresh, written = (blobs / f"{name}.incomplete" for name in ("d.1a2b3c4d", "e", "f"))

@@ -9,8 +9,8 @@ import pytest
 
 from inference.loading.sources import checksum
 from inference.loading.sources.checksum import check_sha256
-from inference.protocol.load import LoadProgress, LoadStage
 from inference.protocol.load_errors import HashMismatchError
+from inference.protocol.load_progress import LoadProgress, LoadStage
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 50_000])

@@ -14,9 +14,8 @@ from huggingface_hub import constants
 
 from inference.loading.sources import disk, huggingface
 from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.hub import HuggingFaceHub
 from inference.loading.sources.hub_cache import hub_cache_dir
-from inference.loading.sources.huggingface import HuggingFaceHub
-from inference.protocol.load import LoadProgress
 from inference.protocol.load_errors import (
     BadSourceError,
     DiskFullError,
@@ -26,6 +25,7 @@ from inference.protocol.load_errors import (
     RepoFetchFailedError,
     UnknownArchitectureError,
 )
+from inference.protocol.load_progress import LoadProgress
 
 COMMIT = "c0ffee" + "0" * 34
 FILES = {
@@ -38,12 +38,12 @@ FILES = {
 
 
 class FakeHub(BaseHTTPRequestHandler):
-    """One repository, org/tiny; org/gated and org/broken answer as their names say."""
+    """One repository, org/tiny; org/gated is gated, org/broken answers with errors."""
 
     asked: list[str] = []
     gguf: dict[str, object] | None = None
     sizes: dict[str, int] = {}
-    """Of files that are larger than what is here says."""
+    """Declared sizes of files that are larger than their content here."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -135,6 +135,29 @@ def test_only_the_chosen_quant_and_the_texts_are_fetched(endpoint: str, tmp_path
     assert (reported[-1].done, reported[-1].total) == (total, total)
 
 
+def test_an_mmproj_file_is_fetched_for_a_model_that_reads_images(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FILES, "mmproj-F16.gguf", b"v" * 3000)
+    for architecture, file, is_fetched in (
+        ("qwen3vl", "Q4_0", True),
+        ("clip", "Q4_0", True),  # the hub has read the mmproj file
+        ("llama", "Q4_0", True),  # it may be SmolVLM's
+        ("phi3", "Q4_0", False),
+        ("qwen3vl", "Q4_0+none", False),
+    ):
+        monkeypatch.setattr(FakeHub, "gguf", {"architecture": architecture})
+        cache = tmp_path / f"{architecture} {file}"
+        files, reported = download(endpoint, cache, wanted=file)
+        there = (files.directory / "mmproj-F16.gguf").is_file()
+        assert (files.projector is not None) is is_fetched is there
+        assert reported[-1].total == 10_004 + 3000 * is_fetched
+    with_it = tmp_path / "qwen3vl Q4_0"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    offline, _ = download(endpoint, with_it)
+    assert offline.projector is not None and offline.projector.read_bytes() == b"v" * 3000
+
+
 def test_what_an_embedding_model_declares_is_fetched(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +176,7 @@ def test_what_an_embedding_model_declares_is_fetched(
 def test_a_model_whose_tokenizer_lowers_the_case_is_judged_with_its_tokenizer(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As BAAI/bge-small-en is published."""
+    """BAAI/bge-small-en is published so."""
     transformer = {"path": "", "type": "sentence_transformers.models.Transformer"}
     pooling = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
     declared: dict[str, object] = {

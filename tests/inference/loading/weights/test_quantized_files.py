@@ -1,4 +1,4 @@
-"""Quantising while loading: which weights come out how, and what is refused."""
+"""Quantising while loading: the format of each weight, and the refusals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from inference.models.layers.linear import QuantizedLinear
 from inference.models.native.build import find_compiler
 from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight
-from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.inference.loading.conftest import save_directory, save_gguf
 
 
@@ -43,7 +44,7 @@ def test_tables_take_eight_bits_and_projections_what_was_asked_for(
     assert [stored(name).bits for name in tables] == [8] * len(tables)
     heads = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
     (fused,) = model.weights.stored_parts(*heads)
-    assert isinstance(fused, GroupedWeight) and fused.bits == bits
+    assert isinstance(fused.sample, GroupedWeight) and fused.sample.bits == bits
     assert torch.equal(
         model.weights.tensor("model.norm.weight"), dense.weights.tensor("model.norm.weight")
     )

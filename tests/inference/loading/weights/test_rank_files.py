@@ -1,5 +1,5 @@
-"""A rank's part of a model on disk: what it reads, what it is estimated to take, and what is
-refused before any weight is read."""
+"""A rank's part of a model on disk: the bytes that it reads, its memory estimate, and refusals
+before any weight is read."""
 
 from __future__ import annotations
 

@@ -1,18 +1,20 @@
-"""Keys and values stored rounded: how far off they are, and that nothing else tells them apart."""
+"""Keys and values stored rounded: their error, and that they do not differ otherwise."""
 
 from __future__ import annotations
 
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
-from inference.models.batch import Batch, PrefillSpan
 from inference.models.cache.kv_format import KVFormat, kv_bytes_per_block
 from inference.models.cache.paged_kv import LayerKV, PagedKV, dequantize, new_layer, quantize
 from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
 from inference.models.layers import attention as attention_module
 from inference.models.layers.attention import TorchAttention, gathered_bytes
+from inference.models.step_input import StepInput
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 8
@@ -67,29 +69,37 @@ def test_bytes_are_what_placement_counts(kv_format: KVFormat) -> None:
 
 @pytest.mark.parametrize("kv_format", get_args(KVFormat))
 def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> None:
-    """And as prompt cut in two: a preempted sequence is computed again in other pieces."""
+    """It also does as a prompt cut in two: a preempted sequence is computed again in other
+    pieces."""
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(13, 4, 16, generator=generator)
     keys, values = torch.randn(2, 13, 2, 16, generator=generator)
     layer = new_layer(3 * BLOCK_TOKENS, 2, 16, kv_format, CPU)
-    block_ids = torch.tensor([2, 0])
+    table = np.array([[2, 0]], dtype=np.int32)
     slots = torch.tensor([16 + p if p < 8 else p - 8 for p in range(13)])
     layer.write(slots, keys, values)
     attention = TorchAttention(None, torch.float32)
 
-    def prompt(start: int, end: int) -> torch.Tensor:
-        span = PrefillSpan(0, end - start, start, end, block_ids)
-        ids = torch.arange(start, end)
-        batch = Batch(ids, ids, slots[start:end], spans=(span,), logit_rows=ids)
-        attend = attention.for_prefill(batch, BLOCK_TOKENS)
+    def attended(start: int, end: int, *, num_decodes: int) -> torch.Tensor:
+        step = StepInput.of_queries(
+            [0] * (end - start),
+            [start],
+            [end - start],
+            table,
+            BLOCK_TOKENS,
+            num_decodes=num_decodes,
+        )
         rows = slice(start, end)
+        attend = attention.of_step(DeviceStep.of(step, CPU))
         return attend(queries[rows], keys[rows], values[rows], layer)
+
+    def prompt(start: int, end: int) -> torch.Tensor:
+        return attended(start, end, num_decodes=0)
 
     whole = prompt(0, 13)
     assert torch.allclose(torch.cat([prompt(0, 7), prompt(7, 13)]), whole, atol=1e-5)
-    last = torch.tensor([12])
-    decode = attention.for_decode(Batch(last, last, slots[12:], block_ids[None]), 8)
-    assert torch.allclose(decode(queries[12:], layer), whole[12:], atol=1e-5)
+    assert torch.allclose(attended(12, 13, num_decodes=1), whole[12:], atol=1e-5)
+    assert torch.allclose(attended(9, 13, num_decodes=1), whole[9:], atol=1e-5)
 
 
 @pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
@@ -104,10 +114,11 @@ def test_rows_times_the_longest_context_are_never_copied_at_once(
     keys, values = torch.randn(2, len(layer.entries), 2, 16, generator=generator)
     layer.write(torch.arange(len(layer.entries)), keys, values)
     queries = torch.randn(num_rows, 4, 16, generator=generator)
-    positions = torch.tensor([0, 39, 7, 8, 22, 3, 31, 16, 1])
+    positions = [0, 39, 7, 8, 22, 3, 31, 16, 1]
     block_ids = torch.randperm(num_rows * num_columns, generator=generator).view(num_rows, -1)
-    batch = Batch(positions, positions, positions, block_ids)
-    wanted = TorchAttention(window, torch.float32).for_decode(batch, BLOCK_TOKENS)(queries, layer)
+    step = StepInput.of_decodes([0] * 9, positions, block_ids.int().numpy(), BLOCK_TOKENS)
+    on_device = DeviceStep.of(step, CPU)
+    wanted = TorchAttention(window, torch.float32).of_step(on_device)(queries, None, None, layer)
 
     gathered: list[int] = []
     gather = LayerKV.gather
@@ -121,7 +132,7 @@ def test_rows_times_the_longest_context_are_never_copied_at_once(
     for most_rows in (2, 1, 0):  # a single row is copied whatever it takes
         gathered.clear()
         monkeypatch.setattr(attention_module, "MOST_GATHERED_BYTES", most_rows * row_bytes)
-        attend = TorchAttention(window, torch.float32).for_decode(batch, BLOCK_TOKENS)
-        assert torch.equal(attend(queries, layer), wanted)
+        attend = TorchAttention(window, torch.float32).of_step(on_device)
+        assert torch.equal(attend(queries, None, None, layer), wanted)
         assert max(gathered) <= max(most_rows, 1) * row_bytes
         assert sum(gathered) == num_rows * row_bytes

@@ -1,5 +1,5 @@
-"""The same tests run the kernels through Triton's interpreter on a CPU (the suite's conftest says
-so) and compiled on a card."""
+"""The same tests run the kernels through Triton's interpreter on a CPU (see the suite's conftest)
+and compiled on a card."""
 
 from __future__ import annotations
 

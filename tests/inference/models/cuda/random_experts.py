@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from inference.models.weights.codebook import Codebook, CodebookWeight
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,
     DenseWeight,
@@ -15,6 +16,7 @@ from inference.models.weights.stored import (
 
 KINDS = ["dense", "fp8", "MXFP4", "Q4", "Q5", "Q5 with minimums", "Q8"]
 K_KINDS = [f"Q{bits}_K" for bits in (2, 3, 4, 5, 6)]
+TABLE_KINDS = ["IQ4_XS", "IQ2_S", "TQ2_0", "NVFP4"]
 OUT_FEATURES, IN_FEATURES = 37, 512
 
 
@@ -45,6 +47,8 @@ def random_expert(kind: str, seed: int, in_features: int = IN_FEATURES) -> Exper
             codes=numbers[codes(0, 16, torch.int64)],
             scales=torch.exp2(exponents.float()) / 16,
         )
+    if kind in TABLE_KINDS:
+        return random_codebook(kind, seed, shape)
     bits = int(kind[1])
     if kind.endswith("K"):
         group = 32 if bits in (4, 5) else 16
@@ -69,4 +73,31 @@ def random_expert(kind: str, seed: int, in_features: int = IN_FEATURES) -> Exper
         codes=codes(low, low + 2**bits, torch.int8 if is_signed else torch.uint8),
         scales=(uniform(*groups) / 2**bits).half(),
         minimums=None if is_signed else (-uniform(*groups)).half(),
+    )
+
+
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+CODEBOOKS = {
+    "IQ4_XS": (Codebook(IQ4_VALUES), 32),
+    "IQ2_S": (Codebook((-43, -25, -8, 0, 8, 25, 43, 127), 1 / 8), 16),
+    "TQ2_0": (Codebook((-1, 0, 1, 2)), 32),
+    "NVFP4": (Codebook(TWICE_THE_MXFP4_VALUES, 0.0137), 16),
+}
+"""Tables of 16, 8 and 4 values, and one whose unit is no power of two; features of a group."""
+
+
+def random_codebook(kind: str, seed: int, shape: tuple[int, int]) -> CodebookWeight:
+    """Scales with those of blocks above them, or without."""
+    codebook, group_features = CODEBOOKS[kind]
+    generator = torch.Generator().manual_seed(seed)
+    groups, blocks = (shape[0], shape[1] // group_features), (shape[0], shape[1] // 256)
+    codes = torch.randint(0, len(codebook.values), shape, generator=generator).to(torch.uint8)
+    if kind in ("TQ2_0", "NVFP4"):
+        scales = torch.rand(groups, generator=generator).half()
+        return CodebookWeight(codebook=codebook, codes=codes, scales=scales)
+    return CodebookWeight(
+        codebook=codebook,
+        codes=codes,
+        scales=torch.randint(-32, 32, groups, generator=generator).to(torch.int8),
+        super_scales=(torch.rand(blocks, generator=generator) / 32).half(),
     )

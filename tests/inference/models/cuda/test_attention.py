@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.models.batch import Batch, PrefillSpan
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cache.paged_kv import DTYPE_OF, LayerKV, new_layer
 from inference.models.cuda.attention import TritonAttention, Tuning, row_tiles
+from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import TorchAttention
+from inference.models.step_input import StepInput, block_table_of
 
 NUM_BLOCKS = 24
 TUNING = Tuning(
@@ -63,21 +64,19 @@ class Case:
         shape = sum(lengths), self.num_heads, head_dim
         self.queries = (torch.randn(shape, generator=generator) * 2).to(device, dtype)
 
-    def decode_batch(self) -> Batch:
-        most = max(len(blocks) for blocks in self.blocks)
-        table = [blocks + [0] * (most - len(blocks)) for blocks in self.blocks]
-        positions = torch.tensor([length - 1 for length in self.lengths], device=self.device)
-        block_ids = torch.tensor(table, device=self.device)
-        return Batch(positions, positions, positions, block_ids)
+    def step(self, starts: list[int], *, num_decodes: int = 0) -> DeviceStep:
+        """Each sequence from its start on; the first ones decode."""
+        lens = [length - start for start, length in zip(starts, self.lengths, strict=True)]
+        table = block_table_of(self.blocks)
+        tokens = [0] * sum(lens)
+        step = StepInput.of_queries(
+            tokens, starts, lens, table, self.block_tokens, num_decodes=num_decodes
+        )
+        return DeviceStep.of(step, self.device)
 
-    def prefill_batch(self, starts: list[int]) -> Batch:
-        spans, row = [], 0
-        for start, length, blocks in zip(starts, self.lengths, self.blocks, strict=True):
-            ids = torch.tensor(blocks, device=self.device)
-            spans.append(PrefillSpan(row, row + length - start, start, length, ids))
-            row += length - start
-        rows = torch.arange(row, device=self.device)
-        return Batch(rows, rows, rows, spans=tuple(spans), logit_rows=rows)
+    def decodes(self) -> DeviceStep:
+        """The last row of each sequence."""
+        return self.step([length - 1 for length in self.lengths], num_decodes=len(self.lengths))
 
     def poison_the_rest(self) -> None:
         """What no sequence has written is not a number."""
@@ -105,54 +104,80 @@ class Scores:
     window: int | None = None
     soft_cap: float | None = None
     sinks: torch.Tensor | None = None
+    sees_ahead: bool = False
+    is_chunked: bool = False
 
     def triton(self, tuning: Tuning) -> TritonAttention:
-        return TritonAttention(self.window, 2, tuning, self.soft_cap)
+        return TritonAttention(
+            *(self.window, 2, tuning, self.soft_cap),
+            sees_ahead=self.sees_ahead,
+            is_chunked=self.is_chunked,
+        )
 
     @property
     def torch(self) -> TorchAttention:
-        return TorchAttention(self.window, torch.float32, self.soft_cap)
+        return TorchAttention(self.window, torch.float32, self.soft_cap, is_chunked=self.is_chunked)
 
 
 PLAIN = Scores()
 
 
+def attended(case: Case, step: DeviceStep, tuning: Tuning, scores: Scores = PLAIN) -> torch.Tensor:
+    queries = case.queries[: len(step.positions)]
+    return scores.triton(tuning).of_step(step)(queries, None, None, case.layer, scores.sinks)
+
+
 def decoded(case: Case, tuning: Tuning = TUNING, scores: Scores = PLAIN) -> torch.Tensor:
-    attend = scores.triton(tuning).for_decode(case.decode_batch(), case.block_tokens)
-    return attend(case.queries[: len(case.lengths)], case.layer, scores.sinks)
+    return attended(case, case.decodes(), tuning, scores)
+
+
+def check(case: Case, step: DeviceStep, scores: Scores = PLAIN) -> None:
+    queries, layer = case.queries[: len(step.positions)], exact(case.layer)
+    # Of a prompt from its start the reference takes the rows' own; here they are in the blocks.
+    keys, values = layer.gather(step.slots, 1, torch.float32).unbind(1)
+    wanted = scores.torch.of_step(step)(queries.float(), keys, values, layer, scores.sinks)
+    error = (attended(case, step, TUNING, scores).float() - wanted).abs().max()
+    assert float(error) < TOLERANCE[queries.dtype]
 
 
 def check_decode(case: Case, scores: Scores = PLAIN) -> None:
-    attend = scores.torch.for_decode(case.decode_batch(), case.block_tokens)
-    queries = case.queries[: len(case.lengths)].float()
-    wanted = attend(queries, exact(case.layer), scores.sinks)
-    found = decoded(case, scores=scores).float()
-    assert float((found - wanted).abs().max()) < TOLERANCE[case.queries.dtype]
+    check(case, case.decodes(), scores)
 
 
 def check_prefill(case: Case, starts: list[int], scores: Scores = PLAIN) -> None:
-    batch = case.prefill_batch(starts)
-    queries = case.queries[: len(batch.positions)]
-    nothing = queries.new_empty(0)
-    attend = scores.triton(TUNING).for_prefill(batch, case.block_tokens)
-    found = attend(queries, nothing, nothing, case.layer, scores.sinks)
-    reference, layer = scores.torch, exact(case.layer)
-    # Cut off from position 0 the reference would take what it is given; here all is in the blocks.
-    parts = []
-    for span, blocks in zip(batch.spans, case.blocks, strict=True):
-        context = layer.gather(
-            torch.tensor(blocks, device=case.device), case.block_tokens, torch.float32
-        )
-        keys, values = context[span.start : span.end].unbind(1)
-        alone = replace(span, first_row=0, last_row=span.end - span.start)
-        ids = torch.arange(alone.last_row, device=case.device)
-        attend = reference.for_prefill(
-            Batch(ids, ids, ids, spans=(alone,), logit_rows=ids), case.block_tokens
-        )
-        rows = queries[span.first_row : span.last_row].float()
-        parts.append(attend(rows, keys, values, layer, scores.sinks))
-    error = (found.float() - torch.cat(parts)).abs().max()
-    assert float(error) < TOLERANCE[queries.dtype]
+    check(case, case.step(starts), scores)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, window: int | None) -> None:
+    """Is one operation: a row that decodes, one with three drafts, and two prompts."""
+    case = Case(device, [21, 40, 19, 33])
+    check(case, case.step([20, 36, 0, 17], num_decodes=2), Scores(window))
+
+
+@pytest.mark.parametrize("chunk", [8, 13, 64])
+def test_rows_that_see_their_chunk_alone(device: torch.device, chunk: int) -> None:
+    case = Case(device, [21, 40, 19, 33])
+    case.poison_the_rest()
+    scores = Scores(chunk, is_chunked=True)
+    check(case, case.step([20, 36, 0, 17], num_decodes=2), scores)
+    check_decode(case, scores)
+    check_prefill(case, [0, 1, 18, 32], scores)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_rows_that_see_those_behind_them(device: torch.device, window: int | None) -> None:
+    """Positions 5 to 28 of one prompt see each other, across tiles, and 17 to 25 of another; a row
+    that decodes is beside them."""
+    case = Case(device, [21, 40, 33])
+    step = case.step([20, 3, 17], num_decodes=1)
+    last_seen = step.host.positions.copy()
+    for first_row, start, seen in ((1, 3, range(5, 29)), (38, 17, range(17, 26))):
+        rows = slice(first_row + seen.start - start, first_row + seen.stop - start)
+        last_seen[rows] = seen.stop - 1
+    step = replace(step, host=replace(step.host, last_seen=last_seen))
+    check(case, step, Scores(window, sees_ahead=True))
+    check(case, case.step([20, 3, 17], num_decodes=1), Scores(window, sees_ahead=True))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
@@ -212,7 +237,8 @@ def test_shapes_at_random(data: st.DataObject) -> None:
 
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
-    """To the bit, though more rows leave fewer programs for each row's context."""
+    """The rows are equal to the bit, though more rows leave fewer programs for each row's
+    context."""
     case = Case(device, [70, 9, 33, 50, 64, 2, 16, 41])
     among = decoded(case)[0]
     case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
@@ -235,7 +261,7 @@ def test_what_is_no_number_stays_in_its_row(device: torch.device) -> None:
 
 @pytest.mark.parametrize("kv_format", ["fp32", "int8"])
 def test_slots_that_nobody_wrote_are_not_read(device: torch.device, kv_format: KVFormat) -> None:
-    """Whoever had the block before may have left what is not a number."""
+    """The block's previous sequence may have left NaN there."""
     case = Case(device, [19, 3, 33], kv_format=kv_format)
     case.poison_the_rest()
     check_decode(case)
@@ -244,5 +270,5 @@ def test_slots_that_nobody_wrote_are_not_read(device: torch.device, kv_format: K
 
 def test_tiles_cover_every_row_once_and_start_with_the_deepest(device: torch.device) -> None:
     case = Case(device, [37, 20])
-    tiles = row_tiles(case.prefill_batch([0, 15]), 16)
+    tiles = row_tiles(case.step([0, 15]).host, 16)
     assert tiles == [(32, 5, 32, 0), (16, 16, 16, 0), (37, 5, 15, 1), (0, 16, 0, 0)]

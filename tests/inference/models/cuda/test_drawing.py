@@ -22,56 +22,58 @@ pytestmark = pytest.mark.slow
 
 Doubles = npt.NDArray[np.float64]
 ROUNDING = 1e-5
-"""Of a weight, and of a cumulative probability."""
+"""The rounding of a weight, and of a cumulative probability."""
 LARGEST_UNIFORM = 1 - 2**-24
 BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DrawParams:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
 
 
-WISHES = (
-    Wish(),
-    Wish(top_k=3),
-    Wish(top_p=0.7),
-    Wish(min_p=0.2),
-    Wish(temperature=0.6, top_k=40, top_p=0.9, min_p=0.01),
+ALL_PARAMS = (
+    DrawParams(),
+    DrawParams(top_k=3),
+    DrawParams(top_p=0.7),
+    DrawParams(min_p=0.2),
+    DrawParams(temperature=0.6, top_k=40, top_p=0.9, min_p=0.01),
 )
 
 
 def draw(
-    scores: torch.Tensor, draws: list[tuple[int, Wish, float]], block_tokens: int = BLOCK_TOKENS
+    scores: torch.Tensor,
+    draws: list[tuple[int, DrawParams, float]],
+    block_tokens: int = BLOCK_TOKENS,
 ) -> list[int]:
-    """Each a row, what is wished, and a uniform number."""
-    integers = torch.tensor([(row, wish.top_k) for row, wish, _ in draws])
+    """``draws``: rows, their parameters and a uniform number. Returns the drawn token ids."""
+    integers = torch.tensor([(row, params.top_k) for row, params, _ in draws])
     floats = torch.tensor([(w.temperature, w.top_p, w.min_p, u) for _, w, u in draws])
     to = scores.device
     found = draw_tokens(scores, integers.to(to), floats.to(to), block_tokens)
     return found.tolist()  # type: ignore[no-any-return]
 
 
-def kept_weights(scores: Doubles, wish: Wish, tilt: float) -> Doubles:
-    """By sorting; ``tilt`` moves what top_p and min_p ask for by a little."""
-    weights = np.exp((scores - scores.max()) / wish.temperature)
-    values = np.sort(weights)[::-1][: wish.top_k or len(weights)]
+def kept_weights(scores: Doubles, params: DrawParams, tilt: float) -> Doubles:
+    """Keeps weights by sorting; ``tilt`` moves what top_p and min_p ask for by a little."""
+    weights = np.exp((scores - scores.max()) / params.temperature)
+    values = np.sort(weights)[::-1][: params.top_k or len(weights)]
     smallest = values[-1]
-    if wish.top_p < 1:
+    if params.top_p < 1:
         before = values.cumsum() - values
-        within = values[before < tilt * wish.top_p * values.sum()]
+        within = values[before < tilt * params.top_p * values.sum()]
         smallest = within[-1] if len(within) else 1.0
-    smallest = min(max(smallest, tilt * wish.min_p), 1.0)
+    smallest = min(max(smallest, tilt * params.min_p), 1.0)
     return np.where(weights >= smallest, weights, 0.0)
 
 
-def is_right(token_id: int, scores: Doubles, wish: Wish, uniform: float) -> bool:
+def is_right(token_id: int, scores: Doubles, params: DrawParams, uniform: float) -> bool:
     """What lies at a border within rounding may fall on either side."""
     for tilt in (1 - ROUNDING, 1, 1 + ROUNDING):
-        kept = kept_weights(scores, wish, tilt)
+        kept = kept_weights(scores, params, tilt)
         end = kept.cumsum() / kept.sum()
         begin = end - kept / kept.sum()
         if kept[token_id] > 0 and (
@@ -87,8 +89,8 @@ def is_right(token_id: int, scores: Doubles, wish: Wish, uniform: float) -> bool
     vocab_size=st.sampled_from([1, 5, 64, 65, 300]),
     spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),
     forbidden_share=st.sampled_from([0.0, 0.5]),
-    wish=st.builds(
-        Wish,
+    params=st.builds(
+        DrawParams,
         temperature=st.sampled_from([0.3, 1.0, 2.0]),
         top_k=st.sampled_from([0, 1, 7, 40, 5000]),
         top_p=st.sampled_from([0.0, 0.1, 0.6, 0.95, 1.0]),
@@ -102,7 +104,7 @@ def test_draws_are_those_of_the_sorted_distribution(
     vocab_size: int,
     spread: float,
     forbidden_share: float,
-    wish: Wish,
+    params: DrawParams,
     uniform: float,
 ) -> None:
     """Scores of 64ths: some tie, and others differ by more than rounding."""
@@ -110,16 +112,18 @@ def test_draws_are_those_of_the_sorted_distribution(
     scores = np.round(random.standard_normal((3, vocab_size)) * spread * 64) / 64
     scores[:, 1:][random.random((3, vocab_size - 1)) < forbidden_share] = -math.inf
     on_device = torch.from_numpy(scores).float().to(device)
-    (token_id,) = draw(on_device, [(2, wish, uniform)])
-    assert is_right(token_id, scores[2], wish, uniform)
+    (token_id,) = draw(on_device, [(2, params, uniform)])
+    assert is_right(token_id, scores[2], params, uniform)
 
 
-@pytest.mark.parametrize("wish", [Wish(temperature=2.0), Wish(top_k=3), Wish(top_p=0.8)])
-def test_tokens_come_as_often_as_they_weigh(device: torch.device, wish: Wish) -> None:
+@pytest.mark.parametrize(
+    "params", [DrawParams(temperature=2.0), DrawParams(top_k=3), DrawParams(top_p=0.8)]
+)
+def test_tokens_come_as_often_as_they_weigh(device: torch.device, params: DrawParams) -> None:
     scores = np.log(np.array([4.0, 1.0, 3.0, 0.5, 0.25, 2.0]))
-    kept = kept_weights(scores, wish, 1)
+    kept = kept_weights(scores, params, 1)
     num_draws = 30
-    draws = [(0, wish, (i + 0.5) / num_draws) for i in range(num_draws)]
+    draws = [(0, params, (i + 0.5) / num_draws) for i in range(num_draws)]
     drawn = draw(torch.from_numpy(scores).float().to(device)[None], draws, block_tokens=4)
     counts = np.bincount(drawn, minlength=len(scores))
     assert np.all(np.abs(counts - num_draws * kept / kept.sum()) <= 1)
@@ -129,12 +133,14 @@ def test_tokens_come_as_often_as_they_weigh(device: torch.device, wish: Wish) ->
 def test_a_row_does_not_know_the_others(device: torch.device) -> None:
     """Nor where it lies."""
     scores = torch.randn(4, 200, generator=torch.Generator().manual_seed(5)).to(device)
-    draws = [(row, wish, 0.1 + 0.2 * row) for wish in WISHES for row in (3, 0)]
+    draws = [(row, params, 0.1 + 0.2 * row) for params in ALL_PARAMS for row in (3, 0)]
     together = draw(scores, draws)
     wide = torch.zeros(4, 333, device=device)
     wide[:, 50:250] = scores
     assert draw(wide[:, 50:250], draws[::-1]) == together[::-1]
-    alone = [draw(scores[row : row + 1], [(0, wish, uniform)])[0] for row, wish, uniform in draws]
+    alone = [
+        draw(scores[row : row + 1], [(0, params, uniform)])[0] for row, params, uniform in draws
+    ]
     assert alone == together
     assert len(set(together)) > 3
 
@@ -142,23 +148,23 @@ def test_a_row_does_not_know_the_others(device: torch.device) -> None:
 def test_the_size_of_a_block_changes_nothing(device: torch.device) -> None:
     """A flat row of a vocabulary that is a whole number of neither."""
     scores = torch.arange(600, device=device).remainder(7)[None] / 8
-    draws = [(0, wish, uniform) for wish in WISHES for uniform in (0.3, LARGEST_UNIFORM)]
+    draws = [(0, params, uniform) for params in ALL_PARAMS for uniform in (0.3, LARGEST_UNIFORM)]
     assert draw(scores, draws, block_tokens=32) == draw(scores, draws, block_tokens=1024)
 
 
 def test_what_weighs_nothing_is_never_drawn(device: torch.device) -> None:
-    """At either end, alone in its block, or too unlikely for a float."""
+    """Such tokens are at either end, alone in their block, or too unlikely for a float."""
     scores = torch.full((1, 200), -math.inf)
     scores[0, [0, 199]] = -1000.0
     scores[0, [20, 150]] = 0.0
-    draws = [(0, wish, uniform) for wish in WISHES for uniform in (0.0, LARGEST_UNIFORM)]
-    assert draw(scores.to(device), draws) == [20, 150] * len(WISHES)
+    draws = [(0, params, uniform) for params in ALL_PARAMS for uniform in (0.0, LARGEST_UNIFORM)]
+    assert draw(scores.to(device), draws) == [20, 150] * len(ALL_PARAMS)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_a_temperature_without_an_inverse_is_greedy(device: torch.device) -> None:
     scores = torch.tensor([[1.0, 3.0, 3.0, -math.inf]], device=device)
-    draws = [(0, Wish(temperature=1e-44), uniform) for uniform in (0.0, LARGEST_UNIFORM)]
+    draws = [(0, DrawParams(temperature=1e-44), uniform) for uniform in (0.0, LARGEST_UNIFORM)]
     assert draw(scores, draws) == [1, 2]
 
 
@@ -171,9 +177,9 @@ def test_what_is_no_number_gets_some_token(
     scores = torch.zeros(2, 100, device=device)
     scores[0, places] = value
     scores[1, 9] = 50.0
-    drawn = draw(scores, [(row, wish, 0.5) for wish in WISHES for row in (0, 1)])
+    drawn = draw(scores, [(row, params, 0.5) for params in ALL_PARAMS for row in (0, 1)])
     assert all(0 <= token_id < 100 for token_id in drawn)
-    assert drawn[1::2] == [9] * len(WISHES)
+    assert drawn[1::2] == [9] * len(ALL_PARAMS)
 
 
 @settings(max_examples=30)

@@ -10,7 +10,7 @@ import torch
 
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.drawing import TritonDrawer
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cache.kv_format import KVFormat
 from inference.models.cuda import setup
@@ -27,7 +27,7 @@ PROMPTS = {"a": [3, 1, 4, 1, 5], "b": [9, 2], "c": [(7 * i) % CONFIG.vocab_size 
 
 
 def answers(model: AnyModel, *, run_ahead: bool = False) -> dict[str, list[int]]:
-    """By Triton's drawer, two of them drawn."""
+    """Returns answers by Triton's drawer, two of them drawn."""
     engine = build_engine(
         model,
         context_tokens=CONTEXT_TOKENS,
@@ -62,7 +62,8 @@ def replay_by_calling(forward: Callable[[], None]) -> Callable[[], None]:
 @pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize("kv_format", ["fp32", "int8"])
 def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: bool) -> None:
-    """Also where a captured step overwrites the logits of one whose tokens have not been read."""
+    """They are the same where a captured step overwrites the logits of one whose tokens have not
+    been read."""
     wanted = answers(tiny_model(device, kv_format, FEW_HEADS))
     graphed, _ = setup.accelerate(tiny_model(device, kv_format, FEW_HEADS))
     assert isinstance(graphed, GraphedDecoder)

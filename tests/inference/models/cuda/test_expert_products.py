@@ -12,7 +12,8 @@ from inference.models.cuda.experts import (
     mxfp4_codes,
     stacked_product,
 )
-from inference.models.cuda.packed import TILES, pack_scales
+from inference.models.cuda.packed import TILES
+from inference.models.cuda.packed_layout import pack_scales
 from inference.models.layers.grouped_product import DenseProduct
 from inference.models.weights.stored import (
     TWICE_THE_MXFP4_VALUES,
@@ -25,8 +26,10 @@ from tests.inference.models.cuda.random_experts import (
     K_KINDS,
     KINDS,
     OUT_FEATURES,
+    TABLE_KINDS,
     random_expert,
 )
+from tests.slow_cases import slow_but
 
 NUM_EXPERTS = 4
 RAGGED = [3, 0, 1, 40]
@@ -46,7 +49,7 @@ def check(
     gathers: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Beside torch's grouped product over the same weights written out."""
+    """Compares with torch's grouped product over the same weights written out."""
     experts = [random_expert(kind, seed, in_features) for seed in range(len(counts))]
     generator = torch.Generator().manual_seed(9)
     num_entries = sum(counts)
@@ -59,11 +62,13 @@ def check(
     found = product(x.to(device), ends.to(device), None if rows is None else rows.to(device))
     assert found.dtype == dtype
     error = float((found.cpu().float() - wanted).abs().max() / wanted.abs().max())
-    rounds_scales = kind == "fp8" or kind.endswith("K")
+    rounds_scales = kind == "fp8" or kind.endswith("K") or kind in TABLE_KINDS
     assert error < (0.02 if dtype != torch.float32 else 2**-11 if rounds_scales else 1e-5)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *K_KINDS])
+@pytest.mark.parametrize(
+    "kind", slow_but([*KINDS, *K_KINDS, *TABLE_KINDS], "dense", "Q4", "Q6_K", "IQ4_XS")
+)
 def test_every_format_multiplies_as_its_dequantised_weight(device: torch.device, kind: str) -> None:
     check(device, kind, RAGGED)
 
@@ -125,6 +130,9 @@ def test_experts_that_are_not_stored_alike_are_refused(device: torch.device) -> 
     experts = [random_expert("Q4", 0), random_expert("Q8", 1)]
     with pytest.raises(UnlikeExpertsError, match="expert 1"):
         stacked_product(experts.__getitem__, 2, device, torch.float32)
+    tables = [random_expert(kind, 0) for kind in ("IQ2_S", "NVFP4")]
+    with pytest.raises(UnlikeExpertsError, match="expert 1"):
+        stacked_product(tables.__getitem__, 2, device, torch.float32)
 
 
 def test_codes_times_scales_are_numbers_of_float16() -> None:

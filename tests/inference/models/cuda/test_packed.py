@@ -11,12 +11,14 @@ from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.packed_trial import PackedTrials
 from inference.models.cuda.timing import captured_ms
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
+from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import (
     GroupedWeight,
     PackedWeight,
     SuperBlockWeight,
     with_tensors,
 )
+from tests.inference.models.cuda.random_experts import TABLE_KINDS, random_codebook
 
 pytestmark = pytest.mark.slow
 
@@ -60,13 +62,14 @@ def super_block(bits: int) -> SuperBlockWeight:
     )
 
 
-WEIGHTS = {
+WEIGHTS: dict[str, PackedWeight] = {
     "Q4": grouped(4, signed=False),
     "Q5 with minimums": grouped(5, signed=False),
     "Q5": grouped(5, signed=True),
     "Q6": grouped(6, signed=True),
     "Q8": grouped(8, signed=True),
 } | {f"Q{bits}_K": super_block(bits) for bits in (2, 3, 4, 5, 6)}
+WEIGHTS |= {kind: random_codebook(kind, 4, (OUT_FEATURES, IN_FEATURES)) for kind in TABLE_KINDS}
 
 
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
@@ -78,8 +81,9 @@ def test_both_phases_multiply_by_the_dequantised_weight(
     linear = PackedLinear(weight, device, torch.float32)
     for phase in (linear.decode, linear.prefill):
         error = float((phase(x.to(device)).cpu() - wanted).abs().max() / wanted.abs().max())
-        # K formats' scales are products, which float16 rounds.
-        assert error < (2**-11 if isinstance(weight, SuperBlockWeight) else 1e-5)
+        # Scales that are products are rounded by float16.
+        is_product = isinstance(weight, SuperBlockWeight | CodebookWeight)
+        assert error < (2**-11 if is_product else 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -92,13 +96,16 @@ def test_narrow_activations(device: torch.device, dtype: torch.dtype) -> None:
     assert float((found.cpu().float() - wanted).abs().max() / wanted.abs().max()) < 0.02
 
 
-def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
+@pytest.mark.parametrize("sizes", [(1, 5, 8), (9, 11, 16), (33, 40)])
+def test_a_row_is_the_same_whoever_is_beside_it(
+    device: torch.device, sizes: tuple[int, ...]
+) -> None:
+    """In steps whose rows fit one size of tile."""
     x = torch.randn(40, IN_FEATURES, generator=torch.Generator().manual_seed(2)).to(device)
     linear = PackedLinear(WEIGHTS["Q4_K"], device, torch.float32)
-    # The interpreter multiplies by numpy, whose sums depend on the tile's size.
-    most = 40 if device.type == "cuda" else 8
-    assert torch.equal(linear.decode(x[5:6]), linear.decode(x[:most])[5:6])
-    assert torch.allclose(linear.decode(x[37:38]), linear.decode(x)[37:38], rtol=1e-4, atol=1e-4)
+    watched = [linear.decode(x[:rows])[0] for rows in sizes]
+    watched += [linear.decode(x.flip(0)[-rows:])[-1] for rows in sizes]
+    assert all(torch.equal(row, watched[0]) for row in watched[1:])
 
 
 @pytest.mark.parametrize("in_features", [96, 576])
@@ -139,8 +146,8 @@ def test_codes_take_their_bits(device: torch.device) -> None:
 
 def test_the_trial_finds_that_it_works(device: torch.device) -> None:
     trials = PackedTrials(device, torch.float32)
-    some = [WEIGHTS["Q4"], WEIGHTS["Q6_K"]]
-    assert [trials.reason_against(weight) for weight in some] == [None, None]
+    some = [WEIGHTS["Q4"], WEIGHTS["Q6_K"], *(WEIGHTS[kind] for kind in TABLE_KINDS)]
+    assert {trials.reason_against(weight) for weight in some} == {None}
 
 
 def test_a_kernel_that_is_wrong_or_cannot_run_is_not_used(
@@ -197,12 +204,15 @@ def test_a_row_is_timed_on_the_card(device: torch.device) -> None:
     assert 0 < captured_ms(lambda: work.decode(x), device) < 1
 
 
-def test_the_factory_keeps_packed_what_torch_has_no_kernel_for(device: torch.device) -> None:
+@pytest.mark.parametrize(("name", "bits"), [("Q6_K", 6), ("IQ4_XS", 4), ("TQ2_0", 2)])
+def test_the_factory_keeps_packed_what_torch_has_no_kernel_for(
+    device: torch.device, name: str, bits: int
+) -> None:
     factory = LinearFactory(device, torch.float32)
-    factory._packed_trials = timed()
-    linear, words = factory.linear(WEIGHTS["Q6_K"])
+    factory.packed_trials = timed()
+    linear, words = factory.linear(WEIGHTS[name])
     assert isinstance(linear, PackedLinear)
-    assert words == "6-bit codes in a Triton kernel"
+    assert words == f"{bits}-bit codes in a Triton kernel"
 
 
 @pytest.mark.parametrize(("name", "has_copy"), [("Q4", True), ("Q6_K", False)])
@@ -211,7 +221,7 @@ def test_only_copies_that_the_estimate_knows_of_are_kept(
 ) -> None:
     weight = with_tensors(WEIGHTS[name], lambda tensor: tensor[:32])
     factory = LinearFactory(device, torch.float32)
-    factory._packed_trials, factory._prefill_copies = timed(1.0, 2.0), True
+    factory.packed_trials, factory.prefill_copies = timed(1.0, 2.0), True
     linear, words = factory.linear(weight)
     assert isinstance(linear, PackedLinear)
     assert words.endswith("kernel, prompts on a bfloat16 copy" if has_copy else "kernel")
@@ -224,6 +234,6 @@ def test_only_copies_that_the_estimate_knows_of_are_kept(
 def test_the_factory_takes_the_faster_of_two_kernels(ours_ms: float, expected: type) -> None:
     weight = with_tensors(WEIGHTS["Q4"], lambda tensor: tensor[:32])
     factory = LinearFactory(torch.device("cpu"), torch.float32)
-    factory._packed_trials = timed(ours_ms, 2.0)
+    factory.packed_trials = timed(ours_ms, 2.0)
     linear, _ = factory.linear(weight)
     assert isinstance(linear, expected)

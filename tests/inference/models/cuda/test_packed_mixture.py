@@ -22,6 +22,7 @@ from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.experts_loading import load_grouped, load_mixture
 from tests.inference.models.cuda.random_experts import IN_FEATURES, OUT_FEATURES, random_expert
+from tests.slow_cases import slow_but
 
 HIDDEN, INNER, NUM_EXPERTS, NUM_ROWS = 64, 32, 4, 5
 PREFIX = "model.layers.0.mlp"
@@ -50,7 +51,7 @@ FORMATS = {
     "gates otherwise than the rest": (int8, fp8),
     "dense": (dense, dense),
 }
-"""Of gates, and of the others."""
+"""The formats of gates, and of the other weights."""
 
 
 def opened(folder: Path, formats: str, factory: LinearFactory) -> OpenedWeights:
@@ -74,22 +75,23 @@ def opened(folder: Path, formats: str, factory: LinearFactory) -> OpenedWeights:
 
 
 def card_factory(device: torch.device, dtype: torch.dtype = torch.float32) -> LinearFactory:
-    """Of a card that has the kernel, which Triton's interpreter runs where there is none."""
+    """Returns the factory of a card that has the kernel, which Triton's interpreter runs where
+    there is none."""
     factory = LinearFactory(device, dtype)
-    factory._expert_trials = ExpertTrials(device, dtype)
+    factory.expert_trials = ExpertTrials(device, dtype)
     return factory
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("formats", slow_but(FORMATS, "gates otherwise than the rest"))
 def test_rows_are_as_one_expert_after_the_other_has_them(
     device: torch.device, tmp_path: Path, formats: str
 ) -> None:
     x = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(2))
     exact = opened(tmp_path, formats, LinearFactory(CPU, torch.float32, exact=True))
     loop = load_mixture(CONFIG, exact, PREFIX)
-    routes = loop._routes(x)
-    wanted = loop._experts.prefill(x, routes)
+    routes = loop.routes(x)
+    wanted = loop.experts.prefill(x, routes)
     experts = load_grouped(CONFIG, opened(tmp_path, formats, card_factory(device)), PREFIX)
     on_device = Routes(routes.experts.to(device), routes.weights.to(device))
     found = experts.decode(x.to(device), on_device).cpu()

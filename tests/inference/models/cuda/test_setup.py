@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from inference.models.batch import Batch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.cuda import setup
@@ -17,8 +16,9 @@ from inference.models.cuda.attention import TritonAttention, Tuning
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.decoder import DecoderModel
+from inference.models.device_step import DeviceStep
 from inference.models.graphed import GraphedDecoder
-from inference.models.layers.attention import DecodeAttention, TorchAttention
+from inference.models.layers.attention import Attend, TorchAttention
 from inference.models.layers.rope import RopeTable
 from inference.models.layers.rotation import Rotation, torch_rotation
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
@@ -38,7 +38,9 @@ def test_triton_where_it_runs(device: torch.device) -> None:
     "changes",
     [
         {"qk_norm": False},
+        {"is_qk_norm_after_rotation": True},
         {"sliding_window": 40},
+        {"mixers": ("chunked",) * CONFIG.num_layers, "chunk_tokens": 40},
         {"has_sinks": True, "qk_norm": False},
         {"attention_soft_cap": 20.0},
     ],
@@ -81,36 +83,46 @@ def test_a_card_with_little_shared_memory_gets_what_fits(
 
     class Picky(TritonAttention):
         def __init__(
-            self, window: int | None, num_processors: int, tuning: Tuning, soft_cap: float | None
+            self,
+            window: int | None,
+            num_processors: int,
+            tuning: Tuning,
+            soft_cap: float | None,
+            *,
+            sees_ahead: bool,
+            is_chunked: bool,
         ) -> None:
-            super().__init__(window, num_processors, tuning, soft_cap)
+            super().__init__(
+                *(window, num_processors, tuning, soft_cap),
+                sees_ahead=sees_ahead,
+                is_chunked=is_chunked,
+            )
             found.append(tuning)
 
-        def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
+        def of_step(self, step: DeviceStep) -> Attend:
             if not fits(found[-1]):
                 raise OutOfResourcesError
-            return super().for_decode(batch, block_tokens)
+            return super().of_step(step)
 
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", Picky)
     assert isinstance(setup.accelerate(tiny_model(device))[0], GraphedDecoder)
     assert [(tuning.stages, tuning.prefill_tile_rows) for tuning in found] == tried
 
 
-def test_steps_that_a_predictor_follows_are_not_captured(device: torch.device) -> None:
+def test_steps_that_a_predictor_follows_are_captured(device: torch.device) -> None:
     model = tiny_model(device)
     model.config = replace(model.config, has_predictor=True)
-    found, execution = setup.accelerate(model)
-    assert found is model
-    assert execution.endswith("steps that a predictor follows are not captured")
+    found, _ = setup.accelerate(model)
+    assert isinstance(found, GraphedDecoder)
 
 
 class Wrong(TritonAttention):
-    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
-        attend = super().for_decode(batch, block_tokens)
-        return lambda queries, layer_kv, sinks: attend(queries, layer_kv, sinks) + 0.1
+    def of_step(self, step: DeviceStep) -> Attend:
+        attend = super().of_step(step)
+        return lambda *layer: attend(*layer) + 0.1
 
 
-def _refuses(*arguments: object) -> None:
+def _refuses(*arguments: object, **named: object) -> None:
     raise RuntimeError("no compiler")
 
 
@@ -159,9 +171,9 @@ def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> Non
 
 @pytest.mark.parametrize("kv_format", get_args(KVFormat))
 def test_a_rotation_that_is_wrong_is_found(device: torch.device, kv_format: KVFormat) -> None:
-    def unrotated(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotation:
-        nowhere = torch.zeros_like(batch.positions)
-        return torch_rotation(config, rope, replace(batch, positions=nowhere))
+    def unrotated(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
+        nowhere = torch.zeros_like(step.positions)
+        return torch_rotation(config, rope, replace(step, positions=nowhere))
 
     model = tiny_model(device, kv_format)
     setup.try_rotation(model, triton_rotation)

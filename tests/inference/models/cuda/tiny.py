@@ -7,7 +7,7 @@ import torch
 from inference.models.cache.kv_format import KVFormat
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
-from inference.models.weights.dense import DenseWeights
+from tests.inference.models.dense_weights import DenseWeights
 
 CONFIG = ModelConfig(
     architecture="qwen3",

@@ -5,7 +5,7 @@ turns of the key heads that they belong to."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from tests.inference.models.families import tiny_gguf
+
 NESTED = "model.language_model."
 ROUNDED_TO = gguf.GGMLQuantizationType.Q8_0
 Numbers = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.generic]
 Encode = Callable[[str, Numbers], tuple[Codes, gguf.GGMLQuantizationType]]
-"""By GGUF's name."""
+"""Encodes a tensor by its GGUF name."""
 KEPT = (".visual.", "conv1d", "mlp.gate.", "shared_expert_gate")
 
 
@@ -31,27 +33,44 @@ def save_gguf(
     *,
     are_value_heads_tiled: bool,
     encode: Encode | None = None,
+    predictor: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
-    """``encode``: how the matrices are written that files quantise."""
+    """``encode``: how the matrices are written that files quantise. ``predictor``: the tensors of
+    a layer of multi-token prediction, by safetensors' names; none of a layer that is counted
+    and left out."""
     text = reference.config.get_text_config()
-    names = gguf.get_tensor_name_map(arch, text.num_hidden_layers)
+    num_layers, added = text.num_hidden_layers, predictor or {}
+    num_predicting = 0 if predictor is None else 1
+    names = gguf.get_tensor_name_map(arch, num_layers + 1)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    _add_keys(writer, text)
-    for name, tensor in reference.state_dict().items():
-        for written, values in _as_written(name, tensor, text, are_value_heads_tiled):
-            known = names.get_name(written, try_suffixes=(".weight", ".bias"))
-            assert known is not None, written
+    _add_keys(writer, text, num_layers + num_predicting)
+    if num_predicting:
+        writer.add_nextn_predict_layers(num_predicting)
+    add_vocabulary(writer, reference)
+    for name, tensor in (*reference.state_dict().items(), *added.items()):
+        own = name.replace("mtp.layers.0.", f"model.layers.{num_layers}.")
+        for written, values in _as_written(own, tensor, text, are_value_heads_tiled):
+            known = _nextn_name(written, num_layers) or tiny_gguf.name_of(names, written)
             numbers = values.float().contiguous().numpy()
             if encode is not None and _is_rounded(name, tensor):
                 codes, format = encode(known, numbers)
                 writer.add_tensor(known, codes, raw_dtype=format)
             else:
                 writer.add_tensor(known, numbers)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return tiny_gguf.close(writer, path)
+
+
+NEXTN = {
+    "mtp.fc": gguf.MODEL_TENSOR.NEXTN_EH_PROJ,
+    "mtp.pre_fc_norm_embedding": gguf.MODEL_TENSOR.NEXTN_ENORM,
+    "mtp.pre_fc_norm_hidden": gguf.MODEL_TENSOR.NEXTN_HNORM,
+    "mtp.norm": gguf.MODEL_TENSOR.NEXTN_SHARED_HEAD_NORM,
+}
+
+
+def _nextn_name(name: str, layer: int) -> str | None:
+    stem, _, kind = name.rpartition(".")
+    return f"{gguf.TENSOR_NAMES[NEXTN[stem]].format(bid=layer)}.{kind}" if stem in NEXTN else None
 
 
 def in_8_bits(name: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType]:
@@ -73,18 +92,9 @@ def _is_rounded(name: str, tensor: torch.Tensor) -> bool:
     return tensor.dim() > 1 and not any(part in name for part in KEPT)
 
 
-def _add_keys(writer: gguf.GGUFWriter, text: Any) -> None:
+def _add_keys(writer: gguf.GGUFWriter, text: Any, num_blocks: int) -> None:
     rope = text.rope_parameters
-    writer.add_context_length(text.max_position_embeddings)
-    writer.add_embedding_length(text.hidden_size)
-    writer.add_block_count(text.num_hidden_layers)
-    if getattr(text, "intermediate_size", None):
-        writer.add_feed_forward_length(text.intermediate_size)
-    writer.add_head_count(text.num_attention_heads)
-    writer.add_head_count_kv(text.num_key_value_heads)
-    writer.add_key_length(text.head_dim)
-    writer.add_value_length(text.head_dim)
-    writer.add_layer_norm_rms_eps(text.rms_norm_eps)
+    tiny_gguf.add_sizes(writer, text, num_blocks)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(text.head_dim * rope["partial_rotary_factor"]))
     writer.add_ssm_conv_kernel(text.linear_conv_kernel_dim)
@@ -100,9 +110,14 @@ def _add_keys(writer: gguf.GGUFWriter, text: Any) -> None:
         writer.add_expert_used_count(text.num_experts_per_tok)
         writer.add_expert_feed_forward_length(text.moe_intermediate_size)
         writer.add_expert_shared_feed_forward_length(text.shared_expert_intermediate_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([str(token) for token in range(text.vocab_size)])
-    writer.add_token_merges(["1 2"])
+
+
+def add_vocabulary(writer: gguf.GGUFWriter, reference: PreTrainedModel) -> None:
+    """A token for each number, and the one that stands for an image where the model has one."""
+    size = reference.config.get_text_config().vocab_size
+    image_token = getattr(reference.config, "image_token_id", None)
+    named = {} if image_token is None else {image_token: "<|image_pad|>"}
+    tiny_gguf.add_vocabulary(writer, size, named)
 
 
 def _as_written(
@@ -120,7 +135,8 @@ def _as_written(
         return
     layer, _, own = name.rpartition(".linear_attn.")
     if not layer:
-        yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+        is_norm = name.endswith("norm.weight") or ".pre_fc_norm_" in name
+        yield name, tensor + 1 if is_norm else tensor
         return
     key_heads, value_heads = text.linear_num_key_heads, text.linear_num_value_heads
     num_keys = 2 * key_heads * text.linear_key_head_dim

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.families.registry import family_of
@@ -56,7 +56,7 @@ def save_safetensors(reference: PreTrainedModel, folder: Path) -> Path:
 
 
 def save_gguf(row: Row, reference: PreTrainedModel, path: Path) -> Path:
-    """By the gguf package's own names, which are llama.cpp's."""
+    """Saves a GGUF by the gguf package's own names, which are llama.cpp's."""
     assert row.gguf is not None
     config, architecture = reference.config, row.gguf.architecture
     writer = gguf.GGUFWriter(path, architecture)
@@ -70,7 +70,7 @@ def save_gguf(row: Row, reference: PreTrainedModel, path: Path) -> Path:
         if name.endswith("norm.weight"):
             values = values + row.gguf.norm_offset
         if row.gguf.interleaves and (".q_proj." in name or ".k_proj." in name):
-            values = _in_pairs(values, config.head_dim)
+            values = in_pairs(values, config.head_dim)
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, f"{architecture} has no name for {name}"
         writer.add_tensor(found, values.contiguous().numpy())
@@ -107,8 +107,8 @@ def add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
     writer.add_bos_token_id(1)
 
 
-def _in_pairs(values: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """As llama.cpp's converter writes a llama's queries and keys."""
+def in_pairs(values: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Orders rows as llama.cpp's converter writes a llama's queries and keys."""
     halves = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
     return halves.transpose(1, 2).reshape(values.shape)
 
@@ -190,7 +190,7 @@ def engine_of(
 class Answer:
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
-    """Of the prompt."""
+    """The number of the prompt's tokens that came from the cache."""
 
 
 def answers_of(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[Answer]:

@@ -45,10 +45,10 @@ class Row:
     """What differs from ``SIZES``, and what a whole model of the family declares."""
     gguf: GGUFRow | None = None
     without: tuple[str, ...] = ()
-    """Of ``SIZES``, what the family's config does not take."""
+    """The names in ``SIZES`` that the family's config does not take."""
     louder: dict[str, float] = field(default_factory=dict)
-    """By a part of their name, how many times as large as transformers draws them parameters are:
-    where answers would not tell what a state holds."""
+    """Factors by which parameters are larger than transformers initialises them, by a part of their
+    name: for models whose answers would not depend on their state otherwise."""
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -80,6 +80,8 @@ MINISTRAL3_ROPE = {
     "llama_4_scaling_beta": 0.5,
 }
 """Queries have grown twice and thrice at the context's end."""
+STRETCHED = {"rope_type": "dynamic", "rope_theta": 1_000.0, "alpha": 50.0, "factor": 1.0}
+"""A base that 50.0 stretches, whatever the length: of heads of 16, to 87,434."""
 FOUR_LAYERS = {"num_hidden_layers": 4}
 GEMMA2 = {
     "query_pre_attn_scalar": 32,
@@ -242,6 +244,14 @@ ROWS = (
             architecture="cohere2",
             keys={"logit_scale": 0.0625, "attention.sliding_window": 20},
             eps_key="attention.layer_norm_epsilon",
+        ),
+    ),
+    Row(
+        model_type="hunyuan_v1_dense",
+        config={"rope_parameters": STRETCHED, "eos_token_id": 2},
+        gguf=GGUFRow(
+            architecture="hunyuan-dense",
+            keys={"rope.freq_base": 1_000.0 * 50.0 ** (16 / 14)},
         ),
     ),
     Row(

@@ -163,7 +163,7 @@ def _write(
     reference: PreTrainedModel,
     tensors: Iterator[tuple[str, torch.Tensor]],
 ) -> Path:
-    """With a table that is the output head as well, where the model's is."""
+    """Writes the file, with a table that is the output head as well, where the model's is."""
     config = reference.config
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, values in tensors:

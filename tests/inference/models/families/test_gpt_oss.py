@@ -94,7 +94,7 @@ def test_files_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
-    """With random codes, whose values ``reference`` gets, as transformers unpacks them."""
+    """Saves random codes, whose values ``reference`` gets, as transformers unpacks them."""
     parity.save_safetensors(reference, folder)
     tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(3)

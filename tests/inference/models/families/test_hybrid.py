@@ -18,17 +18,18 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
-from inference.engine.executor import TensorExecutor
 from inference.engine.load.load_engine import load_engine
+from inference.engine.model_runner import TensorExecutor
 from inference.models.backend import AnyModel
-from inference.models.batch import LONE_STATE, NUM_LONE_STATES
 from inference.models.cache.state_storage import LayerState
 from inference.models.decoder import DecoderModel
-from inference.models.step_input import StepInput
+from inference.models.graphed import GraphedDecoder
+from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput
 from inference.protocol.engine import CancelSequence, SequenceStep
 from inference.protocol.load import LoadSpec, Quantization
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.greedy import greedy
+from tests.inference.models.fake_capture import FakeCapture
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
 from tests.inference.models.families.hybrid_gguf import save_gguf
@@ -48,13 +49,13 @@ REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 DELTAS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 KINDS = (*DELTAS, "lfm2", "granite4")
-"""Of every kind of state, one. What the engine makes of states is the same for all."""
+"""One model for every kind of state. What the engine makes of states is the same for all."""
 LOADED = (*DELTAS, "lfm2", "granite4")
 NUM_TOKENS = 8
 
 
 SLOW = ("biased_lfm2", "granite4_dense")
-"""Of the same kinds of layers as others."""
+"""The models with the same kinds of layers as others."""
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
     for name in sorted(REFERENCES)
@@ -116,6 +117,32 @@ def test_chunks_beside_those_who_decode(model: AnyModel, answers: Answer) -> Non
     assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
 
 
+def test_captured_steps(model: AnyModel, answers: Answer) -> None:
+    """States are read and written where the step states; rows that fill it up have their own."""
+    assert isinstance(model, DecoderModel)
+    capture = FakeCapture()
+    engine = tiny.engine_of(GraphedDecoder(model, capture), max_running=4)
+    prompts = {str(length): prompt_of(length) for length in LENGTHS}
+    for name, prompt in prompts.items():
+        tiny.submit(engine, name, prompt, NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    assert found == {name: answers(prompt) for name, prompt in prompts.items()}
+    assert len(capture.replayed) >= NUM_TOKENS - 1
+
+
+def test_the_plan_of_captured_steps_has_room_for_their_states(model: AnyModel) -> None:
+    """Each row's are copied out of their slots, in one layer at a time."""
+    assert isinstance(model, DecoderModel)
+    graphed = GraphedDecoder(model, FakeCapture())
+    kv = graphed.new_kv(4, tiny.BLOCK_TOKENS, NUM_LONE_STATES)
+    layers = [layer for layer in kv.layers if isinstance(layer, LayerState)]
+    assert {len(layer.conv) for layer in layers} == {NUM_LONE_STATES + 1}
+    of_layer = max(layer.conv[0].nbytes + layer.recurrent[0].nbytes for layer in layers)
+    of_row = graphed.captured_bytes(9) - graphed.captured_bytes(8)
+    assert of_row >= 3 * of_layer
+    assert graphed.captured_bytes(0) == len(layers) * of_layer
+
+
 @pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_preemption(model: AnyModel, answers: Answer) -> None:
     """Recomputed, from a snapshot where one is left."""
@@ -162,7 +189,7 @@ def test_no_room_for_snapshots_changes_no_answer(model: AnyModel, answers: Answe
 
 @torch.inference_mode()
 def test_a_step_reads_one_slot_and_writes_another(model: AnyModel) -> None:
-    """So that it can be run again."""
+    """So it can be run again."""
     assert isinstance(model, DecoderModel)
     kv = model.new_kv(8, tiny.BLOCK_TOKENS, NUM_LONE_STATES + 1)
     step = StepInput.of_sequence(prompt_of(33), tiny.BLOCK_TOKENS)
@@ -205,8 +232,8 @@ def test_a_step_that_failed_is_run_again_from_the_same_states(
 ) -> None:
     """The faulty sequence's steps have written states by the time that they raise."""
     engine = tiny.engine_of(model, prefill_tokens_per_step=40)
-    assert isinstance(engine._executor, TensorExecutor)
-    engine._executor = FaultyExecutor(engine._executor, stage=stage, after=3)
+    assert isinstance(engine.executor, TensorExecutor)
+    engine.executor = FaultyExecutor(engine.executor, stage=stage, after=3)
     for length in LENGTHS:
         tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
     tiny.submit(engine, "faulty", [kind.value, *prompt_of(20)], NUM_TOKENS)
@@ -251,12 +278,8 @@ def test_gguf(name: str, directory: Path, answers: Answer) -> None:
 
 @pytest.mark.parametrize("quantization", ["q6", "q8"])
 @pytest.mark.parametrize("name", LOADED, indirect=True)
-def test_a_load(
-    directory: Path, tmp_path: Path, native_cache_dir: Path, quantization: Quantization
-) -> None:
+def test_a_load(directory: Path, data_dir: Path, quantization: Quantization) -> None:
     """Quantised as it is loaded, so that the dense weights beside it are run layer by layer."""
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "native").symlink_to(native_cache_dir)
     spec = LoadSpec(
         job_id="1",
         model="tiny",
@@ -266,7 +289,7 @@ def test_a_load(
         max_concurrent_sequences=4,
         kv_memory_bytes=4 * 1024**2,
     )
-    loaded = load_engine(spec, tmp_path, lambda _: None, check_when_idle=True)
+    loaded = load_engine(spec, data_dir, lambda _: None, check_when_idle=True)
     report, engine = loaded.report, loaded.engine
     has_tower = directory.name.startswith("qwen3_5")
     assert ("tensors of vision left out" in report.quantization) == has_tower

@@ -1,4 +1,4 @@
-"""What hybrids' config.json says, and what of published ones their checkpoints must hold."""
+"""Hybrids' config.json as it is read, and the tensors that published checkpoints must hold."""
 
 from __future__ import annotations
 

@@ -6,10 +6,9 @@ Needs llama-cpp-python, which is built from source: it is in no list of requirem
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.inference.models.families import parity
+from tests.inference.llama_cpp_peer import logits_of, quiet_library
+from tests.inference.models.families import mixtures, parity
 from tests.inference.models.families import test_gpt_oss as gpt_oss
-from tests.inference.models.families import test_mixtures as mixtures
 from tests.inference.models.families import tiny_hybrid as hybrids
 from tests.inference.models.families import tiny_states as states
+from tests.inference.models.families.latent_gguf import save_latent
 from tests.inference.models.families.rows import ROWS, GGUFRow, Row
+from tests.inference.models.families.test_deepseek import GGUF_ROWS as LATENT_GGUF
+from tests.inference.models.families.test_deepseek import gguf_reference
 from tests.inference.models.families.test_hybrid import GGUF as HYBRID_GGUF
 
-llama_cpp: Any = pytest.importorskip("llama_cpp")
+_ = quiet_library
 
 pytestmark = pytest.mark.slow
 
@@ -42,15 +44,6 @@ ALL_SEEING = {
     "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
 }
 """Where llama.cpp has no windows, or (EXAONE 4) has them by the number of layers."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet_library() -> Iterator[None]:
-    silent = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
-    llama_cpp.llama_backend_init()
-    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-    yield
-    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))
 
 
 def dense_rows() -> list[Row]:
@@ -123,8 +116,23 @@ def test_states_of_other_kinds(name: str, tmp_path: Path) -> None:
     check(reference, HYBRID_GGUF[name](reference, tmp_path / "model.gguf"))
 
 
+AS_LLAMA_CPP: dict[str, dict[str, Any]] = {
+    "V2-Lite": {"num_hidden_layers": 26, "hidden_size": 32},
+    "V3": {"attention_bias": False},
+}
+"""llama.cpp knows a V2-Lite by its number of layers, and no biases of latents."""
+
+
+@pytest.mark.parametrize("is_split", [True, False], ids=["in two", "whole"])
+@pytest.mark.parametrize("name", sorted(set(LATENT_GGUF) - {"V2"}))
+def test_latent_attention(name: str, is_split: bool, tmp_path: Path) -> None:
+    """Without V2's groups: llama.cpp has V3's rule for them alone."""
+    reference = gguf_reference(name, **AS_LLAMA_CPP.get(name, {}))
+    check(reference, save_latent(reference, tmp_path / "model.gguf", is_split=is_split))
+
+
 def test_gpt_oss(tmp_path: Path) -> None:
-    """With whole borders of YaRN, which is all that llama.cpp has."""
+    """YaRN has whole borders here, which is all that llama.cpp has."""
     rope = gpt_oss.ROW.config["rope_parameters"] | {"truncate": True}
     row = replace(gpt_oss.ROW_OF_GGUF, config=gpt_oss.ROW.config | {"rope_parameters": rope})
     reference = gpt_oss.reference_of(row)
@@ -140,36 +148,3 @@ def check(reference: PreTrainedModel, path: Path) -> None:
         expected = reference(torch.tensor([prompt])).logits[0]
     found = logits_of(path, prompt)
     torch.testing.assert_close(found, expected[:, : found.shape[1]], atol=TOLERANCE, rtol=0.0)
-
-
-def logits_of(path: Path, token_ids: list[int]) -> torch.Tensor:
-    """(tokens, vocabulary) float32, with keys and values in float32 as well."""
-    import numpy as np
-
-    model = llama_cpp.llama_model_load_from_file(
-        str(path).encode(), llama_cpp.llama_model_default_params()
-    )
-    assert model, f"llama.cpp does not load {path.name}"
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = 128
-    params.n_threads = params.n_threads_batch = 1
-    params.type_k = params.type_v = int(gguf.GGMLQuantizationType.F32)
-    params.flash_attn_type = 0
-    context = llama_cpp.llama_init_from_model(model, params)
-    batch = llama_cpp.llama_batch_init(len(token_ids), 0, 1)
-    try:
-        batch.n_tokens = len(token_ids)
-        for i, token_id in enumerate(token_ids):
-            batch.token[i], batch.pos[i], batch.logits[i] = token_id, i, 1
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        assert llama_cpp.llama_decode(context, batch) == 0
-        size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        rows = [
-            np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, i), (size,)).copy()
-            for i in range(len(token_ids))
-        ]
-        return torch.from_numpy(np.stack(rows))
-    finally:
-        llama_cpp.llama_batch_free(batch)
-        llama_cpp.llama_free(context)
-        llama_cpp.llama_model_free(model)

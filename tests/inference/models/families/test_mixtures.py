@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,11 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.safetensors.tensors import SafetensorsFiles
-from inference.loading.weights.expert_files import by_expert
 from inference.models.backend import AnyModel
 from inference.models.families.registry import check_architecture
 from inference.models.native.build import find_compiler
@@ -34,95 +30,18 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from inference.protocol.sampling import SamplingParams
 from tests.inference.greedy import check_greedy
-from tests.inference.loading.conftest import SIZES, save_gguf
+from tests.inference.loading.conftest import SIZES
+from tests.inference.models.families.mixtures import (
+    CASES,
+    NUM_LAYERS,
+    QWEN,
+    TOKENIZER,
+    reference_of,
+    written,
+)
 
 CONTEXT_TOKENS = 128
 OUTPUT_TOKENS = 12
-OWN: dict[str, Any] = {
-    "initializer_range": 0.3,
-    "attn_implementation": "eager",
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
-QWEN: dict[str, Any] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-GROUPS = {"n_group": 4, "topk_group": 2}
-NUM_LAYERS = SIZES["num_hidden_layers"]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    model_type: str
-    overrides: dict[str, Any]
-    gguf: str
-    """How GGUF calls it."""
-    keys: dict[str, Any] = field(default_factory=dict)
-    """GGUF's, of its own."""
-
-
-CASES = {
-    "qwen3_moe": Case("qwen3_moe", QWEN | {"norm_topk_prob": True}, "qwen3moe"),
-    "qwen3_moe, one layer dense": Case(
-        "qwen3_moe", QWEN | {"norm_topk_prob": True, "decoder_sparse_step": 2}, "qwen3moe"
-    ),
-    "qwen2_moe": Case(
-        "qwen2_moe",
-        QWEN | {"shared_expert_intermediate_size": 48},
-        "qwen2moe",
-        {"expert_shared_feed_forward_length": 48},
-    ),
-    "mixtral": Case("mixtral", {"num_local_experts": 5, "intermediate_size": 32}, "llama"),
-    "glm4_moe": Case(
-        "glm4_moe",
-        {
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "n_shared_experts": 2,
-            "routed_scaling_factor": 2.5,
-            "use_qk_norm": True,
-            "attention_bias": True,
-        },
-        "glm4moe",
-        {
-            "expert_gating_func": 2,
-            "expert_weights_scale": 2.5,
-            "expert_weights_norm": True,
-            "expert_shared_count": 2,
-            "leading_dense_block_count": 1,
-            "rope.dimension_count": 8,
-        },
-    ),
-    "glm4_moe, groups": Case(
-        "glm4_moe",
-        GROUPS
-        | {
-            "n_routed_experts": 12,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "routed_scaling_factor": 1.5,
-            "norm_topk_prob": False,
-        },
-        "glm4moe",
-        {
-            "expert_gating_func": 2,
-            "expert_weights_scale": 1.5,
-            "expert_weights_norm": False,
-            "expert_shared_count": 1,
-            "expert_used_count": 3,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-            "leading_dense_block_count": 1,
-            "rope.dimension_count": 8,
-        },
-    ),
-    "olmoe": Case("olmoe", QWEN | {"num_key_value_heads": 4, "intermediate_size": 32}, "olmoe"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,41 +49,6 @@ class Files:
     reference: PreTrainedModel
     directory: Path
     gguf: Path
-
-
-def reference_of(case: Case) -> PreTrainedModel:
-    torch.manual_seed(7)
-    # Copied: some configs write into their rotary parameters.
-    config = AutoConfig.for_model(case.model_type, **deepcopy(SIZES | OWN | case.overrides))
-    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for name, parameter in reference.named_parameters():
-        if "norm" in name or name.endswith("bias"):
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        else:
-            torch.nn.init.normal_(parameter, std=0.3)
-    for name, buffer in reference.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            torch.nn.init.uniform_(buffer, -0.3, 0.3)
-    return reference
-
-
-def stacked(directory: Path) -> dict[str, torch.Tensor]:
-    """Of a saved model: experts as a GGUF file has them."""
-    files = by_expert(SafetensorsFiles([directory / "model.safetensors"]))
-    weights: dict[str, Any] = {}
-    for source in files.names:
-        name = source.replace("shared_experts", "shared_expert").replace("n_bias", "n.bias")
-        if match := re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name):
-            own = weights.setdefault(match[1] + match[3], {})
-            own[int(match[2])] = files.dense(source)
-        else:
-            weights[name] = files.dense(source)
-    return {
-        name: torch.stack([weight[i] for i in range(len(weight))])
-        if isinstance(weight, dict)
-        else weight
-        for name, weight in weights.items()
-    }
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -176,26 +60,6 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     reference.save_pretrained(directory)
     (directory / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     return Files(reference, directory, written(case, directory, folder / "x.gguf"))
-
-
-TOKENIZER = {
-    "version": "1.0",
-    "added_tokens": [],
-    "model": {"type": "BPE", "vocab": {chr(65 + i): i for i in range(26)}, "merges": []},
-}
-
-
-def written(
-    case: Case, directory: Path, path: Path, types: dict[str, GGMLQuantizationType] | None = None
-) -> Path:
-    keys = ("num_experts", "num_local_experts", "n_routed_experts")
-    count = next(case.overrides[key] for key in keys if key in case.overrides)
-    own = {"expert_count": count, "expert_used_count": 2} | case.keys
-    if "moe_intermediate_size" in case.overrides:
-        own["expert_feed_forward_length"] = case.overrides["moe_intermediate_size"]
-    metadata = {f"{case.gguf}.{key}": value for key, value in own.items()}
-    sizes = {name: case.overrides.get(name, size) for name, size in SIZES.items()}
-    return save_gguf(path, stacked(directory), case.gguf, types, metadata, sizes)
 
 
 def opened(source: Path, tmp_path: Path, **changes: Any) -> OpenedModel:

@@ -1,5 +1,5 @@
-"""Hybrids on the native decoder: token for token what transformers answers, and to the bit the same
-for a row whoever its neighbours are, however its prompt was cut."""
+"""Hybrids on the native decoder: token for token what transformers answers, and a row's numbers are
+equal to the bit whatever the batch's other rows and however its prompt was cut."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.backend import AnyModel
-from inference.models.batch import EMPTY_STATE, NUM_LONE_STATES
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
-from inference.models.step_input import ALL_ROWS, StepInput
+from inference.models.step_input import ALL_ROWS, EMPTY_STATE, NUM_LONE_STATES, StepInput
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
 from tests.inference.models.steps import step_of
@@ -37,7 +36,7 @@ LIKE_THEM = {
     "lfm2_moe": states.lfm2_moe,
     "granite4_dense": states.granite4_dense,
 }
-"""Of the same kinds of layers."""
+"""The models with the same kinds of layers."""
 NUM_TOKENS = 6
 BLOCK_TOKENS = 32
 LENGTHS = (1, 33, 90)
@@ -113,7 +112,7 @@ class Sequences:
         self._model = model
         self._lengths = [0] * num_sequences
         self._turns = [0] * num_sequences
-        self._kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
+        self.kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
 
     @torch.inference_mode()
     def run(self, spans: list[tuple[int, list[int]]]) -> torch.Tensor:
@@ -129,7 +128,7 @@ class Sequences:
             queries.append((token_ids, start, range(8 * sequence, 8 * sequence + 8)))
             self._lengths[sequence] = start + len(token_ids)
         step = step_of(*queries, block_tokens=BLOCK_TOKENS, state_slots=(reads, writes))
-        return self._model.forward(step, self._kv)
+        return self._model.forward(step, self.kv)
 
 
 TOKENS = prompt_of(150)
@@ -170,8 +169,7 @@ def num_threads(count: int) -> Iterator[None]:
 
 
 def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> None:
-    """Where one token is said again and again the triangular system of its keys is all but
-    singular."""
+    """Where one token repeats, the triangular system of its keys is almost singular."""
     for prompt in ([7] * 120, [7, 9] * 60):
         with torch.no_grad():
             expected = reference(torch.tensor([prompt])).logits[0]
@@ -179,10 +177,10 @@ def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> 
 
 
 def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
-    """So that it can be run again."""
+    """So it can be run again."""
     rows = Sequences(model, 2)
     rows.run([(0, TOKENS[:40]), (1, TOKENS[:7])])
-    kept = rows._kv.states
+    kept = rows.kv.states
     assert kept is not None
     tensors = [tensor for tensor in (kept.conv, kept.recurrent) if tensor.numel()]
     before = [tensor.clone() for tensor in tensors]
@@ -216,7 +214,7 @@ def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, thread
 
 @torch.inference_mode()
 def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory: Path) -> None:
-    """Also where a file's order of heads is not the native decoder's."""
+    """They do so also where a file's order of heads is not the native decoder's."""
     on_torch = tiny.on_torch(directory, directory / "cache")
     generator = torch.Generator().manual_seed(1)
     modules = {
@@ -242,14 +240,14 @@ def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory:
 
 @pytest.mark.slow
 def test_ten_thousand_tokens(model: NativeModel, directory: Path) -> None:
-    """What is left of roundings after as many: the two paths sum in other orders."""
+    """The remaining rounding error after so many tokens: the two paths sum in other orders."""
     tokens = random.Random(3).choices(range(tiny.VOCAB_SIZE), k=10_000)
     native_kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
     on_torch = tiny.on_torch(directory, directory / "cache")
     torch_kv = on_torch.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
     with torch.inference_mode():
         for first in range(0, len(tokens), 200):
-            # Attention forgets at each turn: it is the states that go on.
+            # Attention starts again in each step: only the states continue.
             step = StepInput.of_sequence(tokens[first : first + 200], BLOCK_TOKENS)
             if first:
                 step = replace(step, state_reads=step.state_writes)

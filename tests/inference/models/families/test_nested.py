@@ -1,4 +1,4 @@
-"""Text models in checkpoints with towers for pictures or sounds, as older and newer releases of
+"""Text models in checkpoints with towers for images or audio, as older and newer releases of
 transformers write them; and Gemma 4's layers, some of which read others' keys and values."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.families.gemma4 import layer_kv
 from inference.models.registry import build_model
-from inference.models.transformers_backend.model import ForeignModel, inspect_config
+from inference.models.transformers_backend.model import TransformersModel, inspect_config
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 
@@ -36,7 +36,7 @@ SHARING = Row(
         "tie_word_embeddings": True,
     },
 )
-"""As the small ones, with embeddings of each layer."""
+"""A config like the small models', with embeddings of each layer."""
 EXPERTS = Row(
     model_type="gemma4_text",
     config={
@@ -54,7 +54,7 @@ EXPERTS = Row(
         "tie_word_embeddings": True,
     },
 )
-"""As the larger ones."""
+"""A config like the larger models'."""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_gemma_4_answers_as_transformers_does(row: Row, tmp_path: Path) -> None:
     model = parity.opened(folder, tmp_path)
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
     model.close()
-    assert isinstance(built, ForeignModel)
+    assert isinstance(built, TransformersModel)
     parity.check_batch_mates(reference, built)
     parity.check_preemption(reference, built)
     parity.check_prefix_hits(reference, built)
@@ -96,7 +96,6 @@ def test_layers_that_read_others_take_no_memory_for_keys() -> None:
     assert {heads for heads, _ in config.layer_kv[10:]} == {0}
     assert len(cache_layout(config).attention_layers) == 15
     assert kv_bytes_per_token(config, "bf16") == 2 * 2 * 2 * (4 * 256 + 512)
-    assert config.kv_elements_per_token == 2 * 2 * (4 * 256 + 512)
 
 
 def test_transformers_agrees_on_who_reads_whom() -> None:
@@ -124,7 +123,7 @@ NESTED = {
 
 
 def nest(folder: Path, outer: str, *, is_new: bool) -> None:
-    """As a checkpoint with a tower has the model in ``folder``."""
+    """Nests the model in ``folder`` as a checkpoint with a tower has it."""
     config = json.loads((folder / "config.json").read_bytes())
     nested = {"model_type": outer, "text_config": config, "vision_config": {}}
     (folder / "config.json").write_text(json.dumps(nested))
@@ -150,7 +149,7 @@ def test_a_checkpoint_with_a_tower_is_read_as_its_text(
     folder = parity.save_safetensors(reference, tmp_path / "model")
     nest(folder, outer, is_new=is_new)
     model = parity.opened(folder, tmp_path)
-    assert model.left_out == "1 tensors of pictures left out"
+    assert model.left_out == "1 tensors of images left out"
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
     model.close()
     engine = parity.engine_of(built)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from inference.loading.config.hub_config import parse_config
 from inference.models.families.family import Family
@@ -18,16 +16,9 @@ from inference.models.registry import build_model
 from inference.protocol.load_errors import BadFileError
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
-from tests.inference.models.families.test_vision import REFERENCES as GIVEN_PICTURES
+from tests.inference.models.vision.image_models import IMAGE_MODELS
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Products this small take longer to share out than to compute, above all on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
@@ -109,21 +100,32 @@ NESTED = {"gemma3", "mistral3"}
 """The same text models in checkpoints with a tower: ``test_published.py`` and ``test_nested.py``
 read them."""
 MIXTURES = dict.fromkeys(
-    ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "GLM-4.5"), "test_mixtures.py"
+    (
+        *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "GLM-4.5", "dots.llm1", "MiniMax-M2"),
+        *("ERNIE 4.5 (experts)", "Hunyuan (experts)", "Llama 4 (text)"),
+    ),
+    "test_mixtures.py",
 )
+LATENT = dict.fromkeys(("DeepSeek V2", "DeepSeek V3, Kimi K2", "GLM-4.7-Flash"), "test_deepseek.py")
 QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 HYBRIDS = dict.fromkeys(
     (*QWEN3_5, "qwen3_next", "LFM2", "LFM2-MoE", "Bamba", "Nemotron-H"), "test_hybrid.py"
 )
-VISION = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), "test_vision.py")
-OTHERS = {"gpt-oss": "test_gpt_oss.py", "Gemma 4 (text)": "test_nested.py"}
-TESTED_IN = HYBRIDS | MIXTURES | VISION | OTHERS
+VISION = dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), "../vision/test_images.py")
+OTHERS = {
+    "gpt-oss": "test_gpt_oss.py",
+    "Gemma 4 (text)": "test_nested.py",
+    "Idefics3, SmolVLM": "../vision/test_images.py",
+    "Pixtral": "../vision/test_images.py",
+}
+TESTED_IN = HYBRIDS | MIXTURES | LATENT | VISION | OTHERS
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_its_rows(family: Family) -> None:
-    assert family.name in GIVEN_PICTURES or "vision" not in family.features
+    if "vision" in family.features:
+        assert IMAGE_MODELS.keys() & set(family.model_types)
     if file := TESTED_IN.get(family.name):
         assert (Path(__file__).parent / file).is_file()
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.load.load_engine import load_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.predictor_runner import PredictorRunner
-from inference.loading import loader
-from inference.models.batch import NUM_LONE_STATES
+from inference.models.backend import AnyModel, AnyPredictor
 from inference.models.decoder import DecoderModel
-from inference.models.predictor import Predictor
-from inference.models.registry import build_model
-from inference.models.step_input import ALL_ROWS, StepInput
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.model import NativeModel
+from inference.models.registry import build_model, build_predictor
+from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
 from inference.protocol.load import LoadSpec
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.test_hybrid import prompt_of
@@ -32,7 +33,6 @@ from tests.inference.models.families.tiny_predictors import (
     opened,
     rms,
     save_glm4_moe,
-    save_qwen3_5,
     weights_of,
 )
 
@@ -47,29 +47,33 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @dataclass(frozen=True)
 class Subject:
     kind: Kind
-    model: DecoderModel
-    predictor: Predictor
+    model: AnyModel
+    predictor: AnyPredictor
     weights: Weights
+    block_tokens: int
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        table = self.weights.get("mtp.embed_tokens.weight")
-        return self.model.embedding.lookup(token_ids) if table is None else table[token_ids]
+        own, table = "mtp.embed_tokens.weight", "model.embed_tokens.weight"
+        return self.weights[own if own in self.weights else table][token_ids]
 
     def logits(self, read: torch.Tensor) -> torch.Tensor:
-        head = self.weights.get("mtp.head.weight")
-        return self.model.logits(read) if head is None else read @ head.T
+        names = "mtp.head.weight", "lm_head.weight", "model.embed_tokens.weight"
+        return read @ next(self.weights[name] for name in names if name in self.weights).T
 
 
-def subject_of(kind: Kind, directory: Path) -> Subject:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "find_compiler", lambda: None)
-        files = opened(directory, directory / "cache", "mtp")
+def subject_of(kind: Kind, directory: Path, library: ctypes.CDLL | None = None) -> Subject:
+    """``library``: of the native decoder; ``None``: on torch's operators."""
+    files = opened(directory, directory / "cache", "mtp")
     assert files.config.has_predictor and "multi-token prediction" not in files.left_out
-    model = build_model(files.config, files.weights, tiny.CONTEXT_TOKENS)
-    assert isinstance(model, DecoderModel)
-    predictor = Predictor(model, files.weights)
+    model: AnyModel = (
+        build_model(files.config, files.weights, tiny.CONTEXT_TOKENS)
+        if library is None
+        else NativeModel(library, files.config, files.weights, tiny.CONTEXT_TOKENS, "fp32")
+    )
+    predictor = build_predictor(model, files.weights)
     files.close()
-    return Subject(kind, model, predictor, weights_of(directory, model.config))
+    block_tokens = tiny.BLOCK_TOKENS if library is None else tiny.NATIVE_BLOCK_TOKENS
+    return Subject(kind, model, predictor, weights_of(directory, model.config), block_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +82,24 @@ def directory(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def subject(kind: Kind, directory: Path) -> Subject:
-    return subject_of(kind, directory)
+def library(native_cache_dir: Path) -> ctypes.CDLL:
+    try:
+        return load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def subject(kind: Kind, directory: Path, request: pytest.FixtureRequest) -> Subject:
+    if request.param == "torch":
+        return subject_of(kind, directory)
+    return subject_of(kind, directory, request.getfixturevalue("library"))
 
 
 @torch.no_grad()
 def hidden_of(subject: Subject, token_ids: list[int]) -> torch.Tensor:
-    kv = subject.model.new_kv(NUM_BLOCKS, tiny.BLOCK_TOKENS, NUM_LONE_STATES)
-    step = StepInput.of_sequence(token_ids, tiny.BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    kv = subject.model.new_kv(NUM_BLOCKS, subject.block_tokens, NUM_LONE_STATES)
+    step = StepInput.of_sequence(token_ids, subject.block_tokens, logit_rows=ALL_ROWS)
     return subject.model.forward_with_hidden(step, kv)[1]
 
 
@@ -118,11 +132,23 @@ def test_the_formula(subject: Subject) -> None:
     text = prompt_of(37)
     hidden = hidden_of(subject, text)
     assert torch.allclose(hidden, subject.kind.hidden(torch.tensor([text])), atol=1e-3)
-    step = StepInput.of_sequence(text[1:], tiny.BLOCK_TOKENS)
-    kv = subject.predictor.new_kv(NUM_BLOCKS, tiny.BLOCK_TOKENS)
+    step = StepInput.of_sequence(text[1:], subject.block_tokens)
+    kv = subject.predictor.new_kv(NUM_BLOCKS, subject.block_tokens)
     found = subject.predictor.forward(step, hidden[:-1], kv)
     assert torch.allclose(found, by_formula(subject, text[1:], hidden[:-1]), atol=1e-3)
     assert torch.allclose(subject.predictor.logits(found), subject.logits(found), atol=1e-3)
+
+
+@torch.no_grad()
+def test_hidden_rows_change_no_logits(subject: Subject) -> None:
+    model, text = subject.model, prompt_of(37)
+    step = StepInput.of_sequence(text, subject.block_tokens, logit_rows=slice(5, None, 31))
+    with_hidden, plain = (
+        model.new_kv(NUM_BLOCKS, subject.block_tokens, NUM_LONE_STATES) for _ in range(2)
+    )
+    logits, hidden = model.forward_with_hidden(step, with_hidden)
+    assert torch.equal(logits, model.forward(step, plain))
+    assert hidden.shape == (37, model.config.hidden_size)
 
 
 def test_what_the_files_lack_is_the_models_own(tmp_path: Path) -> None:
@@ -134,6 +160,7 @@ def test_what_the_files_lack_is_the_models_own(tmp_path: Path) -> None:
     save_file(weights, file, {"format": "pt"})
     found = subject_of(KINDS["glm4_moe"], directory)
     rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+    assert isinstance(found.model, DecoderModel)
     assert torch.equal(found.predictor.logits(rows), found.model.logits(rows))
     drafts = answers(engine_of(found, drafts=True), (20,))
     assert drafts == answers(engine_of(found, drafts=False), (20,))
@@ -144,9 +171,7 @@ def test_only_the_first_layer_behind_the_models_own_is_computed(tmp_path: Path) 
     file = directory / "model.safetensors"
     beyond = {"model.layers.3.enorm.weight": torch.ones(32)}
     save_file(load_file(file) | beyond, file, {"format": "pt"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "find_compiler", lambda: None)
-        found = opened(directory, tmp_path / "cache", "mtp")
+    found = opened(directory, tmp_path / "cache", "mtp")
     found.close()
     assert found.config.has_predictor
     assert found.left_out == "1 tensors of multi-token prediction left out"
@@ -155,9 +180,9 @@ def test_only_the_first_layer_behind_the_models_own_is_computed(tmp_path: Path) 
 def engine_of(subject: Subject, *, drafts: bool, num_kv_blocks: int = 128) -> Engine:
     return build_engine(
         subject.model,
-        context_tokens=min(tiny.CONTEXT_TOKENS, num_kv_blocks * tiny.BLOCK_TOKENS),
+        context_tokens=min(tiny.CONTEXT_TOKENS, num_kv_blocks * subject.block_tokens),
         num_kv_blocks=num_kv_blocks,
-        block_tokens=tiny.BLOCK_TOKENS,
+        block_tokens=subject.block_tokens,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=19, max_running=8),
         predictor=subject.predictor if drafts else None,
         check_when_idle=True,
@@ -170,12 +195,13 @@ def answers(engine: Engine, lengths: tuple[int, ...]) -> dict[str, list[int]]:
     return tiny.run(engine)[0]
 
 
-@pytest.mark.parametrize("num_kv_blocks", [128, 9])
+@pytest.mark.parametrize("num_tokens", [1024, 72])
 def test_drafts_are_those_of_the_formula_and_change_nothing(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, num_kv_blocks: int
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, num_tokens: int
 ) -> None:
     """Whether drafts come true or not, and after a preemption."""
-    lengths = (1, 20, 33)
+    num_kv_blocks = -(-num_tokens // subject.block_tokens)
+    lengths = (1, 28, 30, 31)
     expected = answers(engine_of(subject, drafts=False), lengths)
     made: list[tuple[list[int], list[int]]] = []
     draft = PredictorRunner.draft
@@ -201,18 +227,53 @@ def test_drafts_are_those_of_the_formula_and_change_nothing(
     assert answers(engine, lengths) == expected
     stats = engine.stats()
     assert 0 < stats.num_accepted_drafts < stats.num_drafted_tokens
-    assert (stats.num_preemptions > 0) == (num_kv_blocks == 9)
+    assert (stats.num_preemptions > 0) == (num_tokens == 72)
     assert len(made) > 10
     for token_ids, drafts in made:
         assert drafts == drafts_by_formula(subject, token_ids, len(drafts))
 
 
-def loaded_engine(
-    directory: Path, native_cache_dir: Path, data_dir: Path, dtype: Any
-) -> tuple[Engine, str]:
-    """And what its report says of drafts."""
-    (data_dir / "cache").mkdir()
-    (data_dir / "cache" / "native").symlink_to(native_cache_dir)
+def test_a_predictor_that_rests_drafts_for_what_begins_after(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has not followed it does not draft for."""
+    expected = answers(engine_of(subject, drafts=False), (20, 33))
+    runners: list[PredictorRunner] = []
+    drafted: set[str] = set()
+    draft = PredictorRunner.draft
+
+    def recorded(self: PredictorRunner, rows: Any) -> list[list[int]]:
+        runners[:] = [self]
+        found = draft(self, rows)
+        drafted.update(
+            row.sequence.sequence_id for row, ids in zip(rows, found, strict=True) if ids
+        )
+        return found
+
+    monkeypatch.setattr(PredictorRunner, "draft", recorded)
+    monkeypatch.setattr(
+        draft_model, "best_length", lambda _n, candidates, _c, _m: min(3, max(candidates)[0])
+    )
+    engine = engine_of(subject, drafts=True)
+    assert answers(engine, (33,))["33"] == expected["33"]
+    assert drafted == {"33"} and runners[0].following_s > 0
+    runners[0].rest()
+    drafted.clear()
+    tiny.submit(engine, "20", prompt_of(20), 24)
+    first = [token for _ in range(4) for token in tokens_of(engine.step().outputs)]
+    runners[0].resume()
+    assert first + tiny.run(engine)[0]["20"] == expected["20"]
+    assert not drafted
+    assert answers(engine, (33,))["33"] == expected["33"]
+    assert drafted == {"33"}
+
+
+def tokens_of(outputs: list[Any]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def loaded_engine(directory: Path, data_dir: Path, dtype: Any) -> tuple[Engine, str]:
+    """The engine, and its report's text about drafts."""
     spec = LoadSpec(
         job_id="1",
         model="m",
@@ -229,17 +290,9 @@ def loaded_engine(
     return loaded.engine, loaded.report.speculation
 
 
-def test_loaded(directory: Path, native_cache_dir: Path, tmp_path: Path) -> None:
-    engine, lines = loaded_engine(directory, native_cache_dir, tmp_path, "bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_loaded(directory: Path, data_dir: Path, dtype: str) -> None:
+    """The native decoder computes in float32, torch's operators in the other."""
+    engine, lines = loaded_engine(directory, data_dir, dtype)
     assert lines == "multi-token prediction, up to 8 tokens a step"
     assert engine.stats().num_drafted_tokens > 0
-
-
-def test_the_native_decoder_has_none(native_cache_dir: Path, tmp_path: Path) -> None:
-    """It runs what is in float32."""
-    if loader.find_compiler() is None:
-        pytest.skip("no C++ compiler")
-    directory = save_qwen3_5(tmp_path / "files")
-    engine, lines = loaded_engine(directory, native_cache_dir, tmp_path, "float32")
-    assert "none: " in lines
-    assert engine.stats().num_drafted_tokens == 0

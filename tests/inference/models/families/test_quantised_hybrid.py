@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import math
 import random
 import zlib
 from collections.abc import Callable
@@ -16,7 +15,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.inference.loading.conftest import random_blocks
+from benchmarks.weights.random_blocks import random_blocks
+from tests.inference.loading.conftest import RANDOM_VALUE
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.hybrid_gguf import (
     Codes,
@@ -31,7 +31,8 @@ CASES: dict[str, tuple[Callable[[], PreTrainedModel], gguf.MODEL_ARCH, bool]] = 
     "qwen3_5_moe": (tiny.qwen3_5_moe, gguf.MODEL_ARCH.QWEN35MOE, True),
     "qwen3_next": (tiny.qwen3_next, gguf.MODEL_ARCH.QWEN3NEXT, False),
 }
-"""And whether heads of values lie by turns of the keys' heads."""
+"""The model and architecture of each case, and whether heads of values lie by turns of the keys'
+heads."""
 PROMPT = random.Random(90).choices(range(tiny.VOCAB_SIZE), k=90)
 ROUNDED_ACTIVATIONS = 0.3
 """Relative error of logits: a row of a model this narrow is one group of 8-bit codes. Features in a
@@ -88,9 +89,7 @@ def test_k_quants(name: str, kind: str, library: ctypes.CDLL, tmp_path: Path) ->
 
     def codes(tensor: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType]:
         generator = np.random.default_rng(zlib.crc32(tensor.encode()))
-        *stack, features = numbers.shape
-        found = random_blocks(generator, format, math.prod(stack), features)
-        return found.reshape(*stack, -1), format
+        return random_blocks(generator, format, numbers.shape, RANDOM_VALUE), format
 
     def values(tensor: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType]:
         return gguf.dequantize(codes(tensor, numbers)[0], format), gguf.GGMLQuantizationType.F32

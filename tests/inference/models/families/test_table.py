@@ -1,4 +1,4 @@
-"""The page of supported models says what the declarations say."""
+"""The page of supported models matches the declarations."""
 
 from __future__ import annotations
 

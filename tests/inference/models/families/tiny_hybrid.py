@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,17 +16,19 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForCondi
 from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from inference.engine.engine import Engine
+from inference.engine.images.image_rows import ImageProcessor
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.engine.speculation.speculator import Speculator
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
-from inference.models.batch import NUM_LONE_STATES
 from inference.models.cache.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
-from inference.models.step_input import ALL_ROWS, StepInput
+from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
 from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.images import SequenceImage
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 
@@ -70,7 +73,7 @@ VISION = {
 
 
 def randomised(reference: PreTrainedModel) -> PreTrainedModel:
-    """With norms that do something."""
+    """Returns the model with norms that do something."""
     for name, parameter in reference.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, -0.5, 0.5)
@@ -79,7 +82,7 @@ def randomised(reference: PreTrainedModel) -> PreTrainedModel:
 
 @functools.cache
 def qwen3_5() -> PreTrainedModel:
-    """With its tower for pictures. Not to be changed: it is shared."""
+    """Makes a model with its vision tower. It must not be changed: it is shared."""
     torch.manual_seed(7)
     config = Qwen3_5Config(
         text_config=TEXT, vision_config=VISION, attn_implementation="eager", pad_token_id=0
@@ -89,7 +92,7 @@ def qwen3_5() -> PreTrainedModel:
 
 @functools.cache
 def qwen3_5_moe() -> PreTrainedModel:
-    """Not to be changed: it is shared."""
+    """Makes a model that must not be changed: it is shared."""
     torch.manual_seed(8)
     text = {key: value for key, value in TEXT.items() if key != "intermediate_size"} | SPARSE
     config = Qwen3_5MoeConfig(
@@ -100,7 +103,7 @@ def qwen3_5_moe() -> PreTrainedModel:
 
 @functools.cache
 def qwen3_next() -> PreTrainedModel:
-    """Not to be changed: it is shared."""
+    """Makes a model that must not be changed: it is shared."""
     torch.manual_seed(9)
     own = {"rope_parameters": ROPE, "attn_implementation": "eager"}
     config = Qwen3NextConfig(**(TEXT | SPARSE | own), pad_token_id=0)
@@ -108,7 +111,7 @@ def qwen3_next() -> PreTrainedModel:
 
 
 def save(reference: PreTrainedModel, directory: Path) -> Path:
-    """As a checkpoint, with a tokenizer that has a token for each character."""
+    """Saves a checkpoint, with a tokenizer that has a token for each character."""
     reference.save_pretrained(directory)
     return save_tokenizer(directory)
 
@@ -122,7 +125,7 @@ def save_tokenizer(directory: Path) -> Path:
 
 
 def opened(source: Path, cache_dir: Path) -> OpenedModel:
-    """As an operator would, in float32."""
+    """Opens the model as an operator would, in float32."""
     spec = LoadSpec(
         job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], dtype="float32"
     )
@@ -155,6 +158,8 @@ def engine_of(
     block_tokens: int = BLOCK_TOKENS,
     prefill_tokens_per_step: int = 512,
     max_running: int = 8,
+    speculator: Speculator | None = None,
+    image_processor: ImageProcessor | None = None,
 ) -> Engine:
     return build_engine(
         model,
@@ -164,13 +169,25 @@ def engine_of(
         scheduler_limits=SchedulerLimits(
             prefill_tokens_per_step=prefill_tokens_per_step, max_running=max_running
         ),
+        image_processor=image_processor,
+        speculator=speculator,
         check_when_idle=True,
     )
 
 
-def submit(engine: Engine, sequence_id: str, prompt: list[int], num_tokens: int) -> None:
+def submit(
+    engine: Engine,
+    sequence_id: str,
+    prompt: list[int],
+    num_tokens: int,
+    images: Sequence[SequenceImage] = (),
+) -> None:
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
+    engine.submit(
+        SubmitSequence(
+            sequence_id=sequence_id, token_ids=prompt, params=params, images=list(images)
+        )
+    )
 
 
 def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
@@ -188,7 +205,7 @@ def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
 
 @torch.inference_mode()
 def logits_of(model: AnyModel, prompt: list[int]) -> torch.Tensor:
-    """Of all of its tokens."""
+    """Returns the logits of all of its tokens."""
     kv = model.new_kv(8, NATIVE_BLOCK_TOKENS, NUM_LONE_STATES)
     step = StepInput.of_sequence(prompt, NATIVE_BLOCK_TOKENS, logit_rows=ALL_ROWS)
     return model.forward(step, kv)

@@ -4,11 +4,13 @@ and that layer by its formula or as transformers' own module."""
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
@@ -20,10 +22,13 @@ from inference.models.config import ModelConfig
 from inference.models.families.predictor import predictor_tensors
 from inference.models.families.registry import family_of
 from inference.protocol.load import LoadSpec
+from tests.inference.loading.conftest import SIZES
 from tests.inference.models.families import tiny_hybrid as tiny
+from tests.inference.models.families.hybrid_gguf import save_gguf
+from tests.inference.models.families.mixtures import CASES, written
 
 Weights = dict[str, torch.Tensor]
-"""By the names that the model has for them."""
+"""The weights by the names that the model has for them."""
 
 NEXTN = {
     "mtp.embed_tokens.weight": "embed_tokens.weight",
@@ -36,6 +41,17 @@ NEXTN = {
 """What GLM's files call it, within a layer."""
 
 
+GLM4_MOE = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
+
+
 @dataclass(frozen=True)
 class Kind:
     save: Callable[[Path], Path]
@@ -44,14 +60,14 @@ class Kind:
     layer: Callable[[ModelConfig, Weights, torch.Tensor], torch.Tensor]
     """(num_tokens, hidden_size), token i at position i, through the layer."""
     norm_offset: float
-    """What is added to the weights of norms."""
+    """Added to the weights of norms."""
 
 
-def opened(directory: Path, cache_dir: Path, speculation: Any = "off") -> OpenedModel:
+def opened(source: Path, cache_dir: Path, speculation: Any = "off") -> OpenedModel:
     spec = LoadSpec(
         job_id="1",
         model="tiny",
-        source=f"path:{directory}",
+        source=f"path:{source}",
         devices=["cpu"],
         dtype="float32",
         speculation=speculation,
@@ -75,8 +91,12 @@ def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def save_qwen3_5(directory: Path) -> Path:
-    """Its files have neither a table nor a head for it."""
-    tiny.save(tiny.qwen3_5(), directory)
+    return save_hybrid(tiny.qwen3_5(), directory)
+
+
+def save_hybrid(reference: PreTrainedModel, directory: Path) -> Path:
+    """Its files have neither a table nor a head for the predictor."""
+    tiny.save(reference, directory)
     config = opened(directory, directory / "cache").config
     prefix = f"model.layers.{config.num_layers}."
     added: Weights = {}
@@ -88,8 +108,38 @@ def save_qwen3_5(directory: Path) -> Path:
     return _with(directory, added)
 
 
+def save_hybrid_gguf(
+    reference: PreTrainedModel, directory: Path, arch: gguf.MODEL_ARCH, *, is_tiled: bool
+) -> Path:
+    """What ``save_hybrid`` has saved in ``directory``, as a GGUF file in a folder there."""
+    weights = load_file(directory / "model.safetensors")
+    return save_gguf(
+        reference,
+        _gguf_folder(directory) / "model.gguf",
+        arch,
+        are_value_heads_tiled=is_tiled,
+        predictor={name: tensor for name, tensor in weights.items() if name.startswith("mtp.")},
+    )
+
+
+def save_glm4_moe_gguf(directory: Path) -> Path:
+    """What ``save_glm4_moe`` has saved in ``directory``, as a GGUF file in a folder there."""
+    sizes = {name: tiny.TEXT[name] for name in SIZES if name in tiny.TEXT}
+    own = {**GLM4_MOE, **sizes, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
+    case = replace(CASES["glm4_moe"], overrides=own)
+    file = _gguf_folder(directory) / "model.gguf"
+    return written(case, directory, file, num_predicting=1)
+
+
+def _gguf_folder(directory: Path) -> Path:
+    folder = directory / "gguf"
+    folder.mkdir()
+    shutil.copy(directory / "tokenizer.json", folder)
+    return folder
+
+
 def save_glm4_moe(directory: Path) -> Path:
-    """The layer itself is transformers', one more than config.json tells of."""
+    """The predictor layer is transformers' own, one layer more than config.json declares."""
     tiny.save(glm4_moe(), directory)
     config = opened(directory, directory / "cache").config
     added: Weights = {}
@@ -110,16 +160,9 @@ def _with(directory: Path, added: Weights) -> Path:
 
 @functools.cache
 def glm4_moe() -> PreTrainedModel:
-    """Not to be changed: it is shared. It has a layer more than it runs."""
+    """Makes a model with a layer more than it runs. It must not be changed: it is shared."""
     torch.manual_seed(10)
-    own = {
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_shared_experts": 2,
-        "routed_scaling_factor": 2.5,
-        "use_qk_norm": True,
-        "attention_bias": True,
+    own = GLM4_MOE | {
         "rope_parameters": tiny.ROPE,
         "attn_implementation": "eager",
         "num_hidden_layers": 3,

@@ -38,7 +38,7 @@ def build(model_type: str, seed: int, own: dict[str, Any]) -> PreTrainedModel:
 
 @functools.cache
 def lfm2() -> PreTrainedModel:
-    """Its MLP is narrower than what is declared. Not to be changed: it is shared."""
+    """Its MLP is narrower than declared. Not to be changed: it is shared."""
     return build("lfm2", 10, CONVS | {"block_multiple_of": 16})
 
 
@@ -54,7 +54,7 @@ def biased_lfm2() -> PreTrainedModel:
 
 @functools.cache
 def lfm2_moe() -> PreTrainedModel:
-    """Not to be changed: it is shared."""
+    """Makes a model that must not be changed: it is shared."""
     reference = build("lfm2_moe", 11, CONVS | MIXTURE | {"num_dense_layers": 1})
     for name, buffer in reference.named_buffers():
         if name.endswith("expert_bias"):
@@ -90,8 +90,8 @@ def with_rates(reference: PreTrainedModel) -> PreTrainedModel:
 
 @functools.cache
 def granite4() -> PreTrainedModel:
-    """With a mixture, and what all rows go through beside it. Its attention is not rotated. Not to
-    be changed: it is shared."""
+    """Makes a model with a mixture, and what all rows go through beside it. Its attention is not
+    rotated. It must not be changed: it is shared."""
     mixture = {
         "intermediate_size": 32,
         "num_local_experts": 6,
@@ -104,7 +104,7 @@ def granite4() -> PreTrainedModel:
 
 @functools.cache
 def granite4_dense() -> PreTrainedModel:
-    """Not to be changed: it is shared."""
+    """Makes a model that must not be changed: it is shared."""
     dense = {
         "num_local_experts": 0,
         "num_experts_per_tok": 0,

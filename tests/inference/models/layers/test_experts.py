@@ -95,7 +95,7 @@ def loaded(name: str, block: torch.nn.Module, folder: Path, *, stacked: bool) ->
 
 
 def opened(block: torch.nn.Module, folder: Path, *, stacked: bool) -> OpenedWeights:
-    """As files hold it: experts in stacks, or each by its own name."""
+    """Opens the experts as files hold them: in stacks, or each by its own name."""
     state = {f"{PREFIX}.{key}": value for key, value in block.state_dict().items()}
     if not stacked:
         gate_up = state.pop(f"{PREFIX}.experts.gate_up_proj")
@@ -137,13 +137,14 @@ def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
 
 @torch.inference_mode()
 def test_a_decoded_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
-    """To the bit: how many neighbours share an expert follows from what they say."""
+    """It is the same to the bit: the number of rows that share an expert depends on the other rows'
+    content."""
     mlp = loaded("qwen2_moe", random_block("qwen2_moe"), tmp_path, stacked=True)
     x = torch.randn(NUM_ROWS, HIDDEN)
-    experts_only = SparseMlp(mlp.config, mlp._router, mlp._experts)
+    experts_only = SparseMlp(mlp.config, mlp.router, mlp.experts)
     alone = torch.cat([experts_only.decode(x[i : i + 1]) for i in range(NUM_ROWS)])
-    routes = route(mlp.config, torch.cat([x[i : i + 1] @ mlp._router.T for i in range(NUM_ROWS)]))
-    assert torch.equal(mlp._experts.decode(x, routes), alone)
+    routes = route(mlp.config, torch.cat([x[i : i + 1] @ mlp.router.T for i in range(NUM_ROWS)]))
+    assert torch.equal(mlp.experts.decode(x, routes), alone)
 
 
 @torch.inference_mode()

@@ -24,8 +24,8 @@ from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, Grouped
 
 CPU = torch.device("cpu")
 RELATIVE_TOLERANCE = 0.01
-"""Of the output's root mean square: the kernels read activations and scales as bfloat16, whose
-steps are 1/256 of a value, and round their result to it."""
+"""The tolerance relative to the output's root mean square: the kernels read activations and scales
+as bfloat16, whose steps are 1/256 of a value, and round their result to it."""
 
 DEVICES = [
     pytest.param("cpu", id="cpu"),
@@ -92,7 +92,7 @@ def test_both_phases_match_the_dequantised_weight(
     place = torch.device(device)
     for copies in (True, False):
         factory = LinearFactory(place, torch.float32, prefill_copies=copies)
-        factory._packed_trials = None  # torch's kernels, also where Triton's are faster
+        factory.packed_trials = None  # torch's kernels, also where Triton's are faster
         linear, outcome = factory.linear(stored)
         assert isinstance(linear, QuantizedLinear)
         assert outcome.startswith(f"{4 if bits == 4 else 8}-bit kernel")

@@ -92,7 +92,7 @@ def weights_of(files: TensorFiles) -> OpenedWeights:
 
 
 def random_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
-    """All that a model of ``config`` computes with, loud enough that a wrong part is heard."""
+    """All weights of a model of ``config``, large enough that a wrong part shows in the logits."""
     generator = torch.Generator().manual_seed(7)
     found: dict[str, torch.Tensor] = {}
     for tensor in family_of(config).tensors(config):

@@ -9,13 +9,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from inference.loading.weights.quantize import Bits, quantize
 from inference.loading.weights.rank_files import RankFiles, packing_groups
 from inference.loading.weights.tensor_files import TensorFiles
-from inference.models.batch import StepImages
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderModel
 from inference.models.layers.experts import GroupedExperts, Routes
@@ -28,8 +28,8 @@ from inference.models.parallel.layers import WideNormedQKV
 from inference.models.parallel.shares import rank_share
 from inference.models.registry import build_model
 from inference.models.step import Step
-from inference.models.step_input import StepInput
-from inference.models.vision.tower import PictureRows
+from inference.models.step_input import Ints, StepImages, StepInput
+from inference.models.vision.tower import ImageEmbeddings
 from inference.models.weights.stored import StoredWeight
 from tests.inference.models.parallel.ranks import (
     MemoryFiles,
@@ -40,17 +40,11 @@ from tests.inference.models.parallel.ranks import (
 from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
 from tests.inference.models.steps import step_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONTEXT_TOKENS, BLOCK_TOKENS = 64, 8
 TOLERANCE = 1e-4
-"""Of log probabilities."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+"""The tolerance of log probabilities."""
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +71,14 @@ def rank_model(config: ModelConfig, files: TensorFiles, group: TorchRankGroup) -
 
 
 @torch.inference_mode()
-def steps_of(model: DecoderModel, images: StepImages | None = None) -> list[torch.Tensor]:
+def steps_of(
+    model: DecoderModel, images: StepImages | None = None, last_seen: Ints | None = None
+) -> list[torch.Tensor]:
     """A prompt in two chunks, the second beside another sequence that decodes; then both decode."""
     kv = model.new_kv(8, BLOCK_TOKENS, 6)
     tokens = [token * 7 % model.config.vocab_size for token in range(3, 3 + 30)]
-    first = replace(StepInput.of_sequence(tokens[:11], BLOCK_TOKENS), images=images)
+    whole = StepInput.of_sequence(tokens[:11], BLOCK_TOKENS)
+    first = replace(whole, images=images, last_seen=last_seen)
     other = step_of(
         (tokens[20:25], 0, [4, 5]),
         block_tokens=BLOCK_TOKENS,
@@ -113,7 +110,7 @@ def check(ranks: TwoRanks, config: ModelConfig, files: TensorFiles) -> None:
     found = ranks.run(lambda group: steps_of(rank_model(config, files, group)))
     for of_rank in found:
         torch.testing.assert_close(of_rank, expected, atol=TOLERANCE, rtol=0)
-    assert expected[0].std() > 0.1, "logits that say something"
+    assert expected[0].std() > 0.1, "logits that differ between tokens"
 
 
 @pytest.mark.parametrize("name", ALL_FACTS)
@@ -123,7 +120,8 @@ def test_logits_are_one_ranks(ranks: TwoRanks, name: str) -> None:
 
 
 class PackedFiles(MemoryFiles):
-    """In ``bits``, those of ``down_proj`` last, where groups of 32 inputs come out even."""
+    """Holds weights in ``bits``, those of ``down_proj`` last, where groups of 32 inputs come out
+    even."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], bits: tuple[Bits, Bits]) -> None:
         super().__init__(tensors)
@@ -169,7 +167,7 @@ def test_images_take_their_rows_places_on_every_rank(ranks: TwoRanks) -> None:
     images = StepImages(
         rotary=torch.arange(11).repeat(3, 1).index_fill(1, torch.tensor([3, 4]), 2),
         row_ids=torch.tensor([2, 3, 4, 5]),
-        rows=PictureRows(rows[0], (rows[1], rows[2])),
+        rows=ImageEmbeddings(rows[0], (rows[1], rows[2])),
     )
     expected = steps_of(whole_model(config, files), images)
     without = steps_of(whole_model(config, files))
@@ -178,8 +176,21 @@ def test_images_take_their_rows_places_on_every_rank(ranks: TwoRanks) -> None:
     assert (expected[0] - without[0]).abs().max() > 0.1
 
 
+def test_rows_of_an_image_see_each_other_on_every_rank(ranks: TwoRanks) -> None:
+    config = config_of("gemma3, with images")
+    files = MemoryFiles(random_tensors(config))
+    rows = torch.randn(4, config.hidden_size, generator=torch.Generator().manual_seed(3))
+    images = StepImages(None, torch.tensor([2, 3, 4, 5]), ImageEmbeddings(rows))
+    last_seen = np.array([0, 1, 5, 5, 5, 5, 6, 7, 8, 9, 10], dtype=np.int32)
+    expected = steps_of(whole_model(config, files), images, last_seen)
+    causal = steps_of(whole_model(config, files), images)
+    found = ranks.run(lambda group: steps_of(rank_model(config, files, group), images, last_seen))
+    torch.testing.assert_close(found[0], expected, atol=TOLERANCE, rtol=0)
+    assert (expected[0] - causal[0]).abs().max() > 0.01
+
+
 def test_grouped_experts_leave_out_what_others_hold() -> None:
-    """As a card computes them: rows of other ranks' experts are in no group."""
+    """A card computes them so: rows of other ranks' experts are in no group."""
     generator = torch.Generator().manual_seed(5)
     gate_up = torch.randn(4, 32, 16, generator=generator, dtype=torch.bfloat16)
     down = torch.randn(4, 16, 16, generator=generator, dtype=torch.bfloat16)
@@ -230,12 +241,13 @@ class Identity:
     prefill = decode
 
 
-def test_ranks_make_as_many_sums_whatever_kernels_they_chose() -> None:
+@pytest.mark.parametrize("is_split", [False, True], ids=["on cards", "on processors"])
+def test_ranks_make_as_many_sums_whatever_kernels_they_chose(is_split: bool) -> None:
     """A mixed step of one decode row and five of a prompt."""
     config = config_of("olmo2")
     norm = torch.ones(config.num_heads * config.head_dim // 2)
     rows = torch.rand(6, 3 * len(norm))
-    mixed: Any = SimpleNamespace(_num_decodes=1, _is_mixed=True)
+    mixed: Any = SimpleNamespace(_num_decode_rows=1, _is_mixed=True, _is_split=is_split)
     groups = [CountingGroup(), CountingGroup()]
     products = []
     for group, is_phaseless in zip(groups, (True, False), strict=True):

@@ -33,7 +33,7 @@ def test_declared_sections_are_the_tensors(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_FACTS)
 def test_a_ranks_cuts_are_what_its_own_config_declares(name: str) -> None:
-    """So that preflight, memory and the builder agree about a rank's shapes. Experts are counted by
+    """Preflight, memory and the builder agree about a rank's shapes by that. Experts are counted by
     their names."""
     config = config_of(name)
     for rank in (0, 1):
@@ -52,7 +52,7 @@ def test_a_ranks_cuts_are_what_its_own_config_declares(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_FACTS)
 def test_two_ranks_have_everything_once(name: str) -> None:
-    """But for heads of keys and values of which there are fewer than ranks."""
+    """Heads of keys and values of which there are fewer than ranks are the exception."""
     config = config_of(name)
     cuts = [rank_cuts(config, rank_share(config, rank, 2)) for rank in (0, 1)]
     assert not cuts[0].absent & cuts[1].absent

@@ -7,6 +7,7 @@ from typing import Any
 from inference.loading.config.hub_config import parse_config
 from inference.models.config import ModelConfig
 from inference.models.families.registry import FAMILIES
+from tests.inference.models.families.latent_rows import ROWS as LATENT_ROWS
 from tests.inference.models.families.rows import ROWS, SIZES
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "layer_norm_eps": 1e-5, "norm_epsilon": 1e-5}
@@ -37,7 +38,7 @@ VISION = {
     "hidden_act": "gelu_pytorch_tanh",
     "deepstack_visual_indexes": [0, 1],
 }
-PICTURES = {
+IMAGES = {
     "image_token_id": 90,
     "video_token_id": 91,
     "vision_start_token_id": 92,
@@ -50,6 +51,7 @@ GPT_OSS = {
     "sliding_window": 20,
     "rope_parameters": ROPE,
 }
+MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32}
 GLM_MOE = {
     "n_routed_experts": 5,
     "num_experts_per_tok": 2,
@@ -60,11 +62,25 @@ GLM_MOE = {
     "attention_bias": True,
 }
 
+ERNIE_MOE = {
+    "moe_num_experts": 5,
+    "moe_k": 2,
+    "moe_intermediate_size": 32,
+    "moe_num_shared_experts": 1,
+    "tie_word_embeddings": False,
+}
+LLAMA4 = MIXTRAL | {
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 48,
+    "attention_chunk_size": 20,
+    "interleave_moe_layer_step": 2,
+}
+
 
 def _nested(model_type: str, own: dict[str, Any]) -> dict[str, Any]:
     mrope = {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}}
     text = COMMON | SIZES | own | mrope
-    return PICTURES | {
+    return IMAGES | {
         "model_type": model_type,
         "text_config": text,
         "vision_config": VISION,
@@ -80,13 +96,23 @@ FACTS |= {
     for name, own in {
         "qwen3_moe": MIXTURE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
         "qwen2_moe": SHARED,
-        "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+        "mixtral": MIXTRAL,
         "olmoe": MIXTURE | {"num_key_value_heads": 4, "intermediate_size": 32},
         "gpt_oss": GPT_OSS,
         "qwen3_next": DELTA | SHARED,
         "glm4_moe": GLM_MOE,
+        "dots1": GLM_MOE,
+        "minimax_m2": MIXTRAL,
+        "ernie4_5_moe": ERNIE_MOE,
+        "llama4_text": LLAMA4,
+        "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2, "intermediate_size": 32},
     }.items()
 }
+FACTS |= {
+    row.model_type: COMMON | SIZES | row.config | {"model_type": row.model_type}
+    for row in LATENT_ROWS.values()
+}
+FACTS["kimi_k2"] = FACTS["deepseek_v3"] | {"model_type": "kimi_k2"}
 CONVS = {
     "layer_types": ["conv", "full_attention"],
     "conv_bias": True,
@@ -102,18 +128,57 @@ FACTS |= {
     | {"model_type": "lfm2_moe", "num_dense_layers": 1},
 }
 FACTS["bamba"] = COMMON | SIZES | {"model_type": "bamba", "attn_layer_indices": [0, 1]}
+WINDOWED = {key: VISION[key] for key in VISION if key != "deepstack_visual_indexes"} | {
+    "hidden_act": "silu",
+    "window_size": 8,
+    "fullatt_block_indexes": [1],
+}
 FACTS |= {
+    "qwen2_5_vl": _nested("qwen2_5_vl", {}) | {"vision_config": WINDOWED},
     "qwen3_vl": _nested("qwen3_vl", {}),
     "qwen3_vl_moe": _nested("qwen3_vl_moe", MIXTURE),
     "qwen3_5": _nested("qwen3_5", DELTA),
     "qwen3_5_moe": _nested("qwen3_5_moe", DELTA | SHARED),
     "mistral3": {"model_type": "mistral3", "text_config": FACTS["mistral"]},
 }
+SIGLIP = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 2,
+}
+PIXTRAL = {"model_type": "pixtral", **SIGLIP, "head_dim": 8, "hidden_act": "gelu"}
+FACTS |= {
+    "idefics3": {
+        "model_type": "idefics3",
+        "text_config": FACTS["llama"],
+        "vision_config": SIGLIP,
+        "scale_factor": 2,
+        "image_token_id": 90,
+    },
+    "llava": {
+        "model_type": "llava",
+        "text_config": FACTS["mistral"],
+        "vision_config": PIXTRAL,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "image_token_index": 90,
+    },
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, one head of keys": FACTS["llama"] | {"num_key_value_heads": 1},
     "llama, biased and tied": FACTS["llama"]
     | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "olmo2, one head of keys": FACTS["olmo2"] | {"num_key_value_heads": 1},
+    "gemma3, with images": {
+        "model_type": "gemma3",
+        "text_config": FACTS["gemma3_text"],
+        "vision_config": SIGLIP,
+        "mm_tokens_per_image": 4,
+        "image_token_index": 90,
+    },
 }
 ALL_FACTS = FACTS | VARIANTS
 UNSHARED = {"Nemotron-H"}

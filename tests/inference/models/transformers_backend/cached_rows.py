@@ -25,7 +25,8 @@ ROUTED: dict[str, Any] = {
     "n_shared_experts": 1,
 }
 INDEX: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 16}
-"""With few heads many tokens score nothing at all, and which of them are chosen is chance."""
+"""An indexer of many heads. With few heads many tokens score nothing at all, and which of them are
+chosen is chance."""
 LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SPARSE: dict[str, Any] = LOCAL | {"moe_intermediate_size": 32}
 FOUR: dict[str, Any] = {"num_hidden_layers": 4}
@@ -151,9 +152,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse"],
     },
     "lfm3": FOUR | {"sliding_window": 20},
-    "llama4_text": FOUR
-    | LOCAL
-    | {"intermediate_size_mlp": 32, "attention_chunk_size": 16, "num_experts_per_tok": 1},
     "longcat_flash": LATENT
     | {
         "num_layers": 2,

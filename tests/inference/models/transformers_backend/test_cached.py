@@ -1,5 +1,5 @@
 """Decoders that transformers computes with its own cache, over our blocks and state slots, against
-transformers' own answers; and what is learnt of such a cache."""
+transformers' own answers; and the inspection of such a cache."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from transformers import PreTrainedModel
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config.hub_config import parse_config
 from inference.loading.embedding.embedding_config import check_directory_config
-from inference.models.batch import EMPTY_STATE, LONE_STATE
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
-from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
+from inference.models.families.transformers_types import ROW_BY_ROW_TYPES
 from inference.models.registry import build_model
-from inference.models.step_input import StepInput, block_table_of
+from inference.models.step_input import EMPTY_STATE, LONE_STATE, StepInput, block_table_of
 from inference.models.transformers_backend.cached_model import CachedModel
 from inference.models.transformers_backend.learning import learnt_config
 from inference.protocol.load import LoadSpec
@@ -27,7 +26,7 @@ from inference.protocol.load_errors import UnknownArchitectureError
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS
 from tests.inference.models.transformers_backend.cached_rows import cached_row
-from tests.inference.models.transformers_backend.test_foreign import config_of
+from tests.inference.models.transformers_backend.test_transformers_model import config_of
 
 PLAIN, HYBRID, INDEXED, DELTA = "mpt", "jamba", "deepseek_v32", "olmo_hybrid"
 OWN = ("minimax", "recurrent_gemma", "xlstm")
@@ -54,7 +53,7 @@ def test_the_engine_answers_as_transformers_does(model_type: str, tmp_path: Path
 
 
 def test_a_state_is_found_again_with_its_prefix(tmp_path: Path) -> None:
-    """By a module that goes on from a state row by row."""
+    """The module continues from a state row by row."""
     reference, model = built(HYBRID, tmp_path)
     assert HYBRID in ROW_BY_ROW_TYPES and "row by row" in model.execution
     parity.check_prefix_hits(reference, model)
@@ -102,7 +101,7 @@ def test_entries_of_several_tokens_lie_in_blocks_as_well() -> None:
         (2, "attention"),
         (2, "compressor"),
     ]
-    # Of 4 tokens what has come of them and what is left of those before, of 16 only the former.
+    # Groups of 4 keep a buffer and the last group's overlap, groups of 16 only the buffer.
     shapes = [(entry.layer, entry.kind, entry.shape) for entry in kept.states]
     assert (1, "buffer_kv", (4, 32)) in shapes and (1, "overlap_kv", (4, 16)) in shapes
     assert [shape for layer, _, shape in shapes if layer == 2] == [(16, 16)] * 2
@@ -110,7 +109,7 @@ def test_entries_of_several_tokens_lie_in_blocks_as_well() -> None:
 
 @pytest.mark.parametrize("model_type", (HYBRID, "rwkv"))
 def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -> None:
-    """So that it can be run again where it failed."""
+    """So it can be run again where it failed."""
     _, model = built(model_type, tmp_path)
     storage = model.new_kv(4, parity.BLOCK_TOKENS, 4)
     tokens = parity.prompt_of(6, seed=1)
@@ -135,7 +134,7 @@ def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -
 def test_what_transformers_does_not_build_is_refused_before_the_weights(
     tmp_path: Path,
 ) -> None:
-    """What config.json says is known, and what the module does with it is not."""
+    """config.json is valid by its fields, but the module cannot be built from it."""
     config = config_of(cached_row("gptj")) | {"n_head": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownArchitectureError, match="transformers builds no 'gptj' of this"):

@@ -1,5 +1,5 @@
 """Each listed decoder that transformers computes with its own cache, on a tiny random model,
-against transformers' own answers: what puts a name into ``foreign_types.py``."""
+against transformers' own answers: what puts a name into ``transformers_types.py``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from inference.loading.config.hub_config import parse_config
-from inference.models.families.foreign_types import CACHED_TYPES, NESTED_TYPES
+from inference.models.families.transformers_types import CACHED_TYPES, NESTED_TYPES
 from inference.models.registry import build_model
 from inference.models.transformers_backend import compressed_tokens, sequence_cache
 from inference.models.transformers_backend.cached_model import CachedModel
 from inference.models.transformers_backend.storage import read_state
-from inference.models.weights.dense import DenseWeights
+from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS
 from tests.inference.models.transformers_backend.cached_rows import cached_row
@@ -38,8 +38,8 @@ STATES = ("deepseek_v4", "minimax", "qwen4_exp_text", "recurrent_gemma", "rwkv",
 def test_a_state_that_is_lost_is_noticed(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answers of a tiny random model may well be the same whatever a state holds: then what is
-    tested above says nothing."""
+    """A tiny random model's answers may be independent of its state: then the tests above would
+    prove nothing."""
     reference, model = saved_and_read(model_type, tmp_path)
     for module in (compressed_tokens, sequence_cache):
         monkeypatch.setattr(module, "read_state", lambda *given: read_state(*given).zero_())
@@ -67,16 +67,6 @@ TOWER = {
 }
 TOWERS: dict[str, dict[str, Any]] = {
     "gemma4_unified": {},
-    "llama4": {
-        "vision_config": TOWER
-        | {
-            "image_size": 28,
-            "patch_size": 14,
-            "vision_output_dim": 32,
-            "projector_input_dim": 32,
-            "projector_output_dim": 32,
-        }
-    },
     "qwen4_exp": {
         "vision_config": {
             "hidden_size": 32,
@@ -100,5 +90,5 @@ def test_a_text_model_beside_a_tower_is_read_as_such(model_type: str, tmp_path: 
     opened = parity.opened(parity.save_safetensors(reference, tmp_path / "m"), tmp_path)
     model = build_model(opened.config, opened.weights, CONTEXT_TOKENS)
     opened.close()
-    assert ("tensors of pictures left out" in opened.left_out) == bool(TOWERS[model_type])
+    assert ("tensors of images left out" in opened.left_out) == bool(TOWERS[model_type])
     parity.check_prefix_hits(reference, model)

@@ -1,8 +1,8 @@
-"""What is kept for gateways until Redis has it, and what is given up."""
+"""Events are kept for gateways until Redis has them; some are dropped."""
 
 from __future__ import annotations
 
-from inference.neuron.events import outbox, unread
+from inference.neuron.events import outbox
 from inference.neuron.events.outbox import Batch, Outboxes
 
 
@@ -75,7 +75,7 @@ def test_an_answer_for_what_was_given_up_meanwhile_is_ignored() -> None:
 
 
 def test_what_a_gateway_has_not_read_leaves_no_room_for_more() -> None:
-    half = unread.MAX_UNREAD_BYTES // 2
+    half = outbox.MAX_UNREAD_BYTES // 2
     first, second, third, other = (
         *(_batch("a", number, num_bytes=half) for number in range(3)),
         _batch("b"),
@@ -100,7 +100,7 @@ def test_what_a_gateway_has_not_read_leaves_no_room_for_more() -> None:
 
 
 def test_an_entry_of_any_size_is_sent_where_nothing_is_unread() -> None:
-    huge = _batch("a", num_bytes=2 * unread.MAX_UNREAD_BYTES)
+    huge = _batch("a", num_bytes=2 * outbox.MAX_UNREAD_BYTES)
     outboxes = _filled(huge, after := _batch("a"), max_bytes=1 << 30)
     assert outboxes.take() == [huge]
     outboxes.acknowledge(huge, b"1-0")
@@ -111,11 +111,11 @@ def test_an_entry_of_any_size_is_sent_where_nothing_is_unread() -> None:
 
 
 def test_many_small_entries_are_counted_in_few_marks() -> None:
-    entries = unread.UnreadEntries()
+    entries = outbox.UnreadEntries()
     for number in range(10_000):
         entries.add(b"1-%d" % number, 100)
     assert entries.num_bytes == 1_000_000
     entries.begins_at(b"1-9999")
-    assert 100 <= entries.num_bytes <= unread.MARK_BYTES
+    assert 100 <= entries.num_bytes <= outbox.MARK_BYTES
     entries.begins_at(b"2-0")
     assert entries.num_bytes == 0

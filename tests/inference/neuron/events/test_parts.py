@@ -49,7 +49,7 @@ LARGE: list[Event] = [
 
 
 def _whole(events: list[Event]) -> list[Event]:
-    """With fragments put together."""
+    """Returns the events with fragments put together."""
     whole: list[Event] = []
     data = b""
     for event in events:

@@ -15,8 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from inference.neuron.events.outbox import MAX_UNREAD_BYTES
 from inference.neuron.events.publisher import EventPublisher
-from inference.neuron.events.unread import MAX_UNREAD_BYTES
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -29,7 +29,7 @@ from inference.protocol.events import (
     decode_event_batch,
 )
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
-from tests.private_redis import MortalRedis, mortal_redis
+from tests.servers.private_redis import MortalRedis, mortal_redis
 
 WaitUntil = Callable[[Callable[[], object]], None]
 IMPATIENT_S = 0.2
@@ -95,7 +95,7 @@ def test_a_stream_that_its_gateway_has_deleted_stays_away(redis_db: redis.Redis)
     redis_db.delete(events_key("n1", "a"))
     publisher.publish([_event("a", "r1")])
     publisher.retire("a")
-    publisher.flush(10)
+    publisher.flush(60)
     assert not redis_db.exists(events_key("n1", "a"))
 
 
@@ -110,7 +110,7 @@ def test_what_no_stream_took_is_sent_when_there_is_one_and_others_do_not_wait(
     assert _numbers(redis_db, "b") == [0, 1, 2]
     wait_until(lambda: publisher.behind() == ["a"])
     _make_streams(redis_db, "a")
-    publisher.flush(10)
+    publisher.flush(60)
     assert _numbers(redis_db, "a") == [0, 1, 2]
     assert publisher.behind() == []
     assert lost == []
@@ -172,7 +172,7 @@ def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRed
         mortal.resume()
         for text in texts[150:]:
             publisher.publish([_event("a", "r", text)])
-        publisher.flush(20)
+        publisher.flush(60)
         seen: dict[int, str] = {}
         due = itertools.count()
         for batch in _batches(client, "a"):
@@ -198,7 +198,7 @@ def test_threads_publish_together_in_number_order(redis_db: redis.Redis) -> None
         thread.start()
     for thread in threads:
         thread.join()
-    publisher.flush(20)
+    publisher.flush(60)
     for gateway_id in ("a", "b"):
         assert _numbers(redis_db, gateway_id) == list(range(200))
         events: list[Any] = [e for batch in _batches(redis_db, gateway_id) for e in batch.events]
@@ -225,7 +225,7 @@ def _read_away(client: redis.Redis, gateway_id: str) -> list[tuple[bytes, dict[b
 
 
 def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis) -> None:
-    """Together they are several times what may be kept: whoever publishes them waits."""
+    """Together they are several times the bound on kept bytes: the publishing thread waits."""
     lost: list[set[str]] = []
     publisher = _publisher(redis_db, lost, max_kept_bytes=4_000_000)
     _make_streams(redis_db, "a")

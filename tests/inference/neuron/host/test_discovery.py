@@ -1,11 +1,8 @@
-"""What a host says of itself with a GPU, with a broken driver, and without either."""
+"""A host's report with a GPU, with a broken driver, and without either."""
 
 from __future__ import annotations
 
 import platform
-import sys
-import threading
-import time
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -13,89 +10,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from inference.neuron.host.device_sampler import DeviceSampler
 from inference.neuron.host.discovery import Discovery
-from inference.neuron.host.torch_probe import torch_problem
-
-GIB = 1024**3
-
-
-class FakeNvml:
-    """Two cards on one driver; ``init_error`` is what nvmlInit raises."""
-
-    NVMLError = pynvml.NVMLError
-    NVML_ERROR_LIB_RM_VERSION_MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-    NVML_ERROR_NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
-    NVML_ERROR_DRIVER_NOT_LOADED = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    NVML_ERROR_LIBRARY_NOT_FOUND = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
-
-    def __init__(self, init_error: int | None = None, memory_error: int | None = None) -> None:
-        """``memory_error``: what the first card's memory raises."""
-        self.init_error = init_error
-        self.memory_error = memory_error
-        self.is_lost = False
-
-    def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
-        if self.init_error is not None:
-            raise pynvml.NVMLError(self.init_error)
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
-        return b"580.10"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
-        return 13_000
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
-        return (8, 6)
-
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return f"Card {handle}"
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}abc"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        if self.is_lost:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        if handle == 0 and self.memory_error is not None:
-            raise pynvml.NVMLError(self.memory_error)
-        return SimpleNamespace(total=24 * GIB, free=(20 + handle) * GIB)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-        if handle == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(gpu=80, memory=20)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802 - in milliwatts
-        if handle == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return 220_500
-
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802
-        if handle == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return 61
-
-
-def _run(nvml: FakeNvml, *, has_gpu: bool = True, **environment: str) -> Discovery:
-    return Discovery.run(nvml, has_nvidia_hardware=has_gpu, environment=environment)
+from tests.inference.neuron.host.fake_nvml import GIB, FakeNvml, discovered
 
 
 def test_cuda_devices() -> None:
-    first, second, processors = _run(FakeNvml()).devices()
+    first, second, processors = discovered(FakeNvml()).devices()
     assert processors.kind == "cpu"
     assert (first.kind, first.name, first.index) == ("cuda", "Card 0", 0)
     assert (first.compute_capability, first.driver) == ("8.6", "580.10")
@@ -106,7 +26,7 @@ def test_cuda_devices() -> None:
 
 
 def test_the_kernel_is_not_the_system() -> None:
-    host = _run(FakeNvml()).host()
+    host = discovered(FakeNvml()).host()
     assert host.cuda_version == "13.0" and host.torch_version == metadata.version("torch")
     assert host.kernel == f"{platform.system()} {platform.release()}" != host.os
 
@@ -121,7 +41,7 @@ def test_the_kernel_is_not_the_system() -> None:
     ],
 )
 def test_engines_see_what_cuda_visible_devices_leaves(visible: str, names: list[str]) -> None:
-    devices = _run(FakeNvml(), CUDA_VISIBLE_DEVICES=visible).cuda_devices()
+    devices = discovered(FakeNvml(), CUDA_VISIBLE_DEVICES=visible).cuda_devices()
     assert [device.name for device in devices] == names
     assert [device.index for device in devices] == list(range(len(names)))
 
@@ -169,7 +89,7 @@ class DividedNvml(FakeNvml):
 def test_parts_of_a_card_are_devices(visible: str | None, names: list[str]) -> None:
     """A divided card is never offered whole: a process gets one part of it."""
     listed = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    devices = _run(DividedNvml(), **listed).cuda_devices()
+    devices = discovered(DividedNvml(), **listed).cuda_devices()
     assert [device.name for device in devices] == names
     for device in devices:
         if "MIG" in device.name:
@@ -178,7 +98,7 @@ def test_parts_of_a_card_are_devices(visible: str | None, names: list[str]) -> N
 
 
 def test_a_card_without_memory_of_its_own_has_the_hosts() -> None:
-    discovery = _run(FakeNvml(memory_error=pynvml.NVML_ERROR_NOT_SUPPORTED))
+    discovery = discovered(FakeNvml(memory_error=pynvml.NVML_ERROR_NOT_SUPPORTED))
     unified, neighbour, processors = discovery.devices()
     assert unified.total_memory_bytes == processors.total_memory_bytes
     assert (unified.has_host_memory, neighbour.has_host_memory) == (True, False)
@@ -188,7 +108,7 @@ def test_a_card_without_memory_of_its_own_has_the_hosts() -> None:
 
 
 def test_a_card_that_does_not_answer_hides_no_other() -> None:
-    discovery = _run(FakeNvml(memory_error=pynvml.NVML_ERROR_GPU_IS_LOST))
+    discovery = discovered(FakeNvml(memory_error=pynvml.NVML_ERROR_GPU_IS_LOST))
     (card,) = discovery.cuda_devices()
     assert (card.name, card.index) == ("Card 1", 0), "engines count what answers"
     (problem,) = discovery.host().problems
@@ -197,7 +117,7 @@ def test_a_card_that_does_not_answer_hides_no_other() -> None:
 
 
 def test_no_visible_device_is_a_cpu_host() -> None:
-    (device,) = _run(FakeNvml(), CUDA_VISIBLE_DEVICES="").devices()
+    (device,) = discovered(FakeNvml(), CUDA_VISIBLE_DEVICES="").devices()
     assert device.kind == "cpu"
 
 
@@ -212,7 +132,7 @@ def test_no_visible_device_is_a_cpu_host() -> None:
     ],
 )
 def test_a_broken_driver_is_named(error: int, words: str) -> None:
-    discovery = _run(FakeNvml(error))
+    discovery = discovered(FakeNvml(error))
     (problem,) = discovery.host().problems
     assert words in problem
     assert discovery.host().cuda_unavailable == problem
@@ -220,7 +140,7 @@ def test_a_broken_driver_is_named(error: int, words: str) -> None:
 
 
 def test_no_driver_on_a_host_without_a_gpu_is_no_problem() -> None:
-    discovery = _run(FakeNvml(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), has_gpu=False)
+    discovery = discovered(FakeNvml(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), has_gpu=False)
     assert discovery.host().problems == []
     assert discovery.host().cuda_unavailable == ""
 
@@ -228,83 +148,22 @@ def test_no_driver_on_a_host_without_a_gpu_is_no_problem() -> None:
 def test_an_operator_may_do_without_cards() -> None:
     broken = FakeNvml(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     for nvml in (broken, FakeNvml()):
-        discovery = _run(nvml, HELEXA_DEVICE="cpu")
+        discovery = discovered(nvml, HELEXA_DEVICE="cpu")
         assert [device.kind for device in discovery.devices()] == ["cpu"]
         assert (discovery.host().problems, discovery.host().cuda_unavailable) == ([], "")
 
 
 def test_a_card_that_is_lost_later_has_no_free_memory_and_is_named_once() -> None:
     nvml = FakeNvml()
-    discovery = _run(nvml)
+    discovery = discovered(nvml)
     nvml.is_lost = True
     for _ in range(2):
         assert [device.free_memory_bytes for device in discovery.cuda_devices()] == [0, 0]
     assert len(discovery.host().problems) == 2
-
-
-class HangingNvml(FakeNvml):
-    """Answers until it is told to hang."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = threading.Event()
-        self.answers.set()
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        self.answers.wait(60)
-        return super().nvmlDeviceGetMemoryInfo(handle)
-
-
-def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
-    nvml = HangingNvml()
-    sampler = DeviceSampler(
-        lambda: _run(nvml), torch_problem=_none, fresh_answer_s=0.05, silent_after_s=0.3
-    )
-    assert [device.kind for device in sampler.measure()] == ["cuda", "cuda", "cpu"]
-    assert sampler.host().problems == []
-    nvml.answers.clear()
-    deadline_s = time.monotonic() + 30
-    while not sampler.host().problems and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    (problem,) = sampler.host().problems
-    assert "has not answered" in problem
-    cards = sampler.measure()[:2]  # returns although nobody answers
-    assert [card.free_memory_bytes for card in cards] == [0, 0]
-    nvml.answers.set()
-    while sampler.host().problems and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert [card.free_memory_bytes for card in sampler.devices()[:2]] == [20 * GIB, 21 * GIB]
-
-
-def test_a_driver_that_hangs_from_the_start_gives_a_cpu_host_at_first() -> None:
-    nvml = HangingNvml()
-    nvml.answers.clear()
-    sampler = DeviceSampler(lambda: _run(nvml), torch_problem=_none, first_answer_s=0.05)
-    assert [device.kind for device in sampler.devices()] == ["cpu"]
-    nvml.answers.set()
-    deadline_s = time.monotonic() + 30
-    while len(sampler.devices()) == 1 and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert [device.kind for device in sampler.devices()] == ["cuda", "cuda", "cpu"]
-
-
-def test_cards_that_engines_cannot_use_are_no_devices() -> None:
-    sampler = DeviceSampler(lambda: _run(FakeNvml()), torch_problem=lambda: "torch is too old")
-    assert [device.kind for device in sampler.devices()] == ["cpu"]
-    assert sampler.host().problems == ["torch is too old"]
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [("print(0)", "models run on the CPU"), ("print(2)", None), ("raise SystemExit(1)", None)],
-)
-def test_what_torch_reports_of_the_cards(code: str, words: str | None) -> None:
-    problem = torch_problem((sys.executable, "-c", code))
-    assert problem is None if words is None else words in (problem or "")
-
-
-def _none() -> None:
-    return None
+    assert "no longer answers" in discovery.host().cuda_unavailable
+    nvml.is_lost = False
+    discovery.cuda_devices()
+    assert discovery.host().cuda_unavailable == ""
 
 
 def test_this_host() -> None:

@@ -22,7 +22,8 @@ from inference.protocol.downloads import (
     decode_cache_report,
 )
 from inference.protocol.keys import downloads_key
-from inference.protocol.load import LOADED, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LOADED
 
 SOURCE = "pypi:tiny-model==1.0"
 CACHED = "pypi:tiny-model-1.0"
@@ -124,7 +125,7 @@ def test_a_pull_that_waits_is_cancelled(service: NeuronService, ended: Any, cach
 def test_a_pull_under_way_is_cancelled_at_once(
     service: NeuronService, ended: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an index that never answers."""
+    """The pull is from an index that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.delenv("PIP_NO_INDEX")
@@ -143,7 +144,7 @@ sys.path.insert(0, {repository!r})
 import msgspec
 from inference.engine.serving.channel import Channel
 from inference.protocol.engine import LoadFailedMessage, encode_engine_frame
-from inference.protocol.load import LoadFailure
+from inference.protocol.load_progress import LoadFailure
 parser = argparse.ArgumentParser()
 parser.add_argument("--fd", type=int)
 channel = Channel(socket.socket(fileno=parser.parse_args().fd))
@@ -151,7 +152,7 @@ channel.receive()
 """
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 ENGINE_OF_ANY_SOURCE = ENGINE.format(repository=str(REPOSITORY_DIR)) + "channel.receive()"
-"""Is loading until it is told to end."""
+"""Stays in loading until its end is requested."""
 ENGINE_THAT_REFUSES = (
     ENGINE.format(repository=str(REPOSITORY_DIR))
     + """

@@ -15,7 +15,8 @@ from inference.loading.sources.source_identity import hub_identity, local_identi
 from inference.neuron.loads import failed_loads
 from inference.neuron.loads.failed_loads import ASK_HUB_S, FailedLoads
 from inference.neuron.loads.load import Load
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure
 from tests.inference.neuron.loads.test_downloads import ENGINE_THAT_REFUSES, PYTHON
 
 
@@ -50,7 +51,7 @@ def unchanged(folder: Path) -> None:
 
 
 def rewritten(folder: Path) -> None:
-    """To as many bytes."""
+    """Rewrites the file to as many bytes."""
     file = folder / "a.gguf"
     file.write_bytes(b"good")
     stats = file.stat()
@@ -58,7 +59,7 @@ def rewritten(folder: Path) -> None:
 
 
 def replaced(folder: Path) -> None:
-    """By another file of the same size and time."""
+    """Replaces the file by another one of the same size and time."""
     stats = (folder / "a.gguf").stat()
     shutil.copy2(folder / "a.gguf", folder / "b.tmp")
     (folder / "b.tmp").replace(folder / "a.gguf")
@@ -90,7 +91,7 @@ def test_files_on_disk(
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
-    """What a refused load removes has not changed; what is there again has."""
+    """A refused load removes only an unchanged file; one that was written again stays."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"half")
     failed = FailedReplica(spec_of("huggingface:org/m"))
@@ -143,7 +144,7 @@ def test_another_commit_in_the_hub() -> None:
     ],
 )
 def test_memory_that_was_freed(code: str, device: str, is_changed: bool) -> None:
-    """On the device that it failed on, or on another one of that kind."""
+    """The memory is on the device that it failed on, or on another one of that kind."""
     free = {"cuda:0": 4 << 30, "cuda:1": 2 << 30, "cpu": 9 << 30}
     failed = FailedReplica(spec_of("pypi:m"), code)
     failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)

@@ -12,24 +12,25 @@ import pytest
 from inference.neuron.loads.file_checker import FileChecker
 from inference.neuron.replicas.engine_process import engine_command, is_own_engine
 from inference.protocol.load import LoadSpec
+from tests.processes import command_line
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
 SLEEPS = (sys.executable, "-c", "import time; print('{', flush=True); time.sleep(3600)")
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "limit_s", "why"),
     [
-        (SLEEPS, "took longer than 0 s"),
-        ((sys.executable, "-c", "raise SystemExit(3)"), "ended with code 3"),
-        (("/no/such/program",), "could not be started"),
+        (SLEEPS, 0.4, "took longer than 0 s"),
+        ((sys.executable, "-c", "raise SystemExit(3)"), 120.0, "ended with code 3"),
+        (("/no/such/program",), 120.0, "could not be started"),
     ],
 )
 def test_a_check_without_an_answer_is_logged_and_passes(
-    command: tuple[str, ...], why: str, caplog: pytest.LogCaptureFixture
+    command: tuple[str, ...], limit_s: float, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        FileChecker(command, limit_s=0.4).check(SPEC, [], 0, lambda: False)
+        FileChecker(command, limit_s=limit_s).check(SPEC, [], 0, lambda: False)
     (record,) = caplog.records
     assert "the files of m are not checked" in record.message and why in record.message
     assert not _still_running()
@@ -65,4 +66,15 @@ def test_files_are_checked_for_this_builds_engine_alone(command: str, is_own: bo
 
 
 def _still_running() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "3600" in " ".join(one.cmdline())]
+    return [one for one in psutil.Process().children() if "3600" in " ".join(command_line(one))]
+
+
+def test_layers_are_weighed_by_their_files(three_layers: Path, tmp_path: Path) -> None:
+    spec = LoadSpec(job_id="j", model="m", source=f"path:{three_layers}")
+    costs = FileChecker().costs(spec, [], 0, lambda: False)
+    assert costs is not None and len(costs.layers) == 3
+    assert sum(layer.weight_bytes.cuda for layer in costs.kinds) > 0
+    gone = LoadSpec(job_id="j", model="m", source=f"path:{tmp_path / 'gone'}")
+    assert FileChecker().costs(gone, [], 0, lambda: False) is None
+    not_there = LoadSpec(job_id="j", model="m", source="huggingface:a/b")
+    assert FileChecker(("/no/such/program",)).costs(not_there, [], 0, lambda: False) is None

@@ -1,4 +1,4 @@
-"""What is promised to whom: cases, and what holds after any sequence of them."""
+"""Memory reservations by owner: cases, and invariants after any sequence of them."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Neuron(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), share=st.floats(0, 1), known=st.booleans())
     def load(self, data: st.DataObject, share: float, known: bool) -> None:
-        """In any order: each waits for its files."""
+        """Loads come in any order: each waits for its files."""
         owner = data.draw(st.sampled_from(self.waiting))
         holding = self.ledger.holding(owner)
         assert holding is not None
@@ -186,7 +186,7 @@ class Neuron(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def start_again(self, data: st.DataObject) -> None:
-        """Its memory is there, whoever has loaded meanwhile."""
+        """Its memory is free, whatever other models have loaded meanwhile."""
         owner = data.draw(st.sampled_from(sorted(self.held)))
         assert self.granted[owner] - self.held[owner] <= self.free
         self.held[owner] = self.granted[owner]

@@ -1,15 +1,27 @@
-"""The queue's own arithmetic over measurements: what a load under way holds already, what it is
-told, and what is left for the next."""
+"""The queue's own arithmetic over measurements: the memory that a running load holds already, its
+grant, and the rest for the next."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load
+from inference.neuron.loads.needs import check_possible, check_room, waking_bytes
 from inference.neuron.loads.queue import LoadQueue
 from inference.neuron.replicas.sleep_choice import HOST_SHARE_KEPT
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
-from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
+from inference.protocol.load import (
+    EarlierLoads,
+    LoadSpec,
+    StageSpec,
+)
+from inference.protocol.load_report import (
+    AsleepBytes,
+    DeviceMemory,
+    LoadReport,
+)
 from inference.settings.memory_limits import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 
@@ -84,7 +96,7 @@ def test_a_card_counts_what_has_gone_since_the_load_began() -> None:
     assert free_gb(queue) == [8]
     machine.there = [card(0, 13)]  # it has taken 7
     assert free_gb(queue) == [8]
-    machine.there = [card(0, 5)]  # and more than was foreseen
+    machine.there = [card(0, 5)]  # and more than estimated
     assert free_gb(queue) == [5]
     loaded(queue, load, 15)
     assert free_gb(queue) == [5]
@@ -110,13 +122,14 @@ def test_ranks_share_what_a_load_takes_of_cards() -> None:
     assert holding is not None and holding.num_bytes == 8 * GB
 
 
-def test_ranks_on_a_cpu_hold_alike() -> None:
+def test_ranks_on_a_cpu_hold_together_what_their_engine_does() -> None:
+    """They are its children."""
     machine = Machine(host(100))
     queue = LoadQueue(machine)
     load = load_of(10, devices=["cpu"], tensor_parallel=2)
     begun(queue, load)
     loaded(queue, load, 30)
-    machine.held = 4 * GB
+    machine.held = 8 * GB
     assert free_gb(queue) == [78]
 
 
@@ -200,3 +213,120 @@ def test_files_that_are_there_show_roughly_what_an_unknown_load_takes() -> None:
     assert free_gb(queue) == [18]
     queue.expect(load, 5 * GB)
     assert 12 < free_gb(queue)[0] < 13
+
+
+def stages(card_gb: float, host_gb: float) -> list[StageSpec]:
+    """Two on the card, around one on the host."""
+    card_bytes, host_bytes = int(card_gb * GB), int(host_gb * GB)
+    return [
+        StageSpec(device="cuda", layers=(0, 2), memory_bytes=card_bytes - 1),
+        StageSpec(device="cpu", layers=(2, 3), memory_bytes=host_bytes),
+        StageSpec(device="cuda:0", layers=(3, 4), memory_bytes=1),
+    ]
+
+
+def staged_report(card_gb: float, host_gb: float) -> LoadReport:
+    memory = [
+        DeviceMemory(device=name, actual_bytes=int(gigabytes * GB), process_bytes=0)
+        for name, gigabytes in (("cuda:0", card_gb), ("cpu", host_gb))
+    ]
+    return msgspec.structs.replace(REPORT, actual_bytes=1, stage_memory=memory)
+
+
+def test_stages_are_promised_what_their_plan_allots_on_each_device() -> None:
+    queue = LoadQueue(Machine(host(32), card(0, 20)))
+    load = load_of(stages=stages(12, 5))
+    queue.accept(load)
+    assert load.devices == ("cuda:0", "cpu")
+    assert free_gb(queue) == [27, 8]
+    assert queue.enter(load, lambda: False, lambda first: None)
+    spec = queue.begin(load, queue.room(load))
+    assert [stage.device for stage in spec.stages] == ["cuda:0", "cpu", "cuda:0"]
+    assert [stage.memory_limit_bytes for stage in spec.stages] == [20 * GB, 32 * GB, 20 * GB]
+    queue.started(load, 1)
+    assert queue.kept_bytes(load) == 17 * GB
+    queue.loaded(load, staged_report(card_gb=11, host_gb=3))
+    assert free_gb(queue) == [29, 20], "the card holds all of it, and the host nothing yet"
+    assert load.took == {"cuda:0": 11 * GB, "cpu": 3 * GB}
+    assert queue.kept_bytes(load) == 14 * GB
+
+
+def test_others_promises_bound_each_stage_on_its_device() -> None:
+    queue = LoadQueue(Machine(host(32), card(0, 20)))
+    begun(queue, load_of(7, devices=["cpu"]))
+    later = load_of(stages=stages(12, 5))
+    queue.accept(later)
+    room = queue.room(later)
+    assert (room.limits, room.promised) == (
+        {"cuda:0": 20 * GB, "cpu": 25 * GB},
+        {"cuda:0": 0, "cpu": 7 * GB},
+    )
+
+
+def test_stages_whose_engine_died_get_what_they_had_and_release_all_of_it() -> None:
+    machine = Machine(host(32), card(0, 20))
+    queue = LoadQueue(machine)
+    load = load_of(stages=stages(12, 5))
+    begun(queue, load)
+    queue.loaded(load, staged_report(card_gb=11, host_gb=3))
+    queue.engine_ended(load)
+    assert free_gb(queue) == [29, 9]
+    spec = queue.begin_again(load)
+    assert [stage.memory_limit_bytes for stage in spec.stages] == [11 * GB, 3 * GB, 11 * GB]
+    queue.release(load)
+    assert free_gb(queue) == [32, 20]
+
+
+def test_stages_that_sleep_keep_what_they_hold_on_each_device() -> None:
+    machine = Machine(host(32), card(0, 20))
+    queue = LoadQueue(machine)
+    load = load_of(stages=stages(12, 5))
+    begun(queue, load)
+    queue.loaded(load, staged_report(card_gb=11, host_gb=5))
+    machine.there, machine.held = [host(23), card(0, 19)], 4 * GB
+    held = AsleepBytes(
+        device_bytes=5 * GB, host_bytes=1 * GB, by_device={"cuda:0": GB, "cpu": 4 * GB}
+    )
+    assert queue.keep_host_room(load, held.host_bytes)
+    queue.fell_asleep(load, held)
+    assert queue.kept_bytes(load) == 5 * GB
+    assert free_gb(queue) == [23, 19]
+    room = queue.room(load)
+    assert room.limits == {"cuda:0": 19 * GB, "cpu": 23 * GB}
+    assert [waking_bytes(load.took[name], held, name) for name in room.limits] == [10 * GB, GB]
+    queue.begin_waking(load)
+    assert queue.kept_bytes(load) == 16 * GB
+    queue.release(load)
+    assert free_gb(queue) == [23, 19]
+
+
+def test_a_model_that_may_sleep_gives_back_the_rest_on_each_device() -> None:
+    """Another one's load counts on it: it holds more of each than it will asleep."""
+    machine = Machine(host(12), card(0, 2))
+    queue = LoadQueue(machine)
+    load = load_of(stages=stages(12, 5))
+    machine.there = [host(17), card(0, 13)]
+    begun(queue, load)
+    machine.there, machine.held = [host(12), card(0, 2)], 5 * GB
+    queue.loaded(load, staged_report(card_gb=11, host_gb=5))
+    held = AsleepBytes(device_bytes=5 * GB, by_device={"cuda:0": GB, "cpu": 4 * GB})
+    for name, free in (("cuda:0", 12), ("cpu", 13)):
+        room = queue.room(load_of(devices=[name]), asleep=[(load, held)])
+        assert room.limits == {name: free * GB}
+
+
+def test_a_stage_on_a_device_that_is_not_here_is_refused() -> None:
+    queue = LoadQueue(Machine(card(0, 20)))
+    with pytest.raises(LoadRefusedError) as refused:
+        queue.accept(load_of(stages=stages(12, 5)))
+    assert refused.value.failure.message == "'cpu' is not here; this neuron has cuda:0"
+    assert free_gb(queue) == [20]
+
+
+def test_each_device_has_to_have_room_for_its_stages() -> None:
+    spec = msgspec.structs.replace(SPEC, stages=stages(12, 5))
+    check_room(spec, "cpu", 5 * GB)
+    with pytest.raises(LoadRefusedError, match=r"needs 12.00 GB on cuda:0, and 11.00 GB are free"):
+        check_room(spec, "cuda:0", 11 * GB)
+    with pytest.raises(LoadRefusedError, match=r"needs 12.00 GB, by its plan, and cuda:0 has 8.00"):
+        check_possible(spec, [host(32), card(0, 8, total_gb=8)])

@@ -11,7 +11,7 @@ from inference.neuron.loads.retry_conditions import (
     has_improved,
     waits_for_time,
 )
-from inference.protocol.load import PERMANENT_FAILURES, LoadFailure
+from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
 
 GIB = 1024**3
 LITTLE = Conditions(device_free_bytes={"cuda:0": GIB, "cuda:1": GIB}, disk_free_bytes=GIB)
@@ -22,7 +22,9 @@ def failure(code: str, needed_bytes: int | None = None) -> LoadFailure:
     return LoadFailure(code=code, message="", needed_bytes=needed_bytes)
 
 
-@pytest.mark.parametrize("code", ["download_failed", "load_stalled", "lost_its_room", "no_device"])
+@pytest.mark.parametrize(
+    "code", ["download_failed", "load_stalled", "stage_unreachable", "lost_its_room", "no_device"]
+)
 def test_what_this_host_cannot_see_waits_for_time(code: str) -> None:
     assert waits_for_time(failure(code), 99)
 

@@ -22,10 +22,12 @@ from inference.neuron.replicas.restart_policy import RestartPolicy
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Finished
-from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.inference.neuron.devices import card, host
 from tests.inference.neuron.fake_engines import running_engines
 from tests.inference.neuron.loads.test_queue import Machine, begun, load_of, loaded
+from tests.processes import command_line
 
 LIMIT_S = 900.0
 MakeService = Callable[..., NeuronService]
@@ -50,7 +52,7 @@ class Watched:
         self.service = make_service(load_stall_limit_s=LIMIT_S, clock=self.clock)
 
     def pass_time(self, seconds: float) -> None:
-        """As heartbeats do, which look once a second."""
+        """Passes time as heartbeats do, which look once a second."""
         until_s = self.clock.now_s + seconds
         while self.clock.now_s < until_s:
             self.clock.now_s += 1.0
@@ -138,7 +140,7 @@ def test_a_tokenizer_that_hangs_inside_the_neuron_is_given_up(
 def test_a_restart_that_is_refused_is_tried_again(
     make_service: MakeService, fake_spec: Any, gateway: Any, wait_until: WaitUntil
 ) -> None:
-    """It used to break the replica's thread: its memory had been given back."""
+    """It used to break the replica's thread: its memory had been released."""
     patient = RestartPolicy(backoff=Backoff(first_s=0.01, max_s=0.1), max_quick_failures=10_000)
     service = make_service(restart_policy=patient)
     service.load_model(fake_spec(takes_gb=1))
@@ -155,7 +157,7 @@ def test_a_restart_that_is_refused_is_tried_again(
 
 @pytest.fixture
 def stalling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fetcher:
-    """Its downloads say once how far they are, and nothing after that."""
+    """Its downloads report their progress once and nothing after that."""
     progress = '{"type":"fetching","progress":{"stage":"downloading","done":7,"total":9}}'
     program = f"import time; print({progress!r}, flush=True); time.sleep(3600)"
     monkeypatch.setattr(fetching, "COMMAND", (sys.executable, "-c", program))
@@ -176,7 +178,7 @@ def test_a_source_that_stalls_is_ended(stalling: Fetcher) -> None:
     failure = refused.value.failure
     assert failure.code == "load_stalled"
     assert "at downloading" in failure.message
-    assert not [one for one in psutil.Process().children() if "3600" in " ".join(one.cmdline())]
+    assert not [one for one in psutil.Process().children() if "3600" in " ".join(command_line(one))]
 
 
 class NeverLeaves:

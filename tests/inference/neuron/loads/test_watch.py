@@ -10,7 +10,7 @@ from inference.neuron.loads.watch import (
     in_words,
     load_stall_limit_s,
 )
-from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.settings.setting import SettingError
 
 PREFLIGHT = LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf")
@@ -100,7 +100,7 @@ def downloading(done: int, detail: str = "model.gguf") -> LoadProgress:
 
 
 def test_a_download_that_drips_makes_no_progress() -> None:
-    """A byte each minute kept a download going for ever."""
+    """A byte each minute kept a download running without end."""
     watch = LoadWatch()
     for done in range(10):
         watch.progressed(downloading(done))

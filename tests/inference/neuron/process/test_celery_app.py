@@ -26,7 +26,7 @@ print("warned")
 
 @pytest.mark.parametrize("program", [NEURON, CONTROL], ids=["neuron", "control"])
 def test_changes_of_the_next_celery_do_not_fill_the_log(program: str) -> None:
-    """In a process of its own: a worker changes how warnings are shown."""
+    """A process of its own loads Celery: a worker changes how warnings are shown."""
     head = "import warnings\nfrom celery.exceptions import CPendingDeprecationWarning\n"
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", head + program + WARN],

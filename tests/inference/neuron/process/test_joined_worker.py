@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,25 +13,20 @@ from typing import Any
 import msgspec
 import redis
 
+from benchmarks.ports import free_port
 from fleet.redis_users import secret_hash, users_apply
-from helexa_site.bootstrap.guardian import Guardian
-from helexa_site.bootstrap.redis_server import configure_private_redis, wait_for_redis
-from helexa_site.bootstrap.sharing import Share
+from helexa_site.bootstrap.private_redis.redis_server import configure_private_redis, wait_for_redis
+from helexa_site.bootstrap.private_redis.sharing import Share
+from helexa_site.bootstrap.processes.guardian import Guardian
 from inference.neuron.process.celery_app import create_app
 from inference.protocol.events import Cancelled, Finished
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL
 from tests.inference.neuron.conftest import TestGateway
-from tests.private_redis import MortalRedis
+from tests.servers.private_redis import MortalRedis
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 SECRET = "a-secret-of-this-test-alone"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_host_that_joined(
@@ -62,7 +56,7 @@ def test_a_host_that_joined(
             gateway = TestGateway(client, "n1")
             app = create_app(name="n1", redis_url=server.url)
             neuron = start("--join", line)
-            wait_until(lambda: gateway.heartbeat() is not None, timeout_s=120)
+            wait_until(gateway.has_heartbeat, timeout_s=120)
             app.send_task(TASK_LOAD_MODEL, args=[msgspec.to_builtins(fake_spec())], expires=60)
             gateway.wait_status("ready")
             request_id = gateway.submit(max_tokens=5)
@@ -81,7 +75,7 @@ def test_a_host_that_joined(
             neuron.send_signal(signal.SIGTERM)
             assert neuron.wait(60) == 0
             neuron = start()  # it knows where it belongs
-            wait_until(lambda: gateway.heartbeat() is not None, timeout_s=120)
+            wait_until(gateway.has_heartbeat, timeout_s=120)
             gateway.wait_status("ready")
             app.close()
         finally:

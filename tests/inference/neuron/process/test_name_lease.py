@@ -1,4 +1,4 @@
-"""One neuron holds its name: who has it, who waits, and who is told to go."""
+"""One neuron holds its name's lease: who has it, who waits, and who has to end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from helexa_site.bootstrap.joining import keep_joining, redis_url_of
-from helexa_site.bootstrap.sharing import Share
+from helexa_site.bootstrap.private_redis.joining import keep_joining, redis_url_of
+from helexa_site.bootstrap.private_redis.sharing import Share
 from inference.neuron.process.heartbeat import HeartbeatWriter
 from inference.neuron.process.name_lease import NameHeldError, NameLease, NameLostError
 from inference.neuron.process.previous_instance import PreviousInstance
@@ -19,9 +19,10 @@ from inference.neuron.process.redis_client import RedisUntrustedError, connect
 from inference.protocol.heartbeat import decode_heartbeat
 from inference.protocol.joining import Joining
 from inference.protocol.keys import heartbeat_key, lease_key
-from tests.live.certificates import Authority
-from tests.private_redis import mortal_redis
-from tests.tls_front import tls_front
+from tests.inference.neuron.fake_engines import running_engines
+from tests.live.fleets.certificates import Authority
+from tests.servers.private_redis import mortal_redis
+from tests.servers.tls_front import tls_front
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
 ) -> None:
     lost = threading.Event()
     service = make_service(on_name_lost=lost.set)
-    wait_until(lambda: gateway.heartbeat() is not None)
+    wait_until(gateway.has_heartbeat)
     other = make_lease("other")
     redis_db.set(lease_key("n1"), other.value)
     assert lost.wait(60)
@@ -124,8 +125,8 @@ def test_a_redis_that_came_back_empty_gives_it_back(make_lease, redis_db) -> Non
     assert redis_db.get(lease_key("n1")) == lease.value
 
 
-def test_while_redis_stands_still_nobody_gets_it(tmp_path: Path) -> None:
-    """The lease expires by a clock that goes on; whoever beat all the time has it again."""
+def test_while_redis_stands_still_no_neuron_gets_it(tmp_path: Path) -> None:
+    """The lease expires by a clock that keeps running; the neuron with heartbeats gets it back."""
     with mortal_redis(tmp_path) as server:
         first, second = (
             NameLease(connect(server.url), neuron="n1", epoch=epoch) for epoch in ("a", "b")
@@ -152,7 +153,6 @@ def test_a_neuron_that_may_not_write_the_names_beats_all_the_same(
     url = redis_url.replace("://:", "://guest:")
     try:
         make_service(client=connect(url))
-        wait_until(lambda: gateway.heartbeat() is not None)
         first = gateway.heartbeat().time_unix_s
         wait_until(lambda: gateway.heartbeat().time_unix_s > first)
         assert not redis_db.exists("helexa:neurons")
@@ -163,8 +163,10 @@ def test_a_neuron_that_may_not_write_the_names_beats_all_the_same(
 def test_leaving_finishes_what_runs_and_refuses_what_is_new(
     loaded: Any, gateway: Any, wait_until: Any
 ) -> None:
-    running = gateway.submit(max_tokens=400)
+    running = gateway.submit(max_tokens=100)
     gateway.wait_events(running, lambda events: len(events) > 2)
+    (engine,) = running_engines()
+    engine.suspend()  # it runs for as long as the test wants
     force = threading.Event()
     leaving = threading.Thread(target=loaded.leave, args=(60.0, force))
     leaving.start()
@@ -173,6 +175,7 @@ def test_leaving_finishes_what_runs_and_refuses_what_is_new(
     (*_, failed) = gateway.wait_end(late)
     assert failed.failure.code == "neuron_stopping"
     assert failed.failure.retry_after_s is not None
+    engine.resume()
     assert type(gateway.wait_end(running)[-1]).__name__ == "Finished"
     leaving.join(60)
     assert not leaving.is_alive()
@@ -193,9 +196,9 @@ def test_leaving_is_bounded_and_can_be_hurried(loaded: Any, gateway: Any) -> Non
 def test_another_certificate_than_the_invitations_is_no_redis_to_wait_for(
     redis_url: str, tmp_path: Path
 ) -> None:
-    chain, key = Authority("told").vouch("127.0.0.1", tmp_path / "server")
+    chain, key = Authority("control").vouch("127.0.0.1", tmp_path / "server")
     presented = Share(host="127.0.0.1", port=1, tls_cert=chain, tls_key=key).certificate()
-    assert presented == chain.read_text(), "a host is told the authority"
+    assert presented == chain.read_text(), "a host receives the authority"
     password, _, path = redis_url.removeprefix("unix://:").partition("@")
     with tls_front(chain, key, Path(path.partition("?")[0])) as port:
         url = f"rediss://default:{password}@127.0.0.1:{port}/0"

@@ -1,9 +1,13 @@
-"""A host whose invitation was revoked or replaced says so once, and ends."""
+"""A host whose invitation was revoked or replaced logs that once, and ends."""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import redis
@@ -16,6 +20,7 @@ from inference.neuron.process.redis_client import (
     AccessRefusal,
     InvitationVoidError,
 )
+from inference.settings.setting import EXIT_MISCONFIGURED
 
 REFUSED = redis.AuthenticationError("invalid username-password pair or user is disabled.")
 
@@ -42,6 +47,32 @@ def test_a_line_that_is_void_is_not_waited_for(
             NameLease(void, neuron="n1", epoch="epoch").acquire()
 
 
+RUN = """
+import sys
+from inference.neuron.process import redis_client
+from inference.neuron.process.neuron_process import run
+redis_client.REFUSED_LIMIT_S = 0.0
+sys.exit(run("n1"))
+"""
+
+
+def test_the_process_of_a_void_line_ends_with_a_code_and_one_line(
+    redis_db: redis.Redis, tmp_path: Path
+) -> None:
+    path = redis_db.connection_pool.connection_kwargs["path"]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        env=os.environ
+        | {"REDIS_URL": f"unix://neuron-n1:void@{path}", "HELEXA_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == EXIT_MISCONFIGURED
+    assert done.stderr.count("neurons invite") == 1
+    assert "Traceback" not in done.stderr
+
+
 def test_a_neuron_that_is_shut_out_reports_it_once_and_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -56,5 +87,5 @@ def test_a_neuron_that_is_shut_out_reports_it_once_and_ends(
         heart.start()
         assert ended.wait(120)
         heart.stop(60)
-    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
-    assert "its invitation was revoked" in said
+    (logged,) = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "its invitation was revoked" in logged

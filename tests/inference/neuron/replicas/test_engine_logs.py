@@ -1,4 +1,4 @@
-"""What engines write to standard error: kept, bounded, told."""
+"""Engines' standard error is kept, bounded and reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from inference.neuron.replicas import engine_logs
+from inference.neuron.replicas import engine_logs, engine_process
 from inference.neuron.replicas.engine_logs import EngineLogs
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.engine_logs import decode_engine_log
@@ -18,17 +18,20 @@ from inference.protocol.load import LoadSpec
 SPEC = LoadSpec(job_id="j", model="tiny", source="pypi:tiny")
 WRITES = r"""
 import sys
-sys.stderr.write("first\nlast words without an end")
+sys.stderr.write("first\nlast line without an end")
 sys.stderr.flush()
 """
 
 
-def test_the_last_words_of_an_engine_are_there_once_it_is_reaped() -> None:
+def test_the_last_words_of_an_engine_are_there_once_it_is_reaped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "LAST_LINES_S", 60.0)
     lines: list[bytes] = []
     engine = EngineProcess(SPEC, [sys.executable, "-c", WRITES], on_line=lines.append)
     list(engine.messages())
     engine.reap()
-    assert lines == [b"first\n", b"last words without an end"]
+    assert lines == [b"first\n", b"last line without an end"]
 
 
 def test_lines_are_bounded_in_bytes_and_models(
@@ -46,6 +49,14 @@ def test_lines_are_bounded_in_bytes_and_models(
     logs.writer("tiny")(b"x\n")
     logs.writer("other")
     assert (logs.lines("huge", 1), logs.lines("other", 1)) == (None, [])
+
+
+def test_a_log_goes_on_with_the_next_engine(redis_db: redis.Redis) -> None:
+    """A reload starts another engine, which does not hide why the first one ended."""
+    logs = EngineLogs(redis_db, neuron="n1")
+    logs.writer("tiny")(b"out of memory\n")
+    logs.writer("tiny")(b"ready\n")
+    assert logs.lines("tiny", 10) == ["out of memory", "ready"]
 
 
 def test_what_is_reported_hides_keys(redis_db: redis.Redis) -> None:

@@ -23,3 +23,17 @@ def test_a_process_that_has_ended_holds_nothing() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert held_bytes(process.pid) == 0
+
+
+def test_what_an_engine_has_started_counts_with_it() -> None:
+    """Ranks and stages."""
+    grow = "pages = bytearray(b'x') * 2**26; print(flush=True); input()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grow!r}])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert held_bytes(process.pid) > 2**26
+    process.communicate(b"\n")
+    assert held_bytes(process.pid) == 0

@@ -20,6 +20,7 @@ from inference.neuron.replicas.restart_policy import RestartPolicy
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Failed, Finished
 from inference.protocol.load import LoadSpec
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
@@ -28,7 +29,7 @@ STEP_TIMEOUT_S = 5
 SILENCE_LIMIT_S = 10.0
 LIMIT_S = 1800
 LONG = 8000
-"""Tokens: tens of seconds, and nobody waits for them."""
+"""Tokens: tens of seconds of decoding, which the test does not wait for."""
 
 
 @pytest.fixture
@@ -54,10 +55,7 @@ def model_dir(tmp_path: Path, byte_level_dir: Path) -> Path:
 def ranks() -> dict[int, psutil.Process]:
     found = {}
     for child in psutil.Process().children(recursive=True):
-        try:
-            command = child.cmdline()
-        except psutil.NoSuchProcess:
-            continue
+        command = command_line(child)
         if FOLLOWER in command:
             found[1] = child
         elif "inference.engine" in command:

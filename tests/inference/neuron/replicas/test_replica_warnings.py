@@ -5,16 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
+
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.record import ReplicaRecord
 from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.engine import EngineStats
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import LoadReport
 
 SPEC = LoadSpec(job_id="1", model="m", source="path:m")
 
 
-def _stats(*warnings: str) -> EngineStats:
+def _stats(*warnings: str, speculation: str = "") -> EngineStats:
     return EngineStats(
         in_flight=0,
         queue_depth=0,
@@ -23,6 +26,7 @@ def _stats(*warnings: str) -> EngineStats:
         decode_tokens_per_s=0.0,
         prefill_tokens_per_s=0.0,
         last_forward_unix_s=None,
+        speculation=speculation,
         warnings=list(warnings),
     )
 
@@ -62,3 +66,14 @@ def test_warnings_of_the_load_and_of_the_time_since() -> None:
     assert _warnings(record) == ["no C compiler", "prefixes on disk are off"]
     record.idled(_stats())
     assert _warnings(record) == ["no C compiler"]
+
+
+def test_drafts_that_were_chosen_lately() -> None:
+    record = ReplicaRecord("m", recovering=False)
+    report = msgspec.structs.replace(_report(), speculation="auto: whichever pays")
+    text: Any = SimpleNamespace(report=report, capabilities=[])
+    record.engine_loaded(cast(EngineProcess, SimpleNamespace()), cast(ModelText, text))
+    record.worked(_stats(speculation="none in 100 %"))
+    found = record.state(SPEC).report
+    assert found is not None
+    assert found.speculation == "auto: whichever pays; none in 100 %"

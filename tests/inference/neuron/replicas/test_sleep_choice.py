@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.replicas.sleep_choice import Leaving, choose_sleepers
-from inference.protocol.load import AsleepBytes
+from inference.protocol.load_report import AsleepBytes
 
 
 def leaving(model: str, held: int, device: int | None, host: int = 0) -> Leaving:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inference.neuron.events.usage_reports import UsageReportBook
+from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.prompts.model_text import ModelText

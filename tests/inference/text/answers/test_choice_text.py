@@ -175,8 +175,8 @@ def test_nothing_visible_is_lost(
 
 
 def _squeezed(text: str) -> str:
-    """Without what may come and go: white space, hidden special tokens, empty arguments,
-    and an opening marker that stands inside an open block."""
+    """Returns the text without what may come and go: white space, hidden special tokens, empty
+    arguments, and an opening marker that stands inside an open block."""
     for word in ("<call>", "</call>", "{}", "<think>", " ", "\n"):
         text = text.replace(word, "")
     return text

@@ -1,4 +1,4 @@
-"""gpt-oss' channels: thinking, what is said and calls, token by token."""
+"""gpt-oss' channels: thinking, text and calls, token by token."""
 
 from __future__ import annotations
 

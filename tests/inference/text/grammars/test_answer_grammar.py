@@ -182,7 +182,7 @@ def test_every_grammar_can_be_checked_without_the_tokenizer(
 
 
 def test_no_text_of_a_client_is_kept() -> None:
-    """What is known of a grammar is found by its digest."""
+    """A grammar's cached result is found by its digest."""
     grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "kept nowhere"'}]})
     references = sys.getrefcount(grammar)
     assert problem_of(grammar) is None

@@ -13,7 +13,7 @@ from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 TOOL = ToolDefinition(
     name="weather",
     path="tools[0]",
-    description="Says the weather.",
+    description="Reports the weather.",
     parameters={"type": "object", "properties": {"city": {"type": "string"}}},
 )
 CALL = ToolCall(id="call_1d8f2a", name="weather", arguments='{"city": "Köln"}')
@@ -39,7 +39,7 @@ def test_a_conversation_with_calls_renders_whole(source: str, tools: list[ToolDe
     rendered = _render(source, HISTORY, tools=tools)
     for text in ("Be brief.\n\nNow in French.", "Rain?", "And now?", "Yes.", "rain", "Köln"):
         assert rendered.count(text) == 1, text
-    assert ("Says the weather." in rendered) is bool(tools)
+    assert ("Reports the weather." in rendered) is bool(tools)
     assert rendered.index("Be brief.") < rendered.index("And now?")
 
 

@@ -45,7 +45,7 @@ def _detokenize(tokenizer: Tokenizer, chunks: list[list[int]]) -> str:
 def test_byte_level_equals_decode_for_any_ids(
     byte_level: Case, ids: list[int], cuts: list[int]
 ) -> None:
-    """Also for ids that make no valid UTF-8, special ones, and ids past the vocabulary."""
+    """The ids may make no valid UTF-8, be special ones, or lie past the vocabulary."""
     assert _detokenize(byte_level.ours, _split(ids, cuts)) == byte_level.reference.decode(ids)
 
 
@@ -76,7 +76,7 @@ def test_a_character_is_never_split(byte_level: Case) -> None:
 def test_each_token_is_looked_at_once_and_only_an_unfinished_character_is_kept(
     byte_level: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a token costs the same however long the text before it is."""
+    """So a token costs the same however long the text before it is."""
     ids = byte_level.ours.encode("naïve 🙂 日本 " * 200, add_special_tokens=False)
     looked_up: list[int] = []
     bytes_of = Tokenizer.bytes_of

@@ -1,4 +1,4 @@
-"""A text never has fewer tokens than its size says; where that is not known nothing is said."""
+"""A text never has fewer tokens than the bound by its size; an unknown tokenizer has no bound."""
 
 from __future__ import annotations
 

@@ -119,12 +119,17 @@ def test_a_long_prompt_does_not_stop_other_threads(byte_level_dir: Path) -> None
         while not is_done.wait(0.001):
             num_wakes += 1
 
+    def wakes_meanwhile() -> int:
+        before = num_wakes
+        tokenizer.encode("The capital of France is Paris. " * 10_000, add_special_tokens=False)
+        return num_wakes - before
+
     sleeper = threading.Thread(target=wake_often)
     sleeper.start()
-    before = num_wakes
-    tokenizer.encode("The capital of France is Paris. " * 10_000, add_special_tokens=False)
-    after = num_wakes
-    is_done.set()
-    sleeper.join()
-    # A call that keeps the interpreter lock lets it wake once or twice, at its own borders.
-    assert after - before > 5
+    try:
+        # A call that keeps the interpreter lock lets it wake once or twice, at its own borders. On
+        # a busy machine it may not get to run by itself, and in some of many calls it does.
+        assert any(wakes_meanwhile() > 5 for _ in range(50))
+    finally:
+        is_done.set()
+        sleeper.join()

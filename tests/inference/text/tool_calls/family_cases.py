@@ -1,4 +1,4 @@
-"""Answers of newer families in their published formats, and what they say."""
+"""Answers of newer families in their published formats, and their parsed calls."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ from inference.text.tool_calls import deepseek as ds
 from inference.text.tool_calls.dsml import DsmlFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
 from inference.text.tool_calls.glm import GlmFormat
-from inference.text.tool_calls.granite import GraniteFormat
 from inference.text.tool_calls.harmony import HarmonyFormat
+from inference.text.tool_calls.json_lists import (
+    COMMAND_R,
+    FUNCTOOLS,
+    GRANITE,
+    HUNYUAN,
+    NEMOTRON,
+    JsonListFormat,
+)
 from inference.text.tool_calls.kimi import KimiFormat
+from inference.text.tool_calls.lfm2 import Lfm2Format
+from inference.text.tool_calls.minimax import MiniMaxFormat
 from inference.text.tool_calls.plain import PlainFormat
+from inference.text.tool_calls.qwen_coder import SeedFormat
 from tests.inference.text.tool_calls.calls import Merged
 
 FAMILIES = {
@@ -21,10 +31,17 @@ FAMILIES = {
     "gemma_4": GemmaFormat(GEMMA_4),
     "glm": GlmFormat(),
     "glm_47": GlmFormat(has_lines=False),
-    "granite": GraniteFormat(),
+    "granite": JsonListFormat(GRANITE),
+    "hunyuan": JsonListFormat(HUNYUAN),
+    "nemotron": JsonListFormat(NEMOTRON),
+    "command_r": JsonListFormat(COMMAND_R),
+    "functools": JsonListFormat(FUNCTOOLS),
     "harmony": HarmonyFormat(),
     "kimi": KimiFormat(),
+    "lfm2": Lfm2Format(),
+    "minimax": MiniMaxFormat(),
     "plain": PlainFormat(),
+    "seed": SeedFormat(),
 }
 
 LS = ("bash", '{"command":"ls"}')
@@ -32,6 +49,7 @@ PARIS = ("get_weather", '{"city":"Paris","days":3}')
 FENCED = f'function{ds.SEPARATOR}bash\n```json\n{{"command": "ls"}}\n```'
 BARE = f'bash{ds.SEPARATOR}{{"command": "ls"}}'
 HEAD, MIDDLE, END = ds.CALLS_BEGIN + ds.CALL_BEGIN, ds.CALL_BEGIN, ds.CALL_END
+QUOTED_ZERO = '"0"'
 KIMI_LS = (
     '<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}'
     "<|tool_call_end|>"
@@ -41,6 +59,7 @@ GLM_PARIS = (
     "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
 )
+COMMAND_R_LS = '{"tool_call_id": "0", "tool_name": "bash", "parameters": {"command": "ls"}}'
 GRANITE_LS = '{"name": "bash", "arguments": {"command": "ls"}}'
 FG_PARIS = (
     "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>"
@@ -60,6 +79,17 @@ DSML_PARIS = (
     "</｜DSML｜invoke>"  # noqa: RUF001
 )
 DSML_SECTION = "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"  # noqa: RUF001
+
+SEED_PARIS = (
+    "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
+)
+INVOKE_LS = '<invoke name="bash">\n<parameter name="command">ls</parameter>\n</invoke>'
+INVOKE_PARIS = (
+    '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>'
+)
+MINIMAX_SECTION = "<minimax:tool_call>\n", "\n</minimax:tool_call>"
 
 CASES: dict[str, dict[str, tuple[str, Merged]]] = {
     "deepseek": {
@@ -121,11 +151,11 @@ CASES: dict[str, dict[str, tuple[str, Merged]]] = {
             DSML_LS.replace('"true">ls', '"false">"ls"'),
             [LS],
         ),
-        "no JSON where the tag says so": (
+        "no JSON where the tag declares it": (
             DSML_PARIS.replace(">3<", ">three<"),
             [("get_weather", '{"city":"Paris","days":"three"}')],
         ),
-        "a tag that says nothing": (
+        "a tag without a type": (
             DSML_PARIS.replace(' string="true"', "").replace(' string="false"', ""),
             [PARIS],
         ),
@@ -237,6 +267,49 @@ CASES: dict[str, dict[str, tuple[str, Merged]]] = {
         "text before it": (f"I look.\n\n<|tool_call|>[{GRANITE_LS}]", ["I look.", LS]),
         "the marker in prose": ("A <|tool_call|> is", ["A <|tool_call|> is"]),
     },
+    "hunyuan": {
+        "one call": (f"<tool_calls>[{GRANITE_LS}]</tool_calls>", [LS]),
+        "several": (f"<tool_calls>[{GRANITE_LS}, {GRANITE_LS}]</tool_calls>", [LS, LS]),
+        "lines in place of a list": (
+            f"<tool_calls>\n{GRANITE_LS}\n{GRANITE_LS}\n</tool_calls>",
+            [LS, LS],
+        ),
+        "text around it": (
+            f"I look.\n<tool_calls>[{GRANITE_LS}]</tool_calls> Done.",
+            ["I look.", LS, "Done."],
+        ),
+        "without its end": (f"<tool_calls>[{GRANITE_LS}]", [LS]),
+        "the marker in prose": ("A <tool_calls> is", ["A <tool_calls> is"]),
+    },
+    "nemotron": {
+        "one call": (f"<TOOLCALL>[{GRANITE_LS}]</TOOLCALL>", [LS]),
+        "several": (f"<TOOLCALL>[{GRANITE_LS}, {GRANITE_LS}]</TOOLCALL>", [LS, LS]),
+        "no arguments": (
+            '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>',
+            [("now", "{}")],
+        ),
+    },
+    "command_r": {
+        "one call": (f"<|START_ACTION|>[\n    {COMMAND_R_LS}\n]<|END_ACTION|>", [LS]),
+        "several": (
+            f"<|START_ACTION|>[\n    {COMMAND_R_LS},\n    {COMMAND_R_LS}\n]<|END_ACTION|>",
+            [LS, LS],
+        ),
+        "a number for an id": (
+            f"<|START_ACTION|>[{COMMAND_R_LS.replace(QUOTED_ZERO, '0')}]<|END_ACTION|>",
+            [LS],
+        ),
+        "text before it": (
+            f"I look.<|START_ACTION|>[\n    {COMMAND_R_LS}\n]<|END_ACTION|>",
+            ["I look.", LS],
+        ),
+    },
+    "functools": {
+        "one call": (f"functools[{GRANITE_LS}]", [LS]),
+        "several": (f"functools[{GRANITE_LS}, {GRANITE_LS}]", [LS, LS]),
+        "the marker in prose": ("Use functools.wraps [1].", ["Use functools.wraps [1]."]),
+        "code that looks like it": ("functools[0]", ["functools[0]"]),
+    },
     "function_gemma": {
         "one call": (FG_PARIS, [PARIS]),
         "several": (f"{FG_PARIS}{FG_PARIS}", [PARIS, PARIS]),
@@ -310,6 +383,61 @@ CASES: dict[str, dict[str, tuple[str, Merged]]] = {
         "one call": (HARMONY_LS, [LS]),
         "text before it": (f"I look.{HARMONY_LS}", ["I look.", LS]),
         "cut off": (HARMONY_LS[:-3], [HARMONY_LS[:-3]]),
+    },
+    "lfm2": {
+        "one call": ('<|tool_call_start|>[bash(command="ls")]<|tool_call_end|>', [LS]),
+        "several": (
+            "<|tool_call_start|>[bash(command='ls'), get_weather(city=\"Paris\", days=3)]"
+            "<|tool_call_end|>",
+            [LS, PARIS],
+        ),
+        "text around it": (
+            'I look.\n<|tool_call_start|>[bash(command="ls")]<|tool_call_end|> Done.',
+            ["I look.", LS, "Done."],
+        ),
+        "no arguments": ("<|tool_call_start|>[now()]<|tool_call_end|>", [("now", "{}")]),
+        "JSON's values": (
+            "<|tool_call_start|>[f(a=true, b=null, c=[1, {}])]<|tool_call_end|>",
+            [("f", '{"a":true,"b":null,"c":[1,{}]}')],
+        ),
+        "JSON": (f"<|tool_call_start|>{GRANITE_LS}<|tool_call_end|>", [LS]),
+        "without its end": ('<|tool_call_start|>[bash(command="ls")]', [LS]),
+        "the marker in prose": ("A <|tool_call_start|> is", ["A <|tool_call_start|> is"]),
+    },
+    "seed": {
+        "one call": (SEED_PARIS, [PARIS]),
+        "several": (f"{SEED_PARIS}\n{SEED_PARIS}", [PARIS, PARIS]),
+        "text around it": (f"I look.\n{SEED_PARIS} Done.", ["I look.", PARIS, "Done."]),
+        "a text of several lines is kept to the character": (
+            SEED_PARIS.replace("Paris", "\na\n"),
+            [("get_weather", '{"city":"\\na\\n","days":3}')],
+        ),
+        "no arguments": (
+            "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+            [("now", "{}")],
+        ),
+        "the marker in prose": ("A <seed:tool_call> is", ["A <seed:tool_call> is"]),
+    },
+    "minimax": {
+        "one call": (INVOKE_PARIS.join(MINIMAX_SECTION), [PARIS]),
+        "several": (f"{INVOKE_LS}\n{INVOKE_PARIS}".join(MINIMAX_SECTION), [LS, PARIS]),
+        "text around it": (
+            "I look.\n" + INVOKE_LS.join(MINIMAX_SECTION) + " Done.",
+            ["I look.", LS, "Done."],
+        ),
+        "without its section": (INVOKE_LS, [LS]),
+        "no arguments": (
+            '<invoke name="now">\n</invoke>'.join(MINIMAX_SECTION),
+            [("now", "{}")],
+        ),
+        "a text of several lines is kept to the character": (
+            INVOKE_LS.replace("ls", "\ncat <<E\n <a>\nE\n").join(MINIMAX_SECTION),
+            [("bash", '{"command":"\\ncat <<E\\n <a>\\nE\\n"}')],
+        ),
+        "closing tags inside a value": (
+            INVOKE_LS.replace("ls", "a</parameter> b").join(MINIMAX_SECTION),
+            [("bash", '{"command":"a</parameter> b"}')],
+        ),
     },
     "plain": {
         "one call": (GRANITE_LS, [LS]),

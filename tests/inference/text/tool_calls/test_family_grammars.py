@@ -27,6 +27,8 @@ MARKERS = [
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call|>"),
     *("<start_function_call>", "<end_function_call>", "<escape>", "<|tool_call>", "<tool_call|>"),
     DSML,
+    *("<|START_ACTION|>", "<|END_ACTION|>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    *("<seed:tool_call>", "</seed:tool_call>", "<|tool_call_start|>", "<|tool_call_end|>"),
     *('<|"|>', "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
 ]
 WEATHER = tool(
@@ -103,8 +105,22 @@ def _dsml(name: str, arguments: dict[str, Any]) -> str:
     return f'<{DSML}invoke name="{name}">\n' + "\n".join(pairs) + f"\n</{DSML}invoke>"
 
 
+SEED = ("<seed:tool_call>\n<function={}>\n", "<parameter={}>", "</function>\n</seed:tool_call>")
+INVOKE = ('<invoke name="{}">\n', '<parameter name="{}">', "</invoke>")
+
+
+def _tagged(name: str, arguments: dict[str, Any], tags: tuple[str, str, str]) -> str:
+    opens, parameter, ends = tags
+    pairs = [
+        f"{parameter.format(key)}{value if isinstance(value, str) else json.dumps(value)}"
+        "</parameter>\n"
+        for key, value in arguments.items()
+    ]
+    return f"{opens.format(name)}{''.join(pairs)}{ends}"
+
+
 def written(family: str, *calls: Call) -> str:
-    """As models of that family write these calls."""
+    """Writes these calls as models of that family do."""
     texts = [json.dumps(arguments) for _, arguments in calls]
     names = [name for name, _ in calls]
     both = list(zip(names, texts, strict=True))
@@ -132,6 +148,17 @@ def written(family: str, *calls: Call) -> str:
             return "\n".join(_glm(*call, "\n") for call in calls)
         case "glm_47":
             return "\n".join(_glm(*call, "") for call in calls)
+        case "lfm2":
+            inner = ", ".join(
+                f"{name}({', '.join(f'{key}={json.dumps(one)}' for key, one in arguments.items())})"
+                for name, arguments in calls
+            )
+            return f"<|tool_call_start|>[{inner}]<|tool_call_end|>"
+        case "seed":
+            return "\n".join(_tagged(*call, SEED) for call in calls)
+        case "minimax":
+            inner = "\n".join(_tagged(*call, INVOKE) for call in calls)
+            return f"<minimax:tool_call>\n{inner}\n</minimax:tool_call>"
         case "function_gemma":
             return "".join(
                 f"<start_function_call>call:{name}{_gemma(arguments, '<escape>')}"
@@ -148,7 +175,24 @@ def written(family: str, *calls: Call) -> str:
             ((name, text),) = both
             return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{text}"
     objects = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
-    return "\n".join(objects) if family == "plain" else f"<|tool_call|>[{', '.join(objects)}]"
+    listed = f"[{', '.join(objects)}]"
+    match family:
+        case "plain":
+            return "\n".join(objects)
+        case "hunyuan":
+            return f"<tool_calls>{listed}</tool_calls>"
+        case "nemotron":
+            return f"<TOOLCALL>{listed}</TOOLCALL>"
+        case "functools":
+            return f"functools{listed}"
+        case "command_r":
+            counted = [
+                f'{{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {text}}}'
+                for index, (name, text) in enumerate(both)
+            ]
+            inner = ",\n    ".join(counted)
+            return f"<|START_ACTION|>[\n    {inner}\n]<|END_ACTION|>"
+    return f"<|tool_call|>{listed}"
 
 
 class Enforced:
@@ -229,7 +273,7 @@ def test_nothing_to_enforce(family: str, vocabulary: Vocabulary) -> None:
 
 
 @pytest.mark.parametrize("keyword", ["pattern", "minLength"])
-@pytest.mark.parametrize("family", ["glm", "gemma_4", "dsml"])
+@pytest.mark.parametrize("family", ["glm", "gemma_4", "dsml", "minimax", "seed"])
 def test_what_cannot_be_enforced_is_refused_by_name(
     family: str, keyword: str, vocabulary: Vocabulary
 ) -> None:
@@ -246,12 +290,12 @@ def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
     for arguments in ({"a": "x"}, {"a": 1}, {"a": "1", "b": "x"}, {"b": 1}):
         answer = written("dsml", ("f", arguments))
         assert enforced.accepts(answer), arguments
-        ((_, said),) = read(FAMILIES["dsml"], answer, [either])
-        assert json.loads(said) == arguments
+        ((_, parsed),) = read(FAMILIES["dsml"], answer, [either])
+        assert json.loads(parsed) == arguments
     assert not enforced.accepts(written("dsml", ("f", {"b": "1"})))
 
 
-SNIPPETS = [*MARKERS, '"', "}", "]", ",", "1", "{", "\n", "x", "city", ":"]
+SNIPPETS = [*MARKERS, "</parameter>\n", '"', "}", "]", ",", "1", "{", "\n", "x", "city", ":"]
 
 
 def _walk(enforced: Enforced, chooser: random.Random) -> str | None:

@@ -1,58 +1,26 @@
-"""What the grammars let through and what not, by llguidance itself; and all of it can be read."""
+"""What the grammars let through and what not, by llguidance itself."""
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
-from llguidance import LLMatcher, grammar_from
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.tool_calls.errors import UnsupportedSchemaError
-from tests.inference.text.tool_calls.calls import FORMATS, Call, read, tool
-from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary
-
-PROPERTIES: dict[str, Any] = {
-    "city": {"type": "string"},
-    "days": {"type": "integer"},
-    "unit": {"enum": ["C", "F"]},
-    "exact": {"type": ["boolean", "null"]},
-    "near": {"type": "array", "items": {"$ref": "#/$defs/Place"}},
-}
-DEFINITIONS = {
-    "Place": {
-        "type": "object",
-        "properties": {"lat": {"type": "number"}},
-        "required": ["lat"],
-        "additionalProperties": False,
-    }
-}
-
-
-def _with_definitions(definition: ToolDefinition) -> ToolDefinition:
-    assert definition.parameters is not None
-    parameters = {**definition.parameters, "$defs": DEFINITIONS}
-    return ToolDefinition(
-        name=definition.name,
-        path=definition.path,
-        parameters=parameters,
-        strict=definition.strict,
-    )
-
-
-STRICT = _with_definitions(tool("weather", PROPERTIES, required=["city"], strict=True))
-LOOSE = _with_definitions(tool("weather", PROPERTIES, required=["city"]))
-NOW = ToolDefinition(name="now", path="tools.1", strict=True)
-OTHER = tool("other", {"a": {"type": "integer"}})
-
-AUTO, REQUIRED, NAMED = (
-    ToolChoice(),
-    ToolChoice(mode="required"),
-    ToolChoice(mode="required", name="now"),
+from inference.protocol.generation import ToolChoice
+from tests.inference.text.tool_calls.calls import FORMATS, tool
+from tests.inference.text.tool_calls.conftest import Vocabulary
+from tests.inference.text.tool_calls.enforced import (
+    AUTO,
+    LOOSE,
+    NAMED,
+    NOW,
+    OTHER,
+    REQUIRED,
+    STRICT,
+    Enforced,
+    tagged_call,
+    written,
 )
 
 GOOD_CALL = ("weather", {"city": "Paris", "days": 3, "unit": "C", "near": [{"lat": 1.5}]})
@@ -66,60 +34,6 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("now", {"a": 1}),
     ("nobody", {}),
 ]
-
-
-def _tags(name: str, arguments: dict[str, Any]) -> str:
-    values = [
-        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>"
-        for key, value in arguments.items()
-    ]
-    return "\n".join([f"<function={name}>", *values, "</function>"])
-
-
-def written(name: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """As models of that format write these calls."""
-    key = "parameters" if name == "llama3" else "arguments"
-    objects = [json.dumps({"name": call, key: arguments}) for call, arguments in calls]
-    match name:
-        case "hermes":
-            return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
-        case "qwen_coder":
-            return "\n".join(f"<tool_call>\n{_tags(*call)}\n</tool_call>" for call in calls)
-        case "llama3":
-            return "; ".join(objects)
-        case "mistral":
-            return f"[TOOL_CALLS][{', '.join(objects)}]"
-        case _:
-            return "".join(f"[TOOL_CALLS]{call}[ARGS]{json.dumps(one)}" for call, one in calls)
-
-
-class Enforced:
-    """One grammar over one vocabulary."""
-
-    def __init__(
-        self,
-        name: str,
-        vocabulary: Vocabulary,
-        tools: Sequence[ToolDefinition],
-        choice: ToolChoice,
-        *,
-        parallel: bool = True,
-    ) -> None:
-        text = FORMATS[name].grammar(tools, choice, parallel=parallel, tokenizer=vocabulary.text)
-        assert text is not None
-        self.vocabulary = vocabulary
-        self._grammar = grammar_from("lark", text)
-        self.start()
-
-    def start(self) -> LLMatcher:
-        matcher = LLMatcher(self.vocabulary.grammar, self._grammar)
-        assert not matcher.is_error(), matcher.get_error()
-        return matcher
-
-    def accepts(self, text: str | list[int]) -> bool:
-        token_ids = self.vocabulary.encode(text) if isinstance(text, str) else text
-        matcher = self.start()
-        return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -218,8 +132,8 @@ def test_a_marker_that_is_spelled_out_is_enforced(name: str, vocabulary: Vocabul
 
 def test_a_call_without_its_outer_tags_is_enforced(vocabulary: Vocabulary) -> None:
     enforced = Enforced("qwen_coder", vocabulary, [STRICT, NOW], AUTO)
-    assert enforced.accepts(f"I look.\n{_tags(*GOOD_CALL)}")
-    assert not enforced.accepts(f"I look.\n{_tags(*BAD_CALLS[0])}")
+    assert enforced.accepts(f"I look.\n{tagged_call(*GOOD_CALL)}")
+    assert not enforced.accepts(f"I look.\n{tagged_call(*BAD_CALLS[0])}")
 
 
 def test_llama_calls_are_enforced_wherever_they_are_read(vocabulary: Vocabulary) -> None:
@@ -231,129 +145,3 @@ def test_llama_calls_are_enforced_wherever_they_are_read(vocabulary: Vocabulary)
     assert enforced.accepts(f"I look: {bad}")
     has_tag = len(vocabulary.encode("<|python_tag|>")) == 1
     assert enforced.accepts(f"I look. <|python_tag|>{good}") is has_tag
-
-
-def test_tags_cannot_hold_text_to_a_pattern(vocabulary: Vocabulary) -> None:
-    strict = tool("f", {"a": {"type": "string", "pattern": "^x"}}, strict=True)
-    with pytest.raises(UnsupportedSchemaError, match="pattern") as caught:
-        Enforced("qwen_coder", vocabulary, [strict], REQUIRED)
-    assert caught.value.param == "tools.f.properties.a.pattern"
-    loose = tool("f", {"a": {"type": "string", "pattern": "^x"}})
-    assert Enforced("qwen_coder", vocabulary, [loose], REQUIRED).accepts(
-        written("qwen_coder", ("f", {"a": "y"}))
-    )
-
-
-SNIPPETS = [
-    *('"', "}", "]", ",", "</parameter>", "<tool_call>", "[TOOL_CALLS]", "<function=", "1", ": "),
-    *("</tool_call>", "<|python_tag|>", "{", '{"name"', "\n"),
-]
-MAX_STEPS = 300
-
-
-def _walk(enforced: Enforced, chooser: random.Random) -> str | None:
-    """A random answer under the mask; ``None`` for one that does not end."""
-    matcher, vocabulary = enforced.start(), enforced.vocabulary
-    token_ids: list[int] = []
-    for _ in range(MAX_STEPS):
-        if matcher.is_stopped() or (matcher.is_accepting() and chooser.random() < 0.1):
-            return vocabulary.decode(token_ids)
-        snippet = vocabulary.encode(chooser.choice(SNIPPETS))
-        if chooser.random() < 0.4 and matcher.validate_tokens(snippet) == len(snippet):
-            chosen = snippet
-        else:
-            bias = matcher.compute_logit_bias()
-            chosen = [chooser.choice([i for i, allowed in enumerate(bias) if allowed])]
-        if chosen == [END_TOKEN_ID]:
-            return vocabulary.decode(token_ids)
-        assert matcher.consume_tokens(chosen), matcher.get_error()
-        token_ids += chosen
-    return None
-
-
-def _follows_schema(call: Call) -> bool:
-    name, arguments = call[0], json.loads(call[1])
-    if name == "now":
-        return arguments == {}
-    if name == "other":
-        return True
-    return (
-        isinstance(arguments["city"], str)
-        and isinstance(arguments.get("days", 1), int)
-        and arguments.get("unit", "C") in ("C", "F")
-        and arguments.get("exact") in (True, False, None)
-        and all(isinstance(place["lat"], int | float) for place in arguments.get("near", []))
-        and arguments.keys() <= PROPERTIES.keys()
-    )
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("choice", [AUTO, REQUIRED], ids=["auto", "required"])
-@pytest.mark.parametrize("parallel", [True, False])
-def test_what_a_grammar_lets_through_can_be_read(
-    name: str, choice: ToolChoice, parallel: bool, vocabulary: Vocabulary
-) -> None:
-    enforced = Enforced(name, vocabulary, [STRICT, NOW, OTHER], choice, parallel=parallel)
-    chooser = random.Random(7)
-    num_ended = num_calls = 0
-    for _ in range(12):
-        answer = _walk(enforced, chooser)
-        if answer is None:
-            continue
-        num_ended += 1
-        parts = read(FORMATS[name], answer, [STRICT, NOW, OTHER])
-        calls = [part for part in parts if not isinstance(part, str)]
-        num_calls += len(calls)
-        assert all(map(_follows_schema, calls)), answer
-        assert parallel or len(calls) <= 1, answer
-        assert choice.mode == "auto" or parts == calls != [], answer
-    assert num_ended > 0
-    assert num_calls > 0 or choice.mode == "auto"
-
-
-def test_references_of_tags_start_at_the_tools_schema(vocabulary: Vocabulary) -> None:
-    properties = {
-        "size": {"type": "integer", "maximum": 9},
-        "depth": {"allOf": [{"$ref": "#/properties/size"}]},
-        "children": {"type": "array", "items": {"$ref": "#"}},
-        "never": False,
-    }
-    nested = tool("tree", properties, required=["size"], strict=True)
-    enforced = Enforced("qwen_coder", vocabulary, [nested], REQUIRED)
-    child = {"size": 1, "children": []}
-
-    def accepts(**arguments: Any) -> bool:
-        return enforced.accepts(written("qwen_coder", ("tree", arguments)))
-
-    assert accepts(size=3)
-    assert accepts(size=3, depth=2, children=[child])
-    assert not accepts(size=3, depth=10)
-    assert not accepts(size=3, children=[[]])
-    assert not accepts(size=3, never=1)
-    assert not accepts()
-
-
-@pytest.mark.parametrize("keyword", ["required", "properties"])
-def test_a_schema_that_is_none_is_refused(keyword: str, vocabulary: Vocabulary) -> None:
-    broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
-    with pytest.raises(UnsupportedSchemaError, match="properties an object"):
-        Enforced("qwen_coder", vocabulary, [broken], REQUIRED)
-
-
-@pytest.mark.parametrize("key", ["Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"])
-def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> None:
-    properties = {key: {"type": "integer"}, "e": {"enum": [key]}}
-    strict = tool("f", properties, required=list(properties), strict=True)
-    enforced = Enforced("qwen_coder", vocabulary, [strict], REQUIRED)
-    answer = written("qwen_coder", ("f", {key: 3, "e": key}))
-    assert enforced.accepts(answer)
-    ((_, arguments),) = read(FORMATS["qwen_coder"], answer, [strict])
-    assert json.loads(arguments) == {key: 3, "e": key}
-
-
-@pytest.mark.parametrize("key", ["", "a>b", "<a", "a\nb", " a", "a" * 301])
-def test_keys_that_no_tag_can_hold(key: str, vocabulary: Vocabulary) -> None:
-    with pytest.raises(UnsupportedSchemaError):
-        Enforced("qwen_coder", vocabulary, [tool("f", {key: {}}, strict=True)], REQUIRED)
-    loose = Enforced("qwen_coder", vocabulary, [tool("f", {key: {}})], REQUIRED)
-    assert loose.accepts(written("qwen_coder", ("f", {})))

@@ -62,7 +62,7 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
     ),
     "Python that is not literal": ("[f(a=g())]", ["[f(a=g())]"]),
     "Python without names": ("[f(1)] b", ["[f(1)] b"]),
-    "Python that JSON cannot say": ("[f(a={1, 2})]", ["[f(a={1, 2})]"]),
+    "Python that JSON cannot express": ("[f(a={1, 2})]", ["[f(a={1, 2})]"]),
     "Python with an infinite number": ("[f(a=1e999)]", ["[f(a=1e999)]"]),
     "Python's stars": ("[f(**{'a': 1})]", ["[f(**{'a': 1})]"]),
     "Python, the second broken": ("[now(), g(x)] b", [("now", "{}"), ", g(x)] b"]),

@@ -1,4 +1,4 @@
-"""Which format a model speaks, by what its template says."""
+"""The tool-call format of a model, inferred from its template."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ TEMPLATES = {
     "dsml": TOOLS + "<｜DSML｜function_calls>\n<｜DSML｜invoke",  # noqa: RUF001
     "kimi": TOOLS + "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
     "granite": TOOLS + "respond with <|tool_call|> followed by a JSON list of tools used",
+    "hunyuan": TOOLS + "<tool_calls>{{ calls }}</tool_calls>",
+    "nemotron": TOOLS + "<TOOLCALL>[{{ call }}]</TOOLCALL>",
+    "command_r": TOOLS + '<|START_ACTION|>[{"tool_call_id": "0", "tool_name":',
+    "functools": TOOLS + "functools[{{ call }}]",
+    "lfm2": TOOLS + "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
+    "minimax": TOOLS + '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">',
+    "seed": TOOLS + "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>",
     "gemma": TOOLS + "<start_function_call>call:{{ name }}",
     "harmony": TOOLS + "<|start|>assistant<|channel|>commentary json<|message|>",
 }
@@ -30,12 +37,10 @@ GEMMA_3 = (
     'You MUST put it in the format of {"name": function name, "parameters": dictionary of '
     "argument name and its value}",
 )
-"""What Gemma 3's documentation has its prompts say."""
+"""The prompt of Gemma 3's documentation."""
 UNKNOWN = {
     "no template": None,
     "no place for tools": "{{ messages[0].content }}",
-    "Nemotron": TOOLS + "<TOOLCALL>[{{ call }}]",
-    "Phi": TOOLS + "functools[{{ call }}]",
 }
 
 

@@ -1,4 +1,4 @@
-"""However an answer's text is cut, the parts say the same; and no text makes a parser fail."""
+"""However an answer's text is cut, the parts parse to the same; and no text makes a parser fail."""
 
 from __future__ import annotations
 

@@ -184,6 +184,20 @@ def _dsml(name: str, arguments: Arguments) -> str:
     return f"<{D}function_calls>\n{invoke}\n</{D}function_calls>"
 
 
+def _seed(name: str, arguments: Arguments) -> str:
+    inner = "".join(
+        f"<parameter={key}>{_plain(value)}</parameter>\n" for key, value in arguments.items()
+    )
+    return f"<seed:tool_call>\n<function={name}>\n{inner}</function>\n</seed:tool_call>"
+
+
+def _minimax(name: str, arguments: Arguments) -> str:
+    inner = "".join(
+        f'<parameter name="{key}">{_plain(value)}</parameter>\n' for key, value in arguments.items()
+    )
+    return f'<minimax:tool_call>\n<invoke name="{name}">\n{inner}</invoke>\n</minimax:tool_call>'
+
+
 def _e(text: str) -> str:
     return re.escape(text)
 
@@ -216,7 +230,7 @@ def _quoted_word(found: re.Match[str]) -> str:
 
 
 def _gemma_arguments(quote: str) -> Callable[[str], Arguments]:
-    """By rewriting to JSON: texts first, then bare keys and words."""
+    """Reads arguments by rewriting them to JSON: texts first, then bare keys and words."""
     text = re.compile(f'{_e(quote)}(.*?){_e(quote)}|("(?:[^"\\\\]|\\\\.)*")', re.DOTALL)
 
     def read(written: str) -> Arguments:
@@ -284,6 +298,14 @@ def _python_call_text(name: str, arguments: Arguments) -> str:
     return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
 
+def _command_r(name: str, arguments: Arguments) -> str:
+    return json.dumps({"tool_call_id": "0", "tool_name": name, "parameters": arguments})
+
+
+def _command_r_objects(text: str) -> Calls:
+    return _objects(text.replace('"tool_name"', '"name"'))
+
+
 def _around(before: str, inner: Callable[[str, Arguments], str], after: str) -> Any:
     return lambda name, arguments: f"{before}{inner(name, arguments)}{after}"
 
@@ -318,6 +340,14 @@ WRITINGS: dict[str, Writing] = {
     ),
     "granite": Writing(
         _around("<|tool_call|>[", CALL, "]"), _marked(r"<\|tool_call\|>(.*)", _objects)
+    ),
+    "hunyuan": Writing(
+        _around("<tool_calls>[", CALL, "]</tool_calls>"),
+        _marked("<tool_calls>(.*?)(?:</tool_calls>)?", _objects),
+    ),
+    "command_r": Writing(
+        _around("<|START_ACTION|>[", _command_r, "]<|END_ACTION|>"),
+        _marked(r"<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>)?", _command_r_objects),
     ),
     "plain": Writing(CALL, _objects),
     "deepseek": Writing(
@@ -361,6 +391,29 @@ WRITINGS: dict[str, Writing] = {
             f'<{D}parameter name="(?P<key>[^<>"\n]+)"(?P<kind>\\s*string="(?:true|false)"|\\s*)>'
             f"(?P<value>(?:(?!{D}).)*)</{D}parameter>\\s*",
             f"</{D}invoke>\\s*(?:</{D}function_calls>)?",
+        ),
+    ),
+    "lfm2": Writing(
+        _around("<|tool_call_start|>", _python_call_text, "<|tool_call_end|>"),
+        _marked(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>)?", _pythonic),
+    ),
+    "seed": Writing(
+        _seed,
+        _tagged(
+            r"(?:<seed:tool_call>\s*)?<function=([^<>\n]+)>\s*",
+            r"<parameter=(?P<key>[^<>\n]+)>(?P<value>(?:(?!<parameter=[^<>\n]+>|</parameter>).)*)"
+            r"</parameter>\s*",
+            r"(?:</function>)?\s*(?:</seed:tool_call>)?",
+        ),
+    ),
+    "minimax": Writing(
+        _minimax,
+        _tagged(
+            r"(?:<minimax:tool_call>\s*)?<invoke name=\"([^<>\"\n]+)\">\s*",
+            r"<parameter name=\"(?P<key>[^<>\"\n]+)\">"
+            r"(?P<value>(?:(?!\n<parameter name=|<parameter name=\"[^<>\"\n]+\">|</parameter>).)*)"
+            r"</parameter>\s*",
+            r"</invoke>\s*(?:</minimax:tool_call>)?",
         ),
     ),
     "function_gemma": _gemma_writing("<start_function_call>", "<end_function_call>", "<escape>"),

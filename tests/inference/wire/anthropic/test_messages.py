@@ -290,10 +290,10 @@ def test_an_answer_can_be_sent_back_as_it_came(events: list[Event]) -> None:
     ]
     chat = parse(messages=history).generation.input
     assert isinstance(chat, ChatInput)
-    _, answered, told_back = chat.messages
+    _, answered, tool_result = chat.messages
     assert (answered.reasoning, answered.content) == ("hm", "Let me see.")
     assert answered.tool_calls[0].arguments == '{"a":"x"}'
-    assert told_back.tool_call_id == answered.tool_calls[0].id
+    assert tool_result.tool_call_id == answered.tool_calls[0].id
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Images as clients give them: what is read, and which bound is named where one is not."""
+"""Images as clients give them: the accepted ones, and the bound that a refusal names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from inference.protocol.generation import ChatInput
-from inference.wire.common.images import (
+from inference.wire.common.parts import (
     ImageFile,
     ImageReading,
     ImageRules,

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from inference.wire.common import fields, json_values
+from inference.wire.common import fields
 from inference.wire.common.fields import read_json_object
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import TooManyValuesError
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import request as openai_responses
 
-MAX = json_values.MAX_VALUES
+MAX = fields.MAX_VALUES
 
 
-@pytest.mark.parametrize("piece_bytes", [7, 1024, json_values.PIECE_BYTES])
+@pytest.mark.parametrize("piece_bytes", [7, 1024, fields.PIECE_BYTES])
 def test_the_bound_is_exact(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_values, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(json_values, "MAX_VALUES", 50)
+    monkeypatch.setattr(fields, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(fields, "MAX_VALUES", 50)
     quoted = 'a "quoted" [word], {\\ and "another" \\'
     for values, is_refused in (
         ([quoted] * 49, False),

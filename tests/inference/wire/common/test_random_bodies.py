@@ -14,7 +14,7 @@ import pytest
 
 from inference.gateway.images.request_images import without_files
 from inference.protocol.generation import Request, Submit, decode_inbox_frame, encode_inbox_frame
-from inference.wire.common.images import ImageRules
+from inference.wire.common.parts import ImageRules
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
 from tests.inference.wire.golden import DIALECTS, cases, inside

@@ -1,4 +1,4 @@
-"""How a program tells what it tried: one JSON object a line."""
+"""How a program reports what it tried: one JSON object a line."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ def feature(name):
             result = function()
             if inspect.iscoroutine(result):
                 asyncio.run(result)
-        except Exception as error:  # noqa: BLE001 - the table tells it
+        except Exception as error:  # noqa: BLE001 - the table prints it
             problem = f"{type(error).__name__}: {error}"[:600]
         print(json.dumps({"feature": name, "problem": problem}), flush=True)
         return function

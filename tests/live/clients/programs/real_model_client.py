@@ -32,7 +32,8 @@ def _():
 
 @feature("langchain-openai: embeddings")
 def _():
-    """As a server needs it that is not OpenAI's: it would send the ids of its own tokenizer."""
+    """The client does not check lengths: else it would send the token ids of its own tokenizer to a
+    server that is not OpenAI's."""
     model = OpenAIEmbeddings(
         model=EMBEDDING_MODEL,
         base_url=BASE_URL,

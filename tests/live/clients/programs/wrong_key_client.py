@@ -1,6 +1,6 @@
 """A server that wants a key, and clients that have another one.
 
-Nobody on its own machine needs one, so they come as if through a proxy.
+A client on the same machine needs none, so they come as if through a proxy.
 """
 
 import litellm

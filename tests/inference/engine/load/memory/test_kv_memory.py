@@ -144,6 +144,7 @@ def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.Mo
     built: Any = SimpleNamespace(
         model=model,
         ranked=None,
+        staged=None,
         trial=trial,
         draft=None,
         draft_block_bytes=0,
@@ -162,6 +163,7 @@ def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPat
     built: Any = SimpleNamespace(
         model=model,
         ranked=None,
+        staged=None,
         trial=trial,
         draft=None,
         draft_block_bytes=0,
@@ -210,6 +212,7 @@ def test_a_card_keeps_room_for_the_adapters_of_all_slots(
     built: Any = SimpleNamespace(
         model=model,
         ranked=None,
+        staged=None,
         trial=trial,
         draft=None,
         draft_block_bytes=0,

@@ -1,4 +1,4 @@
-"""A load that is given no memory says that the model does not fit, whoever asked for the memory."""
+"""A load that gets no memory reports that the model does not fit, whichever part of it asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from inference.engine.errors import DoesNotFitError
 from inference.engine.load.trial.warmup import warm_up
 from inference.engine.serving import process
 from inference.protocol.engine import EngineStats, SequenceFailed, StepOutputs
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure
 
 STATS = EngineStats(
     in_flight=0,

@@ -3,6 +3,7 @@ and how fast requests were."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -20,9 +21,10 @@ import torch
 from inference.engine.load.memory import memory_use
 from inference.engine.load.memory.memory_use import HostGauge, anonymous_bytes, gauge_for
 from inference.engine.serving.channel import Channel
-from inference.models.cache.paged_kv import untouched_zeros
+from inference.models.cache.paged_kv import lazy_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
-from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
+from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load_report import LoadReport
 from inference.protocol.prefill_speed import PrefillSpeed
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[5]
@@ -31,6 +33,7 @@ KV_MEMORY_BYTES = 64 * MB
 
 
 def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
+    gc.collect()  # what earlier tests left is not freed meanwhile
     gauge = HostGauge()
     held = np.ones(60 * MB, dtype=np.uint8)
     gauge.watch()
@@ -43,7 +46,7 @@ def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
 
 def test_keys_and_values_are_held_where_somebody_wrote_to() -> None:
     before_bytes = anonymous_bytes()
-    promised = untouched_zeros((50, 4 * MB), torch.uint8, torch.device("cpu"))
+    promised = lazy_zeros((50, 4 * MB), torch.uint8, torch.device("cpu"))
     assert anonymous_bytes() - before_bytes < 20 * MB
     promised[:, 0] = 1
     assert anonymous_bytes() - before_bytes < 20 * MB, "a small page for each byte, not a huge one"
@@ -111,7 +114,7 @@ def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_proce
 
 
 def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport:
-    """In an engine process of its own, as a neuron would."""
+    """Loads in an engine process of its own, as a neuron would."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
@@ -145,7 +148,7 @@ def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport
 def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_speed(
     default_gguf: Path, data_dir: Path
 ) -> None:
-    """KV, which both count whole, is taken off: what is left is what could be wrong."""
+    """KV, which both count whole, is subtracted: only the rest could be wrong."""
     first = load(default_gguf, data_dir, None)
     assert first.actual_bytes - first.kv_bytes > first.weight_bytes
     assert first.process_bytes > 50 * MB

@@ -1,4 +1,4 @@
-"""Models that are quantised while they load: how close they stay, and the figure that says so."""
+"""Models that are quantised while they load: how close they stay, and the reported figure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
-from inference.protocol.load import LoadProgress, LoadSpec, Quantization
+from inference.protocol.load import LoadSpec, Quantization
+from inference.protocol.load_progress import LoadProgress
 from tests.inference.engine.conftest import CONTEXT_TOKENS
 
 CALMER = 0.3
 """Times the layers' weights: as they are, a change of a hundredth is another model by layer 3."""
 LEAST_COSINE: dict[Quantization, float] = {"q8": 0.9995, "q6": 0.998, "q5": 0.99, "q4": 0.975}
-"""Of the logits with those of the dense weights, in the mean over tokens."""
+"""The least cosine between the logits and those of the dense weights, in the mean over tokens."""
 MOST_NATS: dict[Quantization, float] = {"q8": 0.002, "q6": 0.01, "q5": 0.04, "q4": 0.15}
 
 
@@ -93,7 +94,7 @@ def test_a_quantised_model_stays_close_to_its_dense_self(
     token_ids = list(range(3, 99))
 
     dense, quantized = (
-        quality._model_logits(
+        quality.model_logits(
             built(opened(directory, tmp_path, wanted), execution, native_cache_dir), token_ids
         )
         for wanted in ("auto", quantization)
@@ -142,7 +143,7 @@ def test_the_report_has_the_figure_and_a_second_load_does_not_measure(
     assert first.endswith(f"on {CONTEXT_TOKENS - 1} tokens")
     assert [(p.done, p.total) for p in reported] == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
-    monkeypatch.setattr(quality, "prompt_logits", None)  # whoever measures again fails
+    monkeypatch.setattr(quality, "prompt_logits", None)  # a second measurement would fail
     assert words(opened(directory, tmp_path, "q4"), tmp_path) == first
 
 

@@ -52,8 +52,9 @@ QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_sta
 
 @pytest.fixture(scope="module")
 def dense_dir(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In bfloat16, off the grid of the file's own four bits: each weight is moved by up to half a
-    step, as if it had been rounded from there. On the grid, four bits would hold it exactly."""
+    """Makes a model in bfloat16, off the grid of the file's own four bits: each weight is moved by
+    up to half a step, as if it had been rounded from there. On the grid, four bits would hold it
+    exactly."""
     directory = tmp_path_factory.mktemp("dense")
     spec = LoadSpec(job_id="1", model="m", source=f"path:{default_gguf}", devices=["cpu"])
     opened = open_model(spec, directory / "cache", lambda _: None)
@@ -121,7 +122,7 @@ def answer_of(model: AnyModel, tokenizer: Tokenizer) -> str:
     token_ids: list[int] = tokenizer.encode(QUESTION).ids
     num_prompt_tokens = len(token_ids)
     for _ in range(6):
-        logits = quality._model_logits(model, [*token_ids, 0])  # of all tokens but the last
+        logits = quality.model_logits(model, [*token_ids, 0])  # of all tokens but the last
         token_ids.append(int(logits[-1].argmax()))
     answer: str = tokenizer.decode(token_ids[num_prompt_tokens:])
     return answer
@@ -133,12 +134,12 @@ def test_each_bit_more_is_closer_to_the_dense_weights(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(dense_dir / "tokenizer.json"))
     token_ids: list[int] = tokenizer.encode(QUALITY_TEXT).ids[: CONTEXT_TOKENS - 1]
-    dense = quality._model_logits(built(dense_dir, "none", execution, native_cache_dir), token_ids)
+    dense = quality.model_logits(built(dense_dir, "none", execution, native_cache_dir), token_ids)
     reference = dense.log_softmax(-1).half()
     figures: dict[Quantization, QualityFigure] = {}
     for quantization in BITS:
         model = built(dense_dir, quantization, execution, native_cache_dir)
-        logits = quality._model_logits(model, token_ids)
+        logits = quality.model_logits(model, token_ids)
         figures[quantization] = compare(reference, logits, torch.tensor(token_ids[1:]))
         cosine = float(cosine_similarity(dense, logits, dim=-1).mean())
         assert cosine > LEAST_COSINE[quantization], quantization

@@ -1,4 +1,4 @@
-"""What a model's first steps tell, on a model that takes the time it is told to."""
+"""What a model's first steps measure, on a model whose steps take a set time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from inference.engine.load.trial.trial_steps import measure_prefill, run_largest_steps
-from inference.engine.scheduling.limits import SchedulerLimits
-from inference.models.backend import AnyModel
-from inference.models.cache.kv_format import KVFormat
+from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from inference.models.backend import AnyModel, PlainBackend
+from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layers.attention import MOST_GATHERED_BYTES
-from inference.models.step_input import StepInput
+from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.prefill_speed import PrefillSpeed
 from tests.inference.engine.conftest import Pair
 
@@ -30,6 +30,7 @@ CONFIG = ModelConfig(
     rms_norm_eps=1e-5,
     rope_theta=10000.0,
 )
+KV_BYTES_PER_TOKEN = kv_bytes_per_token(CONFIG, "fp32")
 LIMITS = SchedulerLimits(prefill_tokens_per_step=512)
 
 
@@ -39,13 +40,12 @@ class FakeKV:
     block_tokens: int
 
 
-class TimedModel:
+class TimedModel(PlainBackend):
     """Its clock moves by ``speed`` for each prompt row, and by ten times that the first time."""
 
     device = torch.device("cpu")
     dtype = torch.float32
     kv_format: KVFormat = "fp32"
-    tower = None
 
     def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
         self.config = replace(CONFIG, sliding_window=speed.window_tokens)
@@ -109,10 +109,22 @@ def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -
 
 def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
     slow, fast = PrefillSpeed(token_s=0.05), PrefillSpeed(token_s=0.00001)
-    for speed, size in ((slow, 32), (fast, 512)):
+    for speed, sizes in ((slow, [32] * 2), (fast, [512] * 4)):
         model = TimedModel(speed)
         measured(model, 4096)
-        assert model.prompt_rows[2:] == [size] * 4
+        assert model.prompt_rows[2:] == sizes
+
+
+def test_long_chunks_of_native_code_are_timed_once() -> None:
+    speed = PrefillSpeed(token_s=0.01, growth_s=1e-6)
+    model = TimedModel(speed)
+    as_model: AnyModel = model
+    model.has_own_threads = True
+    run_largest_steps(as_model, LIMITS, 4096, 10**10)  # pays for first times
+    model.prompt_rows = model.prompt_rows[:1]
+    found = measured(model, 4096)
+    assert model.prompt_rows[1:] == [32, 32]
+    assert found.prompt_s(2000) == pytest.approx(speed.prompt_s(2000), rel=0.02)
 
 
 def test_a_short_context_is_timed_at_its_start_alone() -> None:
@@ -125,18 +137,19 @@ def test_a_short_context_is_timed_at_its_start_alone() -> None:
 def test_the_largest_steps_are_the_engines_largest() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
     as_model: AnyModel = model
-    kv_bytes = run_largest_steps(as_model, LIMITS, 32_768, 10**6)
+    num_blocks = run_largest_steps(as_model, LIMITS, 32_768, 10**6)
     assert (model.prompt_rows, model.decode_rows) == ([512], [256])
-    assert kv_bytes == (512 + 32) * CONFIG.kv_elements_per_token * 4
+    kv_bytes = model.cache_bytes(num_blocks, 32, NUM_LONE_STATES)
+    assert kv_bytes == {model.device: (512 + 32) * KV_BYTES_PER_TOKEN}
 
 
 def test_a_large_model_on_a_cpu_is_tried_with_fewer_rows() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
     as_model: AnyModel = model
     run_largest_steps(as_model, LIMITS, 32_768, 8 * 10**8)
-    assert (model.prompt_rows, model.decode_rows) == ([125], [125])
+    assert (model.prompt_rows, model.decode_rows) == ([31], [31])
     run_largest_steps(as_model, LIMITS, 32_768, 10**12)
-    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (32, 32)
+    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
 
 
 @pytest.mark.parametrize("context_tokens", [20, 64, 250])
@@ -159,7 +172,7 @@ def test_where_contexts_are_copied_one_is_as_long_as_may_be_and_many_as_are_copi
     run_largest_steps(as_model, LIMITS, 32_768, 10**6)
     assert model.prompt_rows == [512, 32]
     assert model.longest == 32_768
-    assert model.most_copied * CONFIG.kv_elements_per_token * 4 >= MOST_GATHERED_BYTES
+    assert model.most_copied * KV_BYTES_PER_TOKEN >= MOST_GATHERED_BYTES
 
 
 def test_on_a_real_model(llama: Pair) -> None:

@@ -26,7 +26,7 @@ STATE_SHAPE = (VALUE_HEADS, KEY_DIM, VALUE_DIM)
 
 
 class RawInputs:
-    """As transformers takes them: queries and keys of any length, a batch of one."""
+    """Holds what transformers takes: queries and keys of any length, a batch of one."""
 
     def __init__(self, num_tokens: int, *, seed: int = 0, forgets: float = 1.0) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Steps to events: any split of the tokens tells the same, and each choice ends once."""
+"""Steps to events: any split of the tokens gives the same answer, and each choice ends once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inference.protocol.events import (
 from inference.text.answers.choice_text import ChoiceText
 from inference.text.answers.phrases import SPOKEN
 from inference.text.tokens.tokenizer import Tokenizer
-from tests.inference.neuron.told_answers import (
+from tests.inference.neuron.folded_answers import (
     Folded,
     answer_of,
     events_of,

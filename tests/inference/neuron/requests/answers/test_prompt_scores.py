@@ -1,4 +1,4 @@
-"""Prompts that are told again, with their tokens' log probabilities."""
+"""Prompts that are echoed, with their tokens' log probabilities."""
 
 from __future__ import annotations
 

@@ -118,6 +118,6 @@ def test_a_parked_thread_holds_no_place_that_another_could_be_given(
     parking: Parking, wait_until: WaitUntil
 ) -> None:
     parking.put("slow")
-    wait_until(lambda: parking.slow_begun() == 1)
+    wait_until(lambda: parking.lane._parked)
     (waiting,) = parking.lane._parked
     assert not parking.lane.relieve(waiting)

@@ -1,4 +1,5 @@
-"""Marks of what is prepared: there when the process dies, without a round trip before the work."""
+"""Marks of requests in preparation: present when the process dies, without a round trip before the
+work."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from inference.neuron.process.redis_client import connect
 from inference.neuron.requests.intake.preparing_marks import EARLIER_KEPT_S, PreparingMarks
 from inference.protocol.keys import preparing_key
 from inference.protocol.preparing import MARKS_EXPIRY_S
-from tests.private_redis import MortalRedis, mortal_redis
+from tests.servers.private_redis import MortalRedis, mortal_redis
 
 WaitUntil = Callable[[Callable[[], object]], None]
 DIES = """
@@ -119,8 +120,8 @@ def test_many_marks_leave_nothing_unread(redis_url: str, redis_db: redis.Redis) 
         marks.keep(0.0)
     marks.begin("last")
     deadline_s = time.monotonic() + 120
-    while marks._num_unread and time.monotonic() < deadline_s:
+    while marks.num_unread and time.monotonic() < deadline_s:
         marks.keep(0.0)
-    assert marks._num_unread == 0
+    assert marks.num_unread == 0
     assert marks_in(redis_db) == {b"last": b"e1"}
     marks.close()

@@ -8,7 +8,7 @@ import pytest
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.output_limits import TokenBudget
+from inference.neuron.requests.prompts.output_rules import TokenBudget
 from inference.neuron.requests.prompts.prompts import Prepared, prepare
 from inference.protocol.generation import (
     GenerationRequest,
@@ -17,7 +17,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import ask, prepared
+from tests.inference.neuron.prepared import prepared, request_for_model
 
 
 def test_the_rest_of_the_context_is_the_default_limit(byte_level_dir: Path) -> None:
@@ -82,7 +82,7 @@ def test_how_long_an_answer_may_be_and_why(
 ) -> None:
     text = model_text(byte_level_dir, max_output_tokens=bound)
     options = SamplingOptions(max_tokens=asked)
-    prepared = prepare(ask(sampling=options, ends_at_context=ends_at_context), text)
+    prepared = prepare(request_for_model(sampling=options, ends_at_context=ends_at_context), text)
     assert prepared.params.max_tokens == max_tokens
     assert prepared.limit.reason == reason
 
@@ -91,7 +91,7 @@ def test_more_than_the_operator_allows_is_refused_with_both_numbers(byte_level_d
     text = model_text(byte_level_dir, max_output_tokens=4)
     options = SamplingOptions(max_tokens=5)
     with pytest.raises(RequestRefusedError, match="at most 4 tokens and you asked for 5") as no:
-        prepare(ask(sampling=options), text)
+        prepare(request_for_model(sampling=options), text)
     assert no.value.failure.param == "max_tokens"
 
 

@@ -123,7 +123,7 @@ def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
 
 def test_after_a_block_that_the_prompt_opened(text: ModelText) -> None:
     assert text.markers is not None
-    for thinking in (None, False):  # a template may open it whatever it is told
+    for thinking in (None, False):  # a template may open it whatever the request asks
         request = _request(FORMAT, thinking=thinking)
         grammar = request_grammar(request, text, starts_thinking=True)
         assert grammar is not None

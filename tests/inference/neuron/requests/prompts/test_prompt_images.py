@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from msgspec import structs
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.prompt_images import (
+from inference.neuron.requests.prompts.prompt_tokens import (
     PlacedImage,
     RedisImageReader,
     placed,
@@ -31,7 +32,7 @@ from inference.protocol.generation import (
     TokenizeRequest,
     ToolCall,
 )
-from inference.protocol.images import ImageRef, VisionInput
+from inference.protocol.images import ImageRef, TokenRun, VisionInput
 from inference.protocol.inbox_parts import PART_BYTES, image_fields
 from inference.protocol.keys import images_key
 from inference.protocol.sampling import SamplingOptions
@@ -88,7 +89,23 @@ def _refusal(text: ModelText, *messages: ChatMessage) -> Failure:
 def test_each_pad_is_repeated_for_its_own_image() -> None:
     token_ids, found = placed([1, PAD, 2, PAD, 3], [SMALL, WIDE], VISION)
     assert token_ids == [1, *[PAD] * 4, 2, *[PAD] * 8, 3]
-    assert found == [PlacedImage(SMALL, 1, 4, (1, 4, 4)), PlacedImage(WIDE, 6, 8, (1, 4, 8))]
+    assert found == [
+        PlacedImage(SMALL, (TokenRun(1, 4),), (1, 4, 4)),
+        PlacedImage(WIDE, (TokenRun(6, 8),), (1, 4, 8)),
+    ]
+
+
+def test_an_image_in_low_detail_has_fewer_tokens() -> None:
+    large = msgspec.structs.replace(VISION, max_pixels=16_777_216)
+    image = _image(1024, 1024)
+    low = msgspec.structs.replace(image, is_low_detail=True)
+    _, found = placed([PAD, PAD], [image, low], large)
+    assert [(one.num_tokens, one.grid) for one in found] == [
+        (1024, (1, 64, 64)),
+        (256, (1, 32, 32)),
+    ]
+    sent = [one.with_data(b"") for one in found]
+    assert sent[0].digest == sent[1].digest and sent[0].content_id != sent[1].content_id
 
 
 def test_without_images_the_tokens_are_as_they_are() -> None:
@@ -109,8 +126,55 @@ def test_images_stand_between_the_words_in_their_order(seeing_dir: Path) -> None
     )
     assert [one.image for one in prepared.images] == [SMALL, WIDE]
     for one in prepared.images:
-        tokens = prompt[one.first_token : one.first_token + one.num_tokens]
+        (run,) = one.runs
+        tokens = prompt[run.first_token : run.end]
         assert set(tokens) == {text.report.vision.pad_token_id}  # type: ignore[union-attr]
+
+
+WRITTEN = "\n\n<|vision_start|><|image_pad|><|vision_end|>\n\n"
+PLACING_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text or '<|vision_start|>' }}{% endfor %}{% endif %}"
+    "{% endfor %}"
+)
+
+
+def _placing(directory: Path) -> ModelText:
+    """Gemma 3's way: the template writes what stands in front of an image, and all images are of
+    one size."""
+    vision = _seeing(directory).report.vision
+    assert vision is not None
+    vision = structs.replace(vision, image_px=96, placeholder="<|vision_start|>", written=WRITTEN)
+    return model_text(directory, chat_template=PLACING_TEMPLATE, vision=vision)
+
+
+def test_what_a_template_writes_for_an_image_is_replaced_before_it_is_tokenized(
+    seeing_dir: Path,
+) -> None:
+    """Newlines around it become the tokens that they are together."""
+    text = _placing(seeing_dir)
+    prepared = _prepare(text, _user("The", SMALL, "capital", WIDE))
+    (prompt,) = prepared.prompts
+    text_of_prompt = "".join(text.tokenizer.bytes_of(token).decode() for token in prompt)
+    pads = "<|image_pad|>" * 9
+    one = f"\n\n<|vision_start|>{pads}<|vision_end|>\n\n"
+    assert text_of_prompt == f"user\nThe{one}capital{one}"
+    assert [(one.num_tokens, one.grid) for one in prepared.images] == [(9, (1, 6, 6))] * 2
+    whole = text_of_prompt.replace(pads, "<|image_pad|>")
+    alone = text.tokenizer.encode(whole, add_special_tokens=False)
+    pad = text.report.vision.pad_token_id  # type: ignore[union-attr]
+    assert [token for token in prompt if token != pad] == [t for t in alone if t != pad]
+    chat = ChatInput(messages=[_user("The", SMALL, "capital", WIDE)])
+    assert tokenized("r", TokenizeRequest(model="m", input=chat), text).token_ids == prompt
+    narrow = _prepare(text, _user(_image(1, 1000)))
+    assert narrow.images[0].num_tokens == 9
+
+
+@pytest.mark.parametrize("pretended", ["<|vision_start|>", "<|image_pad|>"])
+def test_a_text_may_not_pretend_to_be_a_placeholder(seeing_dir: Path, pretended: str) -> None:
+    failure = _refusal(_placing(seeing_dir), _user(pretended, SMALL))
+    assert failure.code == "invalid_value"
+    assert "words that stand for an image" in failure.message
 
 
 def test_images_are_counted_as_they_are_computed(seeing_dir: Path) -> None:

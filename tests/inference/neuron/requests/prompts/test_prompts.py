@@ -1,4 +1,4 @@
-"""Prompts: what is tokenized with which special tokens, counted and refused."""
+"""Prompts: tokenizing with or without special tokens, counting and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, ask, prepared
+from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, prepared, request_for_model
 
 
 def test_a_text_prompt_gets_its_bos_and_a_chat_renders_its_own(sentencepiece_dir: Path) -> None:
@@ -79,7 +79,7 @@ def test_counting_renders_what_answering_renders(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
     for chat in (a_chat(), a_chat(thinking=True)):
         counted = count_tokens(TokenCountRequest(model="m", input=chat), text)
-        assert counted == prepare(ask(input=chat), text).num_prompt_tokens
+        assert counted == prepare(request_for_model(input=chat), text).num_prompt_tokens
     assert counted > count_tokens(TokenCountRequest(model="m", input=a_chat()), text)
 
 
@@ -89,7 +89,7 @@ def test_counting_refuses_what_answering_refuses(byte_level_dir: Path) -> None:
     wrong = OutputFormat(path="output_format.schema", schema={"type": "no such type"})
     for chat, output_format in ((a_chat(tools=[tool]), None), (a_chat(), wrong)):
         with pytest.raises(RequestRefusedError) as answering:
-            prepare(ask(input=chat, output_format=output_format), text)
+            prepare(request_for_model(input=chat, output_format=output_format), text)
         with pytest.raises(RequestRefusedError) as counting:
             count_tokens(
                 TokenCountRequest(model="m", input=chat, output_format=output_format), text

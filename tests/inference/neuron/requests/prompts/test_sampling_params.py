@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.requests.prompts.sampling_params import used_sampling
+from inference.neuron.requests.prompts.prompts import used_sampling
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     TextInput,

@@ -1,4 +1,4 @@
-"""The fewest of the oldest turns are left out, and never what the system said."""
+"""The fewest of the oldest turns are left out, and never the system message."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.prompts import prepare, shortened
-from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
+from inference.protocol.generation import ChatInput, ChatMessage
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.model_texts import model_text
+from tests.inference.neuron.prepared import request_for_model
 
 
 def _chat(num_turns: int) -> ChatInput:
@@ -40,20 +41,17 @@ def test_what_may_not_be_lost_stays() -> None:
     assert shortened(chat, lambda _: False).chat is chat
 
 
-def _ask(chat: ChatInput, max_tokens: int | None = None) -> GenerationRequest:
-    sampling = SamplingOptions(max_tokens=max_tokens)
-    return GenerationRequest(model="m", input=chat, sampling=sampling)
-
-
 def test_a_prompt_is_cut_to_the_context(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir)
     chat = _chat(20)
     with pytest.raises(RequestRefusedError, match="maximum context length"):
-        prepare(_ask(ChatInput(messages=chat.messages)), text)
-    whole = prepare(_ask(chat), text)
+        prepare(request_for_model(input=ChatInput(messages=chat.messages)), text)
+    whole = prepare(request_for_model(input=chat), text)
     assert 0 < whole.num_lost_turns < 19
     assert whole.num_prompt_tokens < text.report.context_tokens
-    with_room = prepare(_ask(chat, max_tokens=50), text)
+    with_room = prepare(
+        request_for_model(input=chat, sampling=SamplingOptions(max_tokens=50)), text
+    )
     assert with_room.num_lost_turns > whole.num_lost_turns
     assert with_room.num_prompt_tokens + 50 <= text.report.context_tokens
 
@@ -63,5 +61,8 @@ def test_a_last_turn_that_is_too_long_is_refused(byte_level_dir: Path) -> None:
     chat = _chat(2)
     long = ChatMessage(role="user", content="word " * 300)
     with pytest.raises(RequestRefusedError) as refused:
-        prepare(_ask(ChatInput(messages=[*chat.messages, long], may_lose=[3, 5])), text)
+        prepare(
+            request_for_model(input=ChatInput(messages=[*chat.messages, long], may_lose=[3, 5])),
+            text,
+        )
     assert refused.value.failure.code == "context_length_exceeded"

@@ -1,4 +1,4 @@
-"""Prompts that open a block of thinking, or go on from an answer's start."""
+"""Prompts that open a block of thinking, or continue an answer's start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inference.protocol.generation import (
 from inference.protocol.sampling import ThinkingLimit
 from inference.text.answers import phrases
 from tests.inference.neuron.model_texts import model_text
-from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, ask
+from tests.inference.neuron.prepared import OPENS, THINKS, a_chat, request_for_model
 
 SPOKEN = "{{ messages[0].content }}{% if thinking %}" + " ".join(
     (phrases.SPOKEN.opens[0], phrases.SPOKEN.closes[0], "{% endif %}")
@@ -32,37 +32,47 @@ class TestPhrases:
     ) -> None:
         text = model_text(byte_level_dir, chat_template=SPOKEN)
         assert "reasoning" in text.capabilities
-        assert prepare(ask(input=a_chat(thinking=True)), text).thinking.phrases is phrases.SPOKEN
-        assert prepare(ask(input=a_chat(shows_reasoning=True)), text).thinking.phrases is not None
-        assert prepare(ask(input=a_chat()), text).thinking.phrases is None
+        assert (
+            prepare(request_for_model(input=a_chat(thinking=True)), text).thinking.phrases
+            is phrases.SPOKEN
+        )
+        assert (
+            prepare(request_for_model(input=a_chat(shows_reasoning=True)), text).thinking.phrases
+            is not None
+        )
+        assert prepare(request_for_model(input=a_chat()), text).thinking.phrases is None
         begun = a_chat(thinking=True, answer_start="Yes")
-        assert prepare(ask(input=begun), text).thinking.phrases is None
+        assert prepare(request_for_model(input=begun), text).thinking.phrases is None
 
     def test_a_template_opens_the_block(self, byte_level_dir: Path) -> None:
         text = model_text(byte_level_dir, chat_template=TAGGED)
-        opened = prepare(ask(input=a_chat(thinking=True)), text)
+        opened = prepare(request_for_model(input=a_chat(thinking=True)), text)
         assert opened.thinking.is_open and opened.params.thinking_limit is None
-        assert not prepare(ask(input=a_chat(thinking=False)), text).thinking.is_open
+        assert not prepare(request_for_model(input=a_chat(thinking=False)), text).thinking.is_open
         begun = a_chat(thinking=True, answer_start="Yes")
         assert chat_prompt(begun, text, 100) == "Hi<think>\n\n</think>\n\nYes"
 
     def test_what_needs_a_token_that_ends_it_is_refused(self, byte_level_dir: Path) -> None:
         text = model_text(byte_level_dir, chat_template=TAGGED)
-        bounded = ask(input=a_chat(thinking=True, thinking_budget_tokens=5))
-        in_json = ask(input=a_chat(thinking=True), output_format=OutputFormat(path="format"))
+        bounded = request_for_model(input=a_chat(thinking=True, thinking_budget_tokens=5))
+        in_json = request_for_model(
+            input=a_chat(thinking=True), output_format=OutputFormat(path="format")
+        )
         for asked in (bounded, in_json):
             with pytest.raises(RequestRefusedError) as refused:
                 prepare(asked, text)
             assert refused.value.failure.code == "unsupported_parameter"
-        unopened = ask(input=a_chat(thinking=False), output_format=OutputFormat(path="format"))
+        unopened = request_for_model(
+            input=a_chat(thinking=False), output_format=OutputFormat(path="format")
+        )
         assert prepare(unopened, text).params.grammar is not None
 
 
 def test_a_prompt_that_opens_the_block_is_noticed(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
-    assert prepare(ask(input=a_chat(thinking=True)), text).thinking.is_open
-    assert prepare(ask(input=a_chat(shows_reasoning=True)), text).thinking.is_open
-    assert not prepare(ask(input=a_chat()), text).thinking.is_open
+    assert prepare(request_for_model(input=a_chat(thinking=True)), text).thinking.is_open
+    assert prepare(request_for_model(input=a_chat(shows_reasoning=True)), text).thinking.is_open
+    assert not prepare(request_for_model(input=a_chat()), text).thinking.is_open
 
 
 def test_an_answer_continues_from_its_start(thinking_dir: Path) -> None:
@@ -70,7 +80,7 @@ def test_an_answer_continues_from_its_start(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
     for thinking, block in ((False, ""), (None, "<think>\n\n</think>\n\n")):
         chat = a_chat(thinking=thinking, shows_reasoning=True, answer_start="Once ")
-        prepared = prepare(ask(input=chat), text)
+        prepared = prepare(request_for_model(input=chat), text)
         wanted = text.tokenizer.encode(f"Hi{block}Once ", add_special_tokens=False)
         assert prepared.prompts == [wanted]
         assert prepared.continues_text
@@ -79,8 +89,8 @@ def test_an_answer_continues_from_its_start(thinking_dir: Path) -> None:
 
 def test_thinking_is_looked_for_in_chats_only(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
-    assert prepare(ask(input=a_chat()), text).thinking.markers is not None
-    raw = prepare(ask(input=TextInput(texts=["<think>"])), text)
+    assert prepare(request_for_model(input=a_chat()), text).thinking.markers is not None
+    raw = prepare(request_for_model(input=TextInput(texts=["<think>"])), text)
     assert (raw.thinking.markers, raw.thinking.is_open) == (None, False)
 
 
@@ -88,7 +98,7 @@ def test_a_budget_limits_the_block(thinking_dir: Path, byte_level_dir: Path) -> 
     def limit(directory: Path, template: str) -> ThinkingLimit | None:
         text = model_text(directory, chat_template=template)
         asked = a_chat(thinking=True, thinking_budget_tokens=7)
-        return prepare(ask(input=asked), text).params.thinking_limit
+        return prepare(request_for_model(input=asked), text).params.thinking_limit
 
     markers = model_text(thinking_dir).markers
     assert markers is not None

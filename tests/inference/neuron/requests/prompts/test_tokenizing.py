@@ -22,14 +22,16 @@ from inference.protocol.generation import (
 from tests.inference.neuron.model_texts import model_text
 
 
-def _told(directory: Path, given: ChatInput | TextInput | TokensInput, **more: bool) -> Tokenized:
+def _tokenized(
+    directory: Path, given: ChatInput | TextInput | TokensInput, **more: bool
+) -> Tokenized:
     request = TokenizeRequest(model="m", input=given, **more)
     return tokenized("r", request, model_text(directory))
 
 
 def test_a_text_with_and_without_special_tokens(sentencepiece_dir: Path) -> None:
-    plain = _told(sentencepiece_dir, TextInput(texts=["The"]))
-    surrounded = _told(sentencepiece_dir, TextInput(texts=["The"]), adds_special_tokens=True)
+    plain = _tokenized(sentencepiece_dir, TextInput(texts=["The"]))
+    surrounded = _tokenized(sentencepiece_dir, TextInput(texts=["The"]), adds_special_tokens=True)
     assert surrounded.token_ids == [1, *plain.token_ids]
     assert plain.context_tokens == 100
 
@@ -37,20 +39,20 @@ def test_a_text_with_and_without_special_tokens(sentencepiece_dir: Path) -> None
 def test_a_chat_is_what_answering_it_computes(byte_level_dir: Path) -> None:
     chat = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
     prepared = prepare(GenerationRequest(model="m", input=chat), model_text(byte_level_dir))
-    assert _told(byte_level_dir, chat).token_ids == prepared.prompts[0]
+    assert _tokenized(byte_level_dir, chat).token_ids == prepared.prompts[0]
 
 
 def test_there_and_back(byte_level_dir: Path) -> None:
-    there = _told(byte_level_dir, TextInput(texts=["The cat"]), shows_texts=True)
+    there = _tokenized(byte_level_dir, TextInput(texts=["The cat"]), shows_texts=True)
     assert "".join(there.texts or []) == "The cat"
-    back = _told(byte_level_dir, TokensInput(prompts=[there.token_ids]))
+    back = _tokenized(byte_level_dir, TokensInput(prompts=[there.token_ids]))
     assert back.text == "The cat"
 
 
 def test_what_is_refused(byte_level_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestRefusedError) as refused:
-        _told(byte_level_dir, TokensInput(prompts=[[10**6]]))
+        _tokenized(byte_level_dir, TokensInput(prompts=[[10**6]]))
     assert refused.value.failure.code == "bad_token_id"
     monkeypatch.setattr(tokenizing, "MAX_TOKENS", 2)
     with pytest.raises(RequestRefusedError, match="at most 2"):
-        _told(byte_level_dir, TextInput(texts=["The cat sat on the mat"]))
+        _tokenized(byte_level_dir, TextInput(texts=["The cat sat on the mat"]))

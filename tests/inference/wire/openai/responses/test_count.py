@@ -1,4 +1,4 @@
-"""Counting a response's prompt: what is counted is what would be rendered."""
+"""Counting a response's prompt: the count is that of the rendered prompt."""
 
 from __future__ import annotations
 

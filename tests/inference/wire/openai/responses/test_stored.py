@@ -1,4 +1,4 @@
-"""What is stored can be read back: accepted items parse again, and pages hold every item once."""
+"""Stored responses can be read back: accepted items parse again, and pages hold every item once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.wire.common.images import ImageReading, images_read
+from inference.wire.common.parts import ImageReading, images_read
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError
 from inference.wire.openai.responses import request as openai_responses
@@ -120,12 +120,12 @@ ENDED = {
 }
 
 
-def _told(frames: bytes) -> list[dict[str, Any]]:
+def _events(frames: bytes) -> list[dict[str, Any]]:
     return [json.loads(frame.partition(b"data: ")[2]) for frame in frames.split(b"\n\n")[:-1]]
 
 
 def test_one_that_has_ended_is_returned_again() -> None:
-    events = _told(replay(ENDED, None, last_number=50))
+    events = _events(replay(ENDED, None, last_number=50))
     numbers = [event["sequence_number"] for event in events]
     assert numbers == [*range(len(events) - 1), 50]
     assert [event["type"].removeprefix("response.") for event in events] == [
@@ -144,12 +144,12 @@ def test_one_that_has_ended_is_returned_again() -> None:
 def test_who_has_seen_some_gets_the_end(status: str, kind: str) -> None:
     ended = ENDED | {"status": status}
     for last_number, number in ((None, 42), (50, 50), (41, 42)):
-        (event,) = _told(replay(ended, 41, last_number=last_number))
+        (event,) = _events(replay(ended, 41, last_number=last_number))
         assert (event["type"], event["sequence_number"]) == (kind, number)
 
 
 def test_an_unknown_last_number_is_replayed_as_one_above_any_seen() -> None:
-    *_, closing = _told(replay(ENDED, None, last_number=None))
+    *_, closing = _events(replay(ENDED, None, last_number=None))
     assert closing["sequence_number"] == UNKNOWN_LAST_NUMBER
 
 

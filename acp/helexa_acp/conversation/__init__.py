@@ -1,0 +1,1 @@
+"""Sessions and their conversations: values, files, and how long ones are compacted."""

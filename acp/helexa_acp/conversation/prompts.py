@@ -1,0 +1,70 @@
+"""What the user sent, as parts of a turn. Pure.
+
+Mentions of files come as links, or with their text where the editor embeds it. Sound is not taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from helexa_acp.conversation.history import Image, Part, Text, clean
+
+IMAGE_TYPE = re.compile(r"image/[\w.+-]+")
+BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
+
+
+class PromptError(ValueError):
+    """The prompt holds what this agent does not take."""
+
+
+def parts_of(blocks: Sequence[Any]) -> tuple[Part, ...]:
+    """Raises PromptError."""
+    parts = tuple(_part(block) for block in blocks)
+    if not any(isinstance(part, Image) or part.text.strip() for part in parts):
+        raise PromptError("the prompt is empty")
+    return parts
+
+
+def _part(block: Any) -> Part:
+    match block.type:
+        case "text":
+            return Text(clean(block.text))
+        case "image":
+            return image_part(block.mime_type, block.data)
+        case "resource_link":
+            return Text(f"[@{clean(block.name)}]({_place(clean(block.uri))})")
+        case "resource":
+            return _resource(block.resource)
+        case kind:
+            raise PromptError(f"content of type {kind} is not taken")
+
+
+def image_part(mime_type: str, data: str) -> Image:
+    if not IMAGE_TYPE.fullmatch(mime_type) or not data or not BASE64.fullmatch(data):
+        raise PromptError("an image must have an image's type and be Base64")
+    return Image(mime_type, "".join(data.split()))
+
+
+def _resource(resource: Any) -> Part:
+    uri = clean(resource.uri)
+    text = getattr(resource, "text", None)
+    if text is not None:
+        return Text(f'<file path="{_place(uri)}">\n{clean(text)}\n</file>')
+    mime_type = resource.mime_type or ""
+    if mime_type.startswith("image/"):
+        return image_part(mime_type, resource.blob)
+    return Text(f"[{_place(uri)}: {mime_type or 'binary'}, not shown]")
+
+
+def _place(uri: str) -> str:
+    """The path of a file's URI, as tools take it; other URIs as they are."""
+    try:
+        split = urlsplit(uri)
+    except ValueError:
+        return uri
+    if split.scheme != "file":
+        return uri
+    return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")

@@ -1,0 +1,194 @@
+"""One request to the model: the request sent, the parts of its answer that are shown as they come,
+and a second try where the refusal names a field to leave out."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from helexa_acp import updates
+from helexa_acp.client_port import ClientPort
+from helexa_acp.config import Config
+from helexa_acp.conversation.compaction import (
+    UNBOUNDED,
+    Projection,
+    budget_tokens,
+    project,
+    text_tokens,
+    window_for,
+)
+from helexa_acp.conversation.history import Text, answered
+from helexa_acp.conversation.sessions import Session
+from helexa_acp.conversation.system_prompt import system_prompt
+from helexa_acp.endpoints import Endpoints
+from helexa_acp.errors import EndpointError
+from helexa_acp.paths import plans_dir
+from helexa_acp.rounds.drafts import Draft
+from helexa_acp.rounds.hermes import as_text, tools_prompt
+from helexa_acp.rounds.splitting import Kind, Splitter
+from helexa_acp.tools.base import Tool
+from helexa_acp.wire.base import (
+    CallMade,
+    Finished,
+    ImageMade,
+    ModelRequest,
+    TextDelta,
+    ThoughtDelta,
+    ThoughtSealed,
+    WireEvent,
+)
+
+MAX_TRIES = 6
+MAX_COUNTS = 3
+SURE = 2.0
+"""A prompt fits without being counted if so many times its estimate does."""
+SHRINK = 0.7
+"""A prompt that was too long is tried again with so much of it."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    config: Config
+    endpoints: Endpoints
+    data_dir: Path
+    session: Session
+    port: ClientPort
+
+    async def ask(self, tools: dict[str, Tool], draft: Draft) -> None:
+        """Fills ``draft``; what has come is in it also when this is cancelled. Raises
+        EndpointError."""
+        selector = self.session.selector
+        learnt = self.endpoints.learnt(selector)
+        for _ in range(MAX_TRIES):
+            has_api_tools = self.endpoints.has_api_tools(selector)
+            projection, request = await self._request(tools, has_api_tools)
+            try:
+                await self._stream(request, draft, finds_calls=bool(tools))
+                counted = draft.usage.input_tokens
+                learnt.tokens_per_estimated = counted / projection.estimated_tokens
+                return
+            except EndpointError as error:
+                if draft.is_begun:
+                    raise
+                if (
+                    error.refuses_thinking
+                    and request.asks_for_thinking
+                    and learnt.thinks_when_asked
+                ):
+                    learnt.thinks_when_asked = False
+                elif error.refuses_tools and request.tools:
+                    learnt.has_api_tools = False
+                elif error.exceeds_context and projection.can_shrink:
+                    learnt.context_window = self._smaller_window(projection)
+                else:
+                    raise
+                log.info("asking again: %s", error)
+        raise EndpointError("the endpoint refused the request in every form")
+
+    async def _request(
+        self, tools: dict[str, Tool], has_api_tools: bool
+    ) -> tuple[Projection, ModelRequest]:
+        """The projection of the history that fits into the context, and its request."""
+        selector, history = self.session.selector, answered(self.session.history)
+        specs = tuple(tool.spec for tool in tools.values())
+        written = tools_prompt(specs) if specs else ""
+        system = system_prompt(
+            configured=self.config.system_prompt,
+            cwd=self.session.cwd,
+            mode=self.session.mode,
+            plans_dir=plans_dir(self.data_dir, self.session.cwd),
+            tools_prompt="" if has_api_tools else written,
+        )
+        bare = ModelRequest(
+            model=selector.model,
+            system=system,
+            turns=(),
+            tools=specs if has_api_tools else (),
+            max_tokens=selector.endpoint.max_tokens,
+            reasoning_effort=selector.endpoint.reasoning_effort,
+            asks_for_thinking=self.endpoints.learnt(selector).thinks_when_asked,
+        )
+
+        def request_of(projection: Projection) -> ModelRequest:
+            turns = projection.turns if has_api_tools else as_text(projection.turns)
+            return replace(bare, turns=turns)
+
+        fixed_tokens = text_tokens(system) + (text_tokens(written) if has_api_tools else 0)
+        before = self.session.elided_before
+        window = self.endpoints.context_window(selector)
+        budget = budget_tokens(window, selector.endpoint.max_tokens)
+        whole = project(history, budget=UNBOUNDED, fixed_tokens=fixed_tokens, elided_before=before)
+        ratio = self.endpoints.learnt(selector).tokens_per_estimated
+        if whole.estimated_tokens * max(SURE, SURE * ratio) <= budget:
+            return whole, request_of(whole)
+        projection, scale = whole, 1.0
+        for _ in range(MAX_COUNTS):
+            counted = await self.endpoints.count(selector.endpoint, request_of(projection))
+            if counted is not None:
+                if counted <= budget:
+                    break
+                scale = counted / projection.estimated_tokens
+            shorter = project(
+                history, budget=budget, fixed_tokens=fixed_tokens, scale=scale, elided_before=before
+            )
+            is_last = counted is None or shorter.num_elided == projection.num_elided
+            projection = shorter
+            if is_last:
+                break
+        return projection, request_of(projection)
+
+    def _smaller_window(self, projection: Projection) -> int:
+        """The window with which the next prompt is a good part shorter than this one."""
+        answer_tokens = self.session.selector.endpoint.max_tokens
+        prompt_tokens = projection.estimated_tokens
+        known = self.endpoints.context_window(self.session.selector)
+        if known is not None:
+            prompt_tokens = min(prompt_tokens, budget_tokens(known, answer_tokens))
+        return window_for(int(prompt_tokens * SHRINK), answer_tokens)
+
+    async def _stream(self, request: ModelRequest, draft: Draft, *, finds_calls: bool) -> None:
+        wire = await self.endpoints.wire(self.session.selector.endpoint)
+        splitter = Splitter(finds_calls=True) if finds_calls else None
+        async with aclosing(wire.stream(request)) as events:
+            async for event in events:
+                draft.is_begun = True
+                await self._take(event, draft, splitter)
+
+    async def _take(self, event: WireEvent, draft: Draft, splitter: Splitter | None) -> None:
+        match event:
+            case TextDelta(text):
+                if splitter is None:
+                    await self._show_text(text, draft)
+                else:
+                    await self._pieces(splitter, text, draft)
+            case ThoughtDelta(text):
+                draft.thought += text
+                await self.port.update(updates.thought(text))
+            case ThoughtSealed(sealed):
+                draft.seal(sealed)
+            case ImageMade(image):
+                draft.images.append(image)
+                await self.port.update(updates.message(image))
+            case CallMade():
+                draft.calls.append(event)
+            case Finished(reason, usage):
+                if splitter is not None:
+                    await self._pieces(splitter, None, draft)
+                draft.reason, draft.usage = reason, usage
+
+    async def _show_text(self, text: str, draft: Draft) -> None:
+        draft.text += text
+        if text:
+            await self.port.update(updates.message(Text(text)))
+
+    async def _pieces(self, splitter: Splitter, text: str | None, draft: Draft) -> None:
+        """``None``: the text has ended."""
+        for piece in splitter.flush() if text is None else splitter.feed(text):
+            draft.take(piece)
+            if piece.kind is Kind.TEXT:
+                await self.port.update(updates.message(Text(piece.text)))
+            elif piece.kind is Kind.THOUGHT:
+                await self.port.update(updates.thought(piece.text))

@@ -1,0 +1,320 @@
+"""A GGUF file of random weights at a shape that no published small model has: the benchmark
+measures the architecture, and any weights take as long.
+``python -m benchmarks.weights.random_gguf SHAPE FILE``.
+
+Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, as in a Q4_K_M file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from benchmarks.weights.random_blocks import random_blocks
+
+FINER = ("attn_v", "ffn_down", "token_embd", "output.weight")
+KEPT = ("ffn_gate_inp", "ssm_conv1d")
+"""Matrices that files hold as floats."""
+INTERVAL = 4
+"""The last of so many layers of a hybrid is attention."""
+VALUE_SIZE = 0.03
+"""Root mean square of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureShape:
+    """The sizes of a qwen3moe. Widths that a product reads are multiples of 256."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    context_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridShape:
+    """The sizes of a qwen35: every fourth layer is attention, others are Gated DeltaNet."""
+
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_delta_heads: int
+    """There are as many heads of keys as of values."""
+    delta_head_dim: int
+    conv_kernel: int = 4
+    context_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseShape:
+    """The sizes of a qwen3."""
+
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_tokens: int = 8192
+
+
+Shape = DenseShape | MixtureShape | HybridShape
+ARCHITECTURES = {DenseShape: "qwen3", MixtureShape: "qwen3moe", HybridShape: "qwen35"}
+SHAPES: dict[str, Shape] = {
+    "qwen3-1.7b": DenseShape(
+        vocab_size=151_936,
+        hidden_size=2048,
+        inner_size=6144,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+    ),
+    "qwen3moe": MixtureShape(
+        vocab_size=32768,
+        hidden_size=1024,
+        num_layers=8,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=64,
+        num_experts=64,
+        experts_per_token=8,
+        expert_size=768,
+    ),
+    "qwen35": HybridShape(
+        vocab_size=32768,
+        hidden_size=1024,
+        inner_size=3584,
+        num_layers=12,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=256,
+        num_delta_heads=16,
+        delta_head_dim=128,
+    ),
+}
+"""A Qwen3-1.7B as it is, in 1.2 GB. A Qwen3-30B-A3B at half its width, half its experts and a sixth
+of its layers: 1.3 billion weights, of which a token meets a sixth. A Qwen3.5-0.8B at half its
+layers and an eighth of its vocabulary: 300 million weights."""
+
+
+def main() -> None:
+    shape, file = sys.argv[1:]
+    write(SHAPES[shape], Path(file))
+
+
+def random_file(name: str, data_dir: Path) -> Path:
+    """Made once."""
+    file = data_dir / "random" / f"{name}.gguf"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Under its own name only when it is whole, which is what the next run looks for.
+        unfinished = file.with_suffix(".unfinished")
+        write(SHAPES[name], unfinished)
+        unfinished.rename(file)
+    return file
+
+
+def write(shape: Shape, file: Path, matrix_type: GGMLQuantizationType | None = None) -> None:
+    """One tensor at a time, so that a file may be larger than the host's memory. ``matrix_type``:
+    of all matrices; ``None``: as in a Q4_K_M file."""
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[type(shape)])
+    writer.add_context_length(shape.context_tokens)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.num_layers)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    if isinstance(shape, MixtureShape):
+        writer.add_feed_forward_length(shape.expert_size)
+        writer.add_expert_count(shape.num_experts)
+        writer.add_expert_used_count(shape.experts_per_token)
+        writer.add_expert_feed_forward_length(shape.expert_size)
+    else:
+        writer.add_feed_forward_length(shape.inner_size)
+    if isinstance(shape, HybridShape):
+        _add_hybrid_keys(writer, shape)
+    _add_vocabulary(writer, shape.vocab_size)
+    for name, dimensions in _tensors(shape):
+        _add_tensor_info(writer, name, dimensions, matrix_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    generator = np.random.default_rng(1)
+    for name, dimensions in _tensors(shape):
+        writer.write_tensor_data(_values(generator, name, dimensions, matrix_type))
+    writer.close()
+
+
+def file_bytes(shape: Shape) -> int:
+    """What its tensors take."""
+    return sum(_stored(name, dimensions)[1] for name, dimensions in _tensors(shape))
+
+
+def _stored(
+    name: str, dimensions: tuple[int, ...], type: GGMLQuantizationType | None = None
+) -> tuple[GGMLQuantizationType | None, int]:
+    """The format of a tensor, ``None`` where it is float32, and its bytes."""
+    num_values = int(np.prod(dimensions))
+    if len(dimensions) == 1 or any(part in name for part in KEPT):
+        return None, 4 * num_values
+    is_finer = any(part in name for part in FINER)
+    format = type or (GGMLQuantizationType.Q6_K if is_finer else GGMLQuantizationType.Q4_K)
+    block_features, block_bytes = GGML_QUANT_SIZES[format]
+    return format, num_values // block_features * block_bytes
+
+
+def _add_tensor_info(
+    writer: gguf.GGUFWriter,
+    name: str,
+    dimensions: tuple[int, ...],
+    type: GGMLQuantizationType | None,
+) -> None:
+    format, num_bytes = _stored(name, dimensions, type)
+    if format is None:
+        writer.add_tensor_info(name, dimensions, np.dtype(np.float32), num_bytes)
+        return
+    *rows, _ = dimensions
+    stored = (*rows, num_bytes // int(np.prod(rows)))
+    writer.add_tensor_info(name, stored, np.dtype(np.uint8), num_bytes, raw_dtype=format)
+
+
+def _values(
+    generator: np.random.Generator,
+    name: str,
+    dimensions: tuple[int, ...],
+    type: GGMLQuantizationType | None,
+) -> npt.NDArray[np.generic]:
+    """What the file holds of a tensor."""
+    if name.endswith("ssm_a"):
+        return -np.ones(dimensions, np.float32)
+    if len(dimensions) == 1:
+        return np.ones(dimensions, np.float32)
+    format, _ = _stored(name, dimensions, type)
+    if format is None:
+        return generator.normal(0, VALUE_SIZE, dimensions).astype(np.float32)
+    return random_blocks(generator, format, dimensions, VALUE_SIZE)
+
+
+def _add_hybrid_keys(writer: gguf.GGUFWriter, shape: HybridShape) -> None:
+    rotary_dim = shape.head_dim // 4
+    writer.add_rope_dimension_count(rotary_dim)
+    # Of a text all three positions are the same.
+    writer.add_rope_dimension_sections([rotary_dim // 2 - 20, 10, 10, 0])
+    writer.add_ssm_conv_kernel(shape.conv_kernel)
+    writer.add_ssm_state_size(shape.delta_head_dim)
+    writer.add_ssm_group_count(shape.num_delta_heads)
+    writer.add_ssm_time_step_rank(shape.num_delta_heads)
+    writer.add_ssm_inner_size(shape.num_delta_heads * shape.delta_head_dim)
+    writer.add_full_attention_interval(INTERVAL)
+
+
+def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and dimensions, the features that a product reads last."""
+    yield "token_embd.weight", (shape.vocab_size, shape.hidden_size)
+    yield "output_norm.weight", (shape.hidden_size,)
+    yield "output.weight", (shape.vocab_size, shape.hidden_size)
+    for index in range(shape.num_layers):
+        if isinstance(shape, MixtureShape):
+            layer = _attention(shape, queries=1) | _mixture(shape)
+        elif isinstance(shape, DenseShape):
+            layer = _attention(shape, queries=1) | _dense(shape, norm="ffn_norm")
+        else:
+            is_attention = (index + 1) % INTERVAL == 0
+            layer = _attention(shape, queries=2) if is_attention else _delta(shape)
+            layer |= _dense(shape, norm="post_attention_norm")
+        for name, size in layer.items():
+            has_suffix = name.endswith((".bias", "ssm_a"))
+            yield f"blk.{index}.{name}{'' if has_suffix else '.weight'}", size
+
+
+def _attention(shape: Shape, queries: int) -> dict[str, tuple[int, ...]]:
+    """``queries``: 2 where each comes with a gate."""
+    hidden, heads = shape.hidden_size, shape.num_heads * shape.head_dim
+    kv = shape.num_kv_heads * shape.head_dim
+    return {
+        "attn_norm": (hidden,),
+        "attn_q": (queries * heads, hidden),
+        "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden),
+        "attn_output": (hidden, heads),
+        "attn_q_norm": (shape.head_dim,),
+        "attn_k_norm": (shape.head_dim,),
+    }
+
+
+def _delta(shape: HybridShape) -> dict[str, tuple[int, ...]]:
+    hidden, heads = shape.hidden_size, shape.num_delta_heads
+    features = heads * shape.delta_head_dim
+    return {
+        "attn_norm": (hidden,),
+        "attn_qkv": (3 * features, hidden),
+        "attn_gate": (features, hidden),
+        "ssm_conv1d": (3 * features, shape.conv_kernel),
+        "ssm_a": (heads,),
+        "ssm_dt.bias": (heads,),
+        "ssm_beta": (heads, hidden),
+        "ssm_alpha": (heads, hidden),
+        "ssm_norm": (shape.delta_head_dim,),
+        "ssm_out": (hidden, features),
+    }
+
+
+def _mixture(shape: MixtureShape) -> dict[str, tuple[int, ...]]:
+    hidden, experts, inner = shape.hidden_size, shape.num_experts, shape.expert_size
+    return {
+        "ffn_norm": (hidden,),
+        "ffn_gate_inp": (experts, hidden),
+        "ffn_gate_exps": (experts, inner, hidden),
+        "ffn_up_exps": (experts, inner, hidden),
+        "ffn_down_exps": (experts, hidden, inner),
+    }
+
+
+def _dense(shape: DenseShape | HybridShape, norm: str) -> dict[str, tuple[int, ...]]:
+    return {
+        norm: (shape.hidden_size,),
+        "ffn_gate": (shape.inner_size, shape.hidden_size),
+        "ffn_up": (shape.inner_size, shape.hidden_size),
+        "ffn_down": (shape.hidden_size, shape.inner_size),
+    }
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """Ids are all that is asked for: the first are special, then single characters, then others."""
+    special = ["<unk>", "<s>", "</s>"]
+    letters = [chr(0x21 + i) for i in range(94)] + ["\u0120", "\u010a"]
+    tokens = [*special, *letters, "ab"]
+    tokens += [f"token{i}" for i in range(len(tokens), size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(special) + [1] * (size - len(special)))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+if __name__ == "__main__":
+    main()

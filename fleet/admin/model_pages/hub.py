@@ -1,0 +1,131 @@
+"""Adding a model from Hugging Face or a named source: name a repository or search, see what it
+offers and where that fits, choose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django import forms
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+
+from fleet import selectors, services
+from fleet.admin.loading import actor_of, load_placed, show_outcome
+from fleet.admin.remarks import no_host_remark
+from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.errors import FleetError, SnapshotUnavailableError
+from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot
+from inference.loading.sources.hub_sources import default_scheme, hub_schemes
+from inference.settings.storage import SOURCES
+
+if TYPE_CHECKING:
+    from fleet.hub.client import HubClient
+
+
+class LookForm(forms.Form):
+    source = forms.ChoiceField(
+        required=False,
+        widget=UnfoldAdminSelectWidget,
+        help_text=f"Whom to ask. {SOURCES.name} names others than Hugging Face.",
+    )
+    words = forms.CharField(
+        required=False,
+        label="Search",
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Words of a name. Needs a hub that this gateway reaches.",
+    )
+    repository = forms.CharField(
+        required=False,
+        max_length=200,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="org/name, as in Qwen/Qwen3-0.6B. Shows its files and where each fits.",
+    )
+    revision = forms.CharField(
+        required=False,
+        max_length=100,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="A branch, tag or commit. Empty: the newest.",
+    )
+
+    def __init__(self, data: QueryDict) -> None:
+        super().__init__(data)
+        default = default_scheme()
+        names = (default, *(one for one in hub_schemes() if one != default))
+        field = self.fields["source"]
+        assert isinstance(field, forms.ChoiceField)
+        field.choices = [(name, name) for name in names]
+
+    @property
+    def source_name(self) -> str:
+        return self.cleaned_data["source"] or default_scheme()
+
+
+def hub_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
+    """GET looks, POST adds."""
+    if not admin.has_add_permission(request):
+        raise PermissionDenied
+    form = LookForm(request.POST if request.method == "POST" else request.GET)
+    context = admin.admin_site.each_context(request) | {
+        "title": "Add from Hugging Face",
+        "opts": admin.model._meta,
+        "form": form,
+    }
+    try:
+        if form.is_valid() and form.cleaned_data["repository"]:
+            repository = _client(form).repository(
+                form.cleaned_data["repository"], form.cleaned_data["revision"] or None
+            )
+            if request.method == "POST":
+                return _add(request, repository, form.cleaned_data["revision"] or None)
+            context |= {"repository": repository, "choices": _choices(request, repository)}
+        elif form.is_valid() and form.cleaned_data["words"]:
+            context["matches"] = _client(form).search(form.cleaned_data["words"])
+    except FleetError as error:
+        messages.error(request, str(error))
+    return TemplateResponse(request, "fleet/hub.html", context)
+
+
+def _client(form: LookForm) -> HubClient:
+    from fleet.hub.client import HubClient  # takes a second, and few processes need it
+
+    return HubClient(form.source_name)
+
+
+def _choices(request: HttpRequest, repository: HubRepository) -> tuple[Choice, ...]:
+    try:
+        snapshot = live.read_snapshot_sync(live.redis_client())
+    except SnapshotUnavailableError as error:
+        messages.warning(request, f"{error}: where the files fit is not known")
+        snapshot = FleetSnapshot(neurons=())
+    return choices_of(repository, snapshot, selectors.catalogue_by_name())
+
+
+def _add(request: HttpRequest, repository: HubRepository, revision: str | None) -> HttpResponse:
+    """Raises ``CatalogueValueError``."""
+    chosen = request.POST.get("offer")
+    offer = next((offer for offer in offers_of(repository) if offer.label == chosen), None)
+    if offer is None:
+        messages.error(request, f"{repository.name} no longer has {chosen}")
+        return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_hub"))
+    model = services.catalogue_model_create(
+        actor=actor_of(request),
+        name=request.POST.get("name", ""),
+        **offer.settings(repository, revision),
+    )
+    if "load" in request.POST:
+        messages.success(request, f"{model.name} is in the catalogue")
+        show_outcome(request, load_placed(actor=actor_of(request), model=model))
+        return HttpResponseRedirect(reverse("admin:index"))
+    if no_host := no_host_remark(model):
+        messages.warning(request, f"{model.name} is in the catalogue. {no_host}")
+    else:
+        messages.success(
+            request, f"{model.name} is in the catalogue. It is loaded when it is requested"
+        )
+    return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))

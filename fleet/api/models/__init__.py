@@ -1,0 +1,1 @@
+"""Models over HTTP: the catalogue, what hubs offer, downloads, plans."""

@@ -1,0 +1,179 @@
+"""Downloads: a model's files to a neuron without loading it, and what neurons have cached."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from django.db.models import QuerySet
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema, inline_serializer
+from rest_framework import serializers
+from rest_framework.renderers import JSONRenderer
+from rest_framework.response import Response
+
+from fleet import selectors, services
+from fleet.api.access import DRY_RUN, Call, FleetListView, FleetView, body_of, text_in, texts_in
+from fleet.api.jobs import EventStreamRenderer, events_response
+from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
+from fleet.api.shapes import CachedShape, DownloadShape
+from fleet.catalogue import SETTINGS
+from fleet.lifecycles import DownloadKind, LoadJobStatus
+from fleet.live.cached_models import cached_list
+from fleet.models import Download
+from metering.api.problems import ProblemError
+
+STARTED = inline_serializer(
+    "DownloadStart",
+    {
+        "kind": serializers.ChoiceField(DownloadKind.choices, default=DownloadKind.PULL),
+        "source": serializers.CharField(required=False, help_text="This, or a model."),
+        "model": serializers.CharField(
+            required=False, help_text="Of the catalogue: what a load of it would fetch."
+        ),
+        "file": serializers.CharField(required=False, help_text=SETTINGS["file"].help_text),
+        "revision": serializers.CharField(
+            required=False, allow_blank=True, help_text=SETTINGS["revision"].help_text
+        ),
+        "neuron": serializers.CharField(
+            required=False, help_text="Of a pull: left out, where its disk has room."
+        ),
+        "files": serializers.ListField(
+            child=serializers.CharField(),
+            required=False,
+            help_text="Of a deletion: these alone, by the names that the cache has.",
+        ),
+    },
+)
+
+
+class DownloadRowsView(FleetView):
+    serializer_class = DownloadShape
+    queryset: QuerySet[Download] = Download.objects.select_related("neuron")
+
+    def accepted(self, download: Download) -> Response:
+        """One whose message the broker did not take has failed by now: nothing was sent."""
+        if download.status == LoadJobStatus.FAILED:
+            raise ProblemError(503, download.failure_code, download.failure_message)
+        return Response(self.get_serializer(download).data, status=202)
+
+    def download(self, pk: Any) -> Download:
+        """Raises ``ProblemError``."""
+        found = selectors.download_find(pk)
+        if found is None:
+            raise ProblemError(404, "download_not_found", "There is no such download.")
+        return found
+
+
+class DownloadsView(FleetListView, DownloadRowsView):
+    """Newest first, deletions too."""
+
+    filters = {"kind": "kind", "status": "status", "source": "source", "neuron": "neuron__name"}
+
+    post_removes = True
+
+    @extend_schema(
+        parameters=[DRY_RUN_PARAMETER],
+        request=STARTED,
+        responses={202: DownloadShape, 200: DryRunShape},
+    )
+    def post(self, call: Call) -> Response:
+        """A pull that is under way already is answered with itself. One that was cancelled or
+        broken off is resumed by the next."""
+        known = ("kind", "source", "model", "file", "revision", "neuron", "files")
+        body = body_of(call, *known)
+        kind = body.get("kind", DownloadKind.PULL.value)
+        if kind == DownloadKind.PULL.value:
+            if DRY_RUN in call.query_params:
+                detail = "Only a deletion has a dry run."
+                raise ProblemError(400, "unknown_parameter", detail, param=DRY_RUN)
+            _refuse(body, "files", "Only a deletion is of some files.")
+            return self.accepted(self._pull(body))
+        if kind != DownloadKind.DELETE.value:
+            detail = f"{kind!r} is none of {', '.join(DownloadKind.values)}."
+            raise ProblemError(400, "invalid_value", detail, param="kind")
+        for name in ("model", "file"):
+            _refuse(body, name, "A deletion names its source, its revision and its files.")
+        delete = partial(
+            services.download_delete_start,
+            actor=self.actor,
+            neuron_name=text_in(body, "neuron"),
+            source=text_in(body, "source"),
+            revision=_optional(body, "revision") or "",
+            files=texts_in(body, "files"),
+        )
+        return would_response(self.actor, delete) if is_dry(call) else self.accepted(delete())
+
+    def _pull(self, body: dict[str, Any]) -> Download:
+        neuron = _optional(body, "neuron")
+        if "model" not in body:
+            return services.download_start(
+                actor=self.actor,
+                source=text_in(body, "source"),
+                file=_optional(body, "file"),
+                revision=_optional(body, "revision"),
+                neuron_name=neuron,
+            )
+        for name in ("source", "file", "revision"):
+            _refuse(body, name, "The catalogue sets it for a model.")
+        return services.model_download_start(
+            actor=self.actor, model_name=text_in(body, "model"), neuron_name=neuron
+        )
+
+
+class DownloadView(DownloadRowsView):
+    def get(self, call: Call, pk: Any) -> Response:
+        return Response(self.get_serializer(self.download(pk)).data)
+
+
+class DownloadCancelView(DownloadRowsView):
+    @extend_schema(request=None, responses={202: DownloadShape})
+    def post(self, call: Call, pk: Any) -> Response:
+        """The download ends when its neuron has ended it. The bytes that came so far stay."""
+        body_of(call)
+        download = services.download_cancel(actor=self.actor, download=self.download(pk))
+        return self.accepted(download)
+
+
+class DownloadEventsView(DownloadRowsView):
+    """Server-sent events, each with the download as it is then; the last one is of its end."""
+
+    renderer_classes = (JSONRenderer, EventStreamRenderer)
+
+    @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
+    def get(self, call: Call, pk: Any) -> Any:
+        return events_response(partial(_look, self.download(pk).pk))
+
+
+class CachedView(FleetListView):
+    """Downloaded models by the neurons' present reports."""
+
+    serializer_class = CachedShape
+    queryset = Download.objects.none()
+
+    def filter_queryset(self, queryset: Any) -> Any:
+        return cached_list(self.kwargs.get("name"))
+
+
+class NeuronCachedView(CachedView):
+    """The same of one neuron."""
+
+    @extend_schema(operation_id="neurons_cached_list")
+    def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
+        selectors.neuron_known(name)
+        return self.list(self.request)
+
+
+def _look(pk: Any) -> dict[str, Any] | None:
+    download = selectors.download_find(pk)
+    return None if download is None else dict(DownloadShape(download).data)
+
+
+def _optional(body: dict[str, Any], name: str) -> str | None:
+    """Raises ``ProblemError``."""
+    return text_in(body, name) if body.get(name) not in (None, "") else None
+
+
+def _refuse(body: dict[str, Any], name: str, detail: str) -> None:
+    if name in body:
+        raise ProblemError(400, "invalid_value", detail, param=name)

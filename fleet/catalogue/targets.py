@@ -1,0 +1,153 @@
+"""A model's targets: where its requests go, in the operator's order. Pure.
+
+    own when ready
+    gpu-box/llama-3.3-70b when queue_longer_than 4 weight 2
+    cloud/llama input_price 0.5 output_price 2
+
+``own`` is this fleet's replicas, ``UPSTREAM/MODEL`` an upstream's model. Which of them a request
+goes to is ``fleet.placement.targets``'; what prices are is ``fleet.catalogue.target_prices``'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from fleet.catalogue.sources import UpstreamModel
+from fleet.catalogue.target_prices import TargetPrices, parse_prices
+
+OWN = "own"
+MAX_TARGETS = 8
+MAX_CHARACTERS = 500
+MAX_WEIGHT = 1_000
+UPSTREAM_MODEL = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*/[^\s,\x00-\x1f\x7f]+")
+EXAMPLE = "own when ready, or gpu-box/llama-3.3-70b when queue_longer_than 4 weight 2"
+
+
+class When(StrEnum):
+    """The condition for taking a target. Its numbers are counted over the targets before it."""
+
+    ALWAYS = "always"
+    READY = "ready"
+    """The target can begin a request at once: nothing is loaded or waited for."""
+    QUEUE_LONGER_THAN = "queue_longer_than"
+    """The target is used once more requests than that wait for each target before it."""
+    WAITING_LONGER_THAN = "waiting_longer_than"
+    """The request has waited for more seconds than that."""
+
+
+MOST = {When.QUEUE_LONGER_THAN: 1_000_000, When.WAITING_LONGER_THAN: 86_400}
+"""The conditions with a number, and its bound."""
+SPILLS = frozenset(MOST)
+"""The conditions that, where they hold, put a target before those ahead of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    upstream_model: UpstreamModel | None
+    """``None``: this fleet's replicas."""
+    when: When = When.ALWAYS
+    limit: int = 0
+    """The condition's number, of requests or seconds; 0 for a condition without one."""
+    weight: int | None = None
+    """Neighbours with a weight and one condition share their requests by it."""
+    prices: TargetPrices | None = None
+    """``None``: the model's hold."""
+
+    @property
+    def is_own(self) -> bool:
+        return self.upstream_model is None
+
+    @property
+    def name(self) -> str:
+        served = self.upstream_model
+        return OWN if served is None else f"{served.upstream}/{served.model}"
+
+
+class TargetError(ValueError):
+    """A text that is no target; its words are for users."""
+
+
+def parse_target(text: str) -> Target:
+    """Raises ``TargetError``."""
+    words = text.split()
+    if len(text) > MAX_CHARACTERS or not words:
+        raise TargetError(f"A target is written as {EXAMPLE}; this is {text[:100]!r}")
+    name, rest = words[0], words[1:]
+    when, limit, rest = _condition(rest, text)
+    weight, rest = _weight(rest, text)
+    try:
+        prices, rest = parse_prices(rest)
+    except ValueError as error:
+        raise TargetError(f"{text!r}: {error}") from None
+    if rest:
+        raise TargetError(f"{text!r}: {' '.join(rest)!r} is not understood; as {EXAMPLE}")
+    served = _upstream_model(name)
+    if prices is not None and served is None:
+        raise TargetError(f"{text!r}: the prices of {OWN} are the model's")
+    return Target(upstream_model=served, when=when, limit=limit, weight=weight, prices=prices)
+
+
+@lru_cache(maxsize=1024)
+def parse_targets(texts: tuple[str, ...]) -> tuple[Target, ...]:
+    """Raises ``TargetError``."""
+    return tuple(map(parse_target, texts))
+
+
+def targets_problem(texts: Sequence[str]) -> str | None:
+    """Why the list cannot be one; ``None``: it can."""
+    if len(texts) > MAX_TARGETS:
+        return f"A model has at most {MAX_TARGETS} targets; these are {len(texts)}"
+    try:
+        targets = parse_targets(tuple(texts))
+    except TargetError as error:
+        return str(error)
+    if len({(one.name, one.when, one.limit) for one in targets}) < len(targets):
+        return "A target is named once under each condition"
+    prices = {one.name: one.prices for one in targets}
+    for one in targets:
+        if one.prices != prices[one.name]:
+            return f"{one.name} has the same prices wherever it is named"
+    return None
+
+
+def _upstream_model(name: str) -> UpstreamModel | None:
+    if name == OWN:
+        return None
+    if name.startswith("upstream:"):
+        raise TargetError(f"A target is written without upstream:, as {name.partition(':')[2]}")
+    if not UPSTREAM_MODEL.fullmatch(name):
+        raise TargetError(f"{name!r} is neither {OWN} nor UPSTREAM/MODEL, as in gpu-box/llama")
+    upstream, _, model = name.partition("/")
+    return UpstreamModel(upstream, model)
+
+
+def _condition(words: list[str], text: str) -> tuple[When, int, list[str]]:
+    if words[:1] != ["when"]:
+        return When.ALWAYS, 0, words
+    try:
+        when = When(words[1] if len(words) > 1 else "")
+    except ValueError:
+        known = ", ".join(one if one not in SPILLS else f"{one} N" for one in When)
+        raise TargetError(f"{text!r}: a condition is one of {known}") from None
+    if when not in SPILLS:
+        return when, 0, words[2:]
+    least = 1 if when is When.WAITING_LONGER_THAN else 0
+    return when, _number(words[2:3], when, least, MOST[when]), words[3:]
+
+
+def _weight(words: list[str], text: str) -> tuple[int | None, list[str]]:
+    if words[:1] != ["weight"]:
+        return None, words
+    return _number(words[1:2], "weight", 1, MAX_WEIGHT), words[2:]
+
+
+def _number(words: list[str], name: str, least: int, most: int) -> int:
+    text = words[0] if words else ""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    if not least <= number <= most:
+        raise TargetError(f"{name} has a whole number from {least} to {most:,}, not {text!r}")
+    return number

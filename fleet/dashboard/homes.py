@@ -1,0 +1,65 @@
+"""The live part of a model's page and of a neuron's: its state and its replicas. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from fleet.dashboard.board import model_row
+from fleet.dashboard.neuron_rows import AWAY, neuron_rows
+from fleet.dashboard.query import BoardQuery
+from fleet.dashboard.rows import ModelRow, NeuronRow
+from fleet.overview import FleetOverview, JobLine, NeuronLine, ReplicaLine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelHome:
+    """``row`` is ``None`` where the model is not offered. ``neurons`` have replicas of it, or of
+    its base, and no devices."""
+
+    name: str
+    row: ModelRow | None
+    neurons: tuple[NeuronRow, ...]
+    may_sleep: bool
+
+
+def model_home(overview: FleetOverview, name: str, base: str = "") -> ModelHome:
+    """``base`` is the model that carries it, where it is an adapter."""
+    line = next((model for model in overview.models if model.name == name), None)
+
+    def is_of_it(replica: ReplicaLine) -> bool:
+        return replica.model == name or (replica.model == base and name in replica.adapters)
+
+    holding = [
+        replace(neuron, devices=(), replicas=tuple(filter(is_of_it, neuron.replicas)))
+        for neuron in overview.neurons
+    ]
+    jobs = [job for job in overview.jobs if job.model == name]
+    is_ready = any(one.status == "ready" for neuron in holding for one in neuron.replicas)
+    row = None if line is None else model_row(line, jobs)
+    return ModelHome(
+        name=name,
+        row=row,
+        neurons=_unfolded(overview, [neuron for neuron in holding if neuron.replicas]),
+        may_sleep=is_ready and not base and (row is None or not row.is_kept_loaded),
+    )
+
+
+def neuron_home(overview: FleetOverview, name: str) -> NeuronRow | None:
+    """``None``: no neuron has that name."""
+    found = [neuron for neuron in overview.neurons if neuron.name == name]
+    return next(iter(_unfolded(overview, found)), None)
+
+
+def _unfolded(overview: FleetOverview, neurons: list[NeuronLine]) -> tuple[NeuronRow, ...]:
+    jobs: dict[tuple[str, str], list[JobLine]] = defaultdict(list)
+    for job in overview.jobs:
+        jobs[job.model, job.neuron].append(job)
+    away = frozenset(neuron.name for neuron in neurons if neuron.status == AWAY)
+    return neuron_rows(
+        neurons,
+        jobs,
+        query=BoardQuery(flipped=away),
+        num_neurons=1,
+        kept_loaded=frozenset(model.name for model in overview.models if model.min_replicas > 0),
+    )

@@ -1,0 +1,57 @@
+"""The page on which the private Redis is opened to invited hosts, and closed again."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.cache import add_never_cache_headers
+from django.views.decorators.http import require_http_methods
+
+from fleet.admin.loading import actor_of
+from fleet.errors import InvitationError
+from fleet.services.hosts.sharing import (
+    DEFAULT_SHARE_PORT,
+    redis_share,
+    redis_unshare,
+    sharing_state,
+)
+
+SHARES = "fleet.change_fleetpolicy"
+
+
+@require_http_methods(["GET", "POST"])
+def sharing(request: HttpRequest) -> HttpResponse:
+    """POST ``do=open`` with ``host`` and ``port``, or ``do=close``."""
+    if not request.user.has_perm(SHARES):
+        raise PermissionDenied
+    problem = ""
+    if request.method == "POST":
+        try:
+            _do(request)
+            return HttpResponseRedirect(reverse("sharing"))
+        except InvitationError as error:
+            problem = str(error)
+    context = {
+        **admin.site.each_context(request),
+        "title": "Sharing",
+        "sharing": sharing_state(),
+        "share_port": request.POST.get("port") or DEFAULT_SHARE_PORT,
+        "problem": problem,
+    }
+    response = render(request, "fleet/sharing.html", context, status=400 if problem else 200)
+    add_never_cache_headers(response)
+    return response
+
+
+def _do(request: HttpRequest) -> None:
+    """Raises ``InvitationError``."""
+    if request.POST.get("do") == "close":
+        redis_unshare(actor=actor_of(request))
+        return
+    port = request.POST.get("port", "")
+    if not (port.isascii() and port.isdigit() and len(port) < 6):
+        raise InvitationError(f"{port!r} is not a port")
+    redis_share(actor=actor_of(request), host=request.POST.get("host", ""), port=int(port))

@@ -1,0 +1,1 @@
+"""Points clients at this server: ``manage.py connect``."""

@@ -1,0 +1,209 @@
+"""What each client needs to use a server: its variables, its settings file, its start. Pure.
+
+docs/clients.md shows the same settings; a test compares the two. Sources: the clients' own
+documentation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+ANY_KEY = "not-needed-on-loopback"
+"""Clients insist on a key where the server needs none."""
+PROVIDER = "helexa"
+KEY_VARIABLE = "HELEXA_API_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model of a server, as ``GET /v1/models`` shows it."""
+
+    url: str
+    """The server's address, without a path and without a slash at its end."""
+    model: str
+    key: str = ANY_KEY
+    context_tokens: int | None = None
+    """``None``: no load and no setting has shown it yet."""
+    output_tokens: int | None = None
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFile:
+    """``values`` are merged into what it has: JSON, or TOML where its name ends in ``.toml``."""
+
+    path: str
+    """The file's path below the home folder."""
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the shell that starts the client."""
+    file: SettingsFile | None = None
+    is_file_alone_enough: bool = False
+    """The environment without the file is enough too."""
+    instead_of_file: Mapping[str, str] = field(default_factory=dict)
+    """Variables with which it starts as with the file."""
+    pasted_text: str = ""
+    """The text of a file in a folder that only the client knows: ``pasted_into`` names it."""
+    pasted_into: str = ""
+    command: tuple[str, ...] = ()
+    """Starts it with these settings. Empty: it is no program of a terminal."""
+    notes: tuple[str, ...] = ()
+
+
+def claude(target: Target) -> ClientSettings:
+    environment = {
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_API_KEY": target.key,
+        "ANTHROPIC_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    if target.context_tokens is not None:
+        environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(target.context_tokens)
+    if target.output_tokens is not None:
+        environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(target.output_tokens)
+    return ClientSettings(
+        environment=environment,
+        is_file_alone_enough=True,
+        file=SettingsFile(path=".claude/settings.json", values={"env": environment}),
+        command=("claude",),
+    )
+
+
+def opencode(target: Target) -> ClientSettings:
+    model: dict[str, Any] = {}
+    if target.context_tokens is not None and target.output_tokens is not None:
+        model["limit"] = {"context": target.context_tokens, "output": target.output_tokens}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": PROVIDER,
+        "options": {"baseURL": target.openai_url, "apiKey": target.key},
+        "models": {target.model: model},
+    }
+    values = {"provider": {PROVIDER: provider}, "model": f"{PROVIDER}/{target.model}"}
+    return ClientSettings(
+        instead_of_file={"OPENCODE_CONFIG_CONTENT": json.dumps(values)},
+        file=SettingsFile(path=".config/opencode/opencode.json", values=values),
+        command=("opencode",),
+    )
+
+
+def codex(target: Target) -> ClientSettings:
+    provider = {
+        "name": PROVIDER,
+        "base_url": target.openai_url,
+        "wire_api": "responses",
+        "env_key": KEY_VARIABLE,
+    }
+    top: dict[str, str | int] = {
+        "model": target.model,
+        "model_provider": PROVIDER,
+        "web_search": "disabled",
+    }
+    if target.context_tokens is not None:
+        top["model_context_window"] = target.context_tokens
+    flags = {**top, **{f"model_providers.{PROVIDER}.{name}": provider[name] for name in provider}}
+    return ClientSettings(
+        environment={KEY_VARIABLE: target.key},
+        file=SettingsFile(
+            path=".codex/config.toml", values={**top, "model_providers": {PROVIDER: provider}}
+        ),
+        command=("codex", *(word for name in flags for word in ("-c", _flag(name, flags[name])))),
+        notes=(f"Codex reads the key from the variable {KEY_VARIABLE}.",),
+    )
+
+
+def _flag(name: str, value: object) -> str:
+    """JSON strings and whole numbers are TOML's too."""
+    return f"{name}={json.dumps(value)}"
+
+
+def qwen(target: Target) -> ClientSettings:
+    return ClientSettings(
+        environment={
+            "OPENAI_BASE_URL": target.openai_url,
+            "OPENAI_API_KEY": target.key,
+            "OPENAI_MODEL": target.model,
+        },
+        command=("qwen", "--auth-type", "openai"),
+    )
+
+
+def aider(target: Target) -> ClientSettings:
+    return ClientSettings(
+        environment={"OPENAI_API_BASE": target.openai_url, "OPENAI_API_KEY": target.key},
+        command=("aider", "--model", f"openai/{target.model}"),
+    )
+
+
+def llm(target: Target) -> ClientSettings:
+    lines = [
+        f"- model_id: {PROVIDER}",
+        f"  model_name: {json.dumps(target.model)}",
+        f"  api_base: {target.openai_url}",
+        "  supports_schema: true",
+        "  supports_tools: true",
+    ]
+    notes: tuple[str, ...] = ()
+    if target.key != ANY_KEY:
+        lines.append(f"  api_key_name: {PROVIDER}")
+        notes = (f"Store the key: llm keys set {PROVIDER} --value {target.key}",)
+    return ClientSettings(
+        pasted_text="\n".join(lines) + "\n",
+        pasted_into="extra-openai-models.yaml, beside the file that 'llm logs path' names",
+        notes=(*notes, f"Ask it: llm -m {PROVIDER} 'What is the capital of France?'"),
+    )
+
+
+def open_webui(target: Target) -> ClientSettings:
+    return ClientSettings(
+        environment={
+            "OPENAI_API_BASE_URL": target.openai_url,
+            "OPENAI_API_KEY": target.key,
+            "ENABLE_OLLAMA_API": "False",
+        },
+        command=("open-webui", "serve"),
+        notes=("Where Open WebUI has started before: Admin, Settings, Connections.",),
+    )
+
+
+def zed(target: Target) -> ClientSettings:
+    model: dict[str, Any] = {"name": target.model}
+    if target.context_tokens is not None and target.output_tokens is not None:
+        model |= {"max_tokens": target.context_tokens, "max_output_tokens": target.output_tokens}
+    provider = {"api_url": target.openai_url, "available_models": [model]}
+    values = {"language_models": {"openai_compatible": {PROVIDER: provider}}}
+    return ClientSettings(
+        environment={KEY_VARIABLE: target.key},
+        file=SettingsFile(path=".config/zed/settings.json", values=values),
+        notes=(f"Zed reads the key from the variable {KEY_VARIABLE}, or from its own settings.",),
+    )
+
+
+CLIENTS: Mapping[str, Callable[[Target], ClientSettings]] = MappingProxyType(
+    {
+        "claude": claude,
+        "opencode": opencode,
+        "codex": codex,
+        "qwen": qwen,
+        "aider": aider,
+        "llm": llm,
+        "open-webui": open_webui,
+        "zed": zed,
+    }
+)
+NEED_TOOLS = frozenset({"claude", "opencode", "codex", "qwen"})
+"""They send tools with every request."""
+NEED_LIMITS = frozenset({"zed"})
+"""Their settings must name the model's context."""

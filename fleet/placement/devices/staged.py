@@ -1,0 +1,340 @@
+"""Divides a model that no device could hold: runs of its layers on devices of one neuron, or of
+several. Pure.
+
+    no device could hold it ──▶ plan_stages on free memory
+                            ──▶                 … and on that of replicas that may leave now
+                            ──▶                 … and of those that leave after a time slice
+    no neuron could hold it ──▶ plan_stages over several (``spread`` fleet), in the first two ways
+
+A model that one device could hold, were nothing else on it, is never divided, and one that the
+devices of one neuron could hold never lies on several.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import KnownDevice
+from fleet.live.snapshot import ReplicaView
+from fleet.placement.devices.candidates import PlacementCandidate
+from fleet.placement.devices.capacity import DeviceCapacity, EvictionCandidate
+from fleet.placement.devices.eviction_candidates import FleetCapacity
+from fleet.placement.devices.evictions import evictions_for
+from fleet.placement.devices.needs import Needs
+from fleet.placement.stages.devices import BY_KIND, NETWORK, StageDevice, speed_of
+from fleet.placement.stages.division import KV_TOKENS_TRIED, divided, least_bytes
+from fleet.placement.stages.layer_memory import LEAST_TOKENS
+from fleet.placement.stages.planning import Spread
+from fleet.placement.stages.plans import Stage, StagePlan, StageRefusal
+from inference.loading.costs.model_costs import ModelCosts
+from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.load import StageSpec
+
+NOT_OF_STAGES = ("draft_model", "mtp")
+"""Kinds of speculation that models of several stages do not have."""
+
+
+def why_not_divided(entry: CatalogueEntry) -> str | None:
+    """The setting that keeps it on one device, in words; ``None``: it may be divided."""
+    if entry.spread == "device":
+        return "spread is device"
+    if entry.tensor_parallel > 1 or entry.min_devices > 1:
+        return f"tensor_parallel is {entry.tensor_parallel}"
+    if entry.speculation in NOT_OF_STAGES:
+        return f"speculation is {entry.speculation}"
+    return None if entry.prefix_disk_bytes is None else "prefix_disk_bytes is set"
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A model that no device of ``capacity`` could hold, and may be divided."""
+
+    needs: Needs
+    costs: ModelCosts
+    capacity: FleetCapacity
+    devices: Sequence[DeviceCapacity]
+    """The devices that stages may be on, by their neurons' names."""
+    spread: Spread = "host"
+    """``fleet`` where it may lie on several neurons, and none of them could hold it alone."""
+
+    @classmethod
+    def of(cls, needs: Needs, capacity: FleetCapacity) -> Division | None:
+        costs = needs.entry.costs
+        if costs is None or why_not_divided(needs.entry) or could_be_whole(needs, capacity):
+            return None
+        division = cls(needs, costs, capacity, tuple(_usable(needs, capacity)))
+        if needs.entry.spread != "fleet" or (
+            division._has_memory((), capacity.could_be_free)
+            and isinstance(division.in_all(), StagePlan)
+        ):
+            return division
+        lending = tuple(one for one in division.devices if one.neuron.stage_host)
+        return replace(division, devices=lending, spread="fleet")
+
+    def free(self, excluded: Collection[str]) -> PlacementCandidate | None:
+        """A neuron, not of ``excluded``, whose devices have room now, or several that have it
+        together. The engine's is that of the first stage."""
+        return self._candidate(excluded, self._free_bytes, KV_TOKENS_TRIED, lambda _: False)
+
+    def evicting(self, excluded: Collection[str]) -> PlacementCandidate | None:
+        """Such with room once replicas have left that may go now."""
+        return self._cleared(excluded, lambda one: one.goes_now and self._yields(one))
+
+    def after_time_slices(self, excluded: Collection[str]) -> PlacementCandidate | None:
+        """A neuron with room once replicas have left after their time slices. A time slice is of
+        one neuron: nothing in use leaves for a model on several."""
+        if self.spread == "fleet":
+            return None
+        found = self._cleared(excluded, self._yields)
+        if found is not None:
+            return found
+        promised = self._cleared(excluded, self._yields, heeds_promises=False)
+        return promised and replace(promised, is_promised=True)
+
+    def in_all(self) -> StagePlan | StageRefusal:
+        """The plan if nothing else was loaded."""
+        return self._planned((), self.capacity.could_be_free, (self._least_tokens,))
+
+    def now(self) -> StagePlan | StageRefusal:
+        """The plan on free memory."""
+        return self._planned((), self._free_bytes, (self._least_tokens,))
+
+    def _yields(self, one: EvictionCandidate) -> bool:
+        return one.priority <= self.needs.entry.effective_priority
+
+    def _free_bytes(self, device: DeviceCapacity) -> int:
+        return device.free_bytes(self.needs.entry.name)
+
+    @property
+    def _least_tokens(self) -> int:
+        return self._asked_tokens or LEAST_TOKENS
+
+    @property
+    def _asked_tokens(self) -> int | None:
+        """How many tokens the memory that the operator set for keys and values holds."""
+        if self.needs.entry.kv_memory_bytes is None:
+            return None
+        token_bytes = sum(layer.kv_token_bytes.cuda for layer in self.costs.layers)
+        return max(1, self.needs.entry.kv_memory_bytes // max(1, token_bytes))
+
+    def _cleared(
+        self,
+        excluded: Collection[str],
+        may_go: Callable[[EvictionCandidate], bool],
+        *,
+        heeds_promises: bool = True,
+    ) -> PlacementCandidate | None:
+        def own_bytes(device: DeviceCapacity) -> int:
+            return self._free_bytes(device) if heeds_promises else device.info.free_memory_bytes
+
+        def free_bytes(device: DeviceCapacity) -> int:
+            return own_bytes(device) + sum(
+                one.freed_bytes for one in device.evictables if may_go(one)
+            )
+
+        return self._candidate(excluded, free_bytes, (self._least_tokens,), may_go, own_bytes)
+
+    def _candidate(
+        self,
+        excluded: Collection[str],
+        free_bytes: Callable[[DeviceCapacity], int],
+        tokens: Sequence[int],
+        may_go: Callable[[EvictionCandidate], bool],
+        own_bytes: Callable[[DeviceCapacity], int] | None = None,
+    ) -> PlacementCandidate | None:
+        if not self._has_memory(excluded, free_bytes):
+            return None
+        tokens = tokens if self._asked_tokens is None else (self._asked_tokens,)
+        plan = self._planned(excluded, free_bytes, tokens)
+        if not isinstance(plan, StagePlan):
+            return None
+        neuron = plan.neurons[0]
+        stages: list[StageSpec] = []
+        evicted: dict[str, EvictionCandidate] = {}
+        for planned in plan.stages:
+            stage = self._spec(planned)
+            device = self._device(planned)
+            lacking = stage.memory_bytes - (own_bytes or free_bytes)(device)
+            leaving = evictions_for(lacking, device.evictables, may_go)
+            if leaving is None:
+                return None
+            if planned.neuron == neuron:
+                evicted |= {one.replica.model: one for one in leaving}
+            else:
+                models = sorted(one.replica.model for one in leaving)
+                stage = msgspec.structs.replace(stage, neuron=planned.neuron, evict=models)
+            stages.append(stage)
+        return PlacementCandidate(
+            neuron,
+            tuple(stage.device for stage in stages if not stage.neuron),
+            max(stage.memory_bytes for stage in stages),
+            tuple(evicted.values()),
+            stages=tuple(stages),
+            predicted_tokens_per_s=plan.tokens_per_s,
+        )
+
+    def _has_memory(
+        self, excluded: Collection[str], free_bytes: Callable[[DeviceCapacity], int]
+    ) -> bool:
+        """Whether devices that may have it together have memory for its weights. A plan is made
+        only then: over a hundred hosts it takes milliseconds, also one that is refused."""
+        kinds = self.needs.kinds
+        least_bytes = min(map(self.costs.outer_bytes.on, kinds)) + sum(
+            min(layer.weight_bytes.on(kind) + layer.expert_bytes.on(kind) for kind in kinds)
+            for layer in self.costs.layers
+        )
+        by_neuron: Counter[str] = Counter()
+        for device in self.devices:
+            if device.neuron.name not in excluded:
+                by_neuron[device.neuron.name] += max(0, free_bytes(device))
+        most_bytes = max(by_neuron.values(), default=0)
+        return (by_neuron.total() if self.spread == "fleet" else most_bytes) >= least_bytes
+
+    def _spec(self, stage: Stage) -> StageSpec:
+        return StageSpec(
+            device=stage.device,
+            layers=(stage.first_layer, stage.last_layer),
+            memory_bytes=least_bytes(self.costs, stage, self._least_tokens),
+        )
+
+    def _device(self, stage: Stage) -> DeviceCapacity:
+        where = (stage.neuron, stage.device)
+        return next(one for one in self.devices if (one.neuron.name, one.name) == where)
+
+    def _planned(
+        self,
+        excluded: Collection[str],
+        free_bytes: Callable[[DeviceCapacity], int],
+        tokens: Sequence[int],
+    ) -> StagePlan | StageRefusal:
+        devices = [
+            StageDevice(
+                neuron=one.neuron.name,
+                name=one.name,
+                kind=one.info.kind,
+                free_bytes=max(0, free_bytes(one)),
+                speed=speed_of(one.info),
+                link=NETWORK,
+            )
+            for one in self.devices
+            if one.neuron.name not in excluded
+        ]
+        return divided(self.costs, devices, tokens, self.spread)
+
+
+def _usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
+    """The devices that stages may be on. Processors that share memory with a card have none of
+    their own."""
+    barred = capacity.barred(needs.entry)
+    names = {name for by_name in capacity.by_kind.values() for name in by_name}
+    for name in sorted(names.intersection(needs.entry.pinned_on or names).difference(barred)):
+        found = [
+            device
+            for kind in needs.kinds
+            if (here := capacity.by_kind[kind].get(name)) is not None
+            for device in here.devices
+            if device.info.total_memory_bytes >= needs.least_total_bytes
+        ]
+        is_shared = any(device.info.has_host_memory for device in found)
+        yield from (one for one in found if not (is_shared and one.info.kind == "cpu"))
+
+
+def could_be_whole(
+    needs: Needs,
+    capacity: FleetCapacity,
+    size_of: Callable[[DeviceCapacity], int] | None = None,
+) -> bool:
+    """Whether a device that the model may be on would have room for all of it. ``size_of``: a
+    device's bytes; ``None``: what it could have, were no other model there. ``False`` where neither
+    the model's need nor its layers are known."""
+    entry, size_of = needs.entry, size_of or capacity.could_be_free
+    for kind in needs.kinds:
+        barred: Mapping[str, str] = capacity.barred(entry) if kind == "cpu" else {}
+        for name, here in capacity.by_kind[kind].items():
+            if name in barred or name not in (entry.pinned_on or (name,)):
+                continue
+            each = needs.device_bytes(name, kind)
+            if each is not None and any(
+                size_of(device) >= each
+                and device.info.total_memory_bytes >= needs.least_total_bytes
+                for device in here.devices
+            ):
+                return True
+    return False
+
+
+def held_stages(entry: CatalogueEntry, replica: ReplicaView | None) -> tuple[StageSpec, ...]:
+    """How the replica is divided, for a reload of the same layers where it is; empty: it is whole,
+    or its weights are others now."""
+    report = None if replica is None else replica.report
+    if report is None or len(report.stage_memory) < 2 or why_not_divided(entry):
+        return ()
+    if any(one.neuron for one in report.stages):
+        return ()  # stages on other neurons follow from free memory
+    num_layers = report.stages[-1].layers[1]
+    if entry.costs is None or len(entry.costs.layers) != num_layers:
+        return ()
+    return tuple(
+        StageSpec(device=one.device, layers=one.layers, memory_bytes=one.estimated_bytes)
+        for one in report.stages
+    )
+
+
+def are_large_enough_together(
+    needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]
+) -> bool:
+    """Whether the model, divided over them, would fit on devices of one neuron, ignoring what they
+    hold. Where it is unknown what its layers take, their sizes together decide."""
+    entry = needs.entry
+    usable = [
+        one
+        for one in devices
+        if one.kind in needs.kinds and one.total_memory_bytes >= needs.least_total_bytes
+    ]
+    if why_not_divided(entry) or len(usable) < 2:
+        return False
+    if entry.costs is None:
+        needed = max((needs.device_bytes(neuron, kind) or 0 for kind in needs.kinds), default=0)
+        return sum(one.total_memory_bytes for one in usable) >= needed
+    stage_devices = [
+        StageDevice(
+            neuron=neuron,
+            name=f"{one.kind}:{index}",
+            kind=one.kind,
+            free_bytes=one.total_memory_bytes,
+            speed=BY_KIND[one.kind],
+            link=NETWORK,
+        )
+        for index, one in enumerate(usable)
+    ]
+    return isinstance(divided(entry.costs, stage_devices, (LEAST_TOKENS,)), StagePlan)
+
+
+def to_weigh(
+    needs: Needs, capacity: FleetCapacity, excluded: Collection[str]
+) -> PlacementCandidate | None:
+    """A neuron that tries the whole model, which fits no device by the operator's estimate and may
+    be divided: that neuron weighs its layers. ``None`` where their costs are known, or a load has
+    shown what the whole needs."""
+    entry = needs.entry
+    if entry.costs is not None or entry.measured_loads or why_not_divided(entry):
+        return None
+    if could_be_whole(needs, capacity, size_of=lambda one: one.info.total_memory_bytes):
+        return None
+    roomiest: tuple[int, str, str] | None = None
+    for kind in needs.kinds:
+        for name, here in capacity.by_kind[kind].items():
+            is_away = name in excluded or name not in (entry.pinned_on or (name,))
+            if is_away or not are_large_enough_together(
+                needs, name, here.devices[0].neuron.devices
+            ):
+                continue
+            for device in here.devices:
+                found = (device.free_bytes(entry.name), name, device.name)
+                roomiest = found if roomiest is None else max(roomiest, found)
+    return None if roomiest is None else PlacementCandidate(roomiest[1], (roomiest[2],), None)

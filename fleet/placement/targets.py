@@ -1,0 +1,170 @@
+"""Which target of a model a request goes to, and whether it may go to another one after. Pure.
+
+    own, box/m when queue_longer_than 4, cloud/m when waiting_longer_than 5
+
+    own                                the first whose condition holds
+    own's queue is over 4 ─▶ box/m     a spill-over that holds goes before those ahead of it
+    it waited for 5 s ─▶ cloud/m       the last spill-over that holds is taken
+
+Targets that are ``left_out`` (tried, or not allowed) do not count, also not as the ones before a
+condition: without any before it, a condition with a number holds. Neighbours with one condition and
+a weight are equals: of those that are ready, else of all, the one with the fewest requests for its
+weight is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.targets import SPILLS, Target, When
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.placement.place import serving
+from fleet.placement.retry import UNACCEPTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    is_ready: bool
+    """A request can begin there at once."""
+    queue: int
+    """Requests that wait for it."""
+    num_requests: int
+    """Those that wait and those that run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    index: int
+    wait_s: float | None
+    """How long it may have waited for a place there, from the request's start; ``None``: as long
+    as any request may."""
+    gives_way: bool = False
+    """Another target is due then, and this one may be taken again after it."""
+
+
+def choose_target(
+    targets: Sequence[Target],
+    states: Sequence[TargetState],
+    *,
+    waited_s: float,
+    left_out: Collection[int] = (),
+    is_patient: bool = False,
+) -> Chosen | None:
+    """``None``: none of them holds. ``is_patient``: the request waits rather than spill over."""
+    before: list[int] = []
+    chosen: list[int] = []
+    for group in _groups(targets):
+        members = [i for i in group if i not in left_out]
+        queues = [states[i].queue for i in before]
+        if is_patient and before and targets[group[0]].when in SPILLS:
+            continue
+        holding = [i for i in members if _holds(targets[i], states[i], queues, waited_s)]
+        if not holding:
+            continue
+        if not chosen or targets[holding[0]].when in SPILLS:
+            chosen = holding
+        before += holding
+    if not chosen:
+        return None
+    index = min(chosen, key=lambda i: (not states[i].is_ready, _share(targets[i], states[i]), i))
+    if targets[index].when is When.READY:
+        return Chosen(index=index, wait_s=waited_s)
+    wait_s = None if is_patient else _wait_s(targets, index, waited_s, left_out)
+    return Chosen(index=index, wait_s=wait_s, gives_way=wait_s is not None)
+
+
+def _share(target: Target, state: TargetState) -> float:
+    return state.num_requests / (target.weight or 1)
+
+
+def _groups(targets: Sequence[Target]) -> list[list[int]]:
+    """Indices of equals; one without a weight is alone."""
+
+    def key(index: int) -> tuple[object, ...]:
+        target = targets[index]
+        return (target.when, target.limit, index if target.weight is None else None)
+
+    return [list(group) for _, group in groupby(range(len(targets)), key)]
+
+
+def _holds(target: Target, state: TargetState, queues: Sequence[int], waited_s: float) -> bool:
+    """``queues``: of the targets before it."""
+    match target.when:
+        case When.ALWAYS:
+            return True
+        case When.READY:
+            return state.is_ready
+        case When.QUEUE_LONGER_THAN:
+            return all(queue > target.limit for queue in queues)
+        case When.WAITING_LONGER_THAN:
+            return not queues or waited_s >= target.limit
+
+
+def _wait_s(
+    targets: Sequence[Target], index: int, waited_s: float, left_out: Collection[int]
+) -> float | None:
+    """Returns the waiting time in seconds at which the first target behind ``index`` opens;
+    ``None`` where longer waiting opens none."""
+    limits = [
+        target.limit
+        for i, target in enumerate(targets)
+        if i > index and i not in left_out and target.when is When.WAITING_LONGER_THAN
+    ]
+    return min((limit for limit in limits if limit > waited_s), default=None)
+
+
+def own_state(
+    entry: CatalogueEntry,
+    snapshot: FleetSnapshot,
+    *,
+    sent: Mapping[str, int],
+    num_waiting: int,
+) -> TargetState:
+    """The state of this fleet's replicas. ``sent``: by neuron, requests that no heartbeat shows
+    yet; ``num_waiting``: those that wait until the model is loaded."""
+    ready = serving(entry, snapshot)
+    num_sent = sum(sent.get(replica.neuron, 0) for replica in ready)
+    return TargetState(
+        is_ready=bool(ready),
+        queue=min((_queue(replica, sent) for replica in ready), default=num_waiting),
+        num_requests=num_waiting + num_sent + sum(replica.num_requests for replica in ready),
+    )
+
+
+def _queue(replica: ReplicaView, sent: Mapping[str, int]) -> int:
+    """Those sent since the last heartbeat run as far as there are places."""
+    num_sent = sent.get(replica.neuron, 0)
+    if replica.max_in_flight is None:
+        return replica.queue_depth + num_sent
+    return max(replica.queue_depth, replica.num_requests + num_sent - replica.max_in_flight)
+
+
+CALLERS_OWN = frozenset({400, 401, 403, 404, 413, 429})
+"""Statuses of errors that another target would not mend."""
+NEVER_RAN = UNACCEPTED | {"queue_full", "queue_timeout", "vision_unsupported"}
+"""Codes of engines and neurons that have not begun a request."""
+OF_UPSTREAMS = frozenset(
+    {
+        "upstream_unavailable",
+        "upstream_failed",
+        "rate_limit_exceeded",
+        "queue_full",
+        "queue_timeout",
+        "unsupported_parameter",
+    }
+)
+"""The codes of an upstream that may answer later, does not answer as it should, or has no such
+field."""
+
+
+def may_fail_over(code: str, status: int, *, is_own: bool, is_sent: bool) -> bool:
+    """Whether a request that failed so, before its first token, may be sent to its next target.
+    ``is_sent``: to an engine or an upstream, which may have begun it."""
+    if not is_own:
+        return code in OF_UPSTREAMS
+    if code in NEVER_RAN:
+        return True
+    return not is_sent and status not in CALLERS_OWN

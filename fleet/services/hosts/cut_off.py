@@ -1,0 +1,264 @@
+"""Shutting out an invited neuron that writes what no honest one does.
+
+    gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
+    control: too many bytes or keys in Redis, ───┘                     its page has the reason
+             written by it, sent to it and left
+             there, or held by its connections
+
+Redis has no bound of bytes for a user, so the control measures what each invited neuron has
+written, what gateways sent to it, and what its connections hold. A neuron with the fleet's own
+password cannot be shut out of Redis: its faults are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from django.db import transaction
+from django.utils import timezone
+
+from fleet.live import reading as live
+from fleet.models import Invitation
+from fleet.redis_users import USER_PREFIX, user_name
+from fleet.services.hosts.heartbeats import problem_record
+from fleet.services.hosts.invitations import redis_users_apply
+from inference.protocol.keys import (
+    NEURON_KEYS,
+    gateway_alive_key,
+    gateway_of_events_key,
+    gateways_write,
+    is_events_key,
+    neuron_of_key,
+    queue_keys,
+)
+from metering.actor import CONTROL, Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+MAX_STREAM_BYTES = 16 * 1024 * 1024
+"""The most bytes of events that a neuron may leave for one gateway that is alive. An honest neuron
+leaves 8 MiB (``MAX_UNREAD_BYTES``) unread, which take up to a fourth more in Redis."""
+MAX_NEURON_BYTES = 128 * 1024 * 1024
+"""What one neuron may have written to Redis, with the events for all its gateways."""
+MAX_STATE_BYTES = 16 * 1024 * 1024
+"""What of that may be other than events. An honest neuron's take some 12 MiB at most: 5 of usage
+reports (``USAGE_STREAM_MAX_ENTRIES``), 4 of its downloads, 1 of its heartbeat, and its engines'
+logs, lists of requests and load messages."""
+MAX_ABANDONED_BYTES = 32 * 1024 * 1024
+"""The most bytes of events for gateways that are not alive: an honest neuron leaves 8 MiB of each,
+until it sees that they are gone."""
+MAX_NEURON_KEYS = 1000
+"""An honest one has six, and a stream for each gateway."""
+MAX_SCANNED_KEYS = 20_000
+"""The most keys that one look goes through; the rest is looked at when a neuron with too many keys
+is gone."""
+MAX_UNTAKEN_BYTES = 1024 * 1024 * 1024
+"""Frames and images that gateways sent to one neuron and that it has not taken."""
+MAX_CONNECTION_BYTES = 16 * 1024 * 1024
+"""The most bytes in all connections of one neuron: commands that it has sent in part, and answers
+of Redis that it asked for and does not read. An honest one reads and writes 4 MiB at once."""
+MAX_CONNECTIONS = 500
+"""The most connections of one neuron. An honest one has some twenty; Redis has 10,000 for all,
+unless it is set."""
+EXCESS_FOR_S = 10.0
+"""How long there may be more of both: a burst is no fault of an honest neuron, which takes frames
+within a second and reads images while it prepares their requests."""
+KEYS_A_READ = 500
+
+_excess_since_s: dict[tuple[str, str], float] = {}
+"""The time since which this process has seen more than that, by neuron and what there is too much
+of."""
+
+
+@dataclass(slots=True)
+class NeuronKeys:
+    """Keys of one neuron: those that it may have written, and those that gateways wrote for it."""
+
+    written: list[bytes] = field(default_factory=list)
+    sent: list[bytes] = field(default_factory=list)
+
+
+def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
+    """Whether this call shut it out: it was invited, and has not been shut out before."""
+    reason = reason[:300]
+    _end_connections(neuron_name)
+    with transaction.atomic():
+        invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
+        if not invited.update(cut_off_at=timezone.now(), cut_off_reason=reason):
+            return False
+        problem_record(neuron_name, f"it was cut off: {reason}. Inviting it again lets it in")
+        audit_entry_create(
+            actor=actor,
+            action="neuron.cut_off",
+            object_id=neuron_name,
+            detail={"reason": reason},
+        )
+        transaction.on_commit(lambda: _shut_out(neuron_name))
+    logger.error("neuron %s was cut off: %s", neuron_name, reason)
+    return True
+
+
+def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
+    """Cuts off the invited neurons that hold too much of Redis; returns how many. ``now_s`` is on a
+    clock that never goes back."""
+    invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
+    if not invited:
+        return 0
+    try:
+        found = _keys_by_neuron(client, invited)
+        connections = _connections(client)
+        reasons = {
+            name: _excess(client, keys.written)
+            or _untaken_excess(name, _num_bytes(client, keys.sent), now_s)
+            or _connection_excess(name, connections[name], now_s)
+            for name, keys in found.items()
+        }
+    except (redis.RedisError, OSError) as error:
+        logger.warning("what invited neurons hold of Redis is not measured: %s", error)
+        return 0
+    return sum(
+        neuron_cut_off(actor=CONTROL, neuron_name=name, reason=reason)
+        for name, reason in reasons.items()
+        if reason
+    )
+
+
+def flooding_neurons_cut_off(*, client: redis.Redis) -> int:
+    """Cuts off invited neurons for what they have written alone, which has no grace period; returns
+    how many. Raises ``redis.RedisError``."""
+    invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
+    if not invited:
+        return 0
+    found = _keys_by_neuron(client, invited)
+    return sum(
+        neuron_cut_off(actor=CONTROL, neuron_name=name, reason=reason)
+        for name, keys in found.items()
+        if (reason := _excess(client, keys.written))
+    )
+
+
+def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> dict[str, NeuronKeys]:
+    found: dict[str, NeuronKeys] = defaultdict(NeuronKeys)
+    num_written = 0
+    for name in invited:
+        found[name].written += (key.encode() for key in queue_keys(name))
+    for key in client.scan_iter(match=NEURON_KEYS, count=KEYS_A_READ):
+        if (name := neuron_of_key(key)) not in invited:
+            continue
+        if gateways_write(key):
+            found[name].sent.append(key)
+            continue
+        found[name].written.append(key)
+        num_written += 1
+        if num_written >= MAX_SCANNED_KEYS:
+            break
+    return found
+
+
+def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
+    """Why what it has written is too much, in words; empty where it is not."""
+    if len(names) > MAX_NEURON_KEYS:
+        return f"it has written over {MAX_NEURON_KEYS} keys"
+    events = [name for name in names if is_events_key(name)]
+    state_bytes = _num_bytes(client, [name for name in names if not is_events_key(name)])
+    gone = _of_gone_gateways(client, events)
+    abandoned_bytes = _num_bytes(client, gone)
+    stream_bytes = [_num_bytes(client, [name]) for name in events if name not in gone]
+    num_bytes = state_bytes + abandoned_bytes + sum(stream_bytes)
+    for found, most, what in (
+        (state_bytes, MAX_STATE_BYTES, " beside its events"),
+        (max(stream_bytes, default=0), MAX_STREAM_BYTES, " as events for one gateway"),
+        (abandoned_bytes, MAX_ABANDONED_BYTES, " as events of gateways that are gone"),
+        (num_bytes, MAX_NEURON_BYTES, ""),
+    ):
+        if found > most:
+            return f"it holds {found >> 20} MiB of Redis{what}, {most >> 20} at most"
+    return ""
+
+
+def _of_gone_gateways(client: redis.Redis, events: Sequence[bytes]) -> list[bytes]:
+    pipeline = client.pipeline(transaction=False)
+    for key in events:
+        pipeline.exists(gateway_alive_key(gateway_of_events_key(key)))
+    return [key for key, is_alive in zip(events, pipeline.execute(), strict=True) if not is_alive]
+
+
+def _untaken_excess(name: str, num_bytes: int, now_s: float) -> str:
+    """Why what it leaves of what it was sent is too much, in words; empty where it is not."""
+    if not _lasts(name, "untaken", num_bytes > MAX_UNTAKEN_BYTES, now_s):
+        return ""
+    return (
+        f"it does not take its requests: {num_bytes >> 20} MiB that were sent to it have been in "
+        f"Redis for over {EXCESS_FOR_S:.0f} s, {MAX_UNTAKEN_BYTES >> 20} at most"
+    )
+
+
+def _connection_excess(name: str, sizes: Sequence[int], now_s: float) -> str:
+    """Why its connections are too many or hold too much, in words; empty where they do not."""
+    if len(sizes) > MAX_CONNECTIONS:
+        return f"it has {len(sizes)} connections to Redis, {MAX_CONNECTIONS} at most"
+    num_bytes = sum(sizes)
+    if not _lasts(name, "connections", num_bytes > MAX_CONNECTION_BYTES, now_s):
+        return ""
+    return (
+        f"its connections have held {num_bytes >> 20} MiB of Redis for over {EXCESS_FOR_S:.0f} s, "
+        f"{MAX_CONNECTION_BYTES >> 20} at most: it does not read what it asks for"
+    )
+
+
+def _lasts(name: str, what: str, is_excess: bool, now_s: float) -> bool:
+    """Whether the excess has lasted for ``EXCESS_FOR_S``; then counting restarts."""
+    if not is_excess:
+        _excess_since_s.pop((name, what), None)
+        return False
+    if now_s - _excess_since_s.setdefault((name, what), now_s) < EXCESS_FOR_S:
+        return False
+    del _excess_since_s[name, what]
+    return True
+
+
+def _connections(client: redis.Redis) -> defaultdict[str, list[int]]:
+    """Returns, by neuron, how many bytes Redis holds for each of its connections."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for one in client.client_list():
+        if one["user"].startswith(USER_PREFIX):
+            found[one["user"].removeprefix(USER_PREFIX)].append(int(one["tot-mem"]))
+    return found
+
+
+def _num_bytes(client: redis.Redis, names: Sequence[bytes]) -> int:
+    pipeline = client.pipeline(transaction=False)
+    for name in names:
+        pipeline.memory_usage(name, samples=0)
+    sizes: list[Any] = pipeline.execute()
+    return sum(size or 0 for size in sizes)
+
+
+def _end_connections(neuron_name: str) -> None:
+    """Removes the neuron's Redis user at once: until the database has noted the cut-off, a host
+    that floods Redis writes as fast as it can. If noting it fails, the control's next tick makes
+    the user again."""
+    try:
+        live.redis_client().acl_deluser(user_name(neuron_name))
+    except (redis.RedisError, OSError) as error:
+        logger.warning("the Redis user of %s is not removed yet: %s", neuron_name, error)
+
+
+def _shut_out(neuron_name: str) -> None:
+    """Removes the neuron's Redis user, then its keys: in that order nothing is written
+    afterwards."""
+    redis_users_apply()
+    client = live.redis_client()
+    try:
+        names = list(client.scan_iter(match=f"helexa:neuron:{neuron_name}:*", count=KEYS_A_READ))
+        names += (key.encode() for key in queue_keys(neuron_name))
+        for start in range(0, len(names), KEYS_A_READ):
+            client.unlink(*names[start : start + KEYS_A_READ])
+    except (redis.RedisError, OSError) as error:
+        logger.warning("what %s has written is left in Redis: %s", neuron_name, error)

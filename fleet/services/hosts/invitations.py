@@ -1,0 +1,170 @@
+"""Inviting hosts: a row, a Redis user that is made from it, and a line to paste on the host."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from urllib.parse import urlsplit
+
+import redis
+from django.conf import settings
+from django.db import transaction
+
+from fleet.errors import InvitationError, UnknownNeuronError
+from fleet.live import reading as live
+from fleet.models import FleetPolicy, Invitation
+from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
+from fleet.services.hosts.neurons import neuron_expect
+from helexa_site.program import Installation, installation
+from inference.protocol.joining import Joining, encode_joining
+from inference.protocol.keys import NEURON_NAME
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+SECRET_BYTES = 32
+UNREACHABLE = "no other host can reach this Redis: "
+SHARE_IT = (
+    "start serve with --share ADDRESS:PORT, or set REDIS_URL to a Redis of your own that they reach"
+)
+LET_IT_LISTEN = (
+    "let it listen on an address of this machine, with a password (bind and requirepass in its "
+    "redis.conf), and name that in /etc/cortex/cortex.env: "
+    "REDIS_URL=redis://:password@10.0.0.5:6379/0"
+)
+"""The packages run no ``serve``: their Redis is Debian's."""
+
+_applied: dict[str, str] = {}
+"""The hash that this process has applied, by neuron: an upgrade may bring other rules."""
+
+
+def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None) -> str:
+    """The line for ``manage.py neuron --join``. An earlier line of that name is void. ``address``
+    is where the host reaches Redis, ``HOST:PORT``, where it is another than is known. Raises
+    ``InvitationError``."""
+    if not NEURON_NAME.fullmatch(neuron_name):
+        raise InvitationError(
+            f"{neuron_name!r} is no neuron's name: letters, digits, '.', '_' and '-', 63 at most"
+        )
+    policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
+    secret = secrets.token_urlsafe(SECRET_BYTES)
+    joining = Joining(
+        neuron=neuron_name,
+        redis_url=_redis_url(policy, address, user_name(neuron_name), secret),
+        certificate=policy.share_certificate,
+    )
+    _ensure_redis_can()
+    with transaction.atomic():
+        Invitation.objects.update_or_create(
+            neuron_name=neuron_name,
+            defaults={
+                "secret_sha256": secret_hash(secret),
+                "invited_by": str(actor)[:200],
+                "cut_off_at": None,
+                "cut_off_reason": "",
+            },
+        )
+        neuron_expect(actor=actor, neuron_name=neuron_name)
+        audit_entry_create(actor=actor, action="neuron.invite", object_id=neuron_name)
+        transaction.on_commit(redis_users_apply)
+    return encode_joining(joining)
+
+
+def invitation_check(*, address: str | None = None) -> str | None:
+    """Why no host could use an invitation now; ``None``: one could."""
+    policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
+    try:
+        _redis_url(policy, address, "", "")
+        _ensure_redis_can()
+    except InvitationError as error:
+        return str(error)
+    return None
+
+
+def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
+    """Cuts the host off: its Redis user is gone, and its connections with it. Raises
+    ``UnknownNeuronError``."""
+    with transaction.atomic():
+        num_deleted, _ = Invitation.objects.filter(neuron_name=neuron_name).delete()
+        if not num_deleted:
+            raise UnknownNeuronError(f"{neuron_name!r} has no invitation")
+        audit_entry_create(actor=actor, action="neuron.revoke", object_id=neuron_name)
+        transaction.on_commit(redis_users_apply)
+
+
+def redis_users_apply() -> None:
+    """Redis has the users of the invitations that hold, and no others of neurons. Where it is
+    away, or this process may not, the control's next tick does."""
+    invited = Invitation.objects.filter(cut_off_at=None)
+    wanted = dict(invited.values_list("neuron_name", "secret_sha256"))
+    if not wanted and not _applied and not _may_have_users():
+        return
+    again = [name for name, secret in wanted.items() if _applied.get(name) != secret]
+    try:
+        users_apply(live.redis_client(), wanted, again=again)
+    except (redis.RedisError, OSError) as error:
+        logger.warning("the Redis users of invited neurons are not up to date: %s", error)
+        return
+    _applied.clear()
+    _applied.update(wanted)
+
+
+def share_record(*, actor: Actor, address: str, is_tls: bool, certificate: str) -> None:
+    """Records where invited hosts reach the private Redis from now on; an empty address:
+    nowhere."""
+    values = {
+        "share_address": address,
+        "share_is_tls": is_tls,
+        "share_certificate": certificate,
+    }
+    with transaction.atomic():
+        policy, _ = FleetPolicy.objects.get_or_create(pk=1)
+        if all(getattr(policy, name) == value for name, value in values.items()):
+            return
+        for name, value in values.items():
+            setattr(policy, name, value)
+        policy.save(update_fields=list(values))
+        audit_entry_create(
+            actor=actor, action="fleet.share", object_id="fleet", detail={"address": address}
+        )
+
+
+def _redis_url(policy: FleetPolicy, address: str | None, user: str, secret: str) -> str:
+    given = urlsplit(settings.CONFIG.redis_url)
+    is_tls, database = policy.share_is_tls, ""
+    if policy.share_address:
+        address = address or policy.share_address
+    elif given.scheme in ("redis", "rediss") and (address or not _is_here(given.hostname)):
+        is_tls = given.scheme == "rediss"
+        address = address or f"{given.netloc.rpartition('@')[2]}"
+        database = given.path.strip("/")
+    else:
+        is_packaged = installation() is Installation.PACKAGES
+        raise InvitationError(UNREACHABLE + (LET_IT_LISTEN if is_packaged else SHARE_IT))
+    scheme = "rediss" if is_tls else "redis"
+    return f"{scheme}://{user}:{secret}@{address}/{database or 0}"
+
+
+def _is_here(host: str | None) -> bool:
+    return host in (None, "", "localhost", "::1") or str(host).startswith("127.")
+
+
+def _ensure_redis_can() -> None:
+    """Refuses a Redis that is too old. One that does not answer is left to the control's log."""
+    try:
+        problem = version_problem(live.redis_client())
+    except (redis.RedisError, OSError):
+        return
+    if problem:
+        raise InvitationError(problem)
+
+
+def _may_have_users() -> bool:
+    """True once per process: invitations may have been revoked before it started."""
+    global _has_looked
+    looked, _has_looked = _has_looked, True
+    return not looked
+
+
+_has_looked = False

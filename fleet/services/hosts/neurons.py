@@ -1,0 +1,285 @@
+"""The operator's actions on neurons: drain, admit, refuse, remove. Each desired state is a row,
+audited, and published in Redis when it is committed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import redis
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from fleet.errors import NeuronAliveError, UnknownNeuronError
+from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet.live import reading as live
+from fleet.live.desired_state import (
+    Admission,
+    AdmissionPolicy,
+    DesiredStates,
+    KnownDevice,
+    KnownHost,
+    encode_desired_states,
+)
+from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish, Replica
+from inference.protocol import keys
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+RESTORED_STATUSES = (
+    RecordedReplicaStatus.READY,
+    RecordedReplicaStatus.LOADING,
+    RecordedReplicaStatus.RECOVERING,
+    RecordedReplicaStatus.ASLEEP,
+    RecordedReplicaStatus.AWAY,
+)
+"""What has one of them when a drain begins is loaded again after it."""
+
+
+def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Place no new loads or requests there; running ones finish. Raises ``UnknownNeuronError``."""
+    return _set_desired(
+        actor,
+        "neuron.drain",
+        neuron_name,
+        drain_wanted_at=timezone.now(),
+        models_before_drain=_models_to_restore(neuron_name),
+    )
+
+
+def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """End a drain: the control plane loads the models from before it again. Raises
+    ``UnknownNeuronError``."""
+    return _set_desired(actor, "neuron.resume", neuron_name, drain_wanted_at=None)
+
+
+def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) -> None:
+    """These are there again, or cannot be: they are no longer to be loaded there. Does nothing
+    where the neuron drains once more meanwhile."""
+    resumed = NeuronWish.objects.select_for_update().filter(drain_wanted_at=None)
+    with transaction.atomic():
+        desired = resumed.filter(neuron_name=neuron_name).first()
+        if desired is None:
+            return
+        desired.models_before_drain = [
+            name for name in desired.models_before_drain if name not in model_names
+        ]
+        desired.save(update_fields=["models_before_drain"])
+
+
+def neuron_models_to_restore_add(*, neuron_name: str, model_names: Collection[str]) -> None:
+    """These leave the neuron for another model, and are loaded there again once they have left."""
+    with transaction.atomic():
+        NeuronWish.objects.get_or_create(neuron_name=neuron_name)
+        desired = NeuronWish.objects.select_for_update().get(neuron_name=neuron_name)
+        known = desired.models_before_drain
+        desired.models_before_drain = [*known, *(one for one in model_names if one not in known)]
+        desired.save(update_fields=["models_before_drain"])
+
+
+def models_to_restore() -> dict[str, tuple[str, ...]]:
+    """Neuron -> models still to be loaded there after a drain or an eviction, the last used first.
+    Without draining neurons."""
+    resumed = NeuronWish.objects.filter(drain_wanted_at=None).exclude(models_before_drain=[])
+    return {desired.neuron_name: tuple(desired.models_before_drain) for desired in resumed}
+
+
+def _models_to_restore(neuron_name: str) -> list[str]:
+    """Returns the models loaded there now, without those that stand in for another neuron, and
+    those still missing there since the last drain."""
+    loaded = Replica.objects.filter(neuron__name=neuron_name, status__in=RESTORED_STATUSES)
+    loaded = loaded.exclude(model_name__in=_at_home_elsewhere(neuron_name))
+    by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
+    names = list(by_use.values_list("model_name", flat=True))
+    desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+    missing = [] if desired is None else desired.models_before_drain
+    return [*names, *(name for name in missing if name not in names)]
+
+
+def _at_home_elsewhere(neuron_name: str) -> set[str]:
+    """Returns the models about to be loaded again on other neurons that are online."""
+    online = Neuron.objects.filter(status=NeuronStatus.ONLINE).exclude(name=neuron_name)
+    homes = {*online.values_list("name", flat=True)}
+    return {one for name, models in models_to_restore().items() if name in homes for one in models}
+
+
+def neuron_admit(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Raises ``UnknownNeuronError``."""
+    return _set_desired(actor, "neuron.admit", neuron_name, admission=Admission.ADMITTED.value)
+
+
+def neuron_refuse(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Place and route nothing there; running requests finish. Raises ``UnknownNeuronError``."""
+    return _set_desired(actor, "neuron.refuse", neuron_name, admission=Admission.REFUSED.value)
+
+
+def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Admit a neuron before it has reported, unless the operator has decided on it already."""
+    with transaction.atomic():
+        desired, created = NeuronWish.objects.get_or_create(neuron_name=neuron_name)
+        if created:
+            audit_entry_create(actor=actor, action="neuron.admit", object_id=neuron_name)
+            transaction.on_commit(desired_states_publish)
+    return desired
+
+
+def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = False) -> None:
+    """Forget a neuron that is away: its rows, its load jobs, and its keys in Redis. One
+    that was invited may come back, unless its invitation goes as well.
+    Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
+    if _is_alive(neuron_name):
+        raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
+    with transaction.atomic():
+        neuron = Neuron.objects.select_for_update().filter(name=neuron_name).first()
+        desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+        if neuron is None and desired is None:
+            raise UnknownNeuronError(f"There is no neuron named {neuron_name!r}")
+        if neuron is not None and neuron.status != NeuronStatus.AWAY:
+            raise NeuronAliveError(
+                f"{neuron_name} is {neuron.status}: stop it before it is removed"
+            )
+        for row in (neuron, desired):
+            if row is not None:
+                row.delete()
+        is_revoked = False
+        if with_invitation:
+            is_revoked = Invitation.objects.filter(neuron_name=neuron_name).delete()[0] > 0
+        audit_entry_create(
+            actor=actor,
+            action="neuron.remove",
+            object_id=neuron_name,
+            detail={"invitation": "revoked"} if is_revoked else None,
+        )
+        transaction.on_commit(lambda: _forget_in_redis(neuron_name))
+        transaction.on_commit(desired_states_publish)
+
+
+def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
+    """Sets the policy for neurons that have not been seen yet; the others keep their admission."""
+    with transaction.atomic():
+        known = set(NeuronWish.objects.values_list("neuron_name", flat=True))
+        NeuronWish.objects.bulk_create(
+            NeuronWish(neuron_name=name)
+            for name in Neuron.objects.values_list("name", flat=True)
+            if name not in known
+        )
+        FleetPolicy.objects.update_or_create(pk=1, defaults={"admission": policy.value})
+        audit_entry_create(
+            actor=actor,
+            action="fleet.admission",
+            object_id="fleet",
+            detail={"admission": policy.value},
+        )
+        transaction.on_commit(desired_states_publish)
+
+
+def desired_state_of_first_sight(neuron_name: str) -> NeuronWish:
+    """The desired state of a neuron that reports, created by the policy if there is none."""
+    desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+    if desired is None:
+        admission = _policy().first_admission.value
+        desired, _ = NeuronWish.objects.get_or_create(
+            neuron_name=neuron_name, defaults={"admission": admission}
+        )
+    return desired
+
+
+def desired_states_publish() -> None:
+    """Write all desired states to Redis. If Redis is offline, the control's next tick does."""
+    fields = encode_desired_states(desired_states_read())
+    try:
+        pipeline = live.redis_client().pipeline(transaction=True)
+        pipeline.delete(keys.NEURON_DESIRED_STATES)
+        pipeline.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
+        pipeline.execute()
+    except (redis.RedisError, OSError) as error:
+        logger.warning("what is wished of neurons is not published yet: %s", error)
+
+
+def desired_states_read() -> DesiredStates:
+    """The operator's desired states, with the known facts of each host."""
+    now = timezone.now()
+    cut_off = Invitation.objects.exclude(cut_off_at=None).values("neuron_name")
+    belonging = Neuron.objects.exclude(name__in=cut_off).prefetch_related("devices")
+    neurons = {row.name: row for row in belonging}
+    by_neuron = {
+        row.neuron_name: msgspec.structs.replace(
+            row.desired_state(), host=_known_host(neurons.get(row.neuron_name), row, now)
+        )
+        for row in NeuronWish.objects.all()
+    }
+    return DesiredStates(by_neuron=by_neuron, policy=_policy())
+
+
+def _known_host(neuron: Neuron | None, desired: NeuronWish, now: datetime) -> KnownHost | None:
+    if neuron is None:
+        return None
+    is_away = neuron.status == NeuronStatus.AWAY
+    return KnownHost(
+        devices=tuple(
+            KnownDevice(
+                kind="cuda" if device.kind == "cuda" else "cpu",
+                total_memory_bytes=device.total_memory_bytes,
+            )
+            for device in neuron.devices.all()
+        ),
+        away_s=_age_s(neuron.status_since, now) if is_away else None,
+        draining_s=_age_s(desired.drain_wanted_at, now) if desired.drain_wanted_at else None,
+    )
+
+
+def _age_s(moment: datetime, now: datetime) -> float:
+    return round(max(0.0, (now - moment).total_seconds()), 1)
+
+
+def _policy() -> AdmissionPolicy:
+    row = FleetPolicy.objects.filter(pk=1).first()
+    return AdmissionPolicy.AUTOMATIC if row is None else AdmissionPolicy(row.admission)
+
+
+def _set_desired(actor: Actor, action: str, neuron_name: str, **values: Any) -> NeuronWish:
+    """Write, audit and publish the desired state, unless it is unchanged."""
+    with transaction.atomic():
+        desired = NeuronWish.objects.select_for_update().filter(neuron_name=neuron_name).first()
+        if desired is None:
+            if not Neuron.objects.filter(name=neuron_name).exists():
+                raise UnknownNeuronError(f"There is no neuron named {neuron_name!r}")
+            desired = desired_state_of_first_sight(neuron_name)
+        before = desired.desired_state()
+        for name, value in values.items():
+            setattr(desired, name, value)
+        if desired.desired_state() == before:
+            desired.refresh_from_db()
+            return desired
+        desired.save(update_fields=list(values))
+        audit_entry_create(actor=actor, action=action, object_id=neuron_name)
+        transaction.on_commit(desired_states_publish)
+    return desired
+
+
+def _is_alive(neuron_name: str) -> bool:
+    """Whether its heartbeat exists; while Redis is offline, by its row."""
+    try:
+        return bool(live.redis_client().exists(keys.heartbeat_key(neuron_name)))
+    except (redis.RedisError, OSError):
+        return False
+
+
+def _forget_in_redis(neuron_name: str) -> None:
+    try:
+        pipeline = live.redis_client().pipeline(transaction=True)
+        pipeline.zrem(keys.NEURONS, neuron_name)
+        pipeline.delete(
+            keys.specs_key(neuron_name),
+            keys.inbox_key(neuron_name),
+            keys.neuron_queue(neuron_name),
+        )
+        pipeline.execute()
+    except (redis.RedisError, OSError) as error:
+        logger.warning("%s is not forgotten in Redis: %s", neuron_name, error)

@@ -1,0 +1,1 @@
+"""Load jobs: loads, reloads, unloads, sleeps and wakes, from their start to their end."""

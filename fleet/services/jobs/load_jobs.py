@@ -1,0 +1,212 @@
+"""Load jobs: load and unload a model on a neuron, cancel a job, expire abandoned ones.
+
+``moves`` has their transitions, ``reloads`` the reloads, ``placed_loads`` the loads that
+placement decided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from fleet import neuron_client, selectors
+from fleet.errors import (
+    JobCannotBeCancelledError,
+    ModelPinnedError,
+    PlacementRefusedError,
+    ReplicaNotFoundError,
+    ServedByUpstreamError,
+)
+from fleet.lifecycles import (
+    ACTIVE_LOAD_JOB_STATUSES,
+    LEAVING_KINDS,
+    LoadJobKind,
+    LoadJobStatus,
+    NeuronStatus,
+)
+from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
+from fleet.services.jobs.claims import neuron_away
+from fleet.services.jobs.kept_unloaded import kept_unloaded_forget, model_keep_unloaded
+from fleet.services.jobs.messages import send_drop_adapter, send_load, send_unload
+from fleet.services.jobs.moves import load_job_end
+from fleet.services.jobs.stage_orders import spans_neurons, stage_load_call_off, stage_orders
+from fleet.services.jobs.starts import job_create
+from inference.protocol.load import (
+    StageSpec,
+)
+from inference.protocol.load_progress import LoadFailure
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+PICKUP_TIMEOUT = timedelta(seconds=neuron_client.LOAD_EXPIRES_S + 10)
+SILENCE_TIMEOUT = timedelta(seconds=15)
+"""How long a running job's neuron may be away, or not speak of the job, before it has failed."""
+
+
+def load_job_start(
+    *,
+    actor: Actor,
+    model_name: str,
+    neuron_name: str,
+    devices: Sequence[str] = (),
+    stages: Sequence[StageSpec] = (),
+    predicted_tokens_per_s: float | None = None,
+    may_divide: bool = False,
+    evict: Sequence[str] = (),
+) -> LoadJob:
+    """The active job for this model on this neuron: a new one, or the one that is there and loads
+    the same. ``stages``: how its layers are divided over the devices; ``predicted_tokens_per_s``:
+    one request's, by their plan; stages on other neurons are ordered first. ``may_divide``:
+    placement chose the devices, so a model that turns out too large for one may lie on several.
+    ``evict``: models that must leave the neuron first.
+
+    The message is sent once the transaction commits; the neuron replaces a replica with another
+    spec. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    ``PlacementRefusedError``, ``ServedByUpstreamError``.
+    """
+    model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
+    if (base := model.settings().base) is not None:
+        raise PlacementRefusedError(f"{model.name} is an adapter: it is loaded beside {base}")
+    if model.entry().upstream_model is not None:
+        raise ServedByUpstreamError(model.name)
+    kept_unloaded_forget(model_name=model.name)
+    job = LoadJob(
+        kind=LoadJobKind.LOAD,
+        model=model,
+        model_name=model.name,
+        neuron=neuron,
+        devices=list(devices),
+        stages=msgspec.to_builtins(list(stages)),
+        predicted_tokens_per_s=predicted_tokens_per_s,
+        may_divide=may_divide,
+        evict=list(evict),
+    )
+    send = stage_orders(job) if spans_neurons(stages) else send_load
+    return job_create(actor=actor, job=job, send=send)
+
+
+def unload_job_start(
+    *, actor: Actor, model_name: str, neuron_name: str, is_planned: bool = False
+) -> LoadJob:
+    """The active unload of this model on this neuron: a new one, or the one that is there. The
+    neuron drains the replica, or drops the load that is under way; that load's job ends when it
+    has, or at once where it waits for stages of other neurons. Works for models that the catalogue
+    no longer has. An adapter leaves its base's engine once no request uses it. ``is_planned``: what
+    should be loaded has been seen to, so that a pinned model's surplus copy may go.
+
+    Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
+    """
+    model = CatalogueModel.objects.filter(name=model_name).first()
+    if model is not None and model.settings().is_kept_loaded and not is_planned:
+        fix = "unpin it" if model.settings().pinned else "set its least number of replicas to 0"
+        raise ModelPinnedError(f"{model_name} would be loaded again at once: {fix} first")
+    neuron = selectors.neuron_known(neuron_name)
+    job = LoadJob(kind=LoadJobKind.UNLOAD, model=model, model_name=model_name, neuron=neuron)
+    if model is not None and model.settings().base is not None:
+        if neuron not in _neurons_with_adapter(model):
+            raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
+        return job_create(actor=actor, job=job, send=send_drop_adapter)
+    jobs = selectors.load_jobs_active().filter(model_name=model_name, neuron=neuron)
+    replicas = Replica.objects.filter(model_name=model_name, neuron=neuron)
+    if not jobs.exists() and not replicas.exists():
+        raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
+    for load in jobs.exclude(stage_links=""):
+        stage_load_call_off(job=load)  # its neuron does not know of it yet
+    return job_create(actor=actor, job=job, send=send_unload)
+
+
+def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
+    """The unload also of a model that is kept loaded, which stays unloaded until it is wanted
+    again. Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``."""
+    with transaction.atomic():
+        job = unload_job_start(
+            actor=actor, model_name=model_name, neuron_name=neuron_name, is_planned=True
+        )
+        model_keep_unloaded(model_name=model_name, neuron_name=neuron_name)
+    return job
+
+
+def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
+    """Unloads for each neuron that has the model or is loading it; also after the catalogue has
+    lost it. Raises ``ModelPinnedError``."""
+    return [
+        unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron.name)
+        for neuron in _neurons_with(model_name)
+    ]
+
+
+def _neurons_with(model_name: str) -> list[Neuron]:
+    model = CatalogueModel.objects.filter(name=model_name).first()
+    if model is not None and model.settings().base is not None:
+        return _neurons_with_adapter(model)
+    found = Neuron.objects.filter(
+        Q(replicas__model_name=model_name)
+        | Q(load_jobs__model_name=model_name, load_jobs__status__in=ACTIVE_LOAD_JOB_STATUSES)
+    )
+    return list(found.distinct())
+
+
+def _neurons_with_adapter(adapter: CatalogueModel) -> list[Neuron]:
+    """The neurons on which the adapter is loaded beside its base now."""
+    bases = Replica.objects.filter(model_name=adapter.settings().base).select_related("neuron")
+    return [replica.neuron for replica in bases if adapter.name in replica.adapters]
+
+
+def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
+    """The unload that ends it: of what it is loading, or of its replacement elsewhere. A reload
+    that waits for its turn is ended at once, and is the answer itself. Raises
+    ``JobCannotBeCancelledError``, ``ModelPinnedError``."""
+    if not job.is_active:
+        raise JobCannotBeCancelledError(f"{job} has ended: it {job.status}")
+    if job.kind in LEAVING_KINDS:
+        word = "An unload" if job.kind == LoadJobKind.UNLOAD else "A sleep"
+        raise JobCannotBeCancelledError(f"{word} cannot be called back: load the model again")
+    if job.replacement is not None and job.replacement.kind == LoadJobKind.RELOAD:
+        return _waiting_reload_cancel(actor, job)
+    if job.replacement is not None:
+        return load_job_cancel(actor=actor, job=job.replacement)
+    return unload_job_start(actor=actor, model_name=job.model_name, neuron_name=job.neuron.name)
+
+
+def load_jobs_expire(*, now: datetime | None = None) -> int:
+    """Fail the active jobs that no neuron works on. Returns their number."""
+    now = now or timezone.now()
+    failures = ((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
+    return sum(
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        for job, failure in failures
+        if failure is not None
+    )
+
+
+def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
+    """The failure of an active job that no neuron works on; ``None``: one does."""
+    neuron = job.neuron
+    if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - SILENCE_TIMEOUT:
+        return neuron_away(neuron, job.created_at, "job")
+    if job.status == LoadJobStatus.RUNNING:
+        if job.reported_at is not None and job.reported_at < now - SILENCE_TIMEOUT:
+            return LoadFailure(code="load_lost", message="The neuron no longer reports this job")
+    elif job.replacement is None and job.created_at < now - PICKUP_TIMEOUT:
+        return LoadFailure(code="not_picked_up", message="The neuron did not take up the job")
+    return None
+
+
+def _waiting_reload_cancel(actor: Actor, job: LoadJob) -> LoadJob:
+    with transaction.atomic():
+        if load_job_end(job=job, status=LoadJobStatus.CANCELLED):
+            audit_entry_create(
+                actor=actor,
+                action="load_job.cancel",
+                object_id=job.model_name,
+                detail={"neuron": job.neuron.name, "load_job": str(job.pk)},
+            )
+    return job

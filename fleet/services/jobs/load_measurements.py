@@ -1,0 +1,150 @@
+"""Writes of what loads took and how fast prompts go: one row per model and neuron.
+
+The memory is written when a load job succeeds. The speed is a live average that the engine keeps;
+its row follows when it has moved by a tenth, so requests cost few writes and an idle fleet none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from django.utils import timezone
+
+from fleet.models import CatalogueModel, LoadMeasurement, Neuron
+from fleet.services.offers.catalogue_cache import catalogue_changed
+from inference.loading.costs.packed_costs import unpacked
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.layer_costs import PackedCosts
+from inference.protocol.load_report import LoadReport
+from inference.protocol.prefill_speed import PrefillSpeed
+
+logger = logging.getLogger(__name__)
+
+NEWS = 0.1
+"""How far a speed must have moved to be written."""
+
+
+def load_measurement_record(
+    *,
+    model: CatalogueModel,
+    neuron: Neuron,
+    report: LoadReport,
+    capabilities: Sequence[str] = (),
+) -> None:
+    """An engine that did not measure what it took leaves nothing to record, nor does a model of
+    several stages: what those took of their devices is no measure of a load of one."""
+    if report.actual_bytes == 0 or report.stages:
+        return
+    values = _memory_values(report) | {
+        "context_tokens": report.context_tokens,
+        "capabilities": list(capabilities),
+    }
+    # Of the same model on another device of that neuron, whose speed was another.
+    elsewhere = LoadMeasurement.objects.filter(model=model, neuron=neuron)
+    elsewhere.exclude(device_kind=values["device_kind"]).delete()
+    LoadMeasurement.objects.update_or_create(model=model, neuron=neuron, defaults=values)
+    catalogue_changed()
+
+
+def load_need_record(
+    *, model: CatalogueModel, neuron: Neuron, device: str, needed_bytes: int
+) -> None:
+    """Record the need of a load that did not fit, if no load has measured it yet, so that placement
+    knows how much to evict. A later, larger need replaces it."""
+    load_bytes = max(0, needed_bytes - (model.entry().kv_memory_bytes or 0))
+    reported: dict[str, Any] = {
+        "device_kind": device.partition(":")[0],
+        "process_bytes": 0,
+        "kv_token_bytes": 0,
+        "memory_correction_bytes": 0,
+    }
+    rows = LoadMeasurement.objects.filter(model=model, neuron=neuron)
+    if rows.filter(**reported, load_bytes__lt=load_bytes).update(load_bytes=load_bytes):
+        catalogue_changed()
+        return
+    values = reported | {"load_bytes": load_bytes}
+    _, is_new = LoadMeasurement.objects.get_or_create(model=model, neuron=neuron, defaults=values)
+    if is_new:
+        catalogue_changed()
+
+
+def weight_bytes_record(*, model: CatalogueModel, weight_bytes: int) -> None:
+    """Record how large the model's weights are, as a load has read them."""
+    rows = CatalogueModel.objects.filter(pk=model.pk)
+    if rows.exclude(weight_bytes=weight_bytes).update(weight_bytes=weight_bytes):
+        catalogue_changed()
+
+
+def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
+    """Record what the layers of a model take that did not fit on one device, so that placement can
+    plan stages of it. Costs that no model has are logged and left out: neurons report them."""
+    try:
+        unpacked(costs)
+    except ValueError as error:
+        logger.warning("the layers of %s are not planned: %s", model.name, error)
+        return
+    stored = msgspec.to_builtins(costs)
+    if model.layer_costs != stored:
+        CatalogueModel.objects.filter(pk=model.pk).update(layer_costs=stored)
+        catalogue_changed()
+
+
+def prefill_averages_record(*, rows: list[LoadMeasurement], states: list[ReplicaState]) -> None:
+    """The speeds that requests had on a neuron's replicas. ``rows``: of that neuron."""
+    live = {state.model: state for state in states if _has_average(state)}
+    for row in rows:
+        state = live.get(row.model.name)
+        if state is not None and _is_news(row, state):
+            _write_speed(row, state)
+
+
+def load_measurements_forget(*, model: CatalogueModel) -> None:
+    LoadMeasurement.objects.filter(model=model).delete()
+
+
+def _memory_values(report: LoadReport) -> dict[str, Any]:
+    kv_slots = report.num_kv_blocks * report.kv_block_tokens
+    return {
+        "device_kind": report.device.partition(":")[0],
+        "load_bytes": report.actual_bytes - report.kv_bytes - report.adapter_bytes,
+        "process_bytes": report.process_bytes,
+        "kv_token_bytes": report.kv_bytes // kv_slots if kv_slots else 0,
+        "memory_correction_bytes": report.memory_correction_bytes,
+        "load_s": report.load_seconds,
+    }
+
+
+def _has_average(state: ReplicaState) -> bool:
+    return (
+        state.status is ReplicaStatus.READY
+        and state.report is not None
+        and state.stats is not None
+        and state.stats.prefill_speed is not None
+    )
+
+
+def _is_news(row: LoadMeasurement, state: ReplicaState) -> bool:
+    """Whether the average differs from the stored one, or, while none is stored, from the load's
+    own measurement, where the average started."""
+    assert state.report is not None and state.stats is not None
+    known = row.prefill_speed or state.report.prefill_speed
+    if known is None or state.stats.prefill_speed is None:
+        return False
+    tokens = state.report.context_tokens
+    ratio = state.stats.prefill_speed.prompt_s(tokens) / known.prompt_s(tokens)
+    return abs(ratio - 1) >= NEWS
+
+
+def _write_speed(row: LoadMeasurement, state: ReplicaState) -> None:
+    assert state.stats is not None and state.stats.prefill_speed is not None
+    speed: PrefillSpeed = state.stats.prefill_speed
+    LoadMeasurement.objects.filter(pk=row.pk).update(
+        prefill_token_s=speed.token_s,
+        prefill_growth_s=speed.growth_s,
+        prefill_window_tokens=speed.window_tokens,
+        measured_at=timezone.now(),
+    )
+    catalogue_changed()

@@ -1,0 +1,179 @@
+"""Loads a model on request: where placement decides, or on a named neuron."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from fleet import selectors
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.outdated import outdated_neurons
+from fleet.errors import (
+    CudaUnavailableError,
+    FleetError,
+    ModelAlreadyLoadedError,
+    ModelRecoveringError,
+    PlacementRefusedError,
+    PlanUnavailableError,
+    ServedByUpstreamError,
+)
+from fleet.hub.errors import HubError
+from fleet.hub.layer_costs import entry_costs
+from fleet.lifecycles import LEAVING_KINDS
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.models import LoadJob
+from fleet.placement import Load, Reject, Route, Wait, place
+from fleet.placement.devices.eviction_candidates import REPLACEABLE
+from fleet.placement.devices.needs import Needs
+from fleet.placement.devices.staged import held_stages, why_not_divided
+from fleet.placement.held_stages import stage_neurons
+from fleet.placement.place_on import place_on
+from fleet.services.hosts.presence import reporting_neuron
+from fleet.services.jobs.load_jobs import load_job_start
+from fleet.services.jobs.load_measurements import layer_costs_record
+from fleet.services.jobs.placed_loads import placed_load_start
+from fleet.services.jobs.reloads import reload_job_start
+from inference.loading.costs.packed_costs import packed
+from inference.protocol.heartbeat import device_name
+from metering.actor import Actor
+
+logger = logging.getLogger(__name__)
+
+
+def model_load_start(
+    *,
+    actor: Actor,
+    model_name: str,
+    neuron_name: str | None = None,
+    devices: Sequence[str] = (),
+) -> LoadJob:
+    """A load on that neuron, or else where it fits, which wakes it where it sleeps; the load that
+    is under way; or the reload of a replica with an earlier spec. An adapter's base is loaded: the
+    adapter itself is with the first request for it. A load on named ``devices`` evicts nothing. A
+    load that failed, for good too, is tried again.
+
+    Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    ``NeuronAwayError``, ``ModelRecoveringError``, ``ModelAlreadyLoadedError``,
+    ``PlacementRefusedError``, ``ServedByUpstreamError``, ``SnapshotUnavailableError``.
+    """
+    entry = selectors.model_enabled(model_name).entry()
+    if entry.base is not None:
+        entry = selectors.model_enabled(entry.base).entry()
+    if entry.upstream_model is not None:
+        raise ServedByUpstreamError(entry.name)
+    snapshot = live.read_snapshot_sync(live.redis_client())
+    if neuron_name is not None:
+        return _load_on(actor, entry, neuron_name, snapshot, devices)
+    catalogue = selectors.catalogue_by_name()
+    decision = place(entry, snapshot, catalogue=catalogue)
+    if isinstance(decision, Reject):  # the operator may have mended it
+        entry = _weighed(entry, snapshot, decision)
+        decision = place(entry, snapshot, catalogue=catalogue, tries_again=True)
+    match decision:
+        case Load():
+            return placed_load_start(actor=actor, load=decision)
+        case Reject():
+            raise _refusal(decision)
+        case Route():
+            if outdated := outdated_neurons(entry, snapshot):
+                return reload_job_start(actor=actor, model_name=entry.name, neuron_name=outdated[0])
+            raise ModelAlreadyLoadedError(f"{entry.name} is loaded on {decision.neuron} already")
+        case Wait():
+            jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
+            if under_way := jobs.filter(model_name=entry.name).first():
+                return under_way
+            raise ModelAlreadyLoadedError(decision.reason)
+
+
+def _weighed(entry: CatalogueEntry, snapshot: FleetSnapshot, rejected: Reject) -> CatalogueEntry:
+    """The entry, with the costs of its layers where no device could hold it and they are unknown:
+    it may be divided. The entry itself where no files of it can be read from here."""
+    if rejected.code != "exceeds_device" or entry.costs is not None or why_not_divided(entry):
+        return entry
+    devices = [one for neuron in snapshot.neurons for one in neuron.devices]
+    free_bytes = max((one.free_memory_bytes for one in devices), default=0)
+    try:
+        costs = entry_costs(entry, free_bytes)
+    except (PlanUnavailableError, HubError) as error:
+        logger.info("the layers of %s are unknown: %s", entry.name, error)
+        return entry
+    layer_costs_record(model=selectors.model_enabled(entry.name), costs=packed(costs))
+    return dataclasses.replace(entry, costs=costs)
+
+
+def _load_on(
+    actor: Actor,
+    entry: CatalogueEntry,
+    neuron_name: str,
+    snapshot: FleetSnapshot,
+    devices: Sequence[str],
+) -> LoadJob:
+    """Idle models leave for it where that makes room. A neuron that holds the model already
+    chooses the devices itself."""
+    neuron = reporting_neuron(neuron_name, snapshot)
+    _check_pinned_on(entry, neuron_name)
+    _check_device_sizes(entry, neuron, devices)
+    held = neuron.replica_of(entry.name)
+    if devices or (held is not None and held.status not in REPLACEABLE):
+        _check_one_host(entry, held)
+        stages = () if devices else held_stages(entry, held)
+        return load_job_start(
+            actor=actor,
+            model_name=entry.name,
+            neuron_name=neuron_name,
+            devices=devices,
+            stages=stages,
+        )
+    catalogue = selectors.catalogue_by_name()
+    decision = place_on(entry, neuron, snapshot, catalogue)
+    if isinstance(decision, Reject):
+        weighed = _weighed(entry, snapshot, decision)
+        decision = place_on(weighed, neuron, snapshot, catalogue)
+    if isinstance(decision, Reject):
+        raise _refusal(decision)
+    return placed_load_start(actor=actor, load=decision, may_be_one_more=True)
+
+
+def _check_one_host(entry: CatalogueEntry, held: ReplicaView | None) -> None:
+    """Raises ``PlacementRefusedError`` where another spec would replace a replica whose stages lie
+    on several hosts."""
+    if held is None or held.spec_digest in ("", entry.spec_digest()) or not stage_neurons(held):
+        return
+    raise PlacementRefusedError(
+        f"{entry.name} lies on several hosts together, by an earlier spec: unload it, and load it "
+        "again"
+    )
+
+
+def _refusal(decision: Reject) -> FleetError:
+    if decision.code == ModelRecoveringError.code:
+        return ModelRecoveringError(decision.message, decision.retry_after_s)
+    if decision.code == CudaUnavailableError.code:
+        return CudaUnavailableError(decision.message)
+    return PlacementRefusedError(decision.message)
+
+
+def _check_pinned_on(entry: CatalogueEntry, neuron_name: str) -> None:
+    """Raises ``PlacementRefusedError`` for a neuron that the catalogue rules out: the control
+    would load the model again elsewhere."""
+    if entry.pinned_on and neuron_name not in entry.pinned_on:
+        raise PlacementRefusedError(
+            f"{entry.name} may run on {', '.join(entry.pinned_on)} only, by its pinned_on: name "
+            f"one of these, or add {neuron_name} to its pinned_on first"
+        )
+
+
+def _check_device_sizes(entry: CatalogueEntry, neuron: NeuronView, devices: Sequence[str]) -> None:
+    """Raises ``PlacementRefusedError`` for a named device that ``min_device_vram_mb`` rules out."""
+    least_bytes = Needs(entry).least_total_bytes
+    for device in neuron.devices:
+        is_card = device.kind == "cuda"
+        is_large = is_card and device.total_memory_bytes >= least_bytes
+        if least_bytes and device_name(device) in devices and not is_large:
+            has = f"has {device.total_memory_bytes:,}" if is_card else "is no card"
+            raise PlacementRefusedError(
+                f"{entry.name} needs a card of {least_bytes:,} bytes, by its min_device_vram_mb, "
+                f"and {device_name(device)} of {neuron.name} {has}"
+            )

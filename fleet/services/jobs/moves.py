@@ -1,0 +1,350 @@
+"""Moves load jobs along their lifecycle, by their neurons' reports.
+
+load, reload in place   the neuron's replica reports progress; READY ends it, and so does what only
+                        one that was READY becomes before the next heartbeat: asleep, or nearly so
+load, too large         its model does not fit one device: it is sent again, divided over several
+unload                  ends when the neuron no longer has that replica
+sleep                   ends when it is asleep
+reload elsewhere first  waits for its replacement, then unloads here
+reload after another    waits for that one, then is a reload in place
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+from django.db import transaction
+from django.utils import timezone
+
+from fleet import selectors
+from fleet.errors import BrokerUnavailableError
+from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
+from fleet.live.load_estimates import BEFORE_ENGINE
+from fleet.live.snapshot import FleetSnapshot
+from fleet.models import LoadJob
+from fleet.placement import Load
+from fleet.placement.place_on import place_on
+from fleet.services.jobs.claims import NOT_SENT, failure_values, job_claim, job_report
+from fleet.services.jobs.load_measurements import (
+    layer_costs_record,
+    load_measurement_record,
+    load_need_record,
+    weight_bytes_record,
+)
+from fleet.services.jobs.messages import send_load, send_reload, send_unload
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.keys import HEARTBEAT_EXPIRY_S
+from inference.protocol.layer_costs import PackedCosts
+from inference.protocol.load_progress import (
+    LOADED,
+    LoadFailure,
+    LoadProgress,
+)
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[LoadJob], None]
+"""Raises ``BrokerUnavailableError``."""
+
+OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
+"""A heartbeat that is read so long after a job was asked for was written after it."""
+
+
+def load_job_advance(
+    *,
+    job: LoadJob,
+    state: ReplicaState | None,
+    now: datetime,
+    snapshot: Callable[[], FleetSnapshot],
+) -> None:
+    """Move an active job to the status that its neuron reports. ``state``: the replica of the job's
+    model there; ``None``: there is none. ``snapshot``: of the neuron, as it reports it."""
+    if job.kind == LoadJobKind.UNLOAD:
+        _unload_advance(job, state, now)
+    elif job.kind == LoadJobKind.SLEEP:
+        _sleep_advance(job, state, now)
+    elif job.replacement is not None:
+        _replacing_advance(job, job.replacement, state, now)
+    elif state is not None:
+        _load_advance(job, state, now, snapshot)
+
+
+def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: datetime) -> None:
+    """``base``: of the model that the job's adapter is loaded beside; ``None``: it is gone."""
+    stats = None if base is None else base.stats
+    if stats is None or job.model_name not in stats.adapters:
+        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+    else:
+        _report(job, None, now, detail="waiting for the requests that use it")
+
+
+def load_job_end(
+    *, job: LoadJob, status: LoadJobStatus, failure: LoadFailure | None = None
+) -> bool:
+    """Whether this call ended it; False when it had moved on meanwhile. Raises
+    ``IllegalTransitionError``."""
+    values: dict[str, Any] = {"finished_at": timezone.now(), "stage_links": ""}
+    if status == LoadJobStatus.SUCCEEDED and job.kind not in LEAVING_KINDS:
+        values |= _progress_values(job, LOADED, timezone.now())
+    ended = job_claim(job=job, status=status, values=values | failure_values(failure))
+    if ended:
+        logger.info("%s job %s (%s): %s %s", job.kind, job.pk, job, status, job.failure_message)
+    return ended
+
+
+def load_job_progress(job: LoadJob, progress: LoadProgress, now: datetime) -> None:
+    """Records how far it is."""
+    _report(job, progress, now)
+
+
+def load_job_send(*, job: LoadJob, send: Send) -> None:
+    """Sends the job's message once the transaction commits: a control that is deposed, or whose
+    database breaks, has sent nothing. A job whose message the broker does not take has failed."""
+    transaction.on_commit(partial(_send_or_fail, job, send), robust=True)
+
+
+def _send_or_fail(job: LoadJob, send: Send) -> None:
+    try:
+        send(job)
+    except BrokerUnavailableError as error:
+        logger.warning("%s job %s could not be sent: %s", job.kind, job.pk, error)
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
+
+
+def _load_advance(
+    job: LoadJob, state: ReplicaState, now: datetime, snapshot: Callable[[], FleetSnapshot]
+) -> None:
+    is_own = state.job_id == str(job.pk)
+    if state.status is ReplicaStatus.READY:
+        if is_own or _is_what_was_asked_for(job, state):
+            _load_succeeded(job, state, is_own=is_own)
+    elif not is_own:
+        return
+    elif state.status is ReplicaStatus.ASLEEP and state.failure is not None:
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=state.failure)
+    elif _was_ready(job, state):
+        _load_succeeded(job, state, is_own=True)
+    elif state.status is ReplicaStatus.FAILED:
+        failure = state.failure or LoadFailure(code="unknown", message="No reason was given")
+        if failure.costs is not None and _load_divide(job, failure.costs, snapshot, now):
+            return
+        if load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure):
+            _need_learnt(job, state, failure)
+    elif state.status is ReplicaStatus.DRAINING:
+        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    else:
+        _report(job, state.progress, now)
+
+
+def _load_divide(
+    job: LoadJob, costs: PackedCosts, snapshot: Callable[[], FleetSnapshot], now: datetime
+) -> bool:
+    """Whether the load continues, divided over devices of its neuron that have room now: its model
+    turned out too large for the one that placement had chosen."""
+    if job.stages:
+        return True  # its neuron has not taken up yet that it was divided
+    model, neuron = job.model, job.neuron.name
+    if not job.may_divide or model is None or job.spec_digest != model.entry().spec_digest():
+        return False
+    layer_costs_record(model=model, costs=costs)
+    model.refresh_from_db(fields=["layer_costs"])
+    seen = snapshot()
+    view = seen.neuron(neuron)
+    decision = None if view is None else place_on(model.entry(), view, seen)
+    if not isinstance(decision, Load) or not decision.stages:
+        return False
+    values = {
+        "devices": list(decision.devices),
+        "stages": msgspec.to_builtins(list(decision.stages)),
+        "predicted_tokens_per_s": decision.predicted_tokens_per_s,
+        "note": "Too large for one device: divided over several",
+    }
+    if not LoadJob.objects.filter(pk=job.pk, status=job.status).update(reported_at=now, **values):
+        return False
+    for name, value in values.items():
+        setattr(job, name, value)
+    logger.info("%s on %s is divided: it is too large for one device", job.model_name, neuron)
+    load_job_send(job=job, send=send_load)
+    return True
+
+
+def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> None:
+    if job.model is None or job.stages:
+        return  # what a stage lacked is no need of the whole model
+    if failure.costs is not None and job.spec_digest == job.model.entry().spec_digest():
+        layer_costs_record(model=job.model, costs=failure.costs)
+    if failure.needed_bytes is None or not state.devices:
+        return
+    load_need_record(
+        model=job.model,
+        neuron=job.neuron,
+        device=state.devices[0],
+        needed_bytes=failure.needed_bytes * len(state.devices),
+    )
+
+
+def _is_what_was_asked_for(job: LoadJob, state: ReplicaState) -> bool:
+    """Another job loaded it, by the spec that this one sent too. Not while it is on its way out,
+    and never for a reload, which wants it loaded again."""
+    return (
+        job.kind == LoadJobKind.LOAD
+        and job.spec_digest != ""
+        and job.spec_digest == state.spec_digest
+        and not selectors.unload_job_is_active(job.model_name, job.neuron)
+    )
+
+
+def _was_ready(job: LoadJob, state: ReplicaState) -> bool:
+    """Whether the job's own replica became READY and fell asleep between two heartbeats. A job
+    that waited for READY would stay active, and would be the answer to every request to wake it."""
+    if state.status is ReplicaStatus.DRAINING:  # to sleep, which only a READY one does
+        return state.report is not None and not selectors.unload_job_is_active(
+            job.model_name, job.neuron
+        )
+    return state.status is ReplicaStatus.ASLEEP and state.failure is None
+
+
+def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
+    if not load_job_end(job=job, status=LoadJobStatus.SUCCEEDED) or state.report is None:
+        return
+    if job.model is None:
+        return
+    weight_bytes_record(model=job.model, weight_bytes=state.report.weight_bytes)
+    if is_own:
+        load_measurement_record(
+            model=job.model,
+            neuron=job.neuron,
+            report=state.report,
+            capabilities=state.capabilities,
+        )
+
+
+def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
+    if state is None or _was_asked_for_later(job, state.job_id):
+        overtaken = [one for one in _loads_before(job) if one.pk != job.pk]
+        # A load that the neuron has not taken up shows in no heartbeat, nor does one that came
+        # after the heartbeat that was read.
+        if overtaken and now - job.created_at < OLD_HEARTBEAT:
+            return
+        with transaction.atomic():
+            if load_job_end(job=job, status=LoadJobStatus.SUCCEEDED):
+                for load in overtaken:
+                    load_job_end(job=load, status=LoadJobStatus.CANCELLED)
+    elif state.status is ReplicaStatus.DRAINING:
+        _report(job, None, now, detail=_waiting_for(state))
+
+
+def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
+    if state is None:
+        failure = LoadFailure(
+            code="unloaded", message="Its engine ended before it was asleep: it is not loaded"
+        )
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+    elif _was_asked_for_later(job, state.job_id):
+        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    elif state.status is ReplicaStatus.ASLEEP:
+        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+    elif state.status is ReplicaStatus.DRAINING:
+        _report(job, None, now, detail=_waiting_for(state, then="giving its memory back"))
+    elif (refused := state.sleep_refusal) is not None and refused.job_id == str(job.pk):
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=refused.failure)
+
+
+def _replacing_advance(
+    job: LoadJob, replacement: LoadJob, state: ReplicaState | None, now: datetime
+) -> None:
+    if replacement.is_active:
+        return
+    if replacement.status == LoadJobStatus.CANCELLED:
+        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    elif replacement.status == LoadJobStatus.FAILED:
+        failure = LoadFailure(
+            code=replacement.failure_code,
+            message=f"On {replacement.neuron.name}, where it was to be done first: "
+            f"{replacement.failure_message}. What is loaded on {job.neuron.name} serves on",
+        )
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+    elif replacement.kind == LoadJobKind.RELOAD:
+        _reload_in_turn(job, now)
+    elif state is None or _was_asked_for_later(job, state.job_id):
+        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+    elif job.status == LoadJobStatus.PENDING:
+        _replaced_unload(job, now)
+    elif state.status is ReplicaStatus.DRAINING:
+        _report(job, None, now, detail=_waiting_for(state))
+
+
+def _replaced_unload(job: LoadJob, now: datetime) -> None:
+    """The caller that claims the move to RUNNING sends the message, once."""
+    values = {"started_at": now, "reported_at": now}
+    if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+        load_job_send(job=job, send=send_unload)
+
+
+def _reload_in_turn(job: LoadJob, now: datetime) -> None:
+    """Make it a reload in place. The caller that wins the claim sends the message, once."""
+    values = {"started_at": now, "reported_at": now, "replacement": None}
+    if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+        load_job_send(job=job, send=send_reload)
+
+
+def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
+    num_requests = state.stats.in_flight + state.stats.queue_depth if state.stats else 0
+    return f"waiting for {num_requests} requests" if num_requests else then
+
+
+def _was_asked_for_later(job: LoadJob, job_id: str) -> bool:
+    """Whether the present replica was loaded by a job after this one."""
+    try:
+        pk = uuid.UUID(job_id)
+    except ValueError:
+        return False
+    return LoadJob.objects.filter(pk=pk, created_at__gt=job.created_at).exists()
+
+
+def _loads_before(job: LoadJob) -> list[LoadJob]:
+    loads = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
+    return list(
+        loads.filter(
+            model_name=job.model_name,
+            neuron=job.neuron,
+            created_at__lte=job.created_at,
+            replacement=None,
+        )
+    )
+
+
+def _report(
+    job: LoadJob, progress: LoadProgress | None, now: datetime, *, detail: str = ""
+) -> None:
+    values = _progress_values(job, progress, now)
+    if detail and detail != job.progress_detail:
+        values["progress_detail"] = detail
+    job_report(job=job, values=values, now=now)
+
+
+def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime) -> dict[str, Any]:
+    """The columns that changed; empty when none did."""
+    if progress is None:
+        return {}
+    values: dict[str, Any] = {
+        "stage": progress.stage.value,
+        "progress_done": progress.done,
+        "progress_total": progress.total,
+        "progress_unit": progress.unit,
+        "progress_detail": progress.detail,
+    }
+    changed = {name: value for name, value in values.items() if getattr(job, name) != value}
+    if "stage" in changed:
+        changed["stage_started_at"] = now
+        if progress.stage in BEFORE_ENGINE:
+            changed["engine_started_at"] = None
+        elif job.engine_started_at is None:
+            changed["engine_started_at"] = now
+    return changed

@@ -1,0 +1,116 @@
+"""Bringing about what the control has decided: loads, unloads and time slices.
+
+Deciding is ``fleet.placement.reconcile``'s. Here are what the database knows of jobs, and the
+effects. Each action stands alone: one that is refused is decided again at the next tick.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from datetime import timedelta
+
+from django.utils import timezone
+
+from fleet import selectors
+from fleet.control.watch import Watched
+from fleet.errors import FleetError
+from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
+from fleet.live.time_slices import TimeSlice
+from fleet.models import LoadJob
+from fleet.placement import Load
+from fleet.placement.decisions import stage_evictions
+from fleet.placement.failures import LOST_ITS_ROOM
+from fleet.placement.plan import Action, Jobs, Plan, Sleep, Unload
+from fleet.placement.reconcile import BACKOFF, reconcile
+from fleet.services.hosts.neurons import models_to_restore, neuron_models_restored
+from fleet.services.jobs.load_jobs import unload_job_start
+from fleet.services.jobs.placed_loads import placed_load_start
+from fleet.services.jobs.sleeps import sleep_job_start
+from metering.actor import CONTROL
+
+logger = logging.getLogger(__name__)
+
+FAILURES_SINCE = timedelta(seconds=2 * BACKOFF.max_s)
+"""Older failures put off nothing."""
+
+
+def fleet_plan(*, watched: Watched, time_slices: tuple[TimeSlice, ...]) -> Plan:
+    """What one tick decides. Writes nothing and holds no lock: thinking about a large fleet takes
+    tens of milliseconds. ``time_slices`` are those that are under way."""
+    # Read again: an older read lacks a model that was just unloaded to stay so.
+    selectors.catalogue_cache_clear()
+    return reconcile(
+        selectors.catalogue_by_name(),
+        watched.snapshot,
+        jobs=jobs_known(),
+        observed=watched.observed,
+        time_slices=time_slices,
+    )
+
+
+def plan_begin(*, plan: Plan) -> None:
+    """Begins as much of the plan as can be begun."""
+    for neuron_name, model_names in plan.restored.items():
+        neuron_models_restored(neuron_name=neuron_name, model_names=model_names)
+    for action in plan.actions:
+        try:
+            _begin(action)
+        except FleetError as error:  # a neuron seen before it was recorded: the next tick has it
+            logger.info("%s on %s is put off: %s", action.model, action.neuron, error)
+
+
+def jobs_known() -> Jobs:
+    """Loads and unloads under way, and the failures in a row of each assigned model."""
+    loading: set[tuple[str, str]] = set()
+    unloading: set[tuple[str, str]] = set()
+    evicting: set[tuple[str, str]] = set()
+    for job in selectors.load_jobs_active():
+        kind = unloading if job.kind in LEAVING_KINDS else loading
+        kind.add((job.model_name, job.neuron.name))
+        leaving = stage_evictions(job.stage_specs)
+        evicting |= {(model, job.neuron.name) for model in job.evict}
+        evicting |= {(model, neuron) for neuron, model in leaving}
+    num_failures: defaultdict[str, int] = defaultdict(int)
+    failed_age_s: dict[str, float] = {}
+    now = timezone.now()
+    ended = set()
+    for name, status, finished_at in (
+        LoadJob.objects.filter(finished_at__gte=now - FAILURES_SINCE)
+        .exclude(kind__in=LEAVING_KINDS)
+        .exclude(failure_code=LOST_ITS_ROOM)
+        .order_by("-finished_at")
+        .values_list("model_name", "status", "finished_at")
+    ):
+        if name in ended:
+            continue
+        if status != LoadJobStatus.FAILED or finished_at is None:
+            ended.add(name)
+            continue
+        num_failures[name] += 1
+        failed_age_s.setdefault(name, (now - finished_at).total_seconds())
+    return Jobs(
+        loading=frozenset(loading),
+        unloading=frozenset(unloading),
+        to_restore=models_to_restore(),
+        evicting=frozenset(evicting),
+        num_failures=dict(num_failures),
+        failed_age_s=failed_age_s,
+    )
+
+
+def _begin(action: Action) -> None:
+    """Raises ``FleetError``."""
+    match action:
+        case Load():
+            placed_load_start(actor=CONTROL, load=action, may_be_one_more=True)
+        case Sleep():
+            logger.info("%s on %s is to sleep: %s", action.model, action.neuron, action.reason)
+            sleep_job_start(
+                actor=CONTROL, model_name=action.model, neuron_name=action.neuron, is_planned=True
+            )
+        case Unload():
+            logger.info("unloading %s from %s: %s", action.model, action.neuron, action.reason)
+            unload_job_start(
+                actor=CONTROL, model_name=action.model, neuron_name=action.neuron, is_planned=True
+            )

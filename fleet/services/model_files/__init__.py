@@ -1,0 +1,1 @@
+"""Files of models on neurons: downloads, and models that clients pulled."""

@@ -1,0 +1,241 @@
+"""Downloads: fetching a model's files to a neuron, cancelling that, and deleting files.
+
+    download_start ─▶ PENDING ─▶ the neuron's report moves it ─▶ SUCCEEDED | FAILED | CANCELLED
+    download_cancel ─────────────▶ the neuron ends it; its files stay, and the next pull resumes it
+
+How downloads move on is in ``download_moves``. Whether the disk has room is asked by the neuron
+once it knows the size, before it fetches anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from fleet import neuron_client, selectors
+from fleet.catalogue import check_source, whole_source
+from fleet.catalogue.sources import upstream_of
+from fleet.errors import (
+    BrokerUnavailableError,
+    CachedModelInUseError,
+    CachedModelNotFoundError,
+    CatalogueValueError,
+    JobCannotBeCancelledError,
+    PlacementRefusedError,
+    ServedByUpstreamError,
+)
+from fleet.lifecycles import DownloadKind
+from fleet.live import reading as live
+from fleet.live.cache_reports import read_cache_reports
+from fleet.live.snapshot import FleetSnapshot
+from fleet.models import Alias, Download
+from fleet.placement.download_place import download_neuron
+from fleet.services.hosts.presence import reporting_neuron
+from fleet.services.model_files.download_moves import download_not_sent
+from inference.loading.sources.hub_sources import is_downloaded
+from inference.protocol.downloads import DeleteSpec, PullSpec
+from metering.actor import Actor
+from metering.models import AuditEntry
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+LENGTHS = {"source": 500, "file": 255, "revision": 100}
+AUDITED_LENGTH = 200
+
+
+def download_start(
+    *,
+    actor: Actor,
+    source: str,
+    file: str | None = None,
+    revision: str | None = None,
+    sha256: str | None = None,
+    neuron_name: str | None = None,
+    pinned_on: Sequence[str] = (),
+) -> Download:
+    """The active pull of these files on that neuron: a new one, or the one that is there. With no
+    neuron named: one of ``pinned_on``, or any, by what lies there and how much room it has.
+
+    Raises ``CatalogueValueError``, ``UnknownNeuronError``, ``NeuronAwayError``,
+    ``PlacementRefusedError``, ``SnapshotUnavailableError``.
+    """
+    source = whole_source(source)
+    check_source(source)
+    if not is_downloaded(source):
+        raise CatalogueValueError(
+            "source", f"{source!r} is not downloaded: it is on a neuron's disk or nowhere"
+        )
+    files = {"source": source, "file": file or "", "revision": revision or ""}
+    for name, text in files.items():
+        if len(text) > LENGTHS[name]:
+            raise CatalogueValueError(name, f"It has at most {LENGTHS[name]} characters")
+    snapshot = live.read_snapshot_sync(live.redis_client())
+    if neuron_name is not None:
+        reporting_neuron(neuron_name, snapshot)
+    neuron = selectors.neuron_known(neuron_name or _somewhere(source, snapshot, pinned_on))
+    while True:
+        pulls = selectors.downloads_active().filter(kind=DownloadKind.PULL, neuron=neuron, **files)
+        if (active := pulls.first()) is not None:
+            return active
+        download = Download(neuron=neuron, **files, sha256=sha256 or "")
+        try:
+            return _create(actor, download, _send_pull)
+        except IntegrityError:
+            logger.info("another pull of %s came first, or its neuron is gone", source)
+            neuron = selectors.neuron_known(neuron.name)
+
+
+def model_download_start(
+    *, actor: Actor, model_name: str, neuron_name: str | None = None
+) -> Download:
+    """What a load of this model of the catalogue would fetch. Raises ``UnknownModelError``, and as
+    ``download_start``."""
+    alias = Alias.objects.select_related("model").filter(name=model_name).first()
+    model = selectors.model_known(model_name) if alias is None else alias.model
+    entry = model.settings()
+    if upstream_of(entry.source) is not None:
+        raise ServedByUpstreamError(model.name)
+    return download_start(
+        actor=actor,
+        source=entry.source,
+        file=entry.file,
+        revision=entry.revision,
+        sha256=entry.sha256,
+        neuron_name=neuron_name,
+        pinned_on=entry.pinned_on,
+    )
+
+
+def download_delete_start(
+    *,
+    actor: Actor,
+    neuron_name: str,
+    source: str,
+    revision: str = "",
+    files: Sequence[str] = (),
+) -> Download:
+    """Deletes what a neuron has cached, as its report names it. Raises ``UnknownNeuronError``,
+    ``CachedModelNotFoundError``, ``CachedModelInUseError``, ``SnapshotUnavailableError``."""
+    neuron = selectors.neuron_known(neuron_name)
+    report = read_cache_reports(live.redis_client(), [neuron.name]).get(neuron.name)
+    cached = report.cached if report is not None else []
+    found = next((one for one in cached if (one.source, one.revision) == (source, revision)), None)
+    if found is None:
+        what = f"{source} {revision}".strip()
+        raise CachedModelNotFoundError(f"{neuron_name} has no {what} in its cache, or is away")
+    if unknown := set(files) - {file.name for file in found.files}:
+        raise CachedModelNotFoundError(f"{source} has no file {min(unknown)} there")
+    if found.used_by and not files:
+        users = ", ".join(found.used_by)
+        raise CachedModelInUseError(f"{users} is loaded from it: unload that first")
+    download = Download(
+        kind=DownloadKind.DELETE,
+        neuron=neuron,
+        source=source,
+        revision=revision,
+        files=list(files),
+    )
+    num_bytes = found.num_bytes + found.partial_bytes
+    if files:
+        num_bytes = sum(file.num_bytes for file in found.files if file.name in files)
+    return _create(actor, download, _send_delete, num_bytes=num_bytes)
+
+
+def download_cancel(*, actor: Actor, download: Download) -> Download:
+    """It ends when its neuron has ended it. The message is sent once the transaction commits.
+    Raises ``JobCannotBeCancelledError``, ``BrokerUnavailableError``."""
+    if not download.is_active:
+        raise JobCannotBeCancelledError(f"The download has ended: it {download.status}")
+    if download.kind == DownloadKind.DELETE:
+        raise JobCannotBeCancelledError("A deletion cannot be called back")
+    download.cancel_wanted_at = timezone.now()
+    with transaction.atomic():
+        Download.objects.filter(pk=download.pk).update(cancel_wanted_at=download.cancel_wanted_at)
+        entry = audit_entry_create(
+            actor=actor,
+            action="download.cancel",
+            object_id=download.source[:AUDITED_LENGTH],
+            detail={"neuron": download.neuron.name, "download": str(download.pk)},
+        )
+        transaction.on_commit(partial(_send_cancel_or_undo, download, entry))
+    return download
+
+
+def _send_cancel_or_undo(download: Download, entry: AuditEntry) -> None:
+    """A cancellation that Redis does not take is none. Raises ``BrokerUnavailableError``."""
+    try:
+        neuron_client.send_cancel_pull(neuron_name=download.neuron.name, job_id=str(download.pk))
+    except BrokerUnavailableError:
+        with transaction.atomic():
+            same = Download.objects.filter(cancel_wanted_at=download.cancel_wanted_at)
+            same.filter(pk=download.pk).update(cancel_wanted_at=None)
+            entry.delete()
+        download.cancel_wanted_at = None
+        raise
+
+
+def _somewhere(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -> str:
+    """Raises ``PlacementRefusedError``, ``SnapshotUnavailableError``."""
+    reports = read_cache_reports(live.redis_client(), [neuron.name for neuron in snapshot.neurons])
+    name = download_neuron(source, snapshot, reports, pinned_on)
+    if name is None:
+        where = f"none of {', '.join(pinned_on)}" if pinned_on else "no neuron"
+        raise PlacementRefusedError(f"There is {where} that takes downloads now")
+    return name
+
+
+def _create(
+    actor: Actor, download: Download, send: Callable[[Download], None], **detail: Any
+) -> Download:
+    """``detail``: of its audit entry, beside the row's fields. Raises ``IntegrityError`` where the
+    same pull was started meanwhile."""
+    download.requested_by = str(actor)[:150]
+    detail |= {"neuron": download.neuron.name, "download": str(download.pk)}
+    for name in ("file", "revision", "files"):
+        if value := getattr(download, name):
+            detail[name] = value
+    with transaction.atomic():
+        download.save(force_insert=True)
+        audit_entry_create(
+            actor=actor,
+            action=f"download.{download.kind}",
+            object_id=download.source[:AUDITED_LENGTH],
+            detail=detail,
+        )
+        transaction.on_commit(partial(_send_or_fail, download, send))
+    return download
+
+
+def _send_or_fail(download: Download, send: Callable[[Download], None]) -> None:
+    try:
+        send(download)
+    except BrokerUnavailableError as error:
+        logger.warning("download %s could not be sent: %s", download.pk, error)
+        download_not_sent(download=download)
+
+
+def _send_pull(download: Download) -> None:
+    spec = PullSpec(
+        job_id=str(download.pk),
+        source=download.source,
+        file=download.file or None,
+        revision=download.revision or None,
+        sha256=download.sha256 or None,
+    )
+    neuron_client.send_pull(neuron_name=download.neuron.name, spec=spec)
+
+
+def _send_delete(download: Download) -> None:
+    spec = DeleteSpec(
+        job_id=str(download.pk),
+        source=download.source,
+        revision=download.revision,
+        files=list(download.files),
+    )
+    neuron_client.send_delete_cached(neuron_name=download.neuron.name, spec=spec)

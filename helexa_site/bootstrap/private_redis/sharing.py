@@ -1,0 +1,86 @@
+"""The address at which invited hosts reach the private Redis, and its certificate.
+
+Standard library only at import: flags are checked before anything is installed.
+"""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from helexa_site.bootstrap.errors import RedisStartError
+from helexa_site.bootstrap.private_redis.addresses import reached_at
+
+CHECK_TIMEOUT_S = 10.0
+WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
+"""Errors of a Redis without TLS: since 7.2, and before, when it did not know the directive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    host: str
+    port: int
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def is_tls(self) -> bool:
+        return self.tls_cert is not None
+
+    @property
+    def address(self) -> str:
+        """The address for other hosts, with its port."""
+        host = next(iter(reached_at(self.host)), "127.0.0.1")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def directives(self) -> list[str]:
+        """The lines of redis.conf that open this address."""
+        listen = "*" if self.host in ("", "0.0.0.0") else self.host
+        if not self.is_tls:
+            return [f"bind {listen}", f"port {self.port}"]
+        return [
+            f"bind {listen}",
+            "port 0",
+            f"tls-port {self.port}",
+            f'tls-cert-file "{self.tls_cert}"',
+            f'tls-key-file "{self.tls_key}"',
+            "tls-auth-clients no",
+        ]
+
+    def certificate(self) -> str:
+        """PEM of a self-signed certificate: each invitation includes it. Raises
+        ``RedisStartError`` where it cannot be read."""
+        if self.tls_cert is None:
+            return ""
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(self.tls_cert)
+            found = context.get_ca_certs()
+            text = self.tls_cert.read_text()
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise RedisStartError(
+                f"cannot read the certificate {self.tls_cert}: {error}"
+            ) from error
+        is_its_own = len(found) == 1 and found[0].get("subject") == found[0].get("issuer")
+        return text if is_its_own else ""
+
+
+def ensure_tls(server: Path) -> None:
+    """Raises ``RedisStartError`` where that Redis was built without TLS."""
+    # It is given no certificate, so that one with TLS ends as well, and listens nowhere.
+    done = subprocess.run(
+        [str(server), "-"],
+        input="port 0\ntls-port 1\n",
+        capture_output=True,
+        text=True,
+        timeout=CHECK_TIMEOUT_S,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    if any(words in output for words in WITHOUT_TLS):
+        raise RedisStartError(
+            f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
+            "apt install redis-server), or leave --share-tls-cert out in a network that you trust"
+        )

@@ -1,0 +1,1 @@
+"""Child processes of one serve: started, logged, restarted, and ended however serve itself ends."""

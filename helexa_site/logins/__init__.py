@@ -1,0 +1,1 @@
+"""Logging in and out, and how many attempts are accepted."""

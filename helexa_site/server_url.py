@@ -1,0 +1,46 @@
+"""Which server a command asks: the one that is named, else the serve here, else the default port of
+this machine."""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+from pathlib import Path
+
+from django.core.management.base import CommandError
+
+from helexa_site.bootstrap.serving.running_serve import find_running
+from inference.settings.commands import URL
+from inference.settings.gateway import API_KEY
+
+DEFAULT_URL = "http://127.0.0.1:31313"
+
+
+def server_url(url: str | None, data_dir: Path) -> str:
+    """``url``, else ``HELEXA_URL``, else that of the serve of ``data_dir``, else ``DEFAULT_URL``.
+    Raises ``CommandError`` for a URL that no server can have."""
+    return server_and_key(url, None, data_dir)[0]
+
+
+def server_and_key(url: str | None, key: str | None, data_dir: Path) -> tuple[str, str | None]:
+    """``server_url``, and ``key``, else ``HELEXA_API_KEY``. The key of the serve of ``data_dir`` is
+    for itself alone: a server that is named never receives it. Raises ``CommandError``."""
+    key = key or API_KEY.read(os.environ)
+    if named := url or URL.read(os.environ):
+        return checked_url(named), key
+    running = find_running(data_dir)
+    if running is None:
+        return DEFAULT_URL, key
+    return running.url, key or running.key
+
+
+def checked_url(url: str) -> str:
+    """Raises ``CommandError`` for what no server can have."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise CommandError(f"{url!r} is not like http://gpu-box:31313")
+    return url

@@ -1,0 +1,1 @@
+"""The filter ``moment``, which every template has."""

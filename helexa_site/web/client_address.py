@@ -1,0 +1,56 @@
+"""Determines the address that a request comes from, where a proxy may have passed it on.
+
+``X-Forwarded-For`` grows to the right: each proxy adds whom it was asked by. Only what trusted
+proxies added is believed; all that is left of it, a client can have written itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from inference.settings.addresses import Network
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPV6_CLIENT_BITS = 64
+"""One client has a network of so many bits, and any address in it."""
+NO_ADDRESS = ipaddress.IPv6Address(0)
+"""A peer that has none, as on a Unix socket. All of them count as one."""
+
+
+def client_address(peer: str, forwarded_for: str, trusted_proxies: tuple[Network, ...]) -> Address:
+    """The first address from the right that is not a trusted proxy's. Where a proxy forwarded a
+    word that is
+    no address, it answers for its client itself; where all are proxies, the first of them asks."""
+    address = parse_address(peer) or NO_ADDRESS
+    for word in reversed(forwarded_for.split(",")):
+        if not any(address in network for network in trusted_proxies):
+            break
+        forwarded = parse_address(word)
+        if forwarded is None:
+            break
+        address = forwarded
+    return address
+
+
+def counted_address(address: Address) -> str:
+    """What tries are counted by: an IPv6 client's network, or it had a new address for each."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    host_bits = address.max_prefixlen - IPV6_CLIENT_BITS
+    return str(ipaddress.IPv6Address(int(address) >> host_bits << host_bits))
+
+
+def parse_address(word: str) -> Address | None:
+    """``None``: it is none. With or without a port, as some proxies write it."""
+    word = word.strip()
+    if word.startswith("["):
+        word = word[1:].partition("]")[0]
+    elif word.count(":") == 1:
+        word = word.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(word)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        return address.ipv4_mapped
+    return address

@@ -1,0 +1,127 @@
+"""The navigation beside every page, of the admin and of all others: what its reader may open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.urls import reverse
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """``permission`` is needed to see it; empty: any login will do. ``also``: it is current at
+    pages whose names begin like that, too."""
+
+    title: str
+    icon: str
+    url_name: str
+    permission: str = ""
+    also: str = ""
+    for_staff: bool = False
+    for_superusers: bool = False
+
+
+def _rows(title: str, icon: str, app_and_model: str) -> Item:
+    """The admin's list of a model."""
+    app, _, model = app_and_model.partition("_")
+    name = f"admin:{app_and_model}_"
+    return Item(title, icon, f"{name}changelist", f"{app}.view_{model}", also=name)
+
+
+GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
+    (
+        "",
+        (
+            Item("Dashboard", "dashboard", "admin:index", for_staff=True),
+            Item("Playground", "chat", "playground"),
+            Item("Requests", "list_alt", "requests", also="request"),
+            Item("Usage", "bar_chart", "usage"),
+            Item("My keys", "key", "usage-keys", also="usage-key"),
+            Item("API reference", "api", "api-reference", also="api-docs"),
+        ),
+    ),
+    (
+        "Models",
+        (
+            _rows("Catalogue", "menu_book", "fleet_cataloguemodel"),
+            _rows("Aliases", "label", "fleet_alias"),
+            _rows("Load jobs", "downloading", "fleet_loadjob"),
+            _rows("Downloads", "cloud_download", "fleet_download"),
+            _rows("Replicas", "deployed_code", "fleet_replica"),
+        ),
+    ),
+    (
+        "Fleet",
+        (
+            _rows("Neurons", "dns", "fleet_neuron"),
+            _rows("Devices", "memory", "fleet_device"),
+            _rows("Upstreams", "cloud", "fleet_upstream"),
+            _rows("Invitations", "mail", "fleet_invitation"),
+            _rows("Policy", "policy", "fleet_fleetpolicy"),
+            Item("Settings", "settings", "settings", for_superusers=True),
+        ),
+    ),
+    (
+        "Bench",
+        (
+            Item("Results", "speed", "bench-overview", for_staff=True, also="bench-"),
+            _rows("Targets", "target", "bench_benchtarget"),
+            _rows("Sweep", "tune", "bench_sweepplan"),
+        ),
+    ),
+    (
+        "People",
+        (
+            _rows("Users", "person", "auth_user"),
+            _rows("Accounts", "account_balance_wallet", "metering_account"),
+            _rows("API keys", "vpn_key", "metering_apikey"),
+            _rows("Budgets", "savings", "metering_budget"),
+            Item("Spending", "payments", "usage-accounts", for_staff=True),
+            _rows("Hours of usage", "schedule", "metering_usagehour"),
+            _rows("Ledger", "receipt_long", "metering_ledgerentry"),
+            _rows("Set aside", "report", "metering_setasidereport"),
+            Item(
+                "Audit",
+                "history",
+                "usage-audit",
+                "metering.view_auditentry",
+                also="admin:metering_auditentry_",
+                for_staff=True,
+            ),
+        ),
+    ),
+)
+
+
+def navigation_of(request: HttpRequest) -> list[dict[str, Any]]:
+    """The groups as unfold's templates take them."""
+    match = request.resolver_match
+    here = "" if match is None else match.view_name
+    groups = ((title, list(_items(items, request.user, here))) for title, items in GROUPS)
+    return [{"title": title, "items": items} for title, items in groups if items]
+
+
+def _items(items: tuple[Item, ...], user: Any, here: str) -> Iterator[dict[str, Any]]:
+    for item in items:
+        if _may_see(item, user):
+            is_current = here == item.url_name or bool(item.also and here.startswith(item.also))
+            yield {
+                "title": item.title,
+                "icon": item.icon,
+                "link": reverse(item.url_name),
+                "active": is_current,
+                "has_permission": True,
+            }
+
+
+def _may_see(item: Item, user: Any) -> bool:
+    if item.for_superusers:
+        return bool(user.is_superuser)
+    if (item.for_staff or item.url_name.startswith("admin:")) and not user.is_staff:
+        return False
+    return not item.permission or bool(user.has_perm(item.permission))

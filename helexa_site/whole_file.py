@@ -1,0 +1,55 @@
+"""Files that appear whole or not at all, however the process or the machine ends meanwhile.
+
+    a new file beside it ─▶ written, fsync ─▶ renamed over the old one (``write_whole``)
+                                           └▶ linked where there is none (``keep_once``)
+
+A failure leaves the old file as it was, and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+OWNER_ALONE = 0o600
+
+
+def write_whole(path: Path, text: str, *, mode: int = OWNER_ALONE) -> None:
+    """Replaces ``path`` by a file with that text, in UTF-8. Raises ``OSError``."""
+    with written_whole(path, mode=mode) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def written_whole(path: Path, *, mode: int = OWNER_ALONE) -> Iterator[BinaryIO]:
+    """A file to write, which replaces ``path`` where the block ends without an exception. Raises
+    ``OSError``."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    new = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def keep_once(path: Path, text: str) -> None:
+    """Writes ``path`` where it is missing, once, however many processes start together. Only its
+    owner can read it. Raises ``OSError``."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return

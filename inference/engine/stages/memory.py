@@ -1,0 +1,191 @@
+"""How many blocks and state slots a model of several stages gets: as many as every device has room
+for. Blocks have the same ids on all stages, so the smallest decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.errors import DoesNotFitError
+from inference.engine.load.memory.kv_memory import (
+    CUDA_MARGIN_BYTES,
+    KVPlan,
+    cpu_kv_share,
+    kept_host_bytes,
+    plan_kv,
+    within_limit,
+)
+from inference.engine.load.memory.memory_use import allocated_bytes, free_cached
+from inference.engine.load.memory.state_plan import StatePlan, plan_states
+from inference.engine.load.sleeper import asleep_bytes, asleep_together
+from inference.engine.load.trial.trial import DeviceTrial, Trial
+from inference.engine.stages.built_stages import BuiltStages, DevicePart
+from inference.engine.stages.messages import StageMemory
+from inference.loading.devices import free_memory_bytes
+from inference.models.adapter_targets import planned_adapter_bytes
+from inference.models.cache.kv_format import kv_bytes_per_block
+from inference.models.cache.layout import cache_layout
+from inference.models.remote_device import RemoteDevice
+from inference.protocol.load import (
+    LoadSpec,
+)
+from inference.protocol.load_report import (
+    AsleepBytes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNow:
+    """The memory of one device once everything is loaded."""
+
+    free_bytes: int
+    held_bytes: int
+    """The bytes that the model holds, as the allocator of a card counts; 0 on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """What one device has room for. ``kv`` is ``None`` where its layers have no keys."""
+
+    kv: KVPlan | None
+    states: StatePlan
+    block_bytes: int
+    slot_bytes: int
+
+
+def staged_kv_plan(
+    spec: LoadSpec, built: BuiltStages, trial: Trial, num_positions: int | None
+) -> KVPlan:
+    """``num_positions``: how many the model was built for, where that is fewer than it declares.
+    Raises ``DoesNotFitError``, by the device."""
+    parts, plans = list(built.parts()), []
+    for part, of_part in zip(parts, trial.devices, strict=True):
+        memory = _memory_now(built, part)
+        budget_bytes = _budget_bytes(spec, parts, part, of_part, memory)
+        plans.append(_plan_part(spec, part, budget_bytes, trial, num_positions))
+    return smallest_plan(plans)
+
+
+def staged_asleep_bytes(built: BuiltStages, trial: Trial) -> AsleepBytes | None:
+    """What the model will hold of its devices at most while it sleeps, before its KV is there.
+    ``None`` with stages on other hosts: no neuron there checks whether its host has room for the
+    weights, or would give their device to others meanwhile."""
+    parts = list(built.parts())
+    if any(isinstance(part.device, RemoteDevice) for part in parts):
+        return None
+    return asleep_together(
+        [
+            (str(part.device), asleep_bytes(of_part, _memory_now(built, part).held_bytes))
+            for part, of_part in zip(parts, trial.devices, strict=True)
+        ]
+    )
+
+
+def _memory_now(built: BuiltStages, part: DevicePart) -> DeviceNow:
+    """Returns the device's memory as the processes of its stages measure it."""
+    processes = built.model.processes
+    measured = [processes.memory(index) for index in part.processes]
+    if part.has_head:
+        assert isinstance(part.device, torch.device), "the first stage's"
+        free_cached(part.device)
+        held_bytes, free_bytes = allocated_bytes(part.device), free_memory_bytes(part.device)
+        measured.append(StageMemory(used_bytes=0, held_bytes=held_bytes, free_bytes=free_bytes))
+    return DeviceNow(
+        free_bytes=min(one.free_bytes for one in measured),
+        held_bytes=sum(one.held_bytes for one in measured),
+    )
+
+
+def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
+    """What all of ``plans`` have room for; bytes are of all devices together."""
+    of_blocks = [plan.kv for plan in plans if plan.kv is not None]
+    of_states = [plan.states for plan in plans if plan.states.num_slots]
+    shortest = min(of_blocks, key=lambda plan: plan.context_tokens)
+    num_blocks = min(plan.num_blocks for plan in of_blocks)
+    num_slots = min((states.num_slots for states in of_states), default=0)
+    states = StatePlan(
+        num_slots=num_slots,
+        state_bytes=num_slots * sum(plan.slot_bytes for plan in plans),
+        max_sequences=min(plan.states.max_sequences for plan in plans),
+    )
+    return KVPlan(
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * sum(plan.block_bytes for plan in plans),
+        kept_blocks=min(num_blocks, *(plan.kept_blocks for plan in of_blocks)),
+        context_tokens=shortest.context_tokens,
+        context_reason=shortest.context_reason,
+        states=states,
+        adapter_bytes=sum(plan.adapter_bytes for plan in of_blocks),
+    )
+
+
+def _plan_part(
+    spec: LoadSpec, part: DevicePart, budget_bytes: int, trial: Trial, num_positions: int | None
+) -> PartPlan:
+    is_asked, is_cpu = spec.kv_memory_bytes is not None, part.device.type == "cpu"
+    layout = cache_layout(part.config)
+    block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
+    leaves_room = not is_cpu and not is_asked
+    try:
+        if not block_bytes:
+            states = plan_states(
+                layout,
+                budget_bytes=budget_bytes,
+                max_sequences=spec.max_concurrent_sequences,
+                leaves_room=leaves_room,
+            )
+            return PartPlan(None, states, 0, layout.state_bytes_per_slot)
+        plan = plan_kv(
+            part.config,
+            budget_bytes=budget_bytes,
+            block_tokens=DEFAULT_BLOCK_TOKENS,
+            kv_format=part.kv_format,
+            max_context_tokens=spec.max_context_tokens,
+            max_sequences=spec.max_concurrent_sequences,
+            prefill=trial.bound,
+            kept_bytes=kept_host_bytes(part.weight_bytes) if is_cpu and not is_asked else None,
+            leaves_room=leaves_room,
+            adapter_bytes=0 if is_cpu or is_asked else _adapter_bytes(spec, part),
+            num_positions=num_positions,
+        )
+    except DoesNotFitError as error:
+        raise DoesNotFitError(f"{part.device}: {error}") from None
+    return PartPlan(plan, plan.states, block_bytes, layout.state_bytes_per_slot)
+
+
+def _adapter_bytes(spec: LoadSpec, part: DevicePart) -> int:
+    of_one = planned_adapter_bytes(part.config, torch.bfloat16.itemsize)
+    return spec.adapter_slots * of_one
+
+
+def _budget_bytes(
+    spec: LoadSpec,
+    parts: Sequence[DevicePart],
+    part: DevicePart,
+    trial: DeviceTrial,
+    memory: DeviceNow,
+) -> int:
+    """Returns the bytes for the device's keys, values and states: measured now, or its part of what
+    the operator asked for."""
+    if spec.kv_memory_bytes is not None:
+        sizes = {one.device: _unit_bytes(one) for one in parts}
+        return spec.kv_memory_bytes * sizes[part.device] // sum(sizes.values())
+    limits = [one.memory_limit_bytes for one in part.specs if one.memory_limit_bytes is not None]
+    kept_bytes = part.config.kept_rows_bytes if part.has_head else 0
+    taken_bytes = max(one.promised_bytes for one in part.specs) + kept_bytes
+    if part.device.type == "cuda":
+        taken_bytes += trial.load_bytes - memory.held_bytes + CUDA_MARGIN_BYTES
+        budget_bytes = max(0, memory.free_bytes - taken_bytes)
+    else:
+        budget_bytes = int(max(0, memory.free_bytes - taken_bytes) * cpu_kv_share())
+    own_bytes = trial.process_bytes + trial.load_bytes + kept_bytes
+    return within_limit(budget_bytes, min(limits, default=None), own_bytes)
+
+
+def _unit_bytes(part: DevicePart) -> int:
+    """What a block and a state slot take."""
+    block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
+    return block_bytes + cache_layout(part.config).state_bytes_per_slot

@@ -1,0 +1,246 @@
+"""The process of one stage for another neuron's engine. Its own neuron starts it, as it starts an
+engine, with a load spec that has ``stage_of``.
+
+    neuron ── LoadSpec ──▶ listen ─▶ StageListening, before a weight is read
+    engine ══ control ═══▶ open ─▶ MeetStage: same files? ─▶ build ─▶ ``stage_runner``
+    stages ══ rows ══════▶  the listener is gone once its links are made
+
+It ends by itself when no engine comes in time, when its engine goes and when its neuron does. A
+frame that no engine sends ends the process: the engine is another host's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from inference.engine.errors import UnexpectedFrameError
+from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.load_failures import load_failure
+from inference.engine.load.load_engine import configure_threads
+from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.serving.channel import Channel
+from inference.engine.serving.messenger import Messenger
+from inference.engine.stages.messages import JoinStage, MeetStage, StageFailed, StageProgressed
+from inference.engine.stages.model_files import files_digest
+from inference.engine.stages.other_hosts import (
+    dial_stage,
+    expected_links,
+    rows_peer,
+    stage_behind,
+)
+from inference.engine.stages.replies import Replies
+from inference.engine.stages.stage_building import RowEnds, build_runner, open_stage
+from inference.engine.stages.stage_runner import ALIVE_INTERVAL_S, StageRunner
+from inference.engine.stages.stage_specs import check_stages, spec_of_stage
+from inference.environment import forget_secrets
+from inference.garbage import freeze_heap
+from inference.loading.loader import OpenedModel
+from inference.protocol.engine import (
+    LoadFailedMessage,
+    LoadProgressed,
+    Shutdown,
+    StageAlive,
+    StageListening,
+    StageReady,
+    StageReleased,
+)
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError, BadSourceError, StageUnreachableError
+from inference.protocol.load_progress import LoadFailure, LoadProgress
+from inference.settings.neuron import STAGE_LISTEN
+from inference.stage_links.addresses import address_in_words
+from inference.stage_links.connection import SecureConnection
+from inference.stage_links.errors import LinkTimeoutError
+from inference.stage_links.identities import Purpose
+from inference.stage_links.listener import LinkListener
+from inference.supervised_threads import SupervisedThread
+
+log = logging.getLogger(__name__)
+
+ENGINE_TIMEOUT_S = 120.0
+"""How long a stage waits for its engine's control link."""
+NEIGHBOUR_TIMEOUT_S = 3600.0
+"""How long it listens for rows' links while its engine opens files. The engine's neuron ends a load
+that makes no progress sooner, and the control releases a stage whose job has ended."""
+LINKS_TIMEOUT_S = 30.0
+"""How long a stage that has its layers waits for rows' links. They are made before the engine has
+any stage built."""
+FINAL_MESSAGE_TIMEOUT_S = 2.0
+
+
+def hold_stage(spec: LoadSpec, data_dir: Path, messenger: Messenger) -> EngineExit:
+    """Holds the stage until its engine is gone; most ends exit the process at once. Returns its
+    exit status."""
+    SupervisedThread(lambda: _obey(messenger), name="stage-commands", restarts=False).start()
+    gauge, holder = HostGauge(), None
+    try:
+        check_stages(spec)
+        listener, address = listen(spec, os.environ)
+        messenger.send(StageListening(address=address))
+        try:
+            control = listener.accept("control", ENGINE_TIMEOUT_S)
+        except LinkTimeoutError as error:
+            return _release(messenger, f"no engine came: {error}")
+        holder = _Holder(spec, data_dir, messenger, control, listener)
+        runner = holder.load(gauge)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the neuron is sent it
+        failure = load_failure(error, f"a stage of {spec.model}")
+        messenger.send(LoadFailedMessage(failure=failure))
+        if holder is not None:
+            holder.report(failure)
+        messenger.flush()
+        return EngineExit.FAILED
+    if runner is None:
+        return _release(messenger, "its engine has gone while it loaded")
+    freeze_heap()
+    runner.run()
+    return _release(messenger, "its engine has gone")
+
+
+def listen(spec: LoadSpec, environment: Mapping[str, str]) -> tuple[LinkListener, str]:
+    """Listens at the first port that can be had, and returns the address in words. Raises
+    ``BadSourceError`` where the operator named no address, or no port of it can be had."""
+    where = STAGE_LISTEN.read(environment)
+    if where is None:
+        raise BadSourceError(
+            f"this neuron holds no stages for others: set {STAGE_LISTEN.name} to an address of its "
+            "host"
+        )
+    assert spec.link_identity is not None, "it was checked"
+    problem: OSError | None = None
+    for port in where.ports:
+        try:
+            listener = LinkListener((where.host, port), spec.link_identity, expected_links(spec))
+            return listener, address_in_words(where.host, listener.port)
+        except OSError as error:
+            problem = error
+        except ValueError as error:
+            raise BadSourceError(f"the certificates of this stage: {error}") from error
+    raise BadSourceError(f"{STAGE_LISTEN.name}: no port of {where.host} is free: {problem}")
+
+
+class _Holder:
+    """One stage, from its control link on."""
+
+    def __init__(
+        self,
+        spec: LoadSpec,
+        data_dir: Path,
+        messenger: Messenger,
+        control: SecureConnection,
+        listener: LinkListener,
+    ) -> None:
+        assert spec.stage_of is not None
+        self._spec = spec
+        self._data_dir = data_dir
+        self._messenger = messenger
+        self._listener = listener
+        self._index = spec.stage_of.index
+        self._replies = Replies(Channel(control), self._end)
+        self._links: Future[dict[Purpose, SecureConnection]] = Future()
+        self._behind: SecureConnection | None = None
+        self._is_ready = threading.Event()
+
+    def load(self, gauge: HostGauge) -> StageRunner | None:
+        """``None``: the engine has gone. Raises what a load raises."""
+        SupervisedThread(self._accept, name="stage-links", restarts=False).start()
+        join = JoinStage(
+            spec=spec_of_stage(self._spec, self._index),
+            stage=self._index,
+            cache_dir=str(self._data_dir / "models"),
+            native_cache_dir=str(self._data_dir / "cache" / "native"),
+            num_threads=self._num_threads(),
+        )
+        torch.set_num_threads(join.num_threads)
+        opened = open_stage(join, self._note_progress)
+        forget_secrets(os.environ)  # all downloads are done
+        meet = self._replies.receive()
+        if meet is None:
+            return None
+        if not isinstance(meet, MeetStage):
+            raise UnexpectedFrameError(f"{type(meet).__name__} before the stage was met")
+        self._meet(meet, opened)
+        return build_runner(
+            join, opened, self._replies, self._row_ends, gauge, on_event=self._note_event
+        )
+
+    def report(self, failure: LoadFailure) -> None:
+        """Sends the engine what its neuron was sent."""
+        self._replies.send(StageFailed(failure=failure))
+
+    def _num_threads(self) -> int:
+        """Stages of one neuron's processors share its threads, since they work at the same time."""
+        own = self._spec.stages[self._index]
+        here = [one for one in self._spec.stages if one.neuron == own.neuron]
+        num_here = sum(one.device == "cpu" for one in here)
+        return max(1, configure_threads() // (max(1, num_here) if own.device == "cpu" else 1))
+
+    def _meet(self, meet: MeetStage, opened: OpenedModel) -> None:
+        if meet.files_digest != files_digest(opened):
+            opened.close()
+            raise BadFileError(
+                f"{self._spec.source}: this neuron has other files of it than the engine's. Name "
+                "the file and the revision in the model's entry"
+            )
+        behind = stage_behind(self._spec, self._index)
+        if behind.neuron:
+            addressed = msgspec.structs.replace(behind, address=meet.address_behind)
+            peer = rows_peer(self._spec, addressed)
+            assert peer is not None, "it has a neuron"
+            self._behind = dial_stage(peer, "rows")
+
+    def _row_ends(self) -> RowEnds:
+        """Raises ``StageUnreachableError``."""
+        try:
+            links = self._links.result(LINKS_TIMEOUT_S)
+        except (LinkTimeoutError, OSError) as error:  # TimeoutError among them
+            stage = f"stage {self._index + 1} of {len(self._spec.stages)}"
+            why = str(error) or f"not all came within {LINKS_TIMEOUT_S:g} s"
+            raise StageUnreachableError(f"the links for rows of {stage}: {why}") from error
+        return links["rows"], links["rows-back"] if self._behind is None else self._behind
+
+    def _accept(self) -> None:
+        try:
+            self._links.set_result(self._listener.accept_all(NEIGHBOUR_TIMEOUT_S))
+        except (LinkTimeoutError, OSError) as error:
+            self._links.set_exception(error)
+
+    def _note_progress(self, progress: LoadProgress) -> None:
+        self._messenger.send(LoadProgressed(progress=progress))
+        self._replies.send(StageProgressed(progress=progress))
+
+    def _note_event(self, event: object) -> None:
+        self._messenger.send(event)  # type: ignore[arg-type]
+        if isinstance(event, StageReady) and not self._is_ready.is_set():
+            self._is_ready.set()
+            SupervisedThread(self._report_alive, name="stage-alive-neuron").start()
+
+    def _report_alive(self) -> None:
+        while not self._replies.is_gone.wait(ALIVE_INTERVAL_S):
+            self._messenger.send(StageAlive())
+
+    def _end(self) -> NoReturn:
+        """Called by whatever notices that the engine is gone: the main thread may compute."""
+        os._exit(_release(self._messenger, "its engine has gone"))
+
+
+def _release(messenger: Messenger, reason: str) -> EngineExit:
+    log.info("this stage ends: %s", reason)
+    messenger.send(StageReleased(reason=reason))
+    messenger.flush(FINAL_MESSAGE_TIMEOUT_S)
+    return EngineExit.OK
+
+
+def _obey(messenger: Messenger) -> None:
+    while not isinstance(command := messenger.inbox.get(), Shutdown):
+        log.warning("a stage of another engine takes no %s", type(command).__name__)
+    os._exit(EngineExit.OK)

@@ -1,0 +1,92 @@
+"""The process of one stage behind a model's first, which the engine starts on its own host.
+
+control ──▶ JoinStage: open, BuildStage: build ──▶ ``stage_runner``
+control's end of file ─▶ os._exit: no stage outlives its engine
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+
+import torch
+
+from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.load_failures import load_failure
+from inference.engine.load.memory.memory_use import HostGauge
+from inference.engine.serving.channel import Channel, Connection, as_connection
+from inference.engine.stages.messages import JoinStage, StageFailed, StageProgressed
+from inference.engine.stages.other_hosts import dial_stage
+from inference.engine.stages.replies import Replies
+from inference.engine.stages.row_link import ROWS_IN, ROWS_OUT
+from inference.engine.stages.stage_building import build_runner, open_stage
+from inference.environment import forget_secrets
+from inference.garbage import freeze_heap
+from inference.loading.sources.wheels.pip_child import die_with_parent
+from inference.logs.setup import configure_logging
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m inference.engine.stages.stage_process")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
+    parser.add_argument(ROWS_IN, type=int, help="from the stage before, where it is on this host")
+    parser.add_argument(ROWS_OUT, type=int, help="to the stage behind, where it is on this host")
+    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
+    configure_logging("engine")
+    forget_secrets(os.environ)  # the files are on this host already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
+    fds = {ROWS_IN: options.rows_in, ROWS_OUT: options.rows_out}
+    rows = {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
+    # At once: the main thread may be computing, or waiting for rows.
+    replies = Replies(
+        Channel(socket.socket(fileno=options.fd)), lambda: os._exit(EngineExit.ORPHANED)
+    )
+    return serve(replies, rows)
+
+
+def serve(replies: Replies, rows: Mapping[str, socket.socket]) -> EngineExit:
+    """Serves one stage until the engine is gone. ``rows``: the sockets to neighbours on this host,
+    by option. Returns the exit status of the process."""
+    gauge = HostGauge()
+    join = replies.receive()
+    if join is None:
+        return EngineExit.ORPHANED
+    assert isinstance(join, JoinStage), "the first frame"
+    torch.set_num_threads(join.num_threads)
+    try:
+        ends = _rows_before(join, rows), _rows_behind(join, rows)
+        opened = open_stage(join, lambda one: replies.send(StageProgressed(progress=one)))
+        stage = build_runner(join, opened, replies, lambda: ends, gauge)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the engine is sent it
+        failure = load_failure(error, f"stage {join.stage + 1} of {join.spec.model}")
+        replies.send(StageFailed(failure=failure))
+        return EngineExit.FAILED
+    if stage is None:
+        return EngineExit.ORPHANED
+    freeze_heap()
+    stage.run()
+    return EngineExit.ORPHANED
+
+
+def _rows_before(join: JoinStage, rows: Mapping[str, socket.socket]) -> Connection:
+    """Raises ``StageUnreachableError``."""
+    if join.before is not None:
+        return dial_stage(join.before, "rows-back")
+    return as_connection(rows[ROWS_IN])
+
+
+def _rows_behind(join: JoinStage, rows: Mapping[str, socket.socket]) -> Connection:
+    """Raises ``StageUnreachableError``."""
+    if join.behind is not None:
+        return dial_stage(join.behind, "rows")
+    return as_connection(rows[ROWS_OUT])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

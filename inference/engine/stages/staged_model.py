@@ -1,0 +1,253 @@
+"""The ``Model`` of ``backend`` whose layers are divided over stages: the first is this process's,
+the others have processes of their own.
+
+    tokens ─▶ stage 1 ─ hidden rows ─▶ stage 2 ─ … ─▶ last stage
+                 ▲                                        │
+    logits ◀─ head (stage 1) ◀─ hidden rows of logit_rows ┘
+
+Blocks and state slots have the same ids on all stages. ``begin`` computes the first stage of a step
+and ``finish`` waits for the others, so that several steps may be under way; every stage computes
+them in the order of ``begin``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inference.engine.children.step_frames import message_of
+from inference.engine.faults.kinds import DeviceFault
+from inference.engine.stages.messages import NewKV, RunStep
+from inference.engine.stages.row_link import Arrival
+from inference.engine.stages.stage_processes import StageProcesses
+from inference.models.adapter import AdapterWeights
+from inference.models.backend import BackendSampler, KVStorage, PlainBackend
+from inference.models.cache.kv_format import KVFormat, cache_bytes
+from inference.models.config import ModelConfig
+from inference.models.remote_device import AnyDevice
+from inference.models.stages.build import on_card
+from inference.models.stages.layer_range import LayerRange
+from inference.models.stages.stage import AnyFirstStage
+from inference.models.stages.stage_steps import adapter_of_stage, step_of_stage
+from inference.models.step_input import StepInput
+
+
+@dataclass(frozen=True, slots=True)
+class LaterStage:
+    """Facts about a stage that another process computes."""
+
+    config: ModelConfig
+    """The config of its layers."""
+    device: AnyDevice
+    kv_format: KVFormat
+    copies_context: bool
+
+
+class StagedKV:
+    """The first stage's storage, and the number of the others'."""
+
+    def __init__(self, first: KVStorage, number: int) -> None:
+        self.first = first
+        self.number = number
+
+    @property
+    def block_tokens(self) -> int:
+        return self.first.block_tokens
+
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        raise NotImplementedError("blocks of stages are in several processes")
+
+
+class StagedAdapter:
+    """An adapter's part of each stage, by its index: the first one's own form of it, and the
+    others' numbers; ``None`` where it changes nothing."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = tuple(parts)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._parts[index]
+
+
+class StagedModel(PlainBackend):
+    def __init__(
+        self,
+        config: ModelConfig,
+        first: AnyFirstStage,
+        others: Sequence[LaterStage],
+        ranges: Sequence[LayerRange],
+        processes: StageProcesses,
+    ) -> None:
+        """``config``: of the whole model. ``ranges``: of all stages, in order."""
+        assert len(ranges) == 1 + len(others) == 1 + len(processes)
+        self.config = config
+        self.first = first
+        self.others = tuple(others)
+        self.ranges = tuple(ranges)
+        self.processes = processes
+        self.tower = first.tower
+        self.has_own_threads = first.has_own_threads
+        self._num_kv = 0
+        self._num_steps = 0
+        self._num_rows: dict[int, int] = {}
+        """The number of rows that the last stage is to send, by the steps that it has sent none
+        of."""
+        self._early: dict[int, Arrival] = {}
+        """Steps that arrived while an older one was waited for, and are waited for still."""
+        self._given_up: set[int] = set()
+        self._first_number = 1
+        """The number of the first step over the newest storage: earlier ones are not waited for."""
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.ranges)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.first.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of logits and sampled tokens."""
+        return self.first.device
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """The first stage's: others may have their own."""
+        return self.first.kv_format
+
+    @property
+    def copies_context(self) -> bool:
+        return self.first.copies_context or any(one.copies_context for one in self.others)
+
+    @property
+    def sampler(self) -> BackendSampler | None:
+        return self.first.sampler
+
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> StagedKV:
+        self._num_kv += 1
+        number = self._num_kv
+        self._num_rows.clear()
+        self._early.clear()
+        self._given_up.clear()
+        self._first_number = self._num_steps + 1
+        kv = StagedKV(self.first.new_kv(num_blocks, block_tokens, num_state_slots), number)
+        weakref.finalize(kv, self.processes.drop_kv, number).atexit = False
+        self.processes.new_kv(
+            NewKV(
+                number=number,
+                num_blocks=num_blocks,
+                block_tokens=block_tokens,
+                num_state_slots=num_state_slots,
+            )
+        )
+        return kv
+
+    def cache_bytes(
+        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
+    ) -> Mapping[AnyDevice, int]:
+        sizes = num_blocks, block_tokens, num_state_slots
+        found: Counter[AnyDevice] = Counter(self.first.cache_bytes(*sizes))
+        for one in self.others:
+            found[one.device] += cache_bytes(one.config, one.kv_format, *sizes)
+        return found
+
+    def prepare_adapter(self, weights: AdapterWeights) -> StagedAdapter:
+        own, *others = (adapter_of_stage(weights, layers) for layers in self.ranges)
+        parts: list[Any] = [None if own is None else self.first.prepare_adapter(own)]
+        for index, part in enumerate(others):
+            parts.append(None if part is None else self.processes.add_adapter(index, part))
+        adapter = StagedAdapter(parts)
+        for number in filter(None, parts[1:]):
+            weakref.finalize(adapter, self.processes.drop_adapter, number).atexit = False
+        return adapter
+
+    def forward(self, step: StepInput, kv: StagedKV) -> torch.Tensor:
+        return self.finish(self.begin(step, kv))
+
+    def begin(self, step: StepInput, kv: StagedKV) -> int:
+        """The step's number. The first stage has computed it when this returns; the others wait for
+        no one. Raises what the first stage raises: then nothing is under way."""
+        last = len(self.ranges) - 1
+        steps = [
+            step_of_stage(step, layers, index, is_last=index == last)
+            for index, layers in enumerate(self.ranges)
+        ]
+        with on_card(self.device):
+            hidden = self.first.forward_rows(steps[0], None, kv.first)
+        self._num_steps += 1
+        self._num_rows[self._num_steps] = _num_last_rows(steps[-1])
+        messages = [
+            RunStep(
+                number=self._num_steps,
+                kv=kv.number,
+                step=message_of(own),
+                adapters=None if own.adapters is None else list(own.adapters),
+            )
+            for own in steps[1:]
+        ]
+        self.processes.run(messages, hidden)
+        return self._num_steps
+
+    def finish(self, number: int) -> torch.Tensor:
+        """Returns the logits of the step of this number, as ``forward`` does. Call it once for each
+        step, in any order. Raises the fault of whichever stage had one."""
+        arrival = self._wait(number)
+        if arrival.fault is not None:
+            raise arrival.fault
+        assert arrival.rows is not None
+        with on_card(self.device):
+            return self.first.head_logits(arrival.rows.to(self.device, self.dtype))
+
+    def give_up(self, number: int) -> None:
+        """Gives the step up, in place of ``finish``: all of its sequences have ended. The stages
+        compute it all the same, in its turn."""
+        if self._early.pop(number, None) is None:
+            self._given_up.add(number)
+
+    def sleep(self) -> None:
+        """Puts the first stage alone to sleep, as ``wake`` wakes it alone. ``processes`` does this
+        for the others."""
+        self.first.sleep()
+
+    def wake(self) -> None:
+        self.first.wake()
+
+    def _wait(self, number: int) -> Arrival:
+        found = self._early.pop(number, None)
+        while found is None:
+            arrival = self.processes.next_arrival()
+            if not self._is_expected(arrival):
+                continue
+            if arrival.number in self._given_up:
+                self._given_up.remove(arrival.number)
+            elif arrival.number == number:
+                found = arrival
+            else:
+                self._early[arrival.number] = arrival
+        return found
+
+    def _is_expected(self, arrival: Arrival) -> bool:
+        """Whether a step of the newest storage waits for it. Raises ``DeviceFault`` for what the
+        last stage was not asked for, of which there might be any number."""
+        num_rows = self._num_rows.pop(arrival.number, None)
+        if num_rows is None:
+            if 0 < arrival.number < self._first_number:
+                return False
+            raise DeviceFault(f"the last stage sent step {arrival.number}, which is not under way")
+        if arrival.rows is not None and len(arrival.rows) != num_rows:
+            raise DeviceFault(
+                f"the last stage sent {len(arrival.rows)} rows of step {arrival.number}, "
+                f"which has {num_rows}"
+            )
+        return True
+
+
+def _num_last_rows(step: StepInput) -> int:
+    """``step``: of the last stage."""
+    return len(step.positions if step.logit_rows is None else step.logit_rows)

@@ -1,0 +1,122 @@
+"""Checks a step's message before a stage computes it. Backends use its indices as they are: one too
+high would read or write memory that is not the stage's. The engine may be another host's. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inference.engine.children.step_frames import step_of
+from inference.engine.children.step_messages import Step
+from inference.engine.faults.kinds import StepInputFault
+from inference.models.step_input import Ints, StepImages, StepInput
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSize:
+    num_blocks: int
+    block_tokens: int
+    num_state_slots: int
+
+
+def checked_step(
+    message: Step, rows: torch.Tensor, size: StorageSize, num_positions: int
+) -> StepInput:
+    """The step of ``message``, whose hidden rows are ``rows``. Raises ``StepInputFault``."""
+    try:
+        step = step_of(message)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise StepInputFault(f"a step of this stage: it cannot be read ({error})") from error
+    check_step(step, size, num_positions)
+    _require(len(rows) == len(step.positions), f"it came with {len(rows)} hidden rows")
+    if step.images is not None:
+        _check_images(step.images, *rows.shape)
+    return step
+
+
+def check_step(step: StepInput, size: StorageSize, num_positions: int) -> None:
+    """``num_positions``: that the stage was built for. Raises ``StepInputFault`` naming the
+    array or number at fault."""
+    num_rows, num_seqs = _length(step.positions), _length(step.context_lens)
+    _require(num_rows > 0 and num_seqs > 0, "it has no rows")
+    _require(step.block_tokens == size.block_tokens, "its blocks have another size")
+    _require(0 <= step.num_decodes <= num_seqs, "it has more sequences that decode than sequences")
+    _require(_length(step.token_ids) == num_rows, "its token ids are not one for each row")
+    _require(_length(step.slots) == num_rows, "its slots are not one for each row")
+    _check_queries(step, num_rows, num_seqs)
+    _within(step.token_ids, 0, 2**31, "token ids")
+    _within(step.positions, 0, num_positions, "positions")
+    _within(step.slots, 0, size.num_blocks * size.block_tokens, "slots")
+    _check_contexts(step, size, num_positions, num_seqs)
+    if step.logit_rows is not None:
+        _require(step.logit_rows.ndim == 1, "its logit rows are not a row")
+        _require(len(step.logit_rows) <= num_rows, "it has more logit rows than rows")
+        _within(step.logit_rows, 0, num_rows, "logit rows")
+    if step.last_seen is not None:
+        _check_last_seen(step, step.last_seen, num_rows)
+    for name, slots in (("reads", step.state_reads), ("writes", step.state_writes)):
+        if slots is not None:
+            _require(_length(slots) == num_seqs, f"its state {name} are not one for each sequence")
+            _within(slots, 0, size.num_state_slots, f"state {name}")
+
+
+def _check_images(images: StepImages, num_rows: int, num_features: int) -> None:
+    if images.rotary is not None:
+        _require(images.rotary.shape == (3, num_rows), "a row has not three rotary positions")
+    _require(images.row_ids.ndim == 1, "an array has the wrong shape")
+    _within(images.row_ids.numpy(), 0, num_rows, "image rows")
+    if images.rows is not None:
+        for added in (images.rows.embeddings, *images.rows.deepstack):
+            is_whole = added.shape == (len(images.row_ids), num_features)
+            _require(is_whole, "what its images add is not one row for each of theirs")
+
+
+def _check_last_seen(step: StepInput, last_seen: Ints, num_rows: int) -> None:
+    _require(_length(last_seen) == num_rows, "the last seen positions are not one for each row")
+    ends = step.context_lens.repeat(np.diff(step.query_start))
+    is_inside = (step.positions <= last_seen) & (last_seen < ends)
+    _require(bool(is_inside.all()), "a row sees beyond its context")
+
+
+def _check_queries(step: StepInput, num_rows: int, num_seqs: int) -> None:
+    starts = step.query_start
+    _require(_length(starts) == num_seqs + 1, "its queries are not as many as its sequences")
+    _require(bool(starts[0] == 0 and starts[-1] == num_rows), "its queries are not its rows")
+    # In 64 bits, where no difference overflows.
+    wide = starts.astype(np.int64)
+    lens: npt.NDArray[np.int64] = wide[1:] - wide[:-1]
+    _require(bool((lens > 0).all()), "a query has no rows")
+    firsts = step.context_lens.astype(np.int64) - lens
+    offsets = np.arange(num_rows, dtype=np.int64) - wide[:-1].repeat(lens)
+    _require(
+        bool((step.positions == firsts.repeat(lens) + offsets).all()),
+        "its positions are not the last ones of its contexts",
+    )
+
+
+def _check_contexts(step: StepInput, size: StorageSize, num_positions: int, num_seqs: int) -> None:
+    table = step.block_table
+    _require(table.ndim == 2 and len(table) == num_seqs, "its block table is not one of its rows")
+    _within(table, 0, size.num_blocks, "blocks")
+    longest = min(num_positions, table.shape[1] * size.block_tokens)
+    _within(step.context_lens, 1, longest + 1, "context lengths")
+
+
+def _length(array: Ints) -> int:
+    _require(array.ndim == 1, "an array has the wrong shape")
+    return len(array)
+
+
+def _within(array: npt.NDArray[np.integer[Any]], first: int, last: int, name: str) -> None:
+    """Each in ``[first, last)``."""
+    if array.size and not (first <= int(array.min()) and int(array.max()) < last):
+        raise StepInputFault(f"a step of this stage: its {name} are not all in [{first}, {last})")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise StepInputFault(f"a step of this stage: {otherwise}")

@@ -1,0 +1,194 @@
+"""Takes one request through its model's targets, until one of them has begun its answer.
+
+    run ─▶ choose ─▶ attempt ─▶ kept, once its answer begins
+             ▲          │
+             └─ leave ──┘ where it fails before; each target is tried once
+
+``fleet.placement.targets`` chooses and knows what may fail over. The caller
+attempts, and closes what it attempted. Must not know HTTP or dialects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.targets import Target
+from fleet.placement.targets import Chosen, TargetState, choose_target, may_fail_over
+from inference.gateway.gateway import Gateway
+from inference.gateway.request.call import Call
+from inference.gateway.upstreams.forwarded import check_network
+from inference.protocol.events import Failure
+from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
+from inference.wire.upstream.refusals import FAILED
+from metering.prices import FREE, DearestPrices, Prices
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+UNKNOWN = TargetState(is_ready=False, queue=0, num_requests=0)
+"""The state of replicas while Redis does not answer."""
+QUEUE_TIMEOUT = "queue_timeout"
+NOT_ABLE = frozenset({"unsupported_parameter", "vision_unsupported"})
+"""What a target does not do is no reason to the client where another one was only busy."""
+
+
+class Failover:
+    """Belongs to one event loop. ``run``, and again after each ``leave``, until ``keep``."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        call: Call,
+        entry: CatalogueEntry,
+        targets: Sequence[Target],
+        *,
+        deadline_s: float,
+    ) -> None:
+        """``targets``: those of the entry that can answer such a request. ``deadline_s``, on the
+        event loop's clock, is for the first token of whichever answers."""
+        self._gateway = gateway
+        self._call = call
+        self._entry = entry
+        self._targets = targets
+        self._prices = [self._prices_at(target) for target in targets]
+        self._deadline_s = deadline_s
+        self._began_s = asyncio.get_running_loop().time()
+        self._left_out: set[int] = set()
+        self._chosen = Chosen(index=0, wait_s=None)
+        self._error: ApiError | None = None
+        self.is_sent = False
+        """Whether the present target may have begun the request. The caller sets this."""
+
+    @property
+    def place_deadline_s(self) -> float | None:
+        """The time, on the event loop's clock, until which it may wait for a place at the present
+        target; ``None``: as long as any request may."""
+        wait_s = self._chosen.wait_s
+        return None if wait_s is None else self._began_s + wait_s
+
+    @property
+    def gives_way(self) -> bool:
+        """Another target is due at ``place_deadline_s``."""
+        return self._chosen.gives_way
+
+    def others(self) -> Iterator[Target]:
+        """Which may still be tried after the present one."""
+        for index, target in enumerate(self._targets):
+            if index != self._chosen.index and index not in self._left_out:
+                yield target
+
+    def permitted(self) -> Iterator[Target]:
+        """Which may still be tried, the present one among them."""
+        return (one for i, one in enumerate(self._targets) if i not in self._left_out)
+
+    @property
+    def has_others(self) -> bool:
+        return next(self.others(), None) is not None
+
+    def begin(self) -> None:
+        """Keeps a request from a target that it may not go to or whose prices are unknown. Raises
+        ``ApiError`` where no other is left."""
+        self._call.may_move = True
+        for index, target in enumerate(self._targets):
+            try:
+                self._check_may_have(target)
+            except ApiError as error:
+                self._left_out.add(index)
+                if len(self._left_out) == len(self._targets):
+                    raise error
+        self._call.most_prices = self._most_prices()
+
+    def _check_may_have(self, target: Target) -> None:
+        """Raises ``ApiError``."""
+        served = target.upstream_model
+        upstream = None if served is None else self._entry.upstream_named(served.upstream)
+        if upstream is not None:
+            check_network(self._entry, upstream, self._call.who)
+        if self._entry.lacks_prices_at(target):
+            message = f"The prices of {target.name} are its upstream's, which names none."
+            raise RequestFailedError(Failure(code=FAILED, message=message))
+
+    def _prices_at(self, target: Target) -> Prices:
+        if self._entry.lacks_prices_at(target):
+            return FREE  # nothing is sent there
+        return self._entry.prices_at(target).less(self._call.discount_percent)
+
+    async def run(self, attempt: Callable[[Target], Awaitable[None]]) -> None:
+        """Attempts one target after the other until an attempt raises nothing. Raises the
+        ``ApiError`` of a target where none is left."""
+        while True:
+            target = await self._choose()
+            try:
+                return await attempt(target)
+            except ApiError as error:
+                self.leave(error)
+
+    def leave(self, error: ApiError) -> None:
+        """Leaves the present target, which failed so. Raises that where no other may be tried."""
+        chosen, call = self._chosen, self._call
+        target = self._targets[chosen.index]
+        now_s = asyncio.get_running_loop().time()
+        is_over = not call.may_move or now_s >= self._deadline_s
+        if is_over or not may_fail_over(
+            error.code, error.status, is_own=target.is_own, is_sent=self.is_sent
+        ):
+            raise error
+        if self._error is None or error.code not in NOT_ABLE:
+            self._error = error.with_traceback(None)
+        waited_s = now_s - self._began_s
+        has_waited = chosen.gives_way and chosen.wait_s is not None and waited_s >= chosen.wait_s
+        may_have_begun = self.is_sent and error.code != QUEUE_TIMEOUT
+        if may_have_begun or not has_waited:
+            if not self.has_others:
+                raise self._error
+            self._left_out.add(chosen.index)
+        if call.spans is not None:
+            call.spans.leave_attempt(error.code)
+        call.targets_tried.append(f"{target.name}: {error.code}")
+        logger.info(
+            "request %s fails over from its target %s: %s", call.request_id, target.name, error.code
+        )
+
+    def keep(self) -> None:
+        """Keeps the request at the present target from now on, since its answer has begun."""
+        self._call.may_move = False
+        self._call.most_prices = None
+        self._error = None
+
+    async def _choose(self) -> Target:
+        """Raises the ``ApiError`` of a target where none is left."""
+        self.is_sent = False
+        chosen = choose_target(
+            self._targets,
+            [await self._state(target) for target in self._targets],
+            waited_s=asyncio.get_running_loop().time() - self._began_s,
+            left_out=self._left_out,
+            is_patient=self._call.yields,
+        )
+        if chosen is None:
+            error, self._error = self._error, None
+            raise error or ServiceUnavailableError(
+                "no_target_ready",
+                f"No target of {self._entry.name} is ready; try again shortly.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._chosen = chosen
+        self._call.prices = self._prices[chosen.index]
+        self._call.most_prices = self._most_prices()
+        return self._targets[chosen.index]
+
+    def _most_prices(self) -> DearestPrices:
+        left = [one for i, one in enumerate(self._prices) if i not in self._left_out]
+        return DearestPrices(tuple(dict.fromkeys(left)))
+
+    async def _state(self, target: Target) -> TargetState:
+        served = target.upstream_model
+        if served is not None:
+            return self._gateway.upstreams.state_of(served.upstream)
+        try:
+            return await self._gateway.placer.target_state(self._entry)
+        except ServiceUnavailableError:
+            return UNKNOWN

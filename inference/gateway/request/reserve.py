@@ -1,0 +1,315 @@
+"""What one request may use at most: charged on its limits, reserved on its caps, and sent to its
+neuron, which refuses a longer prompt before anything is computed.
+
+    reserve, near the expected length ─▶ the neuron counts ─┬▶ accepted: narrowed, learned
+                ▲                                           └▶ longer than was reserved
+                └──────────── extend, by the count, once ◀───┘
+
+``TokenBudget`` decides how much, for one request. ``Accounting`` makes operations on the ledger of
+it, and errors for the client of the ledger's refusals:
+
+    reserve ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
+      │           └▶ release, where it never came to a neuron
+      └ waits a little where others' reservations are in the way (``reservation_queue``)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from inference.gateway.request.answer_check import UsageBounds
+from inference.gateway.request.call import Call
+from inference.gateway.request.reservation_queue import ReservationQueue
+from inference.gateway.request.settle import RequestOutcome
+from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS, TokenBounds
+from inference.wire.errors import (
+    ApiError,
+    BudgetReservedError,
+    InsufficientQuotaError,
+    RateLimitExceededError,
+    RequestFailedError,
+    ServiceUnavailableError,
+)
+from metering.errors import LedgerUnavailableError, QuotaExceededError
+from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
+
+if TYPE_CHECKING:
+    from inference.gateway.gateway import Gateway
+
+
+OVER_BUDGET = "insufficient_quota"
+"""The code by which a neuron refuses a prompt that is longer than its reservation."""
+MAX_TEMPLATE_TOKENS = 65_536
+"""The most tokens by which a template may make a prompt longer than its text, where nothing is
+reserved: the context is the one that the neuron reports."""
+
+
+class Ledger(Protocol):
+    """``metering.ledger.writer`` in front of the database. All but ``reserve`` return at once and
+    are never lost."""
+
+    def start(self) -> None:
+        """Call on the event loop that will serve."""
+        ...
+
+    async def stop(self, timeout_s: float) -> None:
+        """Writes the queue first."""
+        ...
+
+    async def reserve(self, reserve: Reserve) -> Granted:
+        """Raises ``QuotaExceededError`` or ``LedgerUnavailableError``."""
+        ...
+
+    def narrow(self, narrow: Narrow) -> None: ...
+    def settle(self, settle: Settle) -> None: ...
+    def release(self, release: Release) -> None: ...
+    @property
+    def is_full(self) -> bool: ...
+    @property
+    def depth(self) -> int:
+        """How many operations are not written yet; from any thread, as is ``age_s``."""
+        ...
+
+    @property
+    def age_s(self) -> float:
+        """How long the oldest of them has waited."""
+        ...
+
+    @property
+    def num_spooled(self) -> int:
+        """How many bills wait for the database in the data directory; from any thread, as is
+        ``spool_problem``."""
+        ...
+
+    @property
+    def spool_problem(self) -> str | None:
+        """Why bills that wait for the database are not in the data directory either."""
+        ...
+
+
+class Accounting:
+    def __init__(self, ledger: Ledger, gateway_id: str, *, max_waiting: int) -> None:
+        """``max_waiting``: requests that may wait for reservations to settle at once."""
+        self._ledger = ledger
+        self._gateway_id = gateway_id
+        self.queue = ReservationQueue(ledger, max_waiting=max_waiting)
+
+    @property
+    def problem(self) -> str | None:
+        """What may cost bills, in words."""
+        return self._ledger.spool_problem
+
+    async def reserve(self, call: Call, bounds: TokenBounds) -> Granted | None:
+        """Reserves what the request may use at most, in place of what it has reserved before;
+        ``None`` where no cap applies. Raises ``ApiError``."""
+        if self._ledger.is_full:
+            raise _ledger_unavailable()
+        principal = call.who
+        if not principal.budgets:
+            return None
+        try:
+            granted = await self.queue.reserve(
+                Reserve(
+                    request_id=call.request_id,
+                    gateway_id=self._gateway_id,
+                    account=principal.account,
+                    key=principal.key,
+                    budgets=principal.budgets,
+                    prompt_tokens=bounds.prompt_tokens,
+                    output_tokens=bounds.output_tokens,
+                    default_output_tokens=bounds.default_output_tokens,
+                    num_choices=bounds.num_choices,
+                    prices=call.most_prices or call.prices,
+                    metered=call.metered,
+                    now_unix_s=time.time(),
+                )
+            )
+        except QuotaExceededError as error:
+            raise _refusal(error) from error
+        except LedgerUnavailableError as error:
+            raise _ledger_unavailable() from error
+        call.is_reserved = True
+        return granted
+
+    def release(self, call: Call) -> None:
+        """It was never submitted, so nothing of it will be charged."""
+        if call.is_reserved:
+            call.is_reserved = False
+            self._ledger.release(Release(request_id=call.request_id, budgets=call.who.budgets))
+            self.queue.freed(call.who.budgets)
+
+    def narrow(self, call: Call, *, prompt_tokens: int, output_tokens: int) -> None:
+        if call.is_reserved:
+            self._ledger.narrow(
+                Narrow(
+                    request_id=call.request_id,
+                    budgets=call.who.budgets,
+                    prompt_tokens=prompt_tokens,
+                    output_tokens=output_tokens,
+                    prices=call.prices,
+                )
+            )
+            self.queue.freed(call.who.budgets)
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        """The one ledger entry of a request that was submitted."""
+        settle = outcome.settle
+        if outcome.is_billed:
+            self._ledger.settle(settle)
+        elif settle.budgets:
+            self._ledger.release(Release(request_id=settle.request_id, budgets=settle.budgets))
+        if settle.budgets:
+            self.queue.freed(settle.budgets)
+
+
+def _refusal(error: QuotaExceededError) -> ApiError:
+    if error.is_reserved:
+        return BudgetReservedError(str(error), retry_after_s=error.retry_after_s)
+    if error.retry_after_s is None:
+        return InsufficientQuotaError(str(error))
+    return RateLimitExceededError(
+        str(error), kind="tokens", retry_after_s=math.ceil(error.retry_after_s)
+    )
+
+
+def _ledger_unavailable() -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "database_unavailable", "The ledger cannot be written; try again shortly."
+    )
+
+
+class TokenBudget:
+    """Belongs to one event loop. ``reserve``, then the rest."""
+
+    def __init__(
+        self, gateway: Gateway, call: Call, model: str, *, floor: TokenBounds | None = None
+    ) -> None:
+        """``model``: whose tokenizer counts. ``floor``: caps reserve as much at least, for another
+        target that may still serve the request."""
+        self._gateway = gateway
+        self._call = call
+        self._model = model
+        self._floor = floor
+        self._on_caps_tokens = 0
+        """The prompt's tokens as they are reserved on the caps."""
+        self._sure: TokenBounds | None = None
+        self._reserved: TokenBounds | None = None
+        """The bounds of ``_sure``, with the prompt that is reserved."""
+        self._granted: Granted | None = None
+        self._counted_tokens: int | None = None
+        """The prompt's, by its neuron; ``None``: it has not been accepted."""
+        self._is_extended = False
+
+    @property
+    def is_reserved(self) -> bool:
+        return self._reserved is not None
+
+    async def reserve(self, sure: TokenBounds, *, is_enforced: bool = True) -> None:
+        """``is_enforced``: a neuron refuses a longer prompt than is reserved; otherwise the sure
+        bound is reserved. Raises ``ApiError``."""
+        charge, reserved = self._call.token_charge, sure
+        if not is_enforced:
+            if charge is not None:
+                default = min(sure.default_output_tokens, charge.output_tokens)
+                reserved = replace(sure, default_output_tokens=default)
+        elif charge is not None:
+            reserved = replace(
+                sure,
+                prompt_tokens=charge.prompt_tokens,
+                default_output_tokens=min(sure.default_output_tokens, charge.output_tokens),
+            )
+        elif self._call.who.budgets:
+            near = sure.near(self._gateway.prompt_ratios, self._model)
+            reserved = replace(sure, prompt_tokens=near)
+        await self._reserve_on_caps(reserved)
+        self._sure, self._reserved = sure, reserved
+
+    async def extends(self, error: ApiError) -> bool:
+        """Whether the neuron refused the prompt as longer than was reserved, and now its length is
+        reserved. Raises ``ApiError`` where it cannot be."""
+        sure, reserved = self._sure, self._reserved
+        if sure is None or reserved is None or self._is_extended or error.code != OVER_BUDGET:
+            return False
+        if not isinstance(error, RequestFailedError) or self.max_prompt_tokens is None:
+            return False
+        counted = error.failure.num_prompt_tokens
+        prompt_tokens = sure.prompt_tokens if counted is None else counted
+        if not reserved.prompt_tokens < prompt_tokens <= sure.prompt_tokens:
+            return False
+        self._is_extended = True
+        if self._call.token_charge is not None:
+            await self._gateway.limits.extend(self._call, prompt_tokens)
+        reserved = replace(reserved, prompt_tokens=prompt_tokens)
+        await self._reserve_on_caps(reserved)
+        self._reserved = reserved
+        return True
+
+    async def _reserve_on_caps(self, bounds: TokenBounds) -> None:
+        if self._call.is_billed:
+            most = bounds if self._floor is None else bounds.or_more(self._floor)
+            self._granted = await self._gateway.accounting.reserve(self._call, most)
+            self._on_caps_tokens = most.prompt_tokens
+
+    def accepted(self, prompt_tokens: int) -> None:
+        """The neuron has counted the prompt: the excess is released, unless another target may
+        still need it."""
+        sure = self._sure
+        assert sure is not None, "a request that reserved nothing"
+        self._gateway.prompt_ratios.observe(
+            self._model, sure.text_bound, prompt_tokens - sure.exact_tokens
+        )
+        self._counted_tokens = prompt_tokens
+        if not self._call.may_move:
+            self.keep()
+
+    def keep(self) -> None:
+        """No other target will serve it: releases the reservation beyond the counted prompt at this
+        target's price."""
+        reserved, granted, counted = self._reserved, self._granted, self._counted_tokens
+        if reserved is None or granted is None or counted is None:
+            return
+        if counted < self._on_caps_tokens or self._floor is not None:
+            self._gateway.accounting.narrow(
+                self._call,
+                prompt_tokens=min(counted, self._on_caps_tokens),
+                output_tokens=self._output_tokens(reserved),
+            )
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """What its neuron refuses more than; ``None``: nothing is reserved."""
+        if self._reserved is None or (self._granted is None and self._call.token_charge is None):
+            return None
+        return self._reserved.prompt_tokens
+
+    @property
+    def cap_output_tokens(self) -> int | None:
+        """What each choice may have, where the client named no number."""
+        reserved = self._reserved
+        if reserved is None or reserved.output_tokens is not None:
+            return None
+        return self._output_tokens(reserved) // reserved.num_choices
+
+    def _output_tokens(self, reserved: TokenBounds) -> int:
+        named = reserved.output_tokens
+        most = reserved.default_output_tokens if named is None else named
+        return most if self._granted is None else min(most, self._granted.output_tokens)
+
+    def usage_bounds(self, *, num_prompts: int, context_tokens: int | None) -> UsageBounds:
+        """What the neuron may report at most. Where nothing is reserved it refuses no prompt that
+        its template makes longer than the gateway's bound, by ``MAX_TEMPLATE_TOKENS``. A token that
+        stops a choice counts, and may come after the last one that was asked for."""
+        reserved = self._reserved
+        assert reserved is not None, "a request that reserved nothing"
+        prompt_tokens = self.max_prompt_tokens
+        if prompt_tokens is None:
+            in_context = num_prompts * (context_tokens or DEFAULT_OUTPUT_TOKENS)
+            rendered = reserved.prompt_tokens + num_prompts * MAX_TEMPLATE_TOKENS
+            prompt_tokens = max(reserved.prompt_tokens, min(in_context, rendered))
+        return UsageBounds(
+            prompt_tokens=prompt_tokens,
+            output_tokens=self._output_tokens(reserved) + reserved.num_choices,
+        )

@@ -1,0 +1,175 @@
+"""One answer of an upstream as events: sends the request, reads what comes, and ends it.
+
+    send ─▶ status ─┬▶ a stream ─▶ FrameReader ─▶ AnswerReader ─▶ AnswerEvents
+                    ├▶ one JSON body ───────────▶ AnswerReader ─▶ AnswerEvents
+                    └▶ an error, or a redirect ─▶ Failure
+
+Time is bounded until the first token and between two, bytes by what the answer's tokens can have.
+Nothing is read ahead: an upstream whose client reads slowly is read as slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fleet.upstreams.http import unversioned
+from inference.gateway.upstreams.links import UpstreamLink
+from inference.gateway.upstreams.status import OK, check_status, faults, read_whole
+from inference.protocol.events import Event
+from inference.wire.upstream.answer_events import (
+    AnswerEvents,
+    UpstreamErrorObject,
+    UpstreamFaultError,
+)
+from inference.wire.upstream.dialects import JSON, Exchange
+from inference.wire.upstream.frames import FrameError
+
+if TYPE_CHECKING:
+    from inference.gateway.upstreams.transport import UpstreamResponse
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""An answer that is not streamed has at most as many bytes."""
+BYTES_OF_NO_TOKEN = 8 * 1024 * 1024
+BYTES_A_TOKEN = 8 * 1024
+"""One chunk and its log probabilities take at most as many bytes."""
+MAX_ANSWER_BYTES = 512 * 1024 * 1024
+TAIL_TIMEOUT_S = 5.0
+"""The usage is waited for as long, once every choice has finished."""
+
+
+class UpstreamAnswer:
+    """``next_events`` until the last one, then ``close``."""
+
+    def __init__(
+        self,
+        link: UpstreamLink,
+        exchange: Exchange,
+        answer: AnswerEvents,
+        *,
+        timeout_s: float,
+        max_output_tokens: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        """``timeout_s`` bounds the first token, beside the upstream's own limit. ``headers`` are
+        sent beside those of the dialect."""
+        self._link = link
+        self._exchange = exchange
+        self._answer = answer
+        self._headers = headers
+        self._reader = exchange.reader_of(answer)
+        self._frames = exchange.frames()
+        self._left_s = min(timeout_s, link.entry.first_token_timeout_s)
+        """How long the upstream may still take for the next part that counts."""
+        self._left_bytes = min(
+            MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * max_output_tokens
+        )
+        self._response: UpstreamResponse | None = None
+        self._fault: Exception | None = None
+        """It came behind events that were given."""
+
+    async def next_events(self) -> list[Event]:
+        """What came together, at least one event. Raises ``RequestFailedError``."""
+        with faults(self._link, lambda: self._answer.is_accepted):
+            if self._fault is not None:
+                raise self._fault
+            if self._response is not None:
+                return await self._streamed(self._response)
+            response = self._response = await self._sent()
+            is_streamed = self._exchange.content_type != JSON
+            if is_streamed and self._exchange.content_type in response.content_type:
+                return await self._streamed(response)
+            async with asyncio.timeout(self._left_s):
+                body = await read_whole(response, MAX_BODY_BYTES)
+            return self._reader.read(body) + self._ended()
+
+    def close(self) -> None:
+        """Closes the connection of an answer that has not ended at once."""
+        response, self._response = self._response, None
+        if response is None:
+            return
+        if self._answer.is_ended:
+            response.close_drained()
+        else:
+            response.close()
+
+    async def _sent(self) -> UpstreamResponse:
+        """Sends the request; returns an answer whose status is a success."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._left_s
+        headers = {
+            "content-type": "application/json",
+            "accept": self._exchange.content_type,
+            **self._headers,
+        }
+        exchange = self._exchange
+        url = self._link.entry.url
+        url = (unversioned(url) if exchange.is_unversioned else url) + exchange.path
+        response = await self._link.post(url, exchange.body, headers, until_s=deadline_s)
+        self._response = response
+        if response.status_code != OK:
+            async with asyncio.timeout_at(deadline_s):
+                await check_status(self._link, response)
+        self._left_s = deadline_s - loop.time()
+        return response
+
+    async def _streamed(self, response: UpstreamResponse) -> list[Event]:
+        """Comments do not count: an upstream that sends nothing else gives no token either. Only
+        waiting for the upstream counts, not the time that the client takes."""
+        while not self._answer.is_ended:
+            part = await self._next_part(response)
+            if part is None:
+                break
+            self._count(len(part))
+            events = self._events_of(part)
+            if self._answer.has_begun:
+                self._left_s = self._pause_s
+                response.gather()
+            if events:
+                return events
+            if self._fault is not None:
+                raise self._fault
+        return self._ended()
+
+    def _events_of(self, part: bytes) -> list[Event]:
+        """What came before a fault is the client's as well, and is charged."""
+        events: list[Event] = []
+        try:
+            for frame in self._frames.feed(part):
+                if self._answer.is_ended:
+                    break
+                events += self._reader.read(frame)
+        except (UpstreamFaultError, UpstreamErrorObject, FrameError) as fault:
+            self._fault = fault
+            events += self._answer.take()
+        return events
+
+    def _ended(self) -> list[Event]:
+        self._answer.end()
+        return self._answer.take()
+
+    @property
+    def _pause_s(self) -> float:
+        """How long the next part may take, once the answer has begun."""
+        return TAIL_TIMEOUT_S if self._answer.has_finished else self._link.entry.token_timeout_s
+
+    async def _next_part(self, response: UpstreamResponse) -> bytes | None:
+        """``None``: no more comes, or nothing that matters."""
+        import httpx2
+
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        try:
+            part = await response.next_part(since_s + self._left_s)
+        except (TimeoutError, httpx2.HTTPError):
+            if self._answer.has_finished:
+                return None  # its usage is missing, and nothing else
+            raise
+        self._left_s -= loop.time() - since_s
+        return part
+
+    def _count(self, num_bytes: int) -> None:
+        self._left_bytes -= num_bytes
+        if self._left_bytes < 0:
+            raise UpstreamFaultError("more bytes than its tokens can have")

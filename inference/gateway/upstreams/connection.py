@@ -1,0 +1,277 @@
+"""One HTTP/1.1 connection to an upstream, as an asyncio protocol.
+
+    opened ─▶ send_request ─▶ head ─▶ next_part ─▶ finish ─┬▶ the next request
+                                                          └▶ abort
+
+Bytes that the transport receives are parsed when they are asked for, and no more than
+``MAX_UNREAD_BYTES`` wait here. One timer bounds all waits of a request. Errors are httpx2's. Must
+not know the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator
+
+import httpx2
+
+from inference.gateway.upstreams.http_messages import AnswerParser, Headers, RequestWriter
+
+MAX_UNREAD_BYTES = 64 * 1024
+WRITE_BYTES = 256 * 1024
+"""A body is written in pieces of as many bytes: the transport copies what the socket does not take
+at once."""
+GATHER_S = 0.02
+"""Tokens that come within as long of the last ones are given together, as engines send theirs: each
+wake-up costs as much as ten tokens do."""
+OK = 200
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One request at a time. Belongs to one event loop. ``until_s`` is a time of its clock, after
+    which a wait raises ``TimeoutError``; ``None``: nothing bounds it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._answer = AnswerParser()
+        self._transport: asyncio.Transport | None = None
+        self._unread: deque[bytes] = deque()
+        self._num_unread_bytes = 0
+        self._is_paused = False
+        self._has_ended = False
+        """The upstream sends no more."""
+        self._is_lost = False
+        self._may_write = True
+        self._is_sent = False
+        """The last request has been sent whole."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._until_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
+        self._awaits_part = False
+        self._has_given = False
+        self._last_part_s = 0.0
+        self.gathers = False
+        """Whether parts of an answer are given together, of which the first token has come."""
+        self.idle_since_s = 0.0
+
+    # Called by the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._unread.append(data)
+        self._num_unread_bytes += len(data)
+        if self._num_unread_bytes > MAX_UNREAD_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+            self._is_paused = True
+        if not self._waits_for_more(data):
+            self._wake()
+
+    def eof_received(self) -> None:
+        self._has_ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._has_ended = self._is_lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._may_write = False
+
+    def resume_writing(self) -> None:
+        self._may_write = True
+        self._wake()
+
+    # Called for a request.
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert self._transport is not None, "a connection that is not made"
+        return self._transport
+
+    @property
+    def is_complete(self) -> bool:
+        """The whole answer has come, as far as it is parsed."""
+        return self._answer.is_complete
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another request may be sent: both sides have ended the last one, and nothing has
+        come since."""
+        return not self._unread and not self._has_ended and not self.transport.is_closing()
+
+    def tunnelled(self, transport: asyncio.Transport) -> None:
+        """A proxy has accepted CONNECT: TLS with the upstream begins, on its own transport."""
+        self._transport = transport
+        self._answer = AnswerParser()
+
+    async def send_request(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Headers,
+        body: bytes | AsyncIterable[bytes],
+        until_s: float | None = None,
+    ) -> None:
+        """Returns before the whole is sent where the answer comes first. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
+        self._is_sent = False
+        self._answer.begin()
+        writer = RequestWriter(method, target, headers)
+        if isinstance(body, bytes) and len(body) <= WRITE_BYTES:
+            self._write(b"%s%s%s" % (writer.head, writer.part(body) if body else b"", writer.end()))
+        else:
+            self._write(writer.head)
+            async for part in _one(body) if isinstance(body, bytes) else body:
+                if not await self._send_part(writer, part, until_s):
+                    return
+            self._write(writer.end())
+        self._is_sent = True
+
+    async def head(
+        self, until_s: float | None = None, *, with_part: bool = False
+    ) -> tuple[int, Headers]:
+        """The status and headers of the answer, names in lower case. ``with_part``: a success is
+        given once some of its body has come, which saves a wake-up. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
+        self._awaits_part = with_part
+        answer = self._answer
+        while True:
+            self._parse()
+            if answer.has_head and not self._has_head_alone:
+                self._awaits_part = False
+                return answer.status, answer.headers
+            await self._more(until_s)
+
+    async def next_part(self, until_s: float | None = None) -> bytes | None:
+        """What has come of the body since; ``None``: no more comes. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
+        if self._has_given:
+            self._has_given, self._last_part_s = False, self._loop.time()
+        answer = self._answer
+        while True:
+            self._parse()
+            if part := answer.take():
+                self._has_given = True
+                return part
+            if answer.is_complete:
+                return None
+            await self._more(until_s)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Raises ``httpx2.TransportError``."""
+        while (part := await self.next_part()) is not None:
+            yield part
+
+    def finish(self) -> bool:
+        """Whether the connection can have another request, after the last one's whole answer."""
+        self.gathers = self._has_given = False
+        answer = self._answer
+        return self._is_sent and answer.is_complete and answer.keeps_alive and self.is_reusable
+
+    def abort(self) -> None:
+        """Closes it at once, also in the middle of an answer."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _send_part(self, writer: RequestWriter, part: bytes, until_s: float | None) -> bool:
+        """Whether the upstream still reads: one that has answered or left does not."""
+        for start in range(0, len(part), WRITE_BYTES):
+            self._write(writer.part(part[start : start + WRITE_BYTES]))
+            while not self._may_write and not self._unread and not self._has_ended:
+                await self._woken(until_s)
+            if self._unread or self._has_ended:
+                return False
+        return True
+
+    def _write(self, data: bytes) -> None:
+        if data and not self._is_lost:
+            self.transport.write(data)
+
+    def _parse(self) -> None:
+        """Everything that has come."""
+        answer = self._answer
+        while self._unread and not answer.is_complete and not answer.fault:
+            answer.feed(self._read())
+        if self._has_ended and not self._unread:
+            answer.feed_eof()
+
+    @property
+    def _has_head_alone(self) -> bool:
+        """The head of a success has come, whose body is waited for with it."""
+        answer = self._answer
+        is_open = self._awaits_part and not answer.is_complete and not answer.fault
+        return is_open and answer.status == OK and not answer.has_part
+
+    def _read(self) -> bytes:
+        data = self._unread.popleft()
+        self._num_unread_bytes -= len(data)
+        if self._is_paused and not self._unread:
+            self._is_paused = False
+            self.transport.resume_reading()
+        return data
+
+    async def _more(self, until_s: float | None) -> None:
+        """Waits for more of the answer. Raises ``httpx2.RemoteProtocolError`` where none comes."""
+        if fault := self._answer.fault:
+            raise httpx2.RemoteProtocolError(fault)
+        await self._woken(until_s)
+
+    def _waits_for_more(self, data: bytes) -> bool:
+        """Whether what has come is given a little later. The end is not waited with."""
+        if self._awaits_part:
+            self._parse()
+            return self._has_head_alone
+        if not self.gathers or self._is_paused or data.endswith(LAST_CHUNK):
+            return False
+        if self._gathering is None:
+            due_s = self._last_part_s + GATHER_S
+            if self._loop.time() >= due_s:
+                return False
+            self._gathering = self._loop.call_at(due_s, self._wake)
+        return True
+
+    async def _woken(self, until_s: float | None) -> None:
+        self._until_s = until_s
+        if until_s is not None and (self._timer is None or self._timer.when() > until_s):
+            self._set_timer(until_s)
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _set_timer(self, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when_s, self._look)
+
+    def _look(self) -> None:
+        """Ends the wait that has taken too long. The timer is not moved for each wait, nor for each
+        request: it is set again here for a wait that may take longer."""
+        self._timer = None
+        if self._waiter is None or self._waiter.done() or self._until_s is None:
+            return
+        if self._loop.time() < self._until_s:
+            self._set_timer(self._until_s)
+        else:
+            self._waiter.set_exception(TimeoutError())
+
+
+async def _one(body: bytes) -> AsyncIterator[bytes]:
+    yield body

@@ -1,0 +1,323 @@
+"""This gateway's connections to upstreams: a pool for each, with as many places as its row allows.
+
+    UpstreamEntry ─▶ UpstreamLink ─┬▶ place()    waits while all are taken
+                                   ├▶ watched()  refuses while it is left out, and probes it
+                                   ├▶ post()     a whole body, over its UpstreamTransport
+                                   └▶ client     httpx2's over the same one, for all else
+    another entry ─▶ another link; the old one is closed once its last request has ended
+
+Belongs to one event loop. Must not know dialects or requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fleet.errors import UpstreamSecretError, UpstreamUnavailableError
+from fleet.placement.targets import TargetState
+from fleet.upstreams.discovery import list_url
+from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams.http import client_options, headers_of
+from fleet.upstreams.secret import unseal
+from inference.gateway.upstreams.breaker import CircuitBreaker
+from inference.protocol.events import Failure
+from inference.wire.errors import RequestFailedError, ServiceUnavailableError
+from inference.wire.upstream.refusals import FAILED, UNAVAILABLE
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
+
+logger = logging.getLogger(__name__)
+
+clock = time.monotonic
+RETRY_AFTER_S = 1.0
+PROBE_AFTER_S = 5.0
+"""The time from one question to an upstream that is left out to the next; with the time limit less
+than the breaker's ``OPEN_S``, so that no request is sent in between."""
+PROBE_TIME_LIMIT_S = 4.0
+FIRST_SERVER_ERROR = 500
+UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
+
+
+class Watch:
+    """Reports to an upstream's breaker how one request went. ``end`` once. ``opened`` is called
+    where that leaves the upstream out."""
+
+    __slots__ = ("_breaker", "_has_answered", "_name", "_opened")
+
+    def __init__(self, name: str, breaker: CircuitBreaker, opened: Callable[[], None]) -> None:
+        self._name = name
+        self._breaker = breaker
+        self._opened = opened
+        self._has_answered = False
+
+    def answered(self) -> None:
+        """The upstream is well from its first token on: others are sent before this one ends."""
+        if self._has_answered:
+            return
+        self._has_answered = True
+        if self._breaker.answered():
+            logger.info("the upstream %s answers again", self._name)
+
+    def end(self, error: BaseException | None) -> None:
+        """``error``: what the request failed by."""
+        if error is None or (isinstance(error, RequestFailedError) and error.code != UNAVAILABLE):
+            self.answered()
+        elif self._has_answered:
+            return
+        elif not isinstance(error, RequestFailedError):  # its client has left
+            self._breaker.left()
+        else:
+            if self._breaker.unavailable():
+                logger.warning("the upstream %s is left out: %s", self._name, error.message)
+            if self._breaker.is_open:
+                self._opened()
+
+
+class UpstreamLink:
+    """``secret`` is open here alone, and in no ``repr``."""
+
+    def __init__(
+        self,
+        entry: UpstreamEntry,
+        client: httpx2.AsyncClient,
+        transport: UpstreamTransport,
+        secret: str,
+        *,
+        max_waiting: int,
+    ) -> None:
+        self.entry = entry
+        self._transport = transport
+        self.client = client
+        """Over the same connections, for bodies that are streamed. Its requests cost more."""
+        self._headers = [
+            (b"host", urlsplit(entry.url).netloc.encode()),
+            *((name.encode(), value.encode()) for name, value in headers_of(entry, secret).items()),
+        ]
+        self.secret = secret
+        self.num_open = 0
+        self._num_waiting = 0
+        self._max_waiting = max_waiting
+        self._places = asyncio.Semaphore(entry.concurrency)
+        self._is_replaced = False
+        self._closing: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._breaker = CircuitBreaker(lambda: clock())
+
+    def __repr__(self) -> str:
+        return f"<UpstreamLink {self.entry.name}: {self.num_open} open>"
+
+    async def post(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, until_s: float
+    ) -> UpstreamResponse:
+        """The answer for the caller to close: its head is there by then, and of a success some of
+        its body. ``url`` is of the upstream's origin. Raises ``httpx2.TransportError``,
+        ``TimeoutError``."""
+        sent = [
+            *self._headers,
+            *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        return await self._transport.send(b"POST", _url(url), sent, body, until_s, with_part=True)
+
+    @property
+    def is_left_out(self) -> bool:
+        return self._breaker.left_s is not None
+
+    @property
+    def state(self) -> TargetState:
+        return TargetState(
+            is_ready=not self.is_left_out and not self._places.locked(),
+            queue=self._num_waiting,
+            num_requests=self.num_open,
+        )
+
+    @asynccontextmanager
+    async def place(self, *, timeout_s: float) -> AsyncIterator[None]:
+        """One of its places at once. Raises ``ServiceUnavailableError`` where too many wait, or
+        none is free within the time."""
+        await self.take_place(timeout_s=timeout_s)
+        try:
+            yield
+        finally:
+            self.leave_place()
+
+    async def take_place(self, *, timeout_s: float) -> None:
+        """``leave_place`` once. Raises what ``place`` does."""
+        self.num_open += 1
+        try:
+            await self._acquire(timeout_s)
+        except BaseException:
+            self._left()
+            raise
+
+    def leave_place(self) -> None:
+        self._places.release()
+        self._left()
+
+    @contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """``watch`` around one request, and passes on what the block raises."""
+        watch = self.watch()
+        try:
+            yield watch
+        except BaseException as error:
+            watch.end(error)
+            raise
+        watch.end(None)
+
+    def watch(self) -> Watch:
+        """An upstream that was unavailable several times in a row is left out for a while. Raises
+        ``ServiceUnavailableError``."""
+        if (after_s := self._breaker.admit()) is not None:
+            raise ServiceUnavailableError(
+                UNAVAILABLE,
+                f"The upstream {self.entry.name} was unavailable several times in a row, and is "
+                "left out for a moment.",
+                retry_after_s=after_s,
+            )
+        return Watch(self.entry.name, self._breaker, self._probe_while_left_out)
+
+    async def replace(self) -> None:
+        """It gets no more requests."""
+        self._is_replaced = True
+        if not self.num_open:
+            await self.close()
+
+    async def close(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+        await self.client.aclose()
+
+    def _probe_while_left_out(self) -> None:
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+
+    async def _probe(self) -> None:
+        """Keeps an upstream that is away left out, at the cost of no client's request: one tries
+        once the upstream lists its models, or refuses to."""
+        while True:
+            await asyncio.sleep(PROBE_AFTER_S)
+            if not self._breaker.is_open or await self._is_reachable():
+                return
+            self._breaker.stay_open()
+
+    async def _is_reachable(self) -> bool:
+        import httpx2
+
+        url = list_url(self.entry)
+        try:
+            async with asyncio.timeout(PROBE_TIME_LIMIT_S), self.client.stream("GET", url) as head:
+                return head.status_code < FIRST_SERVER_ERROR
+        except (httpx2.HTTPError, TimeoutError):
+            return False
+
+    async def _acquire(self, timeout_s: float) -> None:
+        name = self.entry.name
+        if self._places.locked() and self._num_waiting >= self._max_waiting:
+            raise ServiceUnavailableError(
+                "queue_full",
+                f"{self._max_waiting:,} requests wait for the upstream {name}, which is as many as "
+                "may (HELEXA_MAX_WAITING_REQUESTS).",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if not self._places.locked():
+            await self._places.acquire()  # at once
+            return
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise ServiceUnavailableError(
+                "queue_timeout", f"No place of the upstream {name} became free in time."
+            ) from None
+        finally:
+            self._num_waiting -= 1
+
+    def _left(self) -> None:
+        self.num_open -= 1
+        if self._is_replaced and not self.num_open:
+            self._closing = asyncio.create_task(self.close())
+
+
+class UpstreamLinks:
+    """``signing_key`` is what secrets are sealed under."""
+
+    def __init__(self, signing_key: str, *, max_waiting: int) -> None:
+        self._signing_key = signing_key
+        self._max_waiting = max_waiting
+        self._links: dict[str, UpstreamLink] = {}
+        self._opening = asyncio.Lock()
+
+    async def link(self, entry: UpstreamEntry) -> UpstreamLink:
+        """The one for this entry as it is now. Raises ``ApiError``."""
+        found = self._links.get(entry.name)
+        if found is not None and (found.entry is entry or found.entry == entry):
+            return found
+        async with self._opening:
+            found = self._links.get(entry.name)
+            if found is not None and found.entry == entry:
+                return found
+            made = self._links[entry.name] = await self._opened(entry)
+        if found is not None:
+            await found.replace()
+        return made
+
+    def state_of(self, name: str) -> TargetState:
+        """Returns the upstream's state as far as this gateway has used it."""
+        found = self._links.get(name)
+        return UNUSED if found is None else found.state
+
+    def left_out(self) -> list[str]:
+        """Names of the upstreams that this gateway sends no requests now."""
+        return [name for name, link in self._links.items() if link.is_left_out]
+
+    async def close(self) -> None:
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.close()
+
+    async def _opened(self, entry: UpstreamEntry) -> UpstreamLink:
+        """Raises ``ApiError``."""
+        import httpx2
+
+        from inference.gateway.upstreams.transport import UpstreamTransport
+
+        try:
+            sealed = entry.sealed_secret
+            secret = unseal(sealed, self._signing_key) if sealed else ""
+            # Certificates are read from disk.
+            options = await asyncio.to_thread(client_options, entry, secret)
+        except (UpstreamSecretError, UpstreamUnavailableError) as error:
+            logger.error("the upstream %s cannot be used: %s", entry.name, error)
+            raise RequestFailedError(
+                Failure(
+                    code=FAILED,
+                    message=f"The upstream {entry.name} cannot be used; this server's log has the "
+                    "reason.",
+                )
+            ) from None
+        transport = UpstreamTransport(
+            options.pop("verify"),
+            proxy=options.pop("proxy") or "",
+            connect_timeout_s=entry.connect_timeout_s,
+        )
+        client = httpx2.AsyncClient(**options, transport=transport, timeout=None)
+        return UpstreamLink(entry, client, transport, secret, max_waiting=self._max_waiting)
+
+
+@lru_cache(maxsize=256)
+def _url(text: str) -> httpx2.URL:
+    import httpx2
+
+    return httpx2.URL(text)

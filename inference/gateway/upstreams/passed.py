@@ -1,0 +1,180 @@
+"""One request that is passed through: permitted, reserved, sent to one of its model's upstreams,
+and metered by what it asks for or by what the upstream reports.
+
+    find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ PassedAnswer ─▶ bytes ─▶ settle the units used
+                                            ▲            │
+                                            └── leave ───┘ before the first byte
+
+An answer that has begun is charged: by the upstream's report, else by the estimate. One that has
+not costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator
+
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.settings import UNIT_OF_TASK
+from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.catalogue.targets import Target
+from inference.gateway.gateway import Gateway
+from inference.gateway.request.call import Call
+from inference.gateway.request.failover import Failover
+from inference.gateway.request.identify import cleaned
+from inference.gateway.request.model_rules import check_task
+from inference.gateway.request.settle import UsageCounter
+from inference.gateway.request.token_bounds import TokenBounds
+from inference.gateway.upstreams.forwarded import attempt_headers, permitted_upstream
+from inference.gateway.upstreams.passed_answer import PassedAnswer, Reply
+from inference.gateway.upstreams.passed_tokens import (
+    NO_TOKENS,
+    believed,
+    estimate,
+    most_tokens,
+)
+from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
+from inference.wire.openai.passed.form import Rewritten
+from inference.wire.openai.passed.request import END_USER_FIELDS, PassedRequest, to_json
+from metering.prices import NOT_METERED, Metered
+
+logger = logging.getLogger(__name__)
+
+
+async def pass_through(gateway: Gateway, call: Call, request: PassedRequest, reply: Reply) -> None:
+    """Answers through ``reply``. Raises ``ApiError``."""
+    call.model_asked = request.model
+    if call.who.names_end_user:
+        call.end_user = call.end_user or cleaned(request.end_user)
+    entry = await gateway.catalogue.find(request.model)
+    call.model = call.placed_model = entry.name
+    call.is_billed = not call.who.is_self_test
+    if not call.who.may_use(entry.name):
+        raise ModelNotAllowedError(entry.name)
+    check_task(entry, request.endpoint.task)
+    most = most_tokens(entry, request)
+    is_counted = most is not NO_TOKENS and call.who.tokens_per_minute is not None
+    await gateway.limits.acquire(call, most if is_counted else None, entry.name)
+    await _PassedThrough(gateway, call, request, entry, most, reply).run()
+
+
+class _PassedThrough:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        call: Call,
+        request: PassedRequest,
+        entry: CatalogueEntry,
+        most: TokenBounds,
+        reply: Reply,
+    ) -> None:
+        """``most``: the tokens that it may use."""
+        self._gateway = gateway
+        self._call = call
+        self._request = request
+        self._entry = entry
+        self._most = most
+        self._reply = reply
+        self._unit = UNIT_OF_TASK[entry.task]
+        self._deadline_s = asyncio.get_running_loop().time() + gateway.config.request_timeout_s
+        self._failover = Failover(
+            gateway, call, entry, entry.ordered_targets, deadline_s=self._deadline_s
+        )
+
+    async def run(self) -> None:
+        """Raises ``ApiError``."""
+        self._failover.begin()
+        await self._reserve()
+        await self._failover.run(self._attempt)
+
+    async def _reserve(self) -> None:
+        """Reserves what the request may cost at the most expensive target. Raises ``ApiError``."""
+        call, most_units = self._call, self._request.most_units
+        each = [self._metered(one, most_units) for one in self._failover.permitted()]
+        call.metered = max(each, key=lambda metered: metered.micro_usd)
+        try:
+            if call.is_billed:
+                await self._gateway.accounting.reserve(call, self._most)
+        finally:
+            call.metered = NOT_METERED
+
+    def _metered(self, target: Target, units: int) -> Metered:
+        prices = self._entry.unit_prices_at(target).less(self._call.discount_percent)
+        return prices.metered(self._unit, units)
+
+    async def _attempt(self, target: Target) -> None:
+        """Raises ``ApiError``."""
+        served = target.upstream_model
+        assert served is not None, "a task that no engine has"
+        call, loop = self._call, asyncio.get_running_loop()
+        upstream = permitted_upstream(self._gateway, call, self._entry, served)
+        if upstream.dialect != "openai":
+            raise UnsupportedParameterError(
+                "model", f"the upstream {upstream.name} speaks no dialect that has this endpoint"
+            )
+        link = await self._gateway.upstreams.link(upstream)
+        since_s = loop.time()
+        place_s = min(self._deadline_s, self._failover.place_deadline_s or self._deadline_s)
+        async with link.place(timeout_s=max(0.0, place_s - since_s)):
+            with link.watched() as watch:
+                self._failover.is_sent = True
+                call.neuron = f"{UPSTREAM_PREFIX}{upstream.name}"
+                counter = call.usage_counter = UsageCounter()
+                answer = PassedAnswer(link, call, self._request, self._reply, watch)
+                headers = attempt_headers(self._gateway, call, upstream, served, since_s)
+                content, content_headers = self._content(served.model)
+                try:
+                    await answer.pass_on(
+                        content, {**headers, **content_headers}, deadline_s=self._deadline_s
+                    )
+                finally:
+                    self._settle(answer, target, counter)
+                    counter.settle_as_counted()
+
+    def _content(self, model: str) -> tuple[bytes | AsyncIterator[bytes], dict[str, str]]:
+        form = self._request.form
+        if form is None:
+            body = to_json(self._request, model)
+            return body, {"content-type": "application/json"}
+        boundary = uuid.uuid4().hex
+        rewritten = form.rewritten(boundary, model=model, without=frozenset(END_USER_FIELDS))
+        headers = {
+            "content-type": f"multipart/form-data; boundary={boundary}",
+            "content-length": str(rewritten.num_bytes),
+        }
+        return _chunks(rewritten), headers
+
+    def _settle(self, answer: PassedAnswer, target: Target, counter: UsageCounter) -> None:
+        if not answer.has_begun:
+            return
+        request, reported = self._request, answer.reported_units
+        units = request.likely_units
+        if reported is not None and reported <= request.most_units:
+            units = reported
+        else:
+            self._call.is_usage_estimated = not (request.is_exact and answer.is_whole)
+        if reported is not None and reported > request.most_units:
+            logger.warning(
+                "request %s: its upstream reports %d %ss, and %d are the most; they are estimated",
+                self._call.request_id,
+                reported,
+                self._unit,
+                request.most_units,
+            )
+        self._call.metered = self._metered(target, units)
+        if self._entry.charges_tokens_at(target):
+            used = believed(answer.reported_tokens, self._most)
+            if used is None:
+                self._call.is_usage_estimated = True
+                used = estimate(self._most, request, units=units, num_bytes=answer.num_bytes)
+            counter.settle(used)
+
+
+async def _chunks(rewritten: Rewritten) -> AsyncIterator[bytes]:
+    chunks = rewritten.chunks()
+    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        yield chunk

@@ -1,0 +1,256 @@
+"""The connections to one upstream: a request is sent over the idle one that was used last, else
+over a new one.
+
+    new: addresses ─▶ the proxy's CONNECT, where there is one ─▶ TLS ─▶ UpstreamConnection
+
+It is also a transport of httpx2's client, whose own pool asks the kernel about each idle connection
+for each request: with 64 requests at once that took more than all else of a forwarded request. How
+many connections there are is the caller's to bound. Errors are httpx2's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator
+
+import httpx2
+
+from inference.gateway.upstreams.connection import UpstreamConnection
+from inference.gateway.upstreams.http_messages import Headers
+
+KEEP_ALIVE_S = 30.0
+"""How long an idle connection stays open: less than most servers keep one."""
+DRAIN_TIMEOUT_S = 0.5
+"""The body's end is waited for as long behind the last event."""
+ADDRESS_DELAY_S = 0.25
+"""When a host's next address is tried beside one that does not answer (RFC 8305)."""
+SECURE = "https"
+PORTS = {"http": 80, SECURE: 443}
+OK, FIRST_REDIRECT = 200, 300
+
+
+class UpstreamTransport(httpx2.AsyncBaseTransport):
+    """Belongs to one event loop. All requests go to one origin."""
+
+    def __init__(self, context: ssl.SSLContext, *, proxy: str, connect_timeout_s: float) -> None:
+        """``proxy``: empty: none."""
+        context.set_alpn_protocols(["http/1.1"])
+        self._context = context
+        self._proxy = httpx2.URL(proxy) if proxy else None
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: list[UpstreamConnection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._draining: set[asyncio.Task[None]] = set()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Raises ``httpx2.TransportError``."""
+        assert isinstance(request.stream, httpx2.AsyncByteStream)
+        answer = await self.send(
+            request.method.encode(), request.url, request.headers.raw, request.stream
+        )
+        return httpx2.Response(answer.status_code, headers=answer.raw_headers, stream=answer)
+
+    async def send(
+        self,
+        method: bytes,
+        url: httpx2.URL,
+        headers: Headers,
+        body: bytes | AsyncIterable[bytes],
+        until_s: float | None = None,
+        *,
+        with_part: bool = False,
+    ) -> UpstreamResponse:
+        """``headers`` are all that are sent, ``host`` and the body's length among them. Returns
+        once the answer's head is there, with some of its body where it is a success and
+        ``with_part`` is set; ``until_s``, on the event loop's clock, bounds that. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
+        connection = self._taken()
+        if connection is None:
+            async with asyncio.timeout_at(until_s):
+                connection = await self._connected(url)
+        self._open.add(connection)
+        try:
+            await connection.send_request(method, self._target(url), headers, body, until_s)
+            status, received = await connection.head(until_s, with_part=with_part)
+        except BaseException:
+            self.free(connection)
+            raise
+        return UpstreamResponse(self, connection, status, received)
+
+    def free(self, connection: UpstreamConnection) -> None:
+        """Takes a connection back after its request. One whose request was left is closed at
+        once."""
+        if connection not in self._open:
+            return
+        self._open.discard(connection)
+        if not connection.finish():
+            connection.abort()
+            return
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+        self._sweep_later()
+
+    def free_drained(self, connection: UpstreamConnection) -> None:
+        """Takes a connection back of whose answer nothing more is wanted: the answer's end is
+        waited for a moment."""
+        if connection.is_complete:
+            self.free(connection)
+            return
+        task = asyncio.create_task(self._drain(connection))
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+
+    async def aclose(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for task in self._draining:
+            task.cancel()
+        for connection in (*self._idle, *self._open):
+            connection.abort()
+        self._idle.clear()
+
+    async def _drain(self, connection: UpstreamConnection) -> None:
+        until_s = asyncio.get_running_loop().time() + DRAIN_TIMEOUT_S
+        try:
+            await connection.next_part(until_s)
+        except (TimeoutError, httpx2.HTTPError):
+            pass  # the connection is closed, and another one opened
+        finally:
+            self.free(connection)
+
+    def _taken(self) -> UpstreamConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_reusable:
+                return connection
+            connection.abort()
+        return None
+
+    def _sweep_later(self) -> None:
+        if self._sweep is None:
+            loop = asyncio.get_running_loop()
+            self._sweep = loop.call_later(KEEP_ALIVE_S, self._close_expired)
+
+    def _close_expired(self) -> None:
+        self._sweep = None
+        oldest_s = asyncio.get_running_loop().time() - KEEP_ALIVE_S
+        kept = []
+        for connection in self._idle:
+            if connection.is_reusable and connection.idle_since_s > oldest_s:
+                kept.append(connection)
+            else:
+                connection.abort()
+        self._idle = kept
+        if kept:
+            self._sweep_later()
+
+    def _target(self, url: httpx2.URL) -> bytes:
+        if self._proxy is None or url.scheme == SECURE:
+            return url.raw_path
+        return bytes(str(url.copy_with(fragment=None)), "ascii")
+
+    async def _connected(self, url: httpx2.URL) -> UpstreamConnection:
+        """Raises ``httpx2.TransportError``."""
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                if self._proxy is None:
+                    return await self._opened(url)
+                return await self._through(self._proxy, url)
+        except TimeoutError:
+            raise httpx2.ConnectTimeout("No connection within the time.") from None
+        except (OSError, ssl.CertificateError) as error:
+            raise httpx2.ConnectError(type(error).__name__) from None
+
+    async def _opened(self, url: httpx2.URL) -> UpstreamConnection:
+        is_secure = url.scheme == SECURE
+        _, connection = await asyncio.get_running_loop().create_connection(
+            UpstreamConnection,
+            url.host,
+            _port(url),
+            ssl=self._context if is_secure else None,
+            server_hostname=url.host if is_secure else None,
+            happy_eyeballs_delay=ADDRESS_DELAY_S,
+        )
+        return connection
+
+    async def _through(self, proxy: httpx2.URL, url: httpx2.URL) -> UpstreamConnection:
+        connection = await self._opened(proxy)
+        if url.scheme != SECURE:
+            return connection
+        try:
+            host = f"[{url.host}]" if ":" in url.host else url.host
+            address = f"{host}:{_port(url)}".encode("ascii")
+            headers: Headers = [(b"host", address), (b"user-agent", b"helexa")]
+            await connection.send_request(b"CONNECT", address, headers, b"")
+            status, _ = await connection.head()
+            if not OK <= status < FIRST_REDIRECT:
+                raise httpx2.ProxyError(f"The proxy answers with status {status}.")
+            secured = await asyncio.get_running_loop().start_tls(
+                connection.transport, connection, self._context, server_hostname=url.host
+            )
+        except BaseException:
+            connection.abort()
+            raise
+        assert secured is not None
+        connection.tunnelled(secured)
+        return connection
+
+
+class UpstreamResponse(httpx2.AsyncByteStream):
+    """An answer whose head is there, for its reader to close. Its body can also be read as the
+    stream of an ``httpx2.Response``."""
+
+    def __init__(
+        self,
+        transport: UpstreamTransport,
+        connection: UpstreamConnection,
+        status: int,
+        headers: Headers,
+    ) -> None:
+        self._transport = transport
+        self._connection = connection
+        self.status_code = status
+        self.raw_headers = headers
+
+    @property
+    def headers(self) -> httpx2.Headers:
+        return httpx2.Headers(self.raw_headers)
+
+    @property
+    def content_type(self) -> str:
+        """The name in lower case; empty: there is none."""
+        for name, value in self.raw_headers:
+            if name == b"content-type":
+                return value.decode("latin-1").lower()
+        return ""
+
+    async def next_part(self, until_s: float | None) -> bytes | None:
+        """Bytes that came together are one part; ``None``: no more comes. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
+        return await self._connection.next_part(until_s)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._connection.parts()
+
+    aiter_raw = __aiter__
+
+    def gather(self) -> None:
+        """The first token has come: the next ones are given together where they come fast."""
+        self._connection.gathers = True
+
+    def close(self) -> None:
+        """Closes its connection at once, unless the whole answer has been read."""
+        self._transport.free(self._connection)
+
+    def close_drained(self) -> None:
+        """Nothing more of it is wanted."""
+        self._transport.free_drained(self._connection)
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+def _port(url: httpx2.URL) -> int:
+    return url.port or PORTS[url.scheme]

@@ -1,0 +1,136 @@
+"""A hub of Hugging Face's protocol: what a repository holds, and its files by way of the cache.
+
+With HF_HUB_OFFLINE nothing is asked. huggingface_hub never resumes a file, so blobs are transferred
+by ``resumed`` and linked by huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from inference.loading.sources.deadline import DeadlineError, within
+from inference.loading.sources.hub_cache import repository_dir
+from inference.loading.sources.resumed import transfer
+from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHITECTURE
+
+ANSWER_LIMIT_S = 10.0
+"""The time limit of each read."""
+TOTAL_LIMIT_S = 30.0
+"""The time limit of a question that comes from no watched process."""
+SHA256 = re.compile(r"[0-9a-f]{64}")
+"""The etag of a large file is its hash; that of a small one is git's."""
+# The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
+TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryListing:
+    commit: str
+    sizes: Mapping[str, int]
+    """File name -> bytes."""
+    etags: Mapping[str, str] = field(default_factory=dict)
+    """File name -> its blob's name, where the hub reports it."""
+    gguf_architecture: str | None = None
+    """The architecture of a repository of GGUF files, as the hub read it from one of them."""
+
+
+def text_architecture(gguf: Mapping[str, Any] | None) -> str | None:
+    """``gguf``: what the hub reports of a repository's GGUF files, which it reads in one of them;
+    ``None`` where that is an mmproj file."""
+    found = (gguf or {}).get("architecture")
+    return None if found == PROJECTOR_ARCHITECTURE else found
+
+
+class Hub(Protocol):
+    """What we ask of the hub. Raises huggingface_hub's errors."""
+
+    def list_files(self, repo: str, revision: str | None) -> RepositoryListing: ...
+
+    def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path: ...
+
+
+class HuggingFaceHub:
+    def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
+        """``endpoint``, ``token``: as ``HubSource`` has them; ``None``: huggingface_hub's own."""
+        self._endpoint = endpoint
+        self._token = token
+
+    def list_files(self, repo: str, revision: str | None) -> RepositoryListing:
+        if constants.HF_HUB_OFFLINE:
+            raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+        api = HfApi(endpoint=self._endpoint, token=self._token)
+        info = api.model_info(repo, revision=revision, files_metadata=True)
+        siblings = info.siblings or []
+        return RepositoryListing(
+            commit=info.sha or revision or "main",
+            sizes={sibling.rfilename: sibling.size or 0 for sibling in siblings},
+            etags={
+                sibling.rfilename: etag
+                for sibling in siblings
+                if (etag := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
+            },
+            gguf_architecture=text_architecture(info.gguf),
+        )
+
+    def commit(self, repo: str, revision: str | None) -> str | None:
+        """The commit that the revision is at now; ``None`` where the hub does not report it."""
+        if constants.HF_HUB_OFFLINE:
+            return None
+        api = HfApi(endpoint=self._endpoint, token=self._token)
+        try:
+            return within(
+                TOTAL_LIMIT_S,
+                lambda: api.model_info(repo, revision=revision, timeout=ANSWER_LIMIT_S).sha,
+            )
+        except (HfHubHTTPError, HFValidationError, TransportError, OSError, DeadlineError):
+            return None
+
+    def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:
+        cached = try_to_load_from_cache(repo, name, cache_dir=cache_dir, revision=revision)
+        if not isinstance(cached, str) and not constants.HF_HUB_OFFLINE:
+            self._transfer(repo, revision, name, cache_dir)
+        path = hf_hub_download(
+            repo,
+            name,
+            revision=revision,
+            cache_dir=cache_dir,
+            endpoint=self._endpoint,
+            token=self._token,
+        )
+        return Path(path)
+
+    def _transfer(self, repo: str, revision: str, name: str, cache_dir: Path) -> None:
+        """Leaves the file's blob in the cache, continuing what came of it before."""
+        url = hf_hub_url(repo, name, revision=revision, endpoint=self._endpoint)
+        headers = build_hf_headers(token=self._token)
+        found = get_hf_file_metadata(
+            url, headers=headers, token=self._token, endpoint=self._endpoint
+        )
+        if not found.etag or found.size is None:
+            return
+        blob = repository_dir(cache_dir, repo) / "blobs" / found.etag
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        is_sha256 = SHA256.fullmatch(found.etag) is not None
+        transfer(
+            url,  # which redirects to a store of files, each time by another signed address
+            blob,
+            num_bytes=found.size,
+            headers=headers,
+            sha256=found.etag if is_sha256 else None,
+        )

@@ -1,0 +1,105 @@
+"""The hubs that models come from: Hugging Face's, and those that ``HELEXA_SOURCES`` names.
+
+    huggingface:org/name ─▶ HF_ENDPOINT, HF_TOKEN           <HF_HUB_CACHE, else <cache>/huggingface>
+    helexa:org/name ──────▶ its endpoint, its token         <its cache, else <cache>/sources>/helexa
+
+Each has a cache of its own, so that two sources never share files of one ``org/name``, and none is
+sent another one's token. Imports neither torch nor huggingface_hub, which takes long.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.loading.sources.hub_cache import hub_cache_dir
+from inference.settings.named_sources import HUGGINGFACE, NamedSource
+from inference.settings.storage import SOURCES
+
+NAMED_SOURCES = "sources"
+"""The folder of the cache that has the caches of named sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """``named``: as the operator has set it; ``None``: Hugging Face."""
+
+    named: NamedSource | None = None
+
+    @property
+    def scheme(self) -> str:
+        return HUGGINGFACE if self.named is None else self.named.scheme
+
+    @property
+    def endpoint(self) -> str | None:
+        """``None``: huggingface_hub's own, which ``HF_ENDPOINT`` names."""
+        return None if self.named is None else self.named.endpoint
+
+    @property
+    def token(self) -> str | bool | None:
+        """The token that huggingface_hub takes: ``None`` means its own token, ``False`` none at
+        all."""
+        if self.named is None:
+            return None
+        return (os.environ.get(self.named.token_variable or "") or "").strip() or False
+
+    @property
+    def token_words(self) -> str:
+        """What an operator sets, to be read in "set … on this host"."""
+        if self.named is None:
+            return "HF_TOKEN"
+        return self.named.token_variable or f"token=VARIABLE for {self.scheme} in {SOURCES.name}"
+
+    @property
+    def owner(self) -> str:
+        """Who answers, as the subject of a sentence."""
+        return "the hub" if self.named is None else f"the source {self.scheme}"
+
+    def directory(self, cache_dir: Path) -> Path:
+        """Returns the folder of its repositories. ``cache_dir``: the neuron's cache of all
+        models."""
+        if self.named is None:
+            return hub_cache_dir(cache_dir)
+        return (self.named.cache or cache_dir / NAMED_SOURCES) / self.scheme
+
+
+HUGGINGFACE_SOURCE = HubSource()
+
+
+def hub_sources() -> tuple[HubSource, ...]:
+    """Hugging Face first. Read from the environment now."""
+    named = SOURCES.read(os.environ).by_order
+    return (HUGGINGFACE_SOURCE, *(HubSource(one) for one in named))
+
+
+def hub_source(scheme: str) -> HubSource | None:
+    """``None``: no hub of that name is known to this process."""
+    return next((one for one in hub_sources() if one.scheme == scheme), None)
+
+
+def is_of_hub(source: str) -> bool:
+    """``source``: with its scheme."""
+    return hub_source(source.partition(":")[0]) is not None
+
+
+def is_downloaded(source: str) -> bool:
+    """Whether its files come from elsewhere, by way of a cache."""
+    return is_of_hub(source) or source.startswith("pypi:")
+
+
+def hub_schemes() -> tuple[str, ...]:
+    return tuple(one.scheme for one in hub_sources())
+
+
+def default_scheme() -> str:
+    """The source of a bare ``org/name``."""
+    return SOURCES.read(os.environ).default_scheme
+
+
+def hub_directories(cache_dir: Path) -> dict[str, Path]:
+    """Scheme -> its cache. Those of sources that are no longer named are included as far as they
+    lie in ``cache_dir``, so that they can be seen and deleted."""
+    found = {one.scheme: one.directory(cache_dir) for one in hub_sources()}
+    left = sorted((cache_dir / NAMED_SOURCES).glob("*"))
+    return found | {path.name: path for path in left if path.name not in found and path.is_dir()}

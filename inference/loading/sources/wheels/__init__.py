@@ -1,0 +1,1 @@
+"""Models inside wheels: fetched by pip's means, extracted once."""

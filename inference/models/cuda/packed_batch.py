@@ -1,0 +1,167 @@
+"""What multiplies a step's rows by a packed weight: ``packed``'s kernel for few rows, tiles of a
+batch, or a bfloat16 copy of the weight where one is kept; and the launch of a batch.
+
+    rows             1 .. 8                      9 .. 64                     65 ..
+    4 and 8 bits     the kernel for few rows     tiles; the copy of a        the copy; tiles
+    5 and 6 bits     tiles; the copy of a small weight                       where none is kept
+
+``LEAST_BATCH_ROWS``, ``BATCH_TILES`` and ``COPY_WEIGHTS`` are from what ``python -m
+benchmarks.cuda.products`` measured on one H100 (compute capability 9.0; decision 21). Other cards
+take the same tables, which are right there and may not be the fastest.
+
+A row has the same sums in a tile of 16, 32 and 64 rows: a width's tiles have steps of one length,
+and with up to 64 rows how features are split depends on the weight alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from inference.models.cuda.batch_matmul_kernels import packed_batch_kernel, sum_splits_kernel
+from inference.models.cuda.expert_trial import LEAST_CAPABILITY
+from inference.models.cuda.packed_layout import Packed
+
+ROWS = (16, 32, 64)
+"""The rows that a tile may have."""
+LEAST_SPLIT_STEPS = 4
+"""How many steps of the kernel's loop a split has at least: fewer would not fill its pipeline."""
+SPLIT_OUTPUTS = 256
+"""Features are split until a multiprocessor has about so many outputs. With half of that a layer of
+an 8B model was slower throughout."""
+SUMMED_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTile:
+    outputs: int
+    """How many outputs a program multiplies."""
+    step_tiles: int
+    """How many tiles of words a step of the loop reads, where a row has a multiple of them; at
+    least two with codes of 5 and 6 bits."""
+    warps: int
+    stages: int
+    """The stages of the pipeline that fetches words, scales and activations."""
+
+
+LEAST_BATCH_ROWS: dict[int, int] = {4: 9, 6: 1, 8: 9}
+"""From how many rows on a batch is the faster, by the kernels' bits of a code."""
+_NARROW = BatchTile(outputs=64, step_tiles=1, warps=4, stages=4)
+_LONG = BatchTile(outputs=64, step_tiles=2, warps=4, stages=3)
+BATCH_TILES: dict[tuple[int, int], BatchTile] = {
+    (4, 16): _NARROW,
+    (4, 32): _NARROW,
+    (4, 64): BatchTile(outputs=128, step_tiles=1, warps=8, stages=4),
+    (6, 16): _LONG,
+    (6, 32): _LONG,
+    # A third stage makes Q6_K 10 % faster and five bits with minimums 17 % slower.
+    (6, 64): BatchTile(outputs=64, step_tiles=2, warps=4, stages=2),
+    (8, 16): _LONG,
+    (8, 32): _LONG,
+    (8, 64): _LONG,
+}
+"""The tiles by bits of a code and rows of a tile; each fits the 99 KiB of any card since 8.0. Of
+the tiles with one width's steps, each loses least to the best of a layer, be it an 8B model's or a
+1.7B's: 9 % at most, and 14 % with 5 or 6 bits in 64 rows."""
+COPY_WEIGHTS: dict[tuple[int, int], int] = {
+    (4, 16): 10_000_000,
+    (4, 32): 10_000_000,
+    (4, 64): 40_000_000,
+    (6, 16): 10_000_000,
+    (6, 32): 20_000_000,
+    (6, 64): 120_000_000,
+    (8, 16): 10_000_000,
+    (8, 32): 10_000_000,
+    (8, 64): 60_000_000,
+}
+"""The most weights, outputs times inputs, of which a bfloat16 copy is multiplied faster than the
+tile, by the same keys. A copy of a small weight is read in what a launch takes anyway; the tile's
+unpacking grows with its rows."""
+
+
+def has_batch_kernel(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True  # Triton's interpreter
+    # On older cards Triton multiplies these tiles without tensor cores.
+    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+
+
+def batch_tile(bits: int, num_rows: int) -> BatchTile | None:
+    """The tile for so many rows of codes of so many bits, or ``None``: ``packed``'s kernel."""
+    least = LEAST_BATCH_ROWS.get(bits)
+    if least is None or num_rows < least:
+        return None
+    return BATCH_TILES[bits, tile_rows(num_rows)]
+
+
+def is_copy_faster(bits: int, num_rows: int, num_weights: int) -> bool:
+    """Whether rows of a decode step are multiplied faster by a bfloat16 copy of the weight."""
+    if num_rows > max(ROWS):
+        # Each tile of rows unpacks the weight again: two take longer than the copy, of any weight.
+        return True
+    if batch_tile(bits, num_rows) is None:
+        return False  # the kernel for few rows was the faster with every weight
+    return num_weights <= COPY_WEIGHTS[bits, tile_rows(num_rows)]
+
+
+def tile_rows(num_rows: int) -> int:
+    return next((rows for rows in ROWS if rows >= num_rows), max(ROWS))
+
+
+def num_splits(outputs: int, num_steps: int, num_processors: int) -> int:
+    """Into how many parts the features are split: ``outputs`` of all tiles of rows."""
+    most = max(1, num_steps // LEAST_SPLIT_STEPS)
+    splits = max(1, min(SPLIT_OUTPUTS * num_processors // outputs, most))
+    return int(triton.cdiv(num_steps, triton.cdiv(num_steps, splits)))
+
+
+def batch_product(
+    packed: Packed, x: torch.Tensor, out_features: int, tile: BatchTile, num_processors: int
+) -> torch.Tensor:
+    """``x`` (rows, in_features) times the weight: (rows, out_features) of its dtype."""
+    layout, rows = packed.layout, tile_rows(len(x))
+    bits, group_features = layout["bits"], layout["group_features"]
+    num_tiles = packed.words.shape[1] // packed.tile_words
+    step_tiles = tile.step_tiles if num_tiles % tile.step_tiles == 0 else 1
+    if bits == 6:  # a word of upper bits is of two tiles
+        step_tiles = max(2, step_tiles)
+    num_steps = num_tiles // step_tiles
+    output_tiles, row_tiles = triton.cdiv(out_features, tile.outputs), triton.cdiv(len(x), rows)
+    splits = num_splits(out_features * row_tiles, num_steps, num_processors)
+    product = x.new_empty(len(x), out_features)
+    sums = product
+    if splits > 1:
+        sums = x.new_empty(splits, len(x), out_features, dtype=torch.float32)
+    packed_batch_kernel[output_tiles, splits, row_tiles](
+        x.contiguous(),
+        packed.words,
+        packed.high_words,
+        packed.scales,
+        packed.row_scales,
+        packed.table,
+        sums,
+        len(x),
+        out_features,
+        triton.cdiv(num_steps, splits),
+        layout["in_features"] // group_features,
+        num_tiles,
+        bits=bits,
+        zero=layout["zero"],
+        group_features=group_features,
+        has_minimums=layout["has_minimums"],
+        is_float=layout["is_float"],
+        fills_steps=layout["in_features"] == layout["padded_features"],
+        tile_outputs=tile.outputs,
+        tile_rows=rows,
+        step_tiles=step_tiles,
+        stages=tile.stages,
+        # Triton's interpreter cannot multiply bfloat16.
+        is_exact=x.dtype == torch.float32 or x.device.type == "cpu",
+        num_warps=tile.warps,
+    )
+    if splits > 1:
+        grid = (triton.cdiv(product.numel(), SUMMED_BLOCK),)
+        sum_splits_kernel[grid](sums, product, product.numel(), splits, block=SUMMED_BLOCK)
+    return product

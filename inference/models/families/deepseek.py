@@ -1,0 +1,176 @@
+"""DeepSeek V2 and V3, and their kin: Kimi K2 and GLM-4.7-Flash. Latent attention, and a mixture of
+experts behind the first layers, beside one that all rows go through.
+
+V2 scores experts by a softmax, and where they are in groups a group is worth its best expert. V3
+scores them by sigmoids and a bias that only chooses, and a group is worth its two best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from inference.models.config import MlpKind, ModelConfig
+from inference.models.families.decoder_tensors import DECODER
+from inference.models.families.family import Family, GGUFNames
+from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys, read_decoder_gguf
+from inference.models.families.glm_moe import hub_name, routed_fields
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    positive_integer,
+    read_decoder,
+)
+from inference.models.families.latent import (
+    LATENT_NAMES,
+    gguf_latent,
+    gguf_latent_fields,
+    read_latent,
+)
+from inference.models.families.mixture import MIXTURE_NAMES, gguf_mixture, mixture_tensors
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.protocol.load_errors import BadFileError
+
+V2_METHODS = ("greedy", "group_limited_greedy")
+V3_METHOD = "noaux_tc"
+NAMES = GGUFNames(
+    model=MIXTURE_NAMES.model,
+    layer={
+        **MIXTURE_NAMES.layer,
+        **LATENT_NAMES,
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    },
+    folded=frozenset({"attn_k_b", "attn_v_b"}),
+)
+MLP_TYPES: dict[str, MlpKind] = {"dense": "dense", "sparse": "sparse"}
+
+
+def read_v2(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    method = config.get("topk_method") or V2_METHODS[0]
+    if method not in V2_METHODS:
+        raise BadFileError(
+            f"topk_method {method!r} is not supported; known: {', '.join(V2_METHODS)}"
+        )
+    _check_scoring(config, "softmax")
+    if config.get("norm_topk_prob"):
+        raise BadFileError("norm_topk_prob is not supported beside softmax in this architecture")
+    _check_every_layer(config)
+    defaults = {"n_shared_experts": 2} | dict(config)
+    if method == V2_METHODS[0]:
+        defaults |= {"n_group": 1, "topk_group": 1}
+    fields = routed_fields(defaults, scoring="softmax", has_choice_bias=False, group_experts=1)
+    return read_decoder(_whole(config), generation, **read_latent(config), **fields)
+
+
+def read_v3(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    method = config.get("topk_method") or V3_METHOD
+    if method != V3_METHOD:
+        raise BadFileError(f"topk_method {method!r} is not supported; known: {V3_METHOD!r}")
+    _check_scoring(config, "sigmoid")
+    defaults: dict[str, Any] = {
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+    }
+    return _read_sigmoids(defaults | dict(config), generation)
+
+
+def read_glm(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    defaults: dict[str, Any] = {
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+        "first_k_dense_replace": 1,
+    }
+    return _read_sigmoids(defaults | dict(config), generation)
+
+
+def _read_sigmoids(config: Json, generation: Json) -> ModelConfig:
+    _check_every_layer(config)
+    fields = routed_fields(config)
+    if listed := config.get("mlp_layer_types"):
+        if unknown := sorted(set(listed) - MLP_TYPES.keys()):
+            raise BadFileError(f"an MLP of the type {unknown[0]!r} is not supported")
+        fields["mlps"] = tuple(MLP_TYPES[name] for name in listed)
+    return read_decoder(_whole(config), generation, **read_latent(config), **fields)
+
+
+def _whole(config: Json) -> Json:
+    """transformers writes the width of the rotated part as ``head_dim``, whose whole is rotated."""
+    return {**config, "head_dim": positive_integer(config, "qk_rope_head_dim")}
+
+
+def _check_every_layer(config: Json) -> None:
+    """Raises ``BadFileError`` where dense layers lie between those with experts."""
+    if (every := config.get("moe_layer_freq") or 1) != 1:
+        raise BadFileError(f"moe_layer_freq {every!r} is not supported; known: 1")
+
+
+def _check_scoring(config: Json, known: str) -> None:
+    if (scoring := config.get("scoring_func") or known) != known:
+        raise BadFileError(
+            f"scoring_func {scoring!r} is not supported; this architecture has {known!r}"
+        )
+
+
+def read_gguf(keys: GGUFKeys) -> ModelConfig:
+    """llama.cpp writes all of these models alike: the scoring of experts distinguishes V2's files.
+    Its rule for groups is V3's; V2's own is not in the file. Raises ``BadFileError``."""
+    mixture = gguf_mixture(keys, normalizes=False)
+    experts: ExpertsConfig = mixture["experts"]
+    is_v2 = experts.scoring == "softmax"
+    num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
+    mixture["mlps"] = mixture["mlps"][:num_layers]
+    if is_v2:
+        mixture["experts"] = replace(experts, group_experts=1)
+    shape = gguf_latent(keys)
+    return read_decoder_gguf(
+        keys,
+        "deepseek_v2" if is_v2 else "deepseek_v3",
+        num_layers=num_layers,
+        **mixture,
+        **gguf_latent_fields(keys, shape, num_layers),
+    )
+
+
+GGUF = "deepseek2"
+DEEPSEEK_V2 = Family(
+    name="DeepSeek V2",
+    model_types=("deepseek_v2",),
+    gguf_shared=(GGUF,),
+    read_config=read_v2,
+    tensors=mixture_tensors,
+    hub_name=hub_name,
+    gguf_names=NAMES,
+    builder=DECODER,
+)
+DEEPSEEK_V3 = Family(
+    name="DeepSeek V3, Kimi K2",
+    model_types=("deepseek_v3", "kimi_k2"),
+    gguf_architectures=(GGUF,),
+    read_config=read_v3,
+    read_gguf=read_gguf,
+    tensors=mixture_tensors,
+    hub_name=hub_name,
+    gguf_names=NAMES,
+    builder=DECODER,
+)
+GLM4_MOE_LITE = Family(
+    name="GLM-4.7-Flash",
+    model_types=("glm4_moe_lite",),
+    gguf_shared=(GGUF,),
+    read_config=read_glm,
+    tensors=mixture_tensors,
+    hub_name=hub_name,
+    gguf_names=NAMES,
+    builder=DECODER,
+)

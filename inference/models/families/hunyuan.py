@@ -1,0 +1,155 @@
+"""Hunyuan, dense and with experts: llama's layers with a norm of each rotated head, and a rotary
+base that is stretched once and for all. Its experts stand in every layer, beside one that all rows
+go through.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from inference.models.config import ModelConfig
+from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
+from inference.models.families.family import Family, GGUFNames
+from inference.models.families.gguf_keys import (
+    GGUFKeys,
+    check_no_experts,
+    check_whole_rotary,
+    read_decoder_gguf,
+)
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    optional_size,
+    positive_integer,
+    read_decoder,
+    rope_parameters,
+    same_in_all_layers,
+)
+from inference.models.families.hub_config import check_whole_rotary as check_whole_rotary_hub
+from inference.models.families.layer_names import LayerNames
+from inference.models.families.mixture import (
+    MIXTURE_NAMES,
+    experts_of,
+    gguf_mixture,
+    mixture_tensors,
+)
+from inference.protocol.load_errors import BadFileError
+
+NAMES = LayerNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
+NORM_NAMES = {"attn_q_norm": NAMES.query_norm, "attn_k_norm": NAMES.key_norm}
+NOT_BUILT = {
+    "use_cla": "layers that share keys and values",
+    "use_mla": "latent attention",
+    "moe_layer_num_skipped": "dense layers before those with experts",
+    "position_embedding_xdrope": "rotary embedding of several axes",
+}
+"""Switches of config.json, and in words what each switches on."""
+
+
+def read_dense(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return _read(config, generation)
+
+
+def read_moe(config: Json, generation: Json) -> ModelConfig:
+    """``intermediate_size`` is the shared expert's width, and the others' where
+    ``moe_intermediate_size`` names no other. Lists name each layer's own number: layers
+    that differ are refused. Raises ``BadFileError``."""
+    own = {key: same_in_all_layers(config, key) for key in PER_LAYER if key in config}
+    inner = positive_integer(config, "intermediate_size")
+    num_shared = optional_size(own, "num_shared_expert", 1)
+    experts = experts_of(
+        {"num_experts_per_tok": own.get("moe_topk"), "num_experts": own.get("num_experts")},
+        intermediate_size=optional_size(own, "moe_intermediate_size", inner),
+        normalizes=True,
+        shared_intermediate_size=inner * num_shared,
+        gates_shared=False,
+    )
+    num_layers = positive_integer(config, "num_hidden_layers")
+    return _read(config, generation, experts=experts, mlps=("sparse",) * num_layers)
+
+
+PER_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
+
+
+def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
+    check_activation(config, "silu", "swish")
+    check_whole_rotary_hub(config)
+    for key, words in NOT_BUILT.items():
+        if config.get(key):
+            raise BadFileError(f"{words} ({key}) are not supported in this architecture")
+    has_bias = bool(config.get("attention_bias", False))
+    width = config.get("head_dim") or config.get("attention_head_dim")
+    return read_decoder(
+        {"rms_norm_eps": 1e-5, **config, "head_dim": width} | stretched(config, width),
+        generation,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        qk_norm=bool(config.get("use_qk_norm", True)),
+        is_qk_norm_after_rotation=True,
+        **declared,
+    )
+
+
+def stretched(config: Json, head_dim: int | None) -> dict[str, Any]:
+    """What replaces the rotary embedding of config.json: files call it ``dynamic`` and mean a base
+    that ``alpha`` stretches, whatever a sequence's length. Empty where there is no such number."""
+    rope = rope_parameters(config)
+    alpha = rope.get("alpha")
+    if rope.get("rope_type", rope.get("type")) != "dynamic" or not alpha:
+        return {}
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or alpha <= 0:
+        raise BadFileError(f"the alpha of rope scaling dynamic is {alpha!r}, not a number above 0")
+    heads = positive_integer(config, "num_attention_heads")
+    width = head_dim or positive_integer(config, "hidden_size") // heads
+    if width < 3:
+        raise BadFileError(f"heads of {width} features have no rotary base to stretch")
+    base = float(rope.get("rope_theta") or 10_000.0) * float(alpha) ** (width / (width - 2))
+    return {"rope_scaling": None, "rope_parameters": {"rope_theta": base}}
+
+
+def read_dense_gguf(keys: GGUFKeys) -> ModelConfig:
+    """llama.cpp's converter has stretched the base. Raises ``BadFileError``."""
+    check_whole_rotary(keys)
+    check_no_experts(keys)
+    return read_decoder_gguf(keys, "hunyuan_v1_dense", is_qk_norm_after_rotation=True)
+
+
+def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_whole_rotary(keys)
+    mixture = gguf_mixture(keys, normalizes=True)
+    return read_decoder_gguf(keys, "hunyuan_v1_moe", is_qk_norm_after_rotation=True, **mixture)
+
+
+def hub_name(name: str) -> str:
+    return name.replace(".mlp.gate.wg.", ".mlp.gate.").replace(
+        ".mlp.shared_mlp.", ".mlp.shared_expert."
+    )
+
+
+HUNYUAN_DENSE = Family(
+    name="Hunyuan",
+    model_types=("hunyuan_v1_dense",),
+    gguf_architectures=("hunyuan-dense",),
+    read_config=read_dense,
+    read_gguf=read_dense_gguf,
+    tensors=partial(decoder_tensors, names=NAMES),
+    layer_names=NAMES,
+    gguf_names=GGUFNames(model=DECODER_NAMES.model, layer={**DECODER_NAMES.layer, **NORM_NAMES}),
+    builder=DECODER,
+)
+HUNYUAN_MOE = Family(
+    name="Hunyuan (experts)",
+    model_types=("hunyuan_v1_moe",),
+    gguf_architectures=("hunyuan-moe",),
+    read_config=read_moe,
+    read_gguf=read_moe_gguf,
+    tensors=partial(mixture_tensors, names=NAMES),
+    layer_names=NAMES,
+    hub_name=hub_name,
+    gguf_names=GGUFNames(model=MIXTURE_NAMES.model, layer={**MIXTURE_NAMES.layer, **NORM_NAMES}),
+    builder=DECODER,
+)

@@ -1,0 +1,180 @@
+"""The vision tower of Pixtral and Mistral Small 3, whose images have any shape and whose rows of
+tokens are apart: how config.json describes it, its names in safetensors files, and its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+from inference.models.families.family import Json, TensorRole
+from inference.models.families.hub_config import optional_size, positive_integer, rope_parameters
+from inference.models.families.tower import (
+    ROPE_THETA,
+    TOWER,
+    check_rotated_heads,
+    check_row_size,
+    tower_tensor,
+)
+from inference.models.vision_config import ImageText, VisionConfig
+from inference.protocol.load_errors import BadFileError
+
+NORM_EPS = 1e-5
+IMAGE_TOKEN, BREAK_TOKEN, END_TOKEN = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+DEFAULTS: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+}
+"""The values of keys that a tower's config leaves out."""
+_OF_TOWER = re.compile(r"(?:model\.)?vision_tower\.(.+)")
+_OF_PROJECTOR = re.compile(r"(?:model\.)?multi_modal_projector\.(.+)")
+_OF_BLOCK = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.weight")
+_ALONE = {"patch_conv.weight": "patch_embed.proj.weight", "ln_pre.weight": "pre_norm.weight"}
+_BLOCK = {
+    "attention_norm": "norm1",
+    "ffn_norm": "norm2",
+    "attention.o_proj": "attn.proj",
+    "feed_forward.gate_proj": "mlp.gate_proj",
+    "feed_forward.up_proj": "mlp.up_proj",
+    "feed_forward.down_proj": "mlp.down_proj",
+}
+_PARTS_OF_QKV = {"attention.q_proj": 0, "attention.k_proj": 1, "attention.v_proj": 2}
+_ROTATED = re.compile(rf"{re.escape(TOWER)}blocks\.\d+\.attn\.qkv\.weight\.[01]")
+_MERGING = "patch_merger.merging_layer.weight"
+
+
+def pixtral_tower_name(name: str) -> str | None:
+    """What the model calls a tensor of the tower or its projector in a safetensors file; ``None``
+    for any other."""
+    if match := _OF_PROJECTOR.fullmatch(name):
+        inner = match[1]
+        return f"{TOWER}merger.{'merging.weight' if inner == _MERGING else inner}"
+    match = _OF_TOWER.fullmatch(name)
+    return match and TOWER + (_ALONE.get(match[1]) or _in_block(match[1]) or match[1])
+
+
+def _in_block(name: str) -> str | None:
+    match = _OF_BLOCK.fullmatch(name)
+    if match is None:
+        return None
+    index, inner = match.groups()
+    if (part := _PARTS_OF_QKV.get(inner)) is not None:
+        return f"blocks.{index}.attn.qkv.weight.{part}"
+    return f"blocks.{index}.{_BLOCK[inner]}.weight" if inner in _BLOCK else None
+
+
+def is_rotated(name: str) -> bool:
+    """Whether the tensor, by the model's name, is the queries or the keys of a block, whose rows
+    llama.cpp's converter writes in pairs."""
+    return _ROTATED.fullmatch(name) is not None
+
+
+def pixtral_text() -> ImageText:
+    """Each row of an image's tokens is followed by a token of its own."""
+    whole = f"{IMAGE_TOKEN}{END_TOKEN}"
+    return ImageText(
+        IMAGE_TOKEN, whole, part=IMAGE_TOKEN, row_break=BREAK_TOKEN, parts_end=END_TOKEN
+    )
+
+
+def read_pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConfig:
+    """The tower that config.json describes, without its processor's image sizes. ``text``: the
+    decoder's part. ``has_projector_bias``: where the config does not name it. Raises
+    ``BadFileError`` for one that would be computed wrongly."""
+    tower = DEFAULTS | config["vision_config"]
+    check_features(config)
+    vision = VisionConfig(
+        **row_fields(
+            positive_integer(tower, "image_size"),
+            positive_integer(tower, "patch_size"),
+            positive_integer({"spatial_merge_size": 1, **config}, "spatial_merge_size"),
+        ),
+        image_token_id=positive_integer(
+            {"image_token_index": config.get("image_token_id", 10), **config}, "image_token_index"
+        ),
+        num_channels=positive_integer(tower, "num_channels"),
+        depth=positive_integer(tower, "num_hidden_layers"),
+        hidden_size=positive_integer(tower, "hidden_size"),
+        intermediate_size=positive_integer(tower, "intermediate_size"),
+        num_heads=positive_integer(tower, "num_attention_heads"),
+        out_hidden_size=positive_integer(text, "hidden_size"),
+        rope_theta=float(rope_parameters(tower).get("rope_theta") or ROPE_THETA),
+        activation=activation_of(str(tower["hidden_act"])),
+        merger_eps=float(text.get("rms_norm_eps", 1e-6)),
+        has_projector_bias=bool(config.get("multimodal_projector_bias", has_projector_bias)),
+    )
+    head_dim = vision.hidden_size // vision.num_heads
+    if optional_size(tower, "head_dim", head_dim) != head_dim:
+        raise BadFileError(f"vision_config: head_dim is {tower['head_dim']}, not {head_dim}")
+    check_pixtral_vision(vision, positive_integer(text, "hidden_size"))
+    return vision
+
+
+def check_features(config: Json) -> None:
+    """Raises ``BadFileError`` where a projector reads or computes something else."""
+    for key, known in (
+        ("vision_feature_layer", -1),
+        ("vision_feature_select_strategy", "full"),
+        ("projector_hidden_act", "gelu"),
+    ):
+        if (found := config.get(key, known)) != known:
+            raise BadFileError(f"{key} is {found!r}, not {known!r}")
+
+
+def activation_of(name: str) -> Literal["gelu", "silu"]:
+    """Raises ``BadFileError``."""
+    if name not in ("gelu", "silu"):
+        raise BadFileError(f"vision_config: hidden_act {name!r} is neither gelu nor silu")
+    return cast("Literal['gelu', 'silu']", name)
+
+
+def row_fields(longest_px: int, patch_px: int, merge: int) -> dict[str, Any]:
+    """The fields of a ``VisionConfig`` that follow from the longest side of an image, and of all
+    such towers."""
+    return {
+        "kind": "pixtral",
+        "division": "rows",
+        "min_pixels": 0,
+        "max_pixels": longest_px**2,
+        "patch_px": patch_px,
+        "merge": merge,
+        "temporal_patch": 1,
+        "norm_eps": NORM_EPS,
+        "text": pixtral_text(),
+    }
+
+
+def check_pixtral_vision(vision: VisionConfig, text_hidden_size: int) -> None:
+    """Raises ``BadFileError`` for a tower that cannot be computed or does not fit its decoder."""
+    check_rotated_heads(vision)
+    check_row_size(vision, text_hidden_size)
+
+
+def pixtral_tensors(vision: VisionConfig) -> Iterator[TensorRole]:
+    """Dense whatever the decoder's become: a small part of the whole, and it is run seldom."""
+    size, inner, patch = vision.hidden_size, vision.intermediate_size, vision.patch_px
+    yield tower_tensor("patch_embed.proj.weight", size, vision.num_channels, patch, patch)
+    yield tower_tensor("pre_norm.weight", size)
+    for index in range(vision.depth):
+        prefix = f"blocks.{index}."
+        yield tower_tensor(f"{prefix}norm1.weight", size)
+        yield tower_tensor(f"{prefix}norm2.weight", size)
+        yield tower_tensor(f"{prefix}attn.qkv.weight", 3 * size, size)
+        yield tower_tensor(f"{prefix}attn.proj.weight", size, size)
+        yield tower_tensor(f"{prefix}mlp.gate_proj.weight", inner, size)
+        yield tower_tensor(f"{prefix}mlp.up_proj.weight", inner, size)
+        yield tower_tensor(f"{prefix}mlp.down_proj.weight", size, inner)
+    if vision.merge > 1:
+        yield tower_tensor("merger.norm.weight", size)
+        yield tower_tensor("merger.merging.weight", size, vision.merged_features)
+    out = vision.out_hidden_size
+    for name, inputs in (("linear_1", size), ("linear_2", out)):
+        yield tower_tensor(f"merger.{name}.weight", out, inputs)
+        if vision.has_projector_bias:
+            yield tower_tensor(f"merger.{name}.bias", out)

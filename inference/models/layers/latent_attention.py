@@ -1,0 +1,174 @@
+"""Multi-head latent attention over paged latents, by torch's operators (DeepSeek-AI 2024,
+arXiv:2405.04434, section 2.1).
+
+Of a token only its latent and one rotated key are kept, for all heads together. There are two ways
+to attend to them, with the same result:
+
+    absorbed   queries become latents' width: q · (W_k c) = (W_kᵀ q) · c, and what the weights sum
+               up is of latents, of which each head then makes its values
+    expanded   latents become each head's keys and values first
+
+Rows that decode are absorbed: they read the kept latents alone. Prompts are expanded: a pair of
+tokens then costs what a head's width does, and not what a latent's does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
+
+from inference.models.cache.paged_kv import LayerKV
+from inference.models.config import ModelConfig
+from inference.models.device_step import DeviceStep
+from inference.models.layers.attention import MOST_GATHERED_BYTES, decode_blocks, gathered_bytes
+from inference.models.layers.attention_masks import ContextMask, decode_mask, prefill_mask
+from inference.models.layers.rope import RopeTable, rotate_heads
+from inference.models.step_input import Query, num_blocks
+
+
+class LatentWeights(Protocol):
+    """What a layer has of its own between its projections."""
+
+    @property
+    def latent_norm(self) -> torch.Tensor:
+        """(kv_rank,)"""
+        ...
+
+    @property
+    def up(self) -> torch.Tensor:
+        """(heads, plain_dim + value_dim, kv_rank): what makes a head's plain key and its value of a
+        latent."""
+        ...
+
+
+class LatentAttention:
+    """What all latent layers of a model share."""
+
+    def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype) -> None:
+        """``dtype`` is the activations'."""
+        assert config.latent is not None
+        self.shape = config.latent
+        self.scale = config.attention_scale
+        self.eps = config.rms_norm_eps
+        self.rope = rope
+        self.dtype = dtype
+
+    def of_step(self, step: DeviceStep) -> LatentAttend:
+        return LatentAttend(step, self)
+
+
+class LatentAttend:
+    """Attention of one step, prepared once for all layers."""
+
+    def __init__(self, step: DeviceStep, attention: LatentAttention) -> None:
+        self._step = step
+        self._of_model = attention
+        self._num_decode_rows = step.host.num_decode_rows
+        self._angles = attention.rope.at(step.positions)
+        self._decode_blocks = decode_blocks(step)
+        host = step.host
+        self._prompts = [
+            (
+                query,
+                prefill_mask(
+                    *(query, None, attention.dtype, step.positions.device, host.block_tokens),
+                    host.last_seen,
+                ),
+            )
+            for query in step.prompts
+        ]
+
+    def __call__(
+        self,
+        weights: LatentWeights,
+        queries: torch.Tensor,
+        compressed: torch.Tensor,
+        layer_kv: LayerKV,
+    ) -> torch.Tensor:
+        """``queries`` (num_rows, heads, plain_dim + rotary_dim) and ``compressed`` (num_rows,
+        kv_rank + rotary_dim), as their projections gave them -> (num_rows, heads * value_dim).
+        Writes the rows' latents and rotated keys."""
+        shape, eps = self._of_model.shape, self._of_model.eps
+        latents, keys = torch.split(compressed, [shape.kv_rank, shape.rotary_dim], dim=-1)
+        latents = rms_norm(latents, weights.latent_norm.shape, weights.latent_norm, eps)
+        plain, rotary = torch.split(queries, [shape.plain_dim, shape.rotary_dim], dim=-1)
+        rotary = torch.cat((rotary, keys.unsqueeze(1)), dim=1)
+        is_interleaved = self._of_model.rope.is_interleaved
+        rotary = rotate_heads(rotary, *self._angles, is_interleaved=is_interleaved)
+        rotary = rotary.to(queries.dtype)
+        kept = torch.cat((latents, rotary[:, -1]), dim=-1)
+        layer_kv.write_vectors(self._step.slots, kept[:, None, None])
+        queries = torch.cat((plain, rotary[:, :-1]), dim=-1)
+        first = self._num_decode_rows
+        parts = [self._decoded(queries[:first], weights.up, layer_kv)] if first else []
+        for query, mask in self._prompts:
+            rows = slice(query.first_row, query.last_row)
+            context = self._context_of(query, kept[rows], layer_kv)
+            parts.append(self._expanded(queries[rows], context, weights.up, mask))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _context_of(self, query: Query, own: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+        """(num_context, kv_rank + rotary_dim) of a prompt's tokens up to the query's last; from
+        blocks also where those hold them rounded: what a row sees must not depend on how a prompt
+        was cut."""
+        if query.start == 0 and layer_kv.entries.dtype == own.dtype:
+            return own
+        size = self._step.host.block_tokens
+        held = self._step.block_table[query.sequence][: num_blocks(query.end, size)]
+        return layer_kv.gather(held, size, own.dtype)[: query.end].flatten(1)
+
+    def _expanded(
+        self,
+        queries: torch.Tensor,
+        context: torch.Tensor,
+        up: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        shape, num_heads = self._of_model.shape, queries.shape[1]
+        latents, rotary = torch.split(context, [shape.kv_rank, shape.rotary_dim], dim=-1)
+        of_heads = linear(latents, up.flatten(0, 1)).view(-1, num_heads, shape.up_features)
+        plain, values = torch.split(of_heads, [shape.plain_dim, shape.value_dim], dim=-1)
+        keys = torch.cat((plain, rotary.unsqueeze(1).expand(-1, num_heads, -1)), dim=-1)
+        attended = scaled_dot_product_attention(
+            queries.transpose(0, 1).unsqueeze(0),
+            keys.transpose(0, 1).unsqueeze(0),
+            values.transpose(0, 1).unsqueeze(0),
+            mask,
+            is_causal=mask is None,
+            scale=self._of_model.scale,
+        )
+        return attended.squeeze(0).transpose(0, 1).flatten(1)
+
+    def _decoded(self, queries: torch.Tensor, up: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+        """As many rows at once as ``MOST_GATHERED_BYTES`` of latents allow."""
+        shape = self._of_model.shape
+        plain, rotary = torch.split(queries, [shape.plain_dim, shape.rotary_dim], dim=-1)
+        to_keys, to_values = torch.split(up, [shape.plain_dim, shape.value_dim], dim=1)
+        absorbed = torch.cat((torch.einsum("nhp,hpr->nhr", plain, to_keys), rotary), dim=-1)
+        num_context = self._decode_blocks.shape[1] * self._step.host.block_tokens
+        at_once = max(1, MOST_GATHERED_BYTES // (num_context * gathered_bytes(layer_kv)))
+        parts = []
+        for first in range(0, len(queries), at_once):
+            rows = slice(first, min(first + at_once, len(queries)))
+            mask = decode_mask(self._step.positions[rows], num_context, None, self._of_model.dtype)
+            parts.append(self._absorbed(absorbed[rows], rows, mask, layer_kv))
+        return torch.einsum("nhr,hvr->nhv", torch.cat(parts), to_values).flatten(1)
+
+    def _absorbed(
+        self, queries: torch.Tensor, rows: slice, mask: ContextMask, layer_kv: LayerKV
+    ) -> torch.Tensor:
+        """(num_rows, heads, kv_rank + rotary_dim) -> (num_rows, heads, kv_rank), of latents."""
+        block_ids, size = self._decode_blocks[rows], self._step.host.block_tokens
+        gathered = layer_kv.gather(block_ids.flatten(), size, queries.dtype)
+        mask.clear(gathered)
+        context = gathered.view(len(queries), 1, -1, queries.shape[-1])
+        attended = scaled_dot_product_attention(
+            queries.unsqueeze(1),
+            context,
+            context[..., : self._of_model.shape.kv_rank],
+            mask.added,
+            scale=self._of_model.scale,
+        )
+        return attended.squeeze(1)

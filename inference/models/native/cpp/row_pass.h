@@ -1,0 +1,406 @@
+// One crew's work on consecutive rows of a batch, step by step through the layers. A barrier stands
+// wherever a step reads what another member of the crew wrote.
+#pragma once
+
+#include <algorithm>
+
+#include "buffers.h"
+#include "delta_net.h"
+#include "gate.h"
+#include "latent_attention.h"
+#include "linear.h"
+#include "mamba.h"
+#include "model.h"
+#include "norms.h"
+#include "pictured.h"
+#include "place.h"
+#include "row_attention.h"
+#include "short_conv.h"
+#include "simd.h"
+#include "sparse_mlp.h"
+#include "thread_team.h"
+#include "vocabulary.h"
+#include "wavefront.h"
+
+namespace helexa {
+
+template <typename KV>
+class RowPass {
+ public:
+  // Rows [first, last) of `batch`.
+  RowPass(const Model& model, const Batch& batch, int first, int last, const Crew& crew,
+          const Workplace& at)
+      : m_(model), batch_(batch), first_(first), num_rows_(last - first), crew_(crew),
+        hidden_(at.all.hidden.data() + int64_t(first) * model.hidden_size),
+        projected_(at.all.projected.data()), stride_(at.all.row_width), own_(at.own), place_(at.member),
+        turns_(at.turns), block_(at.block) {
+    place_.cut_into_tiles(model, batch, first, last);
+    if (!batch.adapters) return;
+    place_.adapted.sort(num_rows_, [&](int row) { return batch.adapters[batch.sequences[first + row]]; });
+  }
+
+  // From where the pass before `layer` ended up to the layer's queries, keys and values. Whoever
+  // attends needs those of earlier rows, too. A layer behind the last is its end.
+  void come_to(int layer) {
+    if (layer == 0) {
+      embed();
+    } else {
+      finish_layer(layer - 1);
+      add_deepstack(layer - 1);
+    }
+    if (layer < m_.num_layers) begin_layer(layer);
+  }
+
+  // The rest of the last layer, and the logits of all of the rows; or the rows, where later layers read
+  // them.
+  void finish() {
+    if (m_.num_layers > 0 && !batch_.ends_in_layers(m_)) finish_layer(m_.num_layers - 1);
+    if (batch_.hidden_out) return give_rows();
+    normalize(m_.final_norm, Projection{1, {m_.head}});
+    const Share panels = crew_.share(m_.head.num_panels());
+    linear(m_.head, own_.activations(m_.hidden_size), num_rows_, panels.begin, panels.end,
+           {batch_.logits, m_.head.out_features}, false);
+    if (m_.logit_multiplier != 1.0f || m_.logit_cap > 0) {
+      finish_logits(m_, batch_.logits, num_rows_, panels);
+    }
+  }
+
+ private:
+  float* hidden(int row) const { return hidden_ + int64_t(row) * m_.hidden_size; }
+
+  void give_rows() {
+    const Share rows = crew_.share(num_rows_);
+    std::copy_n(hidden(rows.begin), int64_t(rows.end - rows.begin) * m_.hidden_size,
+                batch_.hidden_out + int64_t(rows.begin) * m_.hidden_size);
+  }
+
+  void embed() {
+    if (m_.join) return join(*m_.join);
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) {
+      if (batch_.hidden_rows) {
+        std::copy_n(batch_.hidden_rows + int64_t(first_ + row) * m_.hidden_size, m_.hidden_size,
+                    hidden(row));
+        continue;
+      }
+      const int64_t pictured = pictured_row(batch_, first_ + row);
+      if (pictured < 0) {
+        embed_row(m_, int(batch_.token_ids[first_ + row]), hidden(row));
+      } else {
+        std::copy_n(batch_.images->embeddings + pictured * m_.hidden_size, m_.hidden_size,
+                    hidden(row));
+      }
+    }
+    crew_.barrier();
+  }
+
+  void join(const Join& join) {
+    const Activations x = own_.activations(2 * m_.hidden_size);
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) {
+      float* both = x.values + int64_t(row) * x.width;
+      embed_row(m_, int(batch_.token_ids[first_ + row]), both);
+      norm_row(m_, join.embedding, both, both);
+      norm_row(m_, join.hidden, batch_.hidden_rows + int64_t(first_ + row) * m_.hidden_size,
+               both + m_.hidden_size);
+      if (join.product.reads_codes()) quantize_row(x, row, join.product.reads_half_sums());
+    }
+    crew_.barrier();
+    const Share panels = crew_.share(join.product.num_panels());
+    linear(join.product, x, num_rows_, panels.begin, panels.end, {hidden_, m_.hidden_size}, false);
+    crew_.barrier();
+  }
+
+  // What images add to their rows after one of the first layers.
+  void add_deepstack(int layer) {
+    if (!batch_.images || layer >= batch_.images->num_deepstack) return;
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++)
+      add_deepstack_row(m_, batch_, layer, first_ + row, hidden(row));
+    crew_.barrier();
+  }
+
+  void begin_layer(int index) {
+    const Layer& layer = m_.layers[index];
+    normalize(layer.input_norm, layer.qkv);
+    project(index, kQkv, layer.qkv, projected_ + int64_t(first_) * stride_, stride_, false);
+    if (layer.has_state()) return;
+    if (layer.latent) return keep_latents(layer, index);
+    const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) attention.rotate_and_cache(first_ + row);
+    crew_.barrier();
+  }
+
+  // The rows' queries where they come of what is compressed, and what is kept of the rows.
+  void keep_latents(const Layer& layer, int index) {
+    const Latent& l = *layer.latent;
+    const Share rows = crew_.share(num_rows_);
+    float* first = projected_ + int64_t(first_) * stride_;
+    if (l.query_rank) {
+      const Activations x = own_.activations(l.query_rank);
+      for (int row = rows.begin; row < rows.end; row++) {
+        float* values = x.values + int64_t(row) * x.width;
+        rms_norm_row(first + int64_t(row) * stride_, l.query_norm, x.width, m_.norm_eps, values);
+        if (l.queries.reads_codes()) quantize_row(x, row, l.queries.reads_half_sums());
+      }
+      crew_.barrier();
+      project(index, kQueries, l.queries, first + l.query_rank + l.width(), stride_, false);
+    }
+    const LatentRows<KV> latents(m_, batch_, layer, projected_, stride_);
+    for (int row = rows.begin; row < rows.end; row++) latents.rotate_and_keep(first_ + row);
+    crew_.barrier();
+  }
+
+  void finish_layer(int index) {
+    const Layer& layer = m_.layers[index];
+    if (m_.is_parallel) return finish_parallel_layer(layer, index);
+    mix(layer, index);
+    add(index, kOutput, layer.output, layer.mixed_norm);
+    if (layer.experts) return add_experts(layer);
+    go_up(layer, index, layer.mlp_norm);
+    add(index, kDown, layer.down, layer.mlp_added_norm);
+  }
+
+  // What both parts say meets in the scratch: the rows stay as they are until both have read them.
+  void finish_parallel_layer(const Layer& layer, int index) {
+    go_up(layer, index, layer.input_norm);
+    project(index, kDown, layer.down, own_.added.data(), m_.hidden_size, false);
+    mix(layer, index);
+    project(index, kOutput, layer.output, own_.added.data(), m_.hidden_size, true);
+    add_to_rows(Norm{});
+  }
+
+  // values = what earlier rows say to each row, ready for the layer's output.
+  void mix(const Layer& layer, int index) {
+    if (layer.conv) convolve_rows(layer, index);
+    else if (layer.mamba) scan(layer, index);
+    else if (layer.delta) update_states(layer, index);
+    else if (layer.latent) attend_to_latents(layer);
+    else attend(layer);
+    quantize(layer.output.in_features(), layer.output);
+  }
+
+  // values = what is inside of the layer's MLP, ready for what goes down.
+  void go_up(const Layer& layer, int index, const Norm& norm) {
+    normalize(norm, layer.gate_up);
+    project(index, kGateUp, layer.gate_up, own_.gate_up.data(), own_.gate_up_stride, false);
+    gate(layer.down);
+  }
+
+  void add(int layer, AdaptedKind kind, const Projection& w, const Norm& after) {
+    if (m_.adds_plainly(after)) return project(layer, kind, w, hidden_, m_.hidden_size, true);
+    project(layer, kind, w, own_.added.data(), m_.hidden_size, false);
+    add_to_rows(after);
+  }
+
+  void add_to_rows(const Norm& after) {
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) {
+      float *to = hidden(row), *added = own_.added.data() + int64_t(row) * m_.hidden_size;
+      norm_row(m_, after, added, added);
+      for (int i = 0; i < m_.hidden_size; i++) to[i] += added[i] * m_.residual_multiplier;
+    }
+    crew_.barrier();
+  }
+
+  void add_experts(const Layer& layer) {
+    normalize(layer.mlp_norm, *layer.experts);
+    const Activations x = own_.activations(m_.hidden_size);
+    SparseMlp mlp(*layer.experts, x, num_rows_, crew_, own_.experts, place_.routes);
+    if (m_.adds_plainly(layer.mlp_added_norm)) return mlp.add_to(hidden_);
+    const Share rows = crew_.share(num_rows_);
+    std::fill_n(own_.added.data() + int64_t(rows.begin) * m_.hidden_size,
+                int64_t(rows.end - rows.begin) * m_.hidden_size, 0.0f);
+    crew_.barrier();
+    mlp.add_to(own_.added.data());
+    add_to_rows(layer.mlp_added_norm);
+  }
+
+  // `next`: the Projection, or the Experts, that read what comes out.
+  template <typename Next>
+  void normalize(const Norm& norm, const Next& next) {
+    const Share rows = crew_.share(num_rows_);
+    const Activations x = own_.activations(m_.hidden_size);
+    for (int row = rows.begin; row < rows.end; row++) {
+      norm_row(m_, norm, hidden(row), x.values + int64_t(row) * m_.hidden_size);
+      if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
+    }
+    crew_.barrier();
+  }
+
+  // Quantises the scratch's values for `next`, split by groups so that one row has work for everybody.
+  void quantize(int width, const Projection& next) {
+    if (!next.reads_codes()) return;
+    const Activations x = own_.activations(width);
+    const int num_groups = x.num_groups();
+    const Share groups = crew_.share(num_rows_ * num_groups);
+    for (int row = groups.begin / num_groups; row * num_groups < groups.end; row++) {
+      const int first = std::max(0, groups.begin - row * num_groups);
+      const int last = std::min(num_groups, groups.end - row * num_groups);
+      const float mean = mean_square(x.values + int64_t(row) * width, width);
+      quantize_groups(x, row, first, last, mean, next.reads_half_sums());
+    }
+    crew_.barrier();
+  }
+
+  // What rows' adapters add to a projection comes from the values that it read, also where it read
+  // them quantised.
+  void project(int layer, AdaptedKind kind, const Projection& w, float* out, int64_t stride, bool add) {
+    const Share panels = crew_.share(w.num_panels());
+    helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end,
+                    {out, stride}, add);
+    const AdaptedRows& adapted = place_.adapted;
+    if (batch_.adapters && !adapted.groups().empty()) {
+      const AdaptedPlace at{own_.values.data(), w.in_features(), out, stride, own_.inner.data(),
+                            batch_.inner_width};
+      adapt_down(adapted, layer, kind, w.in_features(), crew_, at);
+      crew_.barrier();
+      adapt_up(adapted, layer, kind, crew_, at);
+    }
+    crew_.barrier();
+  }
+
+  void attend(const Layer& layer) {
+    const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
+    const std::vector<RowTile>& tiles = place_.row_tiles;
+    const int num_tiles = int(tiles.size());
+    share_tasks(num_tiles * m_.num_kv_heads, [&](int task) {
+      const RowTile rows = tiles[task % num_tiles];
+      float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * m_.query_width();
+      attention.attend(rows, task / num_tiles, place_.tile, outputs);
+    });
+  }
+
+  // Each head's queries become as wide as latents, sum up latents, and make the head's values of them.
+  void attend_to_latents(const Layer& layer) {
+    const LatentRows<KV> latents(m_, batch_, layer, projected_, stride_);
+    const int num_heads = m_.num_heads, num_pieces = (num_rows_ + kTileRows - 1) / kTileRows;
+    const auto absorbed = [&](int row) {
+      return own_.absorbed.data() + int64_t(row) * m_.query_width();
+    };
+    const auto size_of = [&](int row) { return std::min(kTileRows, num_rows_ - row); };
+    share_tasks(num_pieces * num_heads, [&](int task) {
+      const int row = task % num_pieces * kTileRows, head = task / num_pieces;
+      latents.absorb(first_ + row, size_of(row), head, place_.latent, absorbed(row));
+    });
+    crew_.barrier();  // tasks are counted from the first again
+    const std::vector<RowTile>& tiles = place_.row_tiles;
+    const int num_tiles = int(tiles.size());
+    const int most_queries = std::max(kTileQueries, num_heads);
+    share_tasks(num_tiles * ((most_queries + kLanes - 1) / kLanes), [&](int task) {
+      const RowTile rows = tiles[task % num_tiles];
+      latents.attend(rows, task / num_tiles * kLanes, place_.latent, absorbed(rows.first_row - first_));
+    });
+    crew_.barrier();
+    const int width = num_heads * layer.latent->value_dim;
+    share_tasks(num_pieces * num_heads, [&](int task) {
+      const int row = task % num_pieces * kTileRows, head = task / num_pieces;
+      float* outputs = own_.values.data() + int64_t(row) * width;
+      latents.make_values(size_of(row), head, place_.latent, absorbed(row), outputs);
+    });
+  }
+
+  // A sequence's rows one after the other, each key head by itself.
+  void update_states(const Layer& layer, int index) {
+    const DeltaNet& d = *layer.delta;
+    const DeltaRows delta(d, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
+    const std::vector<RowTile>& runs = place_.runs;
+    const int num_runs = int(runs.size());
+    if (turns_) turns_->wait(index, block_);
+    share_tasks(num_runs * d.num_key_heads, [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * d.value_features();
+      delta.mix(rows.first_row, rows.count, task / num_runs, place_.delta, outputs);
+    });
+    if (turns_) turns_->pass_on(index, block_);
+  }
+
+  // A sequence's rows one after the other, some channels by themselves.
+  void convolve_rows(const Layer& layer, int index) {
+    const ShortConvRows conv(*layer.conv, batch_, layer.cache_index, projected_, stride_);
+    const std::vector<RowTile>& runs = place_.runs;
+    const int num_runs = int(runs.size());
+    if (turns_) turns_->wait(index, block_);
+    share_tasks(num_runs * conv.num_tasks(), [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * layer.conv->channels;
+      conv.mix(rows.first_row, rows.count, task / num_runs, outputs);
+    });
+    if (turns_) turns_->pass_on(index, block_);
+  }
+
+  // A sequence's rows one after the other: some channels by themselves, and then each head.
+  void scan(const Layer& layer, int index) {
+    const Mamba& m = *layer.mamba;
+    const MambaRows mamba(m, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
+    const std::vector<RowTile>& runs = place_.runs;
+    const int num_runs = int(runs.size());
+    const auto outputs = [&](int row) {
+      return own_.values.data() + int64_t(row - first_) * m.features();
+    };
+    if (turns_) turns_->wait(index, block_);
+    share_tasks(num_runs * mamba.num_conv_tasks(), [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      mamba.mix_channels(rows.first_row, rows.count, task / num_runs);
+    });
+    crew_.barrier();  // tasks are counted from the first again
+    share_tasks(num_runs * m.num_heads, [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      mamba.scan(rows.first_row, rows.count, task / num_runs, outputs(rows.first_row));
+    });
+    if (turns_) turns_->pass_on(index, block_);
+    const Share groups = crew_.share(num_rows_ * m.num_groups);
+    for (int i = groups.begin; i < groups.end; i++) {
+      const int row = first_ + i / m.num_groups;
+      mamba.finish(row, i % m.num_groups, outputs(row));
+    }
+    crew_.barrier();
+  }
+
+  // Calls do_task(task) for each, by whoever of the crew is free.
+  template <typename DoTask>
+  void share_tasks(int num_tasks, DoTask do_task) {
+    for (int task; (task = own_.next_task.fetch_add(1)) < num_tasks;) do_task(task);
+    crew_.barrier();
+    if (crew_.leads()) own_.next_task = 0;
+  }
+
+  // values = activation(gate) * up, or activation(up) where there are no gates, ready for `next`. Where
+  // there are rows for everybody each is quantised while it is in the cache; else members share a row.
+  void gate(const Projection& next) {
+    const Activations x = own_.activations(m_.intermediate_size);
+    if (num_rows_ < crew_.size()) {
+      const Share columns = crew_.share(m_.intermediate_size / kLanes);
+      for (int row = 0; row < num_rows_; row++) gate_row(row, columns.begin, columns.end, x);
+      crew_.barrier();
+      quantize(m_.intermediate_size, next);
+      return;
+    }
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) {
+      gate_row(row, 0, m_.intermediate_size / kLanes, x);
+      if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
+    }
+    crew_.barrier();
+  }
+
+  void gate_row(int row, int first, int last, const Activations& x) const {
+    helexa::gate_row(m_, own_.gate_up.data() + int64_t(row) * own_.gate_up_stride, first, last,
+                     x.values + int64_t(row) * m_.intermediate_size);
+  }
+
+  const Model& m_;
+  const Batch& batch_;
+  const int first_, num_rows_;
+  const Crew crew_;
+  float* const hidden_;     // of the first of the rows
+  float* const projected_;  // of the batch
+  const int stride_;        // of rows that are projected
+  Scratch& own_;
+  OwnPlace& place_;
+  Turns* const turns_;
+  const int block_;
+};
+
+}  // namespace helexa

@@ -1,0 +1,217 @@
+"""A neuron's requests: from the inbox to the events, and what it reports of them.
+
+    Inbox ─▶ Intake ─▶ Starter ─▶ engine process … replica thread ─▶ EventPublisher
+                          └─▶ RequestTable, UsageReportBook ◀─────────────┘
+
+The inbox is drained in the order in which gateways filled it:
+
+    XRANGE ─▶ handle ─▶ XDEL ─▶ XRANGE … until it is empty
+
+Reading deletes nothing, so a frame whose reader dies or gets no answer is read again; a handled
+frame is deleted by its id, which may happen late or twice. A frame may come twice, from here or
+from its gateway, and is handled once. A large one takes several entries.
+
+Knows replicas only by ``take``. Methods that write to Redis raise ``redis.RedisError``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from inference.neuron.errors import neuron_stopping
+from inference.neuron.events.publisher import EventPublisher
+from inference.neuron.events.usage_report_book import UsageReportBook, send_due
+from inference.neuron.process.heartbeat import GatewayWatch
+from inference.neuron.replicas.engine_process import EngineProcess
+from inference.neuron.requests.dead_gateways import DeadGateways
+from inference.neuron.requests.intake.intake import Intake
+from inference.neuron.requests.intake.preparing_marks import PreparingMarks
+from inference.neuron.requests.intake.starter import Starter
+from inference.neuron.requests.prompts.model_text import ModelText
+from inference.neuron.requests.prompts.prompt_tokens import RedisImageReader
+from inference.neuron.requests.request_table import RequestTable
+from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
+from inference.protocol.held import HeldRequests, held_requests
+from inference.protocol.inbox_parts import PARTS_A_READ, FrameAssembler
+from inference.protocol.keys import inbox_key
+from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
+from inference.settings.accounts import LoggedBodies
+
+log = logging.getLogger(__name__)
+
+SEEN_S = 120.0
+"""A frame comes again within the time for which gateways wait for Redis, 30 s unless it is set."""
+MAX_SEEN = 100_000
+"""About 15 MB. At more than 800 requests a second the memory is shorter than ``SEEN_S``."""
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+class SeenRequests:
+    """The requests of which there has been a frame. Pure: times are arguments."""
+
+    def __init__(self, *, seen_s: float = SEEN_S, max_seen: int = MAX_SEEN) -> None:
+        self._seen_s = seen_s
+        self._max_seen = max_seen
+        self._first_seen_s: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._first_seen_s)
+
+    def is_new(self, request_id: str, now_s: float) -> bool:
+        """Returns whether the request is new, and counts it as known from now on."""
+        self._forget(now_s)
+        if request_id in self._first_seen_s:
+            return False
+        self._first_seen_s[request_id] = now_s
+        return True
+
+    def _forget(self, now_s: float) -> None:
+        while self._first_seen_s:
+            oldest = next(iter(self._first_seen_s))
+            is_old = self._first_seen_s[oldest] <= now_s - self._seen_s
+            if not is_old and len(self._first_seen_s) < self._max_seen:
+                return
+            del self._first_seen_s[oldest]
+
+
+class Inbox:
+    """The doorbell and the heartbeat both drain; one at a time, so that order holds."""
+
+    def __init__(
+        self, client: redis.Redis, *, neuron: str, handle: Callable[[InboxFrame, int], None]
+    ) -> None:
+        """``handle`` gets a frame and its size in bytes, and must return at once."""
+        self._client = client
+        self._key = inbox_key(neuron)
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._seen = SeenRequests()
+        self._assembler = FrameAssembler()
+
+    def drain(self) -> int:
+        """How many entries were there. Raises ``redis.RedisError``."""
+        num_entries = 0
+        with self._lock:
+            entries = self._read([])
+            while entries:
+                num_entries += len(entries)
+                for _, fields in entries:
+                    self._handle_entry(fields)
+                entries = self._read([entry_id for entry_id, _ in entries])
+        return num_entries
+
+    def _read(self, handled_ids: list[bytes]) -> list[Entry]:
+        """The oldest entries, after those that have been handled are deleted."""
+        pipeline = self._client.pipeline(transaction=False)
+        if handled_ids:
+            pipeline.xdel(self._key, *handled_ids)
+        pipeline.xrange(self._key, count=PARTS_A_READ)
+        replies: list[Any] = pipeline.execute()
+        entries: list[Entry] = replies[-1]
+        return entries
+
+    def _handle_entry(self, fields: dict[bytes, bytes]) -> None:
+        try:
+            data = self._assembler.add(fields, time.monotonic())
+            if data is None:
+                return
+            frame = decode_inbox_frame(data)
+        except ValueError as error:  # msgspec's errors are
+            # It cannot be answered: the request id is inside the unreadable frame.
+            num_bytes = sum(map(len, fields.values()))
+            log.error("an inbox entry of %d bytes is not understood: %s", num_bytes, error)
+            return
+        is_new = self._seen.is_new(frame.request_id, time.monotonic())
+        match frame:
+            case Submit() if not is_new:
+                log.info("request %s was delivered twice", frame.request_id)
+            case Submit() | Cancel():
+                # A cancel that is the first of its request makes a submit after it an old one.
+                self._handle(frame, len(data))
+
+
+FAREWELL_S = 0.5
+"""What the last events get to reach Redis when the neuron stops."""
+
+
+class Requests:
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        neuron: str,
+        epoch: str,
+        take: Callable[[str], tuple[EngineProcess, ModelText]],
+        bodies: LoggedBodies,
+        stall_limit_s: float,
+    ) -> None:
+        """``take`` returns what runs a request of that model, or raises ``RequestRefusedError``.
+        ``bodies`` and ``stall_limit_s``: see ``NeuronService``."""
+        self._client = client
+        self._neuron = neuron
+        self._epoch = epoch
+        self._num_beats = 0
+        self._reports = UsageReportBook()
+        self.table = RequestTable(self._reports)
+        self._publisher = EventPublisher(
+            client,
+            neuron=neuron,
+            epoch=epoch,
+            on_lost=self.table.forget,
+            keep_s=stall_limit_s + KEPT_AFTER_LIMIT_S,
+        )
+        self.publish = self._publisher.publish
+        self._images = RedisImageReader(client, neuron=neuron)
+        self.marks = PreparingMarks(client, neuron=neuron, epoch=epoch)
+        self.intake = Intake(
+            Starter(
+                table=self.table,
+                publish=self.publish,
+                take=take,
+                read_images=self._images.read,
+                bodies=bodies,
+            ),
+            self.marks,
+        )
+        self._inbox = Inbox(client, neuron=neuron, handle=self._handle)
+        self.dead_gateways = DeadGateways(
+            GatewayWatch(client), self.table, self._reports, self._publisher
+        )
+
+    def drain_inbox(self) -> int:
+        """Returns how many frames were taken."""
+        # The marks show which of the frames a dead instance was preparing.
+        self.marks.read_earlier()
+        return self._inbox.drain()
+
+    def _handle(self, frame: InboxFrame, num_bytes: int) -> None:
+        match frame:
+            case Submit():
+                self.intake.put(frame, num_bytes)
+            case Cancel(request_id=request_id):
+                self.publish(self.table.cancel(request_id))
+
+    def held(self) -> dict[str, HeldRequests]:
+        """Returns the open requests by gateway, for one more heartbeat."""
+        self._num_beats += 1
+        # First: what ends in between is in neither, and has events that are not late yet.
+        behind = self._publisher.behind()
+        return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
+
+    def send_reports(self) -> None:
+        """Sends the usage reports that are due."""
+        send_due(self._reports, self._client, neuron=self._neuron)
+
+    def stop(self) -> None:
+        """Fails the open ones, and waits shortly until their events have reached Redis."""
+        self._images.stop()
+        self.intake.stop()
+        self.publish(self.table.fail_all(neuron_stopping()))
+        self._publisher.flush(FAREWELL_S)

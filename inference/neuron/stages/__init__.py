@@ -1,0 +1,1 @@
+"""The stages that this neuron holds for engines of other neurons."""

@@ -1,0 +1,102 @@
+"""How a load is going, and why it was refused or broke."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from inference.protocol.layer_costs import PackedCosts
+
+
+class LoadStage(StrEnum):
+    QUEUED = "queued"
+    """Accepted; other loads of this neuron come first; ``detail`` names them."""
+    STARTING = "starting"
+    DOWNLOADING = "downloading"
+    PREFLIGHT = "preflight"
+    WEIGHTS = "weights"
+    WARMUP = "warmup"
+    WAKING = "waking"
+    """Its weights go from the host's memory to its device."""
+    DONE = "done"
+    """The model is loaded."""
+
+
+class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``done`` and ``total`` in ``unit``; ``total`` is 0 while it is not known."""
+
+    stage: LoadStage
+    done: int = 0
+    total: int = 0
+    unit: Literal["bytes", "tensors", "steps"] = "bytes"
+    detail: str = ""
+
+
+class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a load was refused or broke: what failed, the nearest valid value, the fix."""
+
+    code: str
+    """unknown_architecture, missing_file, quantization_not_found, does_not_fit, exceeds_device,
+    no_device, lost_its_room, disk_full, hash_mismatch, repo_fetch_failed, download_failed,
+    load_stalled, stage_unreachable, bad_source, bad_setting, bad_file,
+    engine_crashed, device_fault, engine_hung"""
+    message: str
+    needed_bytes: int | None = None
+    """What must be free on each of its devices for a load that did not fit, as far as it is
+    known."""
+    available: list[str] = []
+    """What the source holds instead of a quant or file that is not there."""
+    nearest: str | None = None
+    """The one of them that may have been meant, or the nearest architecture that runs."""
+    costs: PackedCosts | None = None
+    """What the layers of a model take that did not fit on its device, for a plan over several.
+    ``None``: unknown."""
+
+    @property
+    def suggestion(self) -> str:
+        """What would mend it, where that is one thing; else empty."""
+        if self.nearest is not None:
+            return f"Use {self.nearest}."
+        return SUGGESTIONS.get(self.code, "")
+
+    @property
+    def is_permanent(self) -> bool:
+        """The same load fails again on the same neuron until the operator changes the model's
+        entry, its files or the host."""
+        return is_permanent_failure(self.code)
+
+
+SUGGESTIONS = {
+    "repo_fetch_failed": "Check the repository's name and revision, and HF_TOKEN on the neuron's "
+    "host.",
+    "does_not_fit": "Unload another model, or load a smaller quant.",
+    "exceeds_device": "Load a smaller quant, or add a host with a larger device.",
+    "disk_full": "Delete cached models that nobody uses.",
+    "hash_mismatch": "Correct sha256 in the model's entry, or its source.",
+}
+PERMANENT_FAILURES = frozenset(
+    {
+        "unknown_architecture",
+        "missing_file",
+        "quantization_not_found",
+        "exceeds_device",
+        "hash_mismatch",
+        "bad_source",
+        "bad_setting",
+        "bad_file",
+        "repo_fetch_failed",
+    }
+)
+TOO_LARGE = frozenset({"does_not_fit", "exceeds_device"})
+"""Codes of loads that lacked memory on a device."""
+
+
+def is_permanent_failure(code: str) -> bool:
+    """Whether a load that failed with this ``LoadFailure.code`` would fail again."""
+    return code in PERMANENT_FAILURES
+
+
+LOADED = LoadProgress(stage=LoadStage.DONE, done=1, total=1, unit="steps")
+"""The last progress of every load that succeeds."""

@@ -1,0 +1,10 @@
+"""Our one request as an upstream's body, and its answer as our events: the other direction of a
+dialect. Pure: no clock, no ids of its own, no I/O.
+
+    GenerationRequest ─▶ *_request ─▶ body
+    bytes ─▶ frames ─▶ *_events ─▶ answer_events ─▶ events
+    an error's body ─▶ refusals ─▶ Failure
+
+``chat_*`` are of OpenAI's dialect, ``messages_*`` of Anthropic's, ``ollama_*`` of Ollama's;
+``dialects`` has the list.
+"""

@@ -1,0 +1,296 @@
+"""One answer of an upstream as our events, whatever dialect it comes in. Pure.
+
+    accept ─▶ think | write | begin_call, add_arguments, send_calls ─▶ finish ─▶ end
+
+A dialect's reader calls these and takes the events that they made. A tool call is held back until
+its arguments are whole, and is sent in one piece; one whose arguments are not a JSON object is
+text, as it is of our own models. Tokens that the upstream does not count are estimated by bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Embedded,
+    Event,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    TextLogprob,
+    TokensCounted,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+
+BYTES_A_TOKEN = 4
+"""An estimate counts a token for as many bytes: most texts have about that."""
+MAX_CALLS = 1_024
+
+
+class UpstreamFaultError(Exception):
+    """Something else than an answer to the request; the message has none of its text."""
+
+
+class UpstreamErrorObject(Exception):  # noqa: N818 - an answer as well
+    """An error object where an answer was due."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__("an error object")
+        self.error = error
+
+
+class AnswerReader(Protocol):
+    """Reads one answer in a dialect."""
+
+    def read(self, data: bytes) -> list[Event]:
+        """One frame of a stream, or the whole of an answer that is not streamed. Raises
+        ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+        ...
+
+
+@dataclass(slots=True)
+class _HeldCall:
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _ChoiceState:
+    calls: dict[int, _HeldCall] = field(default_factory=dict)
+    """The calls that are held back by the upstream's index, in the order in which they began."""
+    num_begun: int = 0
+    num_sent: int = 0
+    is_broken: bool = False
+    """A call of it was text, and so is every later one."""
+    num_bytes: int = 0
+    num_tokens: int = 0
+    """Estimated so far."""
+    is_finished: bool = False
+
+
+class AnswerEvents:
+    """The events of one request, in order. ``take`` has those since it was called last."""
+
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        num_choices: int,
+        prompt_tokens: int,
+        max_prompt_tokens: int,
+        max_output_tokens: int,
+    ) -> None:
+        """``num_choices``: 0 where vectors or a count are asked for. ``prompt_tokens`` is an
+        estimate; ``max_output_tokens``, of all choices, bounds one."""
+        self._request_id = request_id
+        self._choices = [_ChoiceState() for _ in range(num_choices)]
+        self._prompt_tokens = prompt_tokens
+        self._max_prompt_tokens = max_prompt_tokens
+        self._left_tokens = max_output_tokens
+        self._events: list[Event] = []
+        self._vectors: list[bytes] | None = None
+        self.reported_usage: Usage | None = None
+        """``None``: the upstream has reported none that could be read."""
+        self.is_accepted = False
+        self.has_begun = False
+        """Some of the answer has come, be it a part of a call that is held back."""
+        self.is_ended = False
+
+    def accept(self, prompt_tokens: int | None = None) -> None:
+        """Accepts the request once; later calls are ignored. ``prompt_tokens``: the upstream's
+        count, which replaces the estimate where it is possible."""
+        if self.is_accepted:
+            return
+        self.is_accepted = True
+        if prompt_tokens is not None and 0 <= prompt_tokens <= self._max_prompt_tokens:
+            self._prompt_tokens = prompt_tokens
+        accepted = Accepted(request_id=self._request_id, prompt_tokens=self._prompt_tokens)
+        self._events.append(accepted)
+
+    def think(self, index: int, text: str) -> None:
+        """Raises ``UpstreamFaultError``, as all the following do."""
+        state = self._open_choice(index)
+        self._events.append(
+            ReasoningDelta(
+                request_id=self._request_id,
+                text=text,
+                index=index,
+                num_tokens=self._estimate(state, text),
+            )
+        )
+
+    def write(self, index: int, text: str, logprobs: list[TextLogprob] | None = None) -> None:
+        state = self._open_choice(index)
+        self._events.append(
+            Delta(
+                request_id=self._request_id,
+                text=text,
+                index=index,
+                num_tokens=self._estimate(state, text),
+                logprobs=logprobs,
+            )
+        )
+
+    def begin_call(self, index: int, key: int | None, name: str | None, call_id: str | None) -> int:
+        """``key``: the upstream's number of the call; ``None``: it has none. Returns it."""
+        state = self._open_choice(index)
+        if not name or state.num_begun >= MAX_CALLS:
+            raise UpstreamFaultError("a tool call without a name, or too many")
+        if key is None:
+            key = max(state.calls, default=-1) + 1
+        if key in state.calls:
+            raise UpstreamFaultError("two tool calls of one number")
+        call_id = call_id or f"call_{self._request_id}_{state.num_begun}"
+        state.calls[key] = _HeldCall(call_id, name)
+        state.num_begun += 1
+        return key
+
+    def has_call(self, index: int, key: int) -> bool:
+        """Whether such a call has begun and is held back."""
+        return key in self._choice(index).calls
+
+    def add_arguments(self, index: int, key: int, arguments: str) -> None:
+        held = self._open_choice(index).calls.get(key)
+        if held is None:
+            raise UpstreamFaultError("arguments of no tool call")
+        held.arguments.append(arguments)
+
+    def send_calls(self, index: int) -> None:
+        """Sends the calls that are held back: their arguments are whole. A broken one is text, and
+        so is what follows it."""
+        state = self._open_choice(index)
+        for held in state.calls.values():
+            arguments = "".join(held.arguments) or "{}"
+            state.is_broken = state.is_broken or not _is_object(arguments)
+            if state.is_broken:
+                self.write(index, f'{{"name": {_quoted(held.name)}, "arguments": {arguments}}}')
+            else:
+                self._send_call(state, index, held, arguments)
+        state.calls.clear()
+
+    def finish(self, index: int, reason: FinishReason, stop_sequence: str | None = None) -> None:
+        state = self._open_choice(index)
+        self.send_calls(index)
+        if state.num_sent and reason == "stop":
+            reason = "tool_calls"
+        if not state.num_sent and reason == "tool_calls":
+            reason = "stop"
+        state.is_finished = self.has_begun = True
+        self._events.append(
+            ChoiceFinished(
+                request_id=self._request_id,
+                reason=reason,
+                index=index,
+                stop_sequence=stop_sequence if reason == "stop" else None,
+            )
+        )
+
+    def embed(self, vectors: list[bytes]) -> None:
+        """The answer of a request for vectors: float32, little-endian, one for each input."""
+        self.has_begun = True
+        self._vectors = vectors
+
+    def count(self, prompt_tokens: int) -> None:
+        """The whole answer of a request that counts a prompt's tokens."""
+        self.is_accepted = self.has_begun = self.is_ended = True
+        self._events.append(TokensCounted(request_id=self._request_id, prompt_tokens=prompt_tokens))
+
+    def is_finished(self, index: int) -> bool:
+        return self._choice(index).is_finished
+
+    @property
+    def has_finished(self) -> bool:
+        """Every choice has: what may still come is the usage."""
+        return all(choice.is_finished for choice in self._choices)
+
+    def end(self) -> None:
+        """The last event, once. Raises ``UpstreamFaultError`` where the answer broke off."""
+        if self.is_ended:
+            return
+        if not self.is_accepted or not self.has_finished:
+            raise UpstreamFaultError("an answer that broke off")
+        self.is_ended = True
+        usage = self.reported_usage or self.estimated_usage
+        if self._vectors is None:
+            self._events.append(Finished(request_id=self._request_id, usage=usage))
+        else:
+            embedded = Embedded(request_id=self._request_id, vectors=self._vectors, usage=usage)
+            self._events.append(embedded)
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def estimated_usage(self) -> Usage:
+        completion_tokens = sum(choice.num_tokens for choice in self._choices)
+        return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=completion_tokens)
+
+    def _choice(self, index: int) -> _ChoiceState:
+        if not 0 <= index < len(self._choices):
+            raise UpstreamFaultError("a choice that was not asked for")
+        return self._choices[index]
+
+    def _open_choice(self, index: int) -> _ChoiceState:
+        state = self._choice(index)
+        if not self.is_accepted or state.is_finished:
+            raise UpstreamFaultError("text before an answer, or of a choice that has finished")
+        self.has_begun = True
+        return state
+
+    def _send_call(self, state: _ChoiceState, index: int, held: _HeldCall, arguments: str) -> None:
+        self._events += (
+            ToolCallStarted(
+                request_id=self._request_id,
+                call_id=held.id,
+                name=held.name,
+                index=index,
+                call_index=state.num_sent,
+            ),
+            ToolCallDelta(
+                request_id=self._request_id,
+                arguments=arguments,
+                index=index,
+                call_index=state.num_sent,
+                num_tokens=self._estimate(state, held.name + arguments),
+            ),
+        )
+        state.num_sent += 1
+
+    def _estimate(self, state: _ChoiceState, text: str) -> int:
+        """The tokens that ``text`` adds to its choice, within what the request may have."""
+        state.num_bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        added = min(
+            math.ceil(state.num_bytes / BYTES_A_TOKEN) - state.num_tokens, self._left_tokens
+        )
+        added = max(0, added)
+        state.num_tokens += added
+        self._left_tokens -= added
+        return added
+
+
+def tokens_of(table: Any, name: str) -> int | None:
+    """A number of tokens in an upstream's usage; ``None``: there is none that is possible."""
+    value = table.get(name) if isinstance(table, dict) else None
+    return value if type(value) is int and value >= 0 else None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _quoted(text: str) -> str:
+    return orjson.dumps(text).decode()

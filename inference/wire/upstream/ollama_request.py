@@ -1,0 +1,169 @@
+"""A request as the body of Ollama's chat, or of its generate for a prompt without turns. Pure.
+
+Every field is translated or refused by the client's name for it: see
+``docs/decisions/0050-translated-for-upstreams.md``. Ollama cuts prompts that are longer than its
+context unless it is asked not to, so it always is.
+Source: https://docs.ollama.com/api, the types of the ``ollama`` package.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import orjson
+
+from inference.protocol.generation import (
+    THINKING_SWITCHES,
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    OutputFormat,
+    TextInput,
+    ToolCall,
+)
+from inference.wire.errors import UnsupportedParameterError
+from inference.wire.upstream.calls import arguments_of, tool_of
+from inference.wire.upstream.sending import Sending
+from inference.wire.upstream.untranslated import (
+    BY_UPSTREAM,
+    is_set,
+    refuse,
+    refuse_format,
+    refuse_options,
+    refuse_unknown,
+)
+
+CHAT_PATH, GENERATE_PATH = "/api/chat", "/api/generate"
+OPTION_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repeat_penalty",
+}
+"""Ours, and theirs."""
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+WHOLE_TEXT = -1
+"""The window of penalties. Ollama's own default is 64 tokens."""
+UNKNOWN_OPTIONS = ("logit_bias", "stop_token_ids", "min_tokens", "ignore_eos")
+"""The options for which that API has no word."""
+
+
+def path_of(request: GenerationRequest) -> str:
+    """Below the upstream's URL."""
+    return CHAT_PATH if isinstance(request.input, ChatInput) else GENERATE_PATH
+
+
+def body_of(request: GenerationRequest, sending: Sending) -> bytes:
+    """JSON of a streamed request. Raises ``ApiError`` for fields that are not translated."""
+    refuse_unknown(request)
+    refuse_options(request.sampling, UNKNOWN_OPTIONS)
+    refuse({"n": request.n > 1})
+    body: dict[str, Any] = {
+        "model": sending.model,
+        "stream": True,
+        "truncate": False,
+        "shift": False,
+    }
+    match request.input:
+        case ChatInput() as chat:
+            body |= _chat(chat, sending)
+            body |= _logprobs(request)
+        case TextInput(texts=[text]):
+            refuse({"logprobs": request.sampling.top_logprobs is not None})
+            body |= {"prompt": text, "raw": True}
+        case _:
+            raise UnsupportedParameterError("prompt", BY_UPSTREAM)
+    if request.output_format is not None:
+        is_chat = isinstance(request.input, ChatInput)
+        body["format"] = _format(request.output_format, allows_json=is_chat)
+    if options := _options(request, sending):
+        body["options"] = options
+    return orjson.dumps(body)
+
+
+def _chat(chat: ChatInput, sending: Sending) -> dict[str, Any]:
+    _check_chat(chat)
+    names = {call.id: call.name for message in chat.messages for call in message.tool_calls}
+    messages = [_message(message, names, sending) for message in chat.messages]
+    if chat.answer_start:
+        messages.append({"role": "assistant", "content": chat.answer_start})
+    body: dict[str, Any] = {"messages": messages}
+    if chat.rendered_tools:
+        body["tools"] = [tool_of(tool, shows_strict=False) for tool in chat.rendered_tools]
+    think = _think(chat)
+    return body if think is None else {**body, "think": think}
+
+
+def _check_chat(chat: ChatInput) -> None:
+    """Raises ``UnsupportedParameterError``."""
+    others = chat.template_kwargs.keys() - set(THINKING_SWITCHES)
+    refuse(
+        {
+            "tool_choice": chat.tool_choice.mode == "required",
+            "parallel_tool_calls": bool(chat.rendered_tools) and not chat.parallel_tool_calls,
+            "chat_template_kwargs": bool(others),
+            "add_generation_prompt": not (chat.adds_generation_prompt or chat.answer_start),
+        }
+    )
+
+
+def _message(message: ChatMessage, names: dict[str, str], sending: Sending) -> dict[str, Any]:
+    """``names``: those of the functions, by the id of their call. Images come before the text."""
+    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.images:
+        files = [sending.images[image.digest].data for image in message.images]
+        made["images"] = [base64.b64encode(data).decode() for data in files]
+    if message.reasoning:
+        made["thinking"] = message.reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.role == "tool":
+        if name := message.name or names.get(message.tool_call_id or ""):
+            made["tool_name"] = name
+        if message.tool_call_id:
+            made["tool_call_id"] = message.tool_call_id
+    return made
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """Raises ``UnsupportedParameterError``."""
+    return {"id": call.id, "function": {"name": call.name, "arguments": arguments_of(call)}}
+
+
+def _think(chat: ChatInput) -> bool | str | None:
+    """``None``: the client set nothing. An effort without thinking is none of that API's; a budget
+    becomes thinking without a bound."""
+    wanted = chat.wants_thinking if chat.template_kwargs else chat.thinking
+    return chat.reasoning_effort or True if wanted else wanted
+
+
+def _logprobs(request: GenerationRequest) -> dict[str, Any]:
+    top = request.sampling.top_logprobs
+    return {} if top is None else {"logprobs": True, "top_logprobs": top}
+
+
+def _format(wanted: OutputFormat, *, allows_json: bool) -> Any:
+    """Raises ``UnsupportedParameterError``."""
+    refuse_format(wanted, allows_json=allows_json)
+    refuse({wanted.path: isinstance(wanted.schema, bool)})
+    return "json" if wanted.schema is None else wanted.schema
+
+
+def _options(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
+    sampling = request.sampling
+    given = {theirs: getattr(sampling, ours) for ours, theirs in OPTION_NAMES.items()}
+    options = {name: value for name, value in given.items() if value is not None}
+    if any(is_set(sampling, name) for name in PENALTIES):
+        options["repeat_last_n"] = WHOLE_TEXT
+    if request.stop:
+        options["stop"] = request.stop
+    if sending.max_tokens is not None:
+        options["num_predict"] = sending.max_tokens
+    if sending.context_tokens is not None:
+        options["num_ctx"] = sending.context_tokens
+    return options

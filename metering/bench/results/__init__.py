@@ -1,0 +1,1 @@
+"""What samples amount to: figures, comparisons between builds, trends, and reports of them."""

@@ -1,0 +1,265 @@
+"""A sweep: every target, every cell that lacks samples, one sample after the other.
+
+    probe ─▶ cells ─▶ work left ─▶ for each: wait while busy ─▶ warm up ─▶ sample ─▶ keep
+
+A target that is away or busy loses its turn, not the sweep.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from metering.bench.client.asking import Asker
+from metering.bench.client.targets import Target
+from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
+from metering.bench.sweeps.measuring import Measuring, Sample, measure
+from metering.bench.sweeps.plan import Cell, CellKey, Work, work_left
+from metering.bench.sweeps.probing import ModelInfo, Probed, Telemetry
+from metering.bench.sweeps.prompts import corrected_filler, guessed_filler
+from metering.bench.sweeps.scenarios import Scenario, why_not
+from metering.bench.sweeps.settings import SweepSettings, TargetSpec
+
+BUSY_POLL_S = 1.0
+LENGTH_TOLERANCE = 0.02
+"""A prompt that is so nearly as long as it should be is left as it is."""
+MAX_FAILURES_IN_A_ROW = 2
+"""A cell is left after so many: what fails twice most likely fails again."""
+
+
+class Store(Protocol):
+    def num_done(self, target: str, build: str) -> Mapping[CellKey, int]: ...
+
+    def keep(self, kept: Kept) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One sample with all that it is stamped with; ``sample`` is ``None`` where it failed."""
+
+    spec: TargetSpec
+    probed: Probed
+    model: ModelInfo
+    scenario: Scenario
+    settings: SweepSettings
+    sample: Sample | None
+    error: str
+    telemetry: Telemetry
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepResult:
+    num_ok: int = 0
+    num_failed: int = 0
+    num_cells_done: int = 0
+    """The number of cells that had their samples already."""
+    left_out: list[str] = field(default_factory=list)
+    """Targets and models that were not measured, with the reason."""
+
+
+class BusyError(BenchError):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    settings: SweepSettings
+    store: Store
+    open_target: Callable[[TargetSpec], Target]
+    report: Callable[[str], object]
+    expect: Callable[[int], object] = lambda _num_samples: None
+    """Called with the number of samples to take of each target that the sweep comes to."""
+    ensure_wanted: Callable[[], object] = lambda: None
+    """Called before each sample, and while a target is busy; what it raises ends the sweep, unless
+    it is a ``BenchError``."""
+    sleep: Callable[[float], object] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def run(self, specs: Sequence[TargetSpec]) -> SweepResult:
+        result = SweepResult()
+        for spec in specs:
+            try:
+                _TargetSweep(self, spec, result).run()
+            except BenchError as error:
+                self._leave_out(result, f"{spec.name}: {error}")
+        return result
+
+    def _leave_out(self, result: SweepResult, reason: str) -> None:
+        result.left_out.append(reason)
+        self.report(f"left out: {reason}")
+
+
+class _TargetSweep:
+    def __init__(self, sweep: Sweep, spec: TargetSpec, result: SweepResult) -> None:
+        self._sweep = sweep
+        self._settings = sweep.settings
+        self._spec = spec
+        self._result = result
+        self._target = sweep.open_target(spec)
+        self._fillers: dict[tuple[str, int], int] = {}
+        """How many characters make a prompt of so many tokens, by model and tokens."""
+
+    def run(self) -> None:
+        """Raises ``BenchError``."""
+        self._probed = self._target.probe()
+        self._models = {model.id: model for model in self._probed.models}
+        self._leave_out_unknown()
+        cells = list(self._cells())
+        work = work_left(
+            cells,
+            self._sweep.store.num_done(self._spec.name, self._probed.build.build),
+            samples_per_build=self._settings.samples_per_build,
+        )
+        self._result.num_cells_done += len(cells) - len(work)
+        self._sweep.expect(sum(one.num_samples for one in work))
+        askers: dict[str, Asker | None] = {}
+        for one in work:
+            model = one.cell.model
+            if model not in askers:
+                askers[model] = self._asker(self._models[model])
+            if (asker := askers[model]) is not None:
+                self._work(one, asker)
+
+    def _leave_out_unknown(self) -> None:
+        for name in self._spec.only_models:
+            if name not in self._models:
+                self._sweep._leave_out(self._result, f"{self._spec.name}: {name} is not loaded")
+
+    def _cells(self) -> list[Cell]:
+        scenarios = self._spec.scenarios or self._settings.scenarios
+        return [
+            Cell(
+                target=self._spec.name,
+                build=self._probed.build.build,
+                model=model.id,
+                scenario=scenario,
+            )
+            for model in self._models.values()
+            if not self._spec.only_models or model.id in self._spec.only_models
+            for scenario in scenarios
+            if not why_not(
+                scenario,
+                capabilities=model.capabilities,
+                context_tokens=model.context_tokens,
+                max_tokens=self._settings.max_tokens,
+            )
+        ]
+
+    def _asker(self, model: ModelInfo) -> Asker | None:
+        try:
+            return self._target.asker(model)
+        except TargetUnreachableError as error:
+            self._sweep._leave_out(self._result, f"{self._spec.name}: {error}")
+            return None
+
+    def _work(self, work: Work, asker: Asker) -> None:
+        if work.warms_up and not self._warm_up(work, asker):
+            return
+        num_ok = num_failed_in_a_row = 0
+        while num_ok < work.num_samples and num_failed_in_a_row < MAX_FAILURES_IN_A_ROW:
+            sample, error = self._take(work, asker)
+            self._keep(work, sample, error)
+            num_ok += sample is not None
+            num_failed_in_a_row = 0 if sample is not None else num_failed_in_a_row + 1
+
+    def _warm_up(self, work: Work, asker: Asker) -> bool:
+        """A warm-up that fails is kept as the failure that it is."""
+        sample, error = self._take(work, asker)
+        if sample is None:
+            self._keep(work, None, error)
+            return False
+        if self._learn_length(work, sample) and work.cell.scenario.repeats_its_prompt:
+            # The samples' prompt is another one than the cache holds by now.
+            self._take(work, asker)
+        return True
+
+    def _learn_length(self, work: Work, sample: Sample) -> bool:
+        """Fits prompts of this size to what the endpoint counted of the first one, once. Returns
+        whether later prompts differ from it."""
+        key, num_tokens = self._length_of(work), self._num_tokens(work)
+        if num_tokens is None or key in self._fillers or not sample.prompt_tokens_actual:
+            return False
+        guessed = self._fillers[key] = guessed_filler(num_tokens)
+        if abs(sample.prompt_tokens_actual - num_tokens) > LENGTH_TOLERANCE * num_tokens:
+            self._fillers[key] = corrected_filler(num_tokens, guessed, sample.prompt_tokens_actual)
+        return self._fillers[key] != guessed
+
+    def _length_of(self, work: Work) -> tuple[str, int]:
+        return work.cell.model, self._num_tokens(work) or 0
+
+    def _num_tokens(self, work: Work) -> int | None:
+        """Returns how many tokens each of its prompts has; ``None``: the scenario sets no
+        number."""
+        scenario = work.cell.scenario
+        if scenario.concurrency is not None:
+            return self._settings.concurrency_prompt_tokens
+        return scenario.prompt_tokens
+
+    def _take(self, work: Work, asker: Asker) -> tuple[Sample | None, str]:
+        self._wait_while_busy()
+        measuring = Measuring(
+            target=self._target,
+            asker=asker,
+            model=self._models[work.cell.model],
+            scenario=work.cell.scenario,
+            settings=self._settings,
+            salt=secrets.token_hex(8),
+            filler_characters=self._fillers.get(self._length_of(work)),
+        )
+        try:
+            return measure(measuring), ""
+        except SampleFailedError as error:
+            return None, str(error)
+        finally:
+            self._sweep.sleep(self._settings.iteration_pause_s)
+
+    def _keep(self, work: Work, sample: Sample | None, error: str) -> None:
+        model = self._models[work.cell.model]
+        self._result.num_ok += sample is not None
+        self._result.num_failed += sample is None
+        self._sweep.report(
+            f"{' '.join(work.cell.key)}: {_values_text(sample) if sample else error}"
+        )
+        self._sweep.store.keep(
+            Kept(
+                spec=self._spec,
+                probed=self._probed,
+                model=model,
+                scenario=work.cell.scenario,
+                settings=self._settings,
+                sample=sample,
+                error=error,
+                telemetry=self._target.telemetry(model),
+            )
+        )
+
+    def _wait_while_busy(self) -> None:
+        """Raises ``BusyError``."""
+        self._sweep.ensure_wanted()
+        if self._settings.is_beside_load:
+            return
+        deadline_s = self._sweep.clock() + self._settings.yields_for_s
+        while self._target.is_busy():
+            self._sweep.ensure_wanted()
+            if self._sweep.clock() >= deadline_s:
+                raise BusyError("it is busy with others' requests (--beside-load measures anyway)")
+            self._sweep.sleep(BUSY_POLL_S)
+
+
+def _values_text(sample: Sample) -> str:
+    parts = [
+        f"{value:.4g} {unit}"
+        for value, unit in (
+            (sample.ttft_s, "s to the first token,"),
+            (sample.prefill_tps, "tok/s prefill,"),
+            (sample.decode_tps, "tok/s decode,"),
+            (sample.swap_load_ms, "ms to load,"),
+            (sample.quality_score, "scored,"),
+            (sample.total_s, "s in all"),
+        )
+        if value is not None
+    ]
+    return " ".join(parts).rstrip(",") or "done"

@@ -1,0 +1,19 @@
+"""The control's tick for the sweeps that are started from the page."""
+
+from __future__ import annotations
+
+import threading
+
+from django.utils import timezone
+
+from helexa_site.celery import TASK_BENCH_JOBS, app
+from metering.bench.jobs.running import JobRun
+from metering.bench.jobs.services import bench_job_claim, bench_jobs_expire
+
+
+@app.task(name=TASK_BENCH_JOBS)  # type: ignore[untyped-decorator]
+def bench_jobs() -> None:
+    """A job takes hours: it has a thread of its own, which ends with the process."""
+    bench_jobs_expire(now=timezone.now())
+    if (job := bench_job_claim()) is not None:
+        threading.Thread(target=JobRun(job).run_in_thread, name=str(job), daemon=True).start()

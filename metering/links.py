@@ -1,0 +1,45 @@
+"""Addresses of the pages of what records name: accounts, keys, requests, objects of the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from django.urls import reverse
+
+from fleet.dashboard.links import model_url, neuron_url
+
+ENDS = frozenset({"delete", "remove", "revoke"})
+"""Actions after which a neuron, a model or an account has no page. A key keeps its page."""
+
+
+def account_url(name: str) -> str:
+    """The account's page in the admin."""
+    return reverse("admin:metering_account_change", args=[name])
+
+
+def key_url(prefix: str) -> str:
+    return reverse("admin:metering_apikey_change", args=[prefix])
+
+
+def request_url(request_id: str) -> str:
+    """Returns the address of the request's record, which may be deleted before the ledger's entry
+    is."""
+    return reverse("request", args=[request_id])
+
+
+AUDITED: Mapping[str, Callable[[str], str]] = {
+    "account": account_url,
+    "alias": model_url,
+    "key": key_url,
+    "model": model_url,
+    "neuron": neuron_url,
+    "request": request_url,
+}
+"""The first word of an action -> the page of its object."""
+
+
+def audited_url(action: str, object_id: str) -> str:
+    """The page of what an entry of the audit is about; empty: it has none."""
+    noun, _, verb = action.partition(".")
+    has_ended = verb in ENDS and noun != "key"
+    return "" if has_ended or noun not in AUDITED else AUDITED[noun](object_id)

@@ -1,0 +1,1 @@
+"""People and their passwords: one's own, and the first one by the link of an invitation."""

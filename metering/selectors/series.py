@@ -1,0 +1,57 @@
+"""Series by subject: ``series_points`` has a point for each step of a range, ``series_names`` the
+busiest subjects of a kind, ``series_devices`` the devices of a neuron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from django.db.models import Sum
+
+from metering.models import SeriesRow
+from metering.series.figures import Figures, add
+from metering.series.kinds import Kind
+from metering.series.steps import floor_s, moment, points_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesPoint:
+    """``figures``: as ``metering.series.figures`` describes them; empty where nothing happened."""
+
+    at_unix_s: int
+    figures: Mapping[str, int] = field(default_factory=dict)
+
+
+def series_points(
+    *, kind: Kind, name: str, since_unix_s: float, until_unix_s: float, step_s: int
+) -> list[SeriesPoint]:
+    """Oldest first, without gaps, from the step of ``since`` to that of ``until``. Rows of every
+    age are added up to steps of ``step_s``, which is a multiple of theirs."""
+    rows = SeriesRow.objects.filter(
+        kind=kind,
+        name=name,
+        at__gte=moment(floor_s(since_unix_s, step_s)),
+        at__lte=moment(int(until_unix_s)),
+    )
+    sums: dict[int, Figures] = {at: {} for at in points_of(since_unix_s, until_unix_s, step_s)}
+    for at, figures in rows.order_by("at").values_list("at", "figures"):
+        add(sums[floor_s(at.timestamp(), step_s)], figures)
+    return [SeriesPoint(at_unix_s=at, figures=figures) for at, figures in sums.items()]
+
+
+def series_names(*, kind: Kind, since_unix_s: float, until_unix_s: float, limit: int) -> list[str]:
+    """Those with the most requests, the busiest first."""
+    rows = SeriesRow.objects.filter(
+        kind=kind, at__gte=moment(int(since_unix_s)), at__lte=moment(int(until_unix_s))
+    )
+    by_name = rows.values("name").annotate(num=Sum("requests")).filter(num__gt=0)
+    return [row["name"] for row in by_name.order_by("-num", "name")[:limit]]
+
+
+def series_devices(*, neuron: str, since_unix_s: float) -> list[str]:
+    """The names of its devices' series."""
+    rows = SeriesRow.objects.filter(
+        kind=Kind.DEVICE, name__startswith=f"{neuron}/", at__gte=moment(int(since_unix_s))
+    )
+    return list(rows.order_by("name").values_list("name", flat=True).distinct())

@@ -1,0 +1,171 @@
+"""Charts of series: one axis each, steps for counts, straight lines for the rest. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metering.selectors.series import SeriesPoint
+from metering.series.colors import colors_of
+from metering.series.figures import errors_of
+from metering.series.kinds import Kind
+from metering.series.points import OUTCOMES, point_fields
+from metering.series.steps import DAY_S, moment
+
+MAX_CODES = 6
+"""Lines of the chart of errors; the rest are one."""
+OTHERS = "others"
+Number = float | int | None
+Lines = dict[str, list[Number]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """``numbers`` is what ``series.js`` draws: ``labels``, ``lines`` with their ``label``,
+    ``color`` and ``data`` (null: nothing was counted), ``unit`` and ``steps``."""
+
+    id: str
+    title: str
+    words: str
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    id: str
+    title: str
+    unit: str
+    is_count: bool
+    lines: Mapping[str, str]
+    """Label and field of ``point_fields``."""
+
+
+LAYOUTS = (
+    Layout(
+        id="requests",
+        title="Requests",
+        unit="",
+        is_count=True,
+        lines={outcome: outcome for outcome in OUTCOMES},
+    ),
+    Layout(
+        id="first-token",
+        title="Until the first token",
+        unit="ms",
+        is_count=False,
+        lines={"p50": "first_token_p50_ms", "p95": "first_token_p95_ms"},
+    ),
+    Layout(
+        id="total",
+        title="Until the end",
+        unit="ms",
+        is_count=False,
+        lines={"p50": "total_p50_ms", "p95": "total_p95_ms"},
+    ),
+    Layout(
+        id="tokens",
+        title="Tokens a second",
+        unit="",
+        is_count=False,
+        lines={"prompt": "prompt_tokens_per_s", "answer": "completion_tokens_per_s"},
+    ),
+    Layout(
+        id="queue",
+        title="Waiting requests",
+        unit="",
+        is_count=True,
+        lines={"mean": "queue_depth", "most": "queue_depth_max"},
+    ),
+)
+
+
+def traffic_charts(kind: Kind, points: Sequence[SeriesPoint], step_s: int) -> list[Chart]:
+    """What requests did. Charts of which nothing was counted are left out, but for the first."""
+    shown = [point_fields(kind, point.figures, step_s) for point in points]
+    labels = labels_of(points)
+    charts = []
+    for layout in LAYOUTS:
+        lines: Lines = {
+            label: [point[name] for point in shown] for label, name in layout.lines.items()
+        }
+        if layout.id == "requests" or _has_numbers(lines):
+            charts.append(chart_of(layout.id, layout, lines, labels))
+        if layout.id == "requests":
+            charts += _errors(points, labels)
+    return charts
+
+
+def device_charts(devices: Mapping[str, Sequence[SeriesPoint]], step_s: int) -> list[Chart]:
+    """``devices``: the points of each by its name. One line a device."""
+    shown = {
+        name.rpartition("/")[2]: [point_fields(Kind.DEVICE, one.figures, step_s) for one in points]
+        for name, points in devices.items()
+    }
+    labels = labels_of(next(iter(devices.values()), ()))
+    layouts = (
+        Layout(id="busy", title="Busy", unit="%", is_count=False, lines={"": "busy_percent"}),
+        Layout(
+            id="memory",
+            title="Memory used",
+            unit="bytes",
+            is_count=False,
+            lines={"": "memory_used_bytes"},
+        ),
+    )
+    charts = []
+    for layout in layouts:
+        field = layout.lines[""]
+        lines: Lines = {name: [one[field] for one in points] for name, points in shown.items()}
+        if _has_numbers(lines):
+            charts.append(chart_of(layout.id, layout, lines, labels))
+    return charts
+
+
+def chart_of(chart_id: str, layout: Layout, lines: Lines, labels: list[str]) -> Chart:
+    unit = {"": "", "ms": ", in milliseconds", "%": ", in percent"}.get(layout.unit, "")
+    names = list(lines)
+    return Chart(
+        id=f"series-{chart_id}",
+        title=layout.title,
+        words=f"{layout.title}{unit}: {', '.join(names)}",
+        numbers={
+            "labels": labels,
+            "unit": layout.unit,
+            "steps": layout.is_count,
+            "lines": [
+                {"label": name, "color": color, "data": lines[name]}
+                for name, color in zip(names, colors_of(names), strict=True)
+            ],
+        },
+    )
+
+
+def labels_of(points: Sequence[SeriesPoint]) -> list[str]:
+    """The time of each, in UTC; with the date where they are of several days."""
+    moments = [moment(point.at_unix_s) for point in points]
+    is_long = len(points) > 1 and points[-1].at_unix_s - points[0].at_unix_s > DAY_S
+    return [f"{one:%m-%d %H:%M}" if is_long else f"{one:%H:%M}" for one in moments]
+
+
+def _errors(points: Sequence[SeriesPoint], labels: list[str]) -> list[Chart]:
+    by_point = [errors_of(point.figures) for point in points]
+    totals: Counter[str] = Counter()
+    for errors in by_point:
+        totals.update(errors)
+    if not totals:
+        return []
+    most = [code for code, _ in sorted(totals.items(), key=lambda one: (-one[1], one[0]))]
+    lines: Lines = {
+        code: [errors.get(code, 0) for errors in by_point] for code in sorted(most[:MAX_CODES])
+    }
+    if rest := most[MAX_CODES:]:
+        lines[OTHERS] = [sum(errors.get(code, 0) for code in rest) for errors in by_point]
+    layout = Layout(id="errors", title="Errors by code", unit="", is_count=True, lines={})
+    return [chart_of("errors", layout, lines, labels)]
+
+
+def _has_numbers(lines: Lines) -> bool:
+    has: Callable[[list[Number]], bool] = any
+    return any(has(numbers) for numbers in lines.values())

@@ -1,0 +1,218 @@
+"""Answers as the playground shows them: Markdown, long ones, by a schema, of images, of models side
+by side."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.accessibility import violations
+from tests.browser.appearance import look_at
+from tests.browser.chromium import DARK_PHONE, DARK_WIDE, PHONE, WIDE, Browser
+from tests.browser.playground.steps import (
+    EACH_LOOK_LATER,
+    MODEL,
+    SEEING,
+    ask,
+    open_all,
+    press,
+    talk,
+)
+from tests.browser.test_first_hour import has_ended
+from tests.inference.image_files import png
+from tests.live.scripted.model import ScriptedModel
+from tests.live.scripted.server import ScriptedServe
+from tests.live.sdk.asking import OSLO, SCHEMA
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+
+SIDE_BY_SIDE = """
+    const answers = [...document.querySelectorAll(".pg-answer")].at(-1);
+    const words = (one, css) => one.querySelector(css).innerText;
+    return [...answers.querySelectorAll(".pg-one")].map(
+        (one) => [words(one, ".pg-model"), one.innerText, words(one, ".pg-stats")]
+    );
+"""
+FIGURES = re.compile(
+    r"\d+ tokens in.* · \d+ out · first after \d+ ms · [\d.]+ tok/s · \$[\d.]+", re.DOTALL
+)
+THIRD = "llama3"
+CODE = 'def weather():\n    return "rain"'
+MARKDOWN = f"""| town | sun |
+|---|---|
+| Oslo | 4 h |
+
+See [the record](https://example.org/sun), <b>no</b> [trick](javascript:alert(1)), and
+$x^2 \\le \\frac{{\\pi}}{{2}}$.
+
+```python
+{CODE}
+```
+"""
+
+
+def test_an_answer_in_markdown(browser: Browser, model: ScriptedModel) -> None:
+    """Tables, links, maths and code, whose button copies it; nothing becomes HTML."""
+    model.answers("show me", MARKDOWN)
+    ask(browser, "show me", 1)
+    shown = browser.run(
+        "const answer = document.querySelector('.pg-answer');"
+        "const texts = (css) => [...answer.querySelectorAll(css)].map((one) => one.textContent);"
+        "return {heads: texts('th'), cells: texts('td'), links: "
+        "[...answer.querySelectorAll('.pg-block a')].map((one) => [one.textContent, one.href]),"
+        "math: texts('.pg-in-math'), keywords: texts('.pg-in-keyword'),"
+        "strings: texts('.pg-in-string'), bold: texts('.pg-block b')}"
+    )
+    assert shown == {
+        "heads": ["town", "sun"],
+        "cells": ["Oslo", "4 h"],
+        "links": [["the record", "https://example.org/sun"]],
+        "math": ["x² ≤ π/2"],
+        "keywords": ["def", "return"],
+        "strings": ['"rain"'],
+        "bold": [],
+    }
+    height = "return document.querySelector('.pg-user .pg-block').clientHeight"
+    assert browser.run(height) < 40, "one line, without the template's indentation"
+    assert "<b>no</b>" in talk(browser) and "javascript:alert" in talk(browser)
+    browser.run(
+        "window.helexaCopy = (text, done) => { document.body.dataset.copied = text; done() }"
+    )
+    browser.click(".pg-copy")
+    browser.wait(lambda: browser.run("return document.body.dataset.copied") == CODE, "the code")
+    assert browser.run("return getComputedStyle(document.querySelector('.pg-ask')).position") == (
+        "sticky"
+    )
+    browser.photograph("playground-with-markdown")
+    assert browser.check() == []
+
+
+def test_the_page_follows_a_long_answer(browser: Browser, model: ScriptedModel) -> None:
+    """It does while the answer's end is in sight; the composer stays in sight in any case."""
+    model.answers(
+        "a long list", "\n".join(f"- line {number}" for number in range(80)), tokens_per_step=8
+    )
+    model.answers(
+        "another", "\n".join(f"- more {number}" for number in range(80)), tokens_per_step=8
+    )
+    where = """
+        const {bottom} = document.querySelector(".pg-turns").getBoundingClientRect();
+        const composer = document.querySelector(".pg-ask").getBoundingClientRect();
+        return [bottom - composer.top, composer.top, innerHeight - composer.bottom];"""
+    ask(browser, "a long list", 1)
+    assert browser.run("return document.querySelector('.pg-turns').scrollHeight > 2 * innerHeight")
+    browser.wait(lambda: browser.run(where)[0] < 1, "the end of the answer is in sight")
+    assert min(browser.run(where)[1:]) >= -1, "so is the composer"
+    browser.run("scrollTo({top: 0})")
+    browser.run(
+        "const page = Alpine.$data(document.querySelector('.pg-page'));"
+        "page.draft = 'another'; page.send();"
+    )
+    browser.wait(lambda: has_ended(browser, 2), "the second list")
+    assert browser.run("return scrollY") < 200, "who reads above is left there"
+    assert min(browser.run(where)[1:]) >= -1, "the composer is still in sight"
+
+
+def test_an_answer_by_a_schema(browser: Browser, model: ScriptedModel) -> None:
+    """The engine is given its grammar, and refuses what breaks it."""
+    answer = json.dumps(OSLO, separators=(",", ":"))
+    model.answers("as JSON, where?", answer)
+    open_all(browser)
+    browser.type('[name="schema"]', "{ no schema")
+    browser.type('[name="draft"]', "as JSON, where?", Keys.ENTER)
+    browser.wait_for_text("The schema is not JSON")
+    browser.type('[name="schema"]', json.dumps(SCHEMA))
+    press(browser, "Send")
+    browser.wait(lambda: has_ended(browser, 1), "the answer by the schema")
+    assert answer in talk(browser)
+    assert model.received("as JSON, where?")[-1].params.grammar is not None
+
+
+def test_an_image(browser: Browser, seeing: ScriptedModel, tmp_path: Path) -> None:
+    """Offered once it is known that the model sees, which is when it has been loaded."""
+    seeing.answers("are you there?", "Yes.")
+    seeing.answers("what is this?", "Something red.")
+    browser.choose('[name="model"]', SEEING)
+    ask(browser, "are you there?", 1)
+    browser.wait_for_text("Add images")
+    image = tmp_path / "red.png"
+    image.write_bytes(png(56, 56))
+    browser.find("input[type=file]").send_keys(str(image))
+    browser.find(".pg-thumb img")
+    ask(browser, "what is this?", 2)
+    assert "Something red." in browser.text
+    received = seeing.received("what is this?")[-1]
+    assert received.num_images == 1
+    assert received.prompt.count("<|image_pad|>") == 4
+    width = "return document.querySelector('.pg-turn .pg-image')?.naturalWidth"
+    browser.wait(lambda: browser.run(width) == 56, "the image is shown as it is")
+    assert browser.check() == []
+    browser.photograph("playground-with-an-image")
+
+
+@pytest.mark.parametrize("others", [[SEEING], [SEEING, THIRD]], ids=["two", "three"])
+def test_models_side_by_side(browser: Browser, serve: ScriptedServe, others: list[str]) -> None:
+    """All answer the same at once, each with its figures; the first one's answer is continued."""
+    names = [MODEL, *others]
+    for name in names:
+        serve.models[name].answers("which is larger?", f"The sun by {name}.")
+        serve.models[name].answers("and hotter?", f"The sun too by {name}.")
+    browser.run(EACH_LOOK_LATER)
+    for place, name in enumerate(others):
+        press(browser, "Compare")
+        browser.choose(f'[name="beside-{place}"]', name)
+    ask(browser, "which is larger?", 1)
+    answers = browser.wait(lambda: with_figures(browser, len(names)), "the figures of each")
+    assert [model for model, *_ in answers] == names
+    assert [f"The sun by {model}." in text for model, text, _ in answers] == [True] * len(names)
+    browser.photograph(f"playground-side-by-side-{len(names)}")
+    ask(browser, "and hotter?", 2)
+    for name in others:
+        assert f"The sun by {MODEL}." in serve.models[name].received("and hotter?")[-1].prompt
+    for view in (WIDE, DARK_WIDE, PHONE, DARK_PHONE):
+        look_at(browser, view)
+        assert violations(browser) + browser.check() == []
+
+
+def with_figures(browser: Browser, number: int) -> list[list[str]]:
+    """The last answers, where each of so many has its first token, rate and cost."""
+    answers: list[list[str]] = browser.run(SIDE_BY_SIDE)
+    have = [words for *_, words in answers if FIGURES.fullmatch(words)]
+    return answers if len(have) == number else []
+
+
+def test_an_answers_cost(browser: Browser) -> None:
+    cost = "import('/static/playground/answer.js').then((module) => {"
+    browser.run(
+        f"{cost} document.body.dataset.cost = module.inWords("
+        "{promptTokens: 1, tokens: 2, firstMs: 3, tokensPerS: 4, costMicroUsd: 1234}) })"
+    )
+    browser.wait(lambda: "$0.00123" in browser.run("return document.body.dataset.cost"), "a cost")
+
+
+def test_failed_turns_are_not_sent_again(browser: Browser) -> None:
+    def sent(*turns: dict[str, Any]) -> Any:
+        browser.run(
+            "delete document.body.dataset.sent;"
+            "import('/static/playground/request.js').then((module) => {"
+            "document.body.dataset.sent = JSON.stringify(module.messagesOf('', arguments[0])) })",
+            list(turns),
+        )
+        return json.loads(
+            browser.wait(lambda: browser.run("return document.body.dataset.sent"), "the messages")
+        )
+
+    asked = {"role": "user", "text": "where?"}
+    failed = {"role": "assistant", "text": "", "calls": [], "error": "It went away."}
+    again = {"role": "user", "text": "still there?"}
+    assert sent(asked, failed, again) == [{"role": "user", "content": "where?\n\nstill there?"}]
+    seen = {**asked, "images": ["data:image/png;base64,AA=="]}
+    (message,) = sent(seen, failed, again)
+    assert [part["type"] for part in message["content"]] == ["image_url", "text", "text"]
+    cut = {**failed, "text": "In Os"}
+    assert [message["role"] for message in sent(asked, cut, again)] == ["user", "assistant", "user"]

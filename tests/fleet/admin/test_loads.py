@@ -1,0 +1,210 @@
+"""The admin's actions that load, reload and unload, and how jobs and replicas show."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import redis
+
+from fleet import services
+from fleet.lifecycles import LoadJobStatus
+from fleet.live import reading as live
+from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from metering.actor import COMMAND
+from tests.fleet.admin.admin_pages import act, page
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_load_goes_where_it_fits_and_ends_on_the_job(admin_client, model, beat, sent) -> None:
+    beat()
+    html = act(admin_client, "cataloguemodel", "load_selected", model)
+    assert "Loading tiny on beast" in html
+    assert "waiting for the neuron" in html
+    assert "hx-get" in html
+    job = LoadJob.objects.get()
+    assert job.requested_by == "user:admin"
+    assert len(sent.tasks) == 1
+
+
+@pytest.mark.usefixtures("beat")
+def test_load_with_no_neuron_reports_it(admin_client, model, sent) -> None:
+    html = act(admin_client, "cataloguemodel", "load_selected", model)
+    assert "No neuron that could run tiny" in html
+    assert sent.tasks == []
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (ReplicaStatus.READY, "tiny is loaded on beast already"),
+        (ReplicaStatus.RECOVERING, "tiny is recovering on beast"),
+    ],
+)
+def test_load_of_what_is_there(
+    admin_client, model, beat, build, sent, status: ReplicaStatus, message: str
+) -> None:
+    beat(replicas=[build.replica(status=status)])
+    assert message in act(admin_client, "cataloguemodel", "load_selected", model)
+    assert sent.tasks == []
+
+
+def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
+    beat(name="beast")
+    beat(name="beauty")
+    question = act(admin_client, "cataloguemodel", "load_selected_on_neuron", model)
+    assert "beauty" in question
+    assert not LoadJob.objects.exists()
+    chosen = str(Neuron.objects.get(name="beauty").pk)
+    html = act(
+        admin_client,
+        "cataloguemodel",
+        "load_selected_on_neuron",
+        model,
+        chosen="1",
+        neuron=chosen,
+    )
+    assert "Loading tiny on beauty" in html
+    assert LoadJob.objects.get().neuron.name == "beauty"
+
+
+def test_no_neuron_chosen_asks_again(admin_client, model, beat, sent) -> None:
+    beat()
+    html = act(
+        admin_client, "cataloguemodel", "load_selected_on_neuron", model, chosen="1", neuron=""
+    )
+    assert "This field is required" in html
+    assert not LoadJob.objects.exists()
+
+
+def test_unload_from_both_lists(admin_client, model, beat, build, sent) -> None:
+    assert "not loaded anywhere" in act(admin_client, "cataloguemodel", "unload_selected", model)
+    beat(replicas=[build.replica()])
+    message = "Unloading tiny from beast"
+    assert message in act(admin_client, "cataloguemodel", "unload_selected", model)
+    assert message in act(admin_client, "replica", "unload_selected", Replica.objects.get())
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]  # one job for both
+    assert "unload" in page(admin_client, "loadjob")
+
+
+def test_unload_of_a_pinned_model_names_what_forbids_it(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat(replicas=[build.replica()])
+    CatalogueModel.objects.update(pinned=True)
+    html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
+    assert "unpin it first" in html
+    assert sent.tasks == []
+
+
+def test_unload_of_a_model_with_a_least_number_of_replicas_names_what_forbids_it(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat(replicas=[build.replica()])
+    CatalogueModel.objects.update(min_replicas=1)
+    html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
+    assert "set its least number of replicas to 0 first" in html
+    assert sent.tasks == []
+
+
+def test_redis_away_is_reported(admin_client, model, beat, build, sent, monkeypatch) -> None:
+    beat(replicas=[build.replica()])
+    nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    assert "Redis does not answer" in act(admin_client, "cataloguemodel", "load_selected", model)
+    sent.broker_is_away = True
+    html = act(admin_client, "cataloguemodel", "unload_selected", model)
+    assert "nothing was sent" in html
+
+
+def test_a_job_shows_progress_and_failure(admin_client, model, beat, build, sent) -> None:
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=25, total=100)
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
+    beat(replicas=[loading])
+    html = page(admin_client, "loadjob")
+    assert "downloading 25 %" in html
+    assert 'aria-valuenow="25"' in html
+    quantising = LoadProgress(
+        stage=LoadStage.WEIGHTS, done=3, total=4, unit="tensors", detail="quantising to q4"
+    )
+    beat(replicas=[msgspec.structs.replace(loading, progress=quantising)])
+    html = page(admin_client, "loadjob")
+    assert "weights 75 % (3 of 4 tensors), quantising to q4" in html
+    failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
+    beat(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)])
+    assert "needs 8 GB, has 4 GB" in page(admin_client, "loadjob")
+
+
+def test_a_replica_shows_what_quantising_cost(admin_client, model, beat, build) -> None:
+    words = "KL 0.012 nats a token against BF16"
+    beat(replicas=[build.replica(report=build.report(quantization="q4 things", quality=words))])
+    html = page(admin_client, "replica", "change", Replica.objects.get().pk)
+    fields, _, report = html.partition("Load report")
+    assert words in fields and "q4 things" in fields
+    assert "1,024 tokens" in report and "<pre>" not in report
+
+
+def test_a_replica_reports_in_words_what_bounds_its_context_and_what_it_took(
+    admin_client, model, beat, build
+) -> None:
+    reason = "1,024 tokens: bound by prompt speed, the model's own are 8,192"
+    took = {
+        "kv_bytes": 1000**2,
+        "kv_dtype": "int8",
+        "adapter_bytes": 500_000,
+        "actual_bytes": 4 * 1000**2,
+        "estimated_bytes": 5 * 1000**2,
+    }
+    beat(replicas=[build.replica(report=build.report(context_reason=reason, **took))])
+    html = page(admin_client, "replica", "change", Replica.objects.get().pk)
+    words, _, _ = html.replace("&#x27;", "'").replace("\xa0", " ").partition("Load report")
+    assert reason in words
+    room = "976.6 KiB int8 KV and 488.3 KiB for adapters"
+    assert f"3.8 MiB, of them {room}; 4.8 MiB were estimated (+25.0%)" in words
+
+
+def test_a_replica_without_a_report_has_nothing_to_show(admin_client, model, beat, build) -> None:
+    beat(replicas=[build.replica(status=ReplicaStatus.LOADING, report=None)])
+    assert "Not loaded yet" in page(admin_client, "replica", "change", Replica.objects.get().pk)
+
+
+def test_cancelling_a_job(admin_client, model, beat, build, sent) -> None:
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    assert "Cancelling the load" in act(admin_client, "loadjob", "cancel_selected", job)
+    beat(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus.DRAINING)])
+    job.refresh_from_db()
+    assert job.status == LoadJobStatus.CANCELLED
+    assert "has ended" in act(admin_client, "loadjob", "cancel_selected", job)
+
+
+def test_load_of_what_is_outdated_reloads_it(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
+    assert "outdated" in page(admin_client, "replica")
+    html = act(admin_client, "cataloguemodel", "load_selected", model)
+    assert "Reloading tiny on beast" in html and "no other neuron has room" in html
+    assert LoadJob.objects.get().kind == "reload"
+
+
+def test_reload_from_the_list_of_replicas(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica()])
+    html = act(admin_client, "replica", "reload_selected", Replica.objects.get())
+    assert "Reloading tiny on beast" in html
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model", "neuron.load_model"]
+
+
+def test_a_job_that_succeeded_reports_it_instead_of_its_last_stage(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    progress = LoadProgress(stage=LoadStage.WARMUP, done=62, total=100, unit="steps")
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
+    beat(replicas=[loading])
+    beat(replicas=[build.replica(job_id=str(job.pk))])
+    html = page(admin_client, "loadjob")
+    assert "loaded 100 %" in html and "warmup" not in html

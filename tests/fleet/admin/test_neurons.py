@@ -1,0 +1,116 @@
+"""The operator's pages of neurons, invitations and the policy, through Django's test client."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.urls import reverse
+
+from fleet import services
+from fleet.lifecycles import NeuronStatus
+from fleet.live import reading as live
+from fleet.live.snapshot import FleetSnapshot
+from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish
+from fleet.services.hosts import invitations
+from inference.protocol import keys
+from inference.protocol.joining import decode_joining
+from metering.actor import COMMAND
+from metering.models import AuditEntry
+from tests.fleet.admin import admin_pages
+
+GIB = 1024**3
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_users(redis_db, monkeypatch):
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    invitations._applied.clear()
+    yield
+    for user in redis_db.acl_users():
+        if user != "default":
+            redis_db.acl_deluser(user)
+
+
+@pytest.fixture
+def neuron(publish) -> Neuron:
+    services.heartbeat_record(heartbeat=publish())
+    return Neuron.objects.get()
+
+
+def test_a_limited_device_shows_both_sizes(admin_client, publish, build) -> None:
+    limited = build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)
+    services.heartbeat_record(heartbeat=publish(devices=[limited]))
+    for page in ("fleet_neuron_changelist", "fleet_device_changelist"):
+        assert "6.0 GiB (limit, of 16.0 GiB)" in admin_client.get(reverse(f"admin:{page}")).text
+
+
+def act(client, action: str, neuron: Neuron) -> str:
+    return html.unescape(admin_pages.act(client, "neuron", action, neuron))
+
+
+def test_drained_refused_and_back(admin_client, neuron) -> None:
+    assert "beast is being drained" in act(admin_client, "drain", neuron)
+    assert NeuronWish.objects.get().desired_state().drain
+    act(admin_client, "refuse", neuron)
+    assert NeuronWish.objects.get().admission == "refused"
+    act(admin_client, "admit", neuron)
+    assert "takes models and requests again" in act(admin_client, "resume", neuron)
+    desired = NeuronWish.objects.get()
+    assert (desired.drain_wanted_at, desired.admission) == (None, "admitted")
+    actors = set(AuditEntry.objects.values_list("actor", flat=True))
+    assert actors == {"user:admin"}
+
+
+def test_a_living_one_is_not_removed_and_a_dead_one_is(admin_client, neuron, redis_db) -> None:
+    assert "stop it before it is removed" in act(admin_client, "remove", neuron)
+    redis_db.delete(keys.heartbeat_key("beast"))
+    services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
+    assert Neuron.objects.get().status == NeuronStatus.AWAY
+    assert "beast is forgotten" in act(admin_client, "remove", neuron)
+    assert not Neuron.objects.exists()
+
+
+def test_who_may_only_look_changes_nothing(client, django_user_model, neuron) -> None:
+    user = django_user_model.objects.create_user("looker", password="x", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_neuron"))
+    client.force_login(user)
+    act(client, "drain", neuron)
+    assert NeuronWish.objects.get().drain_wanted_at is None
+    assert client.get(reverse("admin:fleet_invitation_add")).status_code == 403
+
+
+def test_an_invitation_is_shown_once_and_revoked(admin_client, redis_db) -> None:
+    add = reverse("admin:fleet_invitation_add")
+    refused = admin_client.post(add, {"neuron_name": "beast", "address": ""})
+    assert "no other host can reach this Redis" in html.unescape(refused.content.decode())
+    services.share_record(actor=COMMAND, address="10.0.0.5:7000", is_tls=False, certificate="")
+    assert b"letters, digits" in admin_client.post(add, {"neuron_name": "a b"}).content
+    shown = admin_client.post(add, {"neuron_name": "beast", "address": ""})
+    assert "no-store" in shown["Cache-Control"]
+    found = re.search(r"neuron --join (hx1\.[\w-]+)", shown.content.decode())
+    assert found is not None
+    assert decode_joining(found[1]).neuron == "beast"
+    assert "neuron-beast" in redis_db.acl_users()
+    listed = admin_client.get(reverse("admin:fleet_invitation_changelist")).content.decode()
+    assert "beast" in listed
+    row = Invitation.objects.get()
+    page = admin_client.get(reverse("admin:fleet_invitation_change", args=[row.pk]))
+    assert row.secret_sha256 not in page.content.decode()
+    admin_client.post(reverse("admin:fleet_invitation_delete", args=[row.pk]), {"post": "yes"})
+    assert not Invitation.objects.exists()
+    assert "neuron-beast" not in redis_db.acl_users()
+
+
+def test_the_policy(admin_client) -> None:
+    add = reverse("admin:fleet_fleetpolicy_add")
+    assert admin_client.post(add, {"admission": "click"}).status_code == 302
+    assert FleetPolicy.objects.get().admission == "click"
+    assert admin_client.get(add).status_code == 403
+    change = reverse("admin:fleet_fleetpolicy_change", args=[1])
+    admin_client.post(change, {"admission": "automatic"})
+    assert FleetPolicy.objects.get().admission == "automatic"
+    assert AuditEntry.objects.filter(action="fleet.admission").count() == 2

@@ -1,0 +1,295 @@
+"""The fleet's REST API: permissions, answers and effects."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.test import AsyncClient, Client
+
+from fleet import services
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import LoadJob, Neuron
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_progress import LoadProgress, LoadStage
+from metering.actor import COMMAND
+from metering.models import ApiKey, AuditEntry
+from tests.fleet.api.api_support import Api, key_api, need_keys
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OLD = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def _needs_keys(settings: Any) -> None:
+    need_keys(settings)
+
+
+@pytest.fixture
+def reader() -> Api:
+    return key_api("fleet:read")
+
+
+@pytest.fixture
+def writer() -> Api:
+    return key_api("fleet:read", "fleet:write")
+
+
+def test_a_key_needs_the_scope_of_what_it_does(reader: Api, model, beat, sent) -> None:
+    beat()
+    assert reader.get("neurons")["num_rows"] == 1
+    refused = reader.post("catalogue/tiny/load", status=403)
+    assert (refused["code"], "fleet:write" in refused["detail"]) == ("insufficient_scope", True)
+    key_api("fleet:write").get("neurons", 403)
+    key_api("inference", "usage:read").get("neurons", 403)
+    assert sent.tasks == []
+
+
+def test_staff_write_with_their_csrf_token_and_the_right_to_change_models(model, sent) -> None:
+    def posted(user: User, **extra: Any) -> int:
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(user)
+        headers: dict[str, str] = {}
+        if extra.get("token"):
+            client.get("/admin/")
+            headers["x-csrftoken"] = client.cookies["csrftoken"].value
+        return client.post(
+            "/api/catalogue/tiny/load", "{}", content_type="application/json", headers=headers
+        ).status_code
+
+    viewer = User.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_cataloguemodel"))
+    assert posted(viewer, token=True) == 403
+    operator = User.objects.create_superuser("root")
+    assert posted(operator) == 403
+    assert posted(operator, token=True) == 503  # Redis is down, which only operators see
+    client = Client()
+    client.force_login(viewer)
+    assert client.get("/api/neurons").status_code == 200
+
+
+def test_neurons_devices_and_replicas_are_filtered_and_paged(
+    reader: Api, model, beat, build
+) -> None:
+    beat("beast", replicas=[build.replica(spec_digest=OLD, devices=["cpu"])])
+    beat("beauty")
+    page = reader.get("neurons?limit=1")
+    assert [row["name"] for row in page["data"]] == ["beast"]
+    assert (page["num_rows"], "offset=1" in page["next"]) == (2, True)
+    assert reader.get("neurons?limit=1&offset=1")["data"][0]["name"] == "beauty"
+    assert reader.get("neurons/beast")["replicas"] == ["tiny"]
+    assert {row["neuron"] for row in reader.get("devices")["data"]} == {"beast", "beauty"}
+    assert reader.get("devices?neuron=beauty&kind=cpu")["num_rows"] == 1
+    (replica,) = reader.get("replicas?model=tiny&status=ready,loading")["data"]
+    assert (replica["is_outdated"], replica["devices"]) == (True, ["cpu"])
+    assert reader.get("replicas?status=failed")["data"] == []
+    assert reader.get("neurons?colour=red", 400)["param"] == "colour"
+    missing = reader.get("neurons/nobody", 404)
+    assert missing["code"] == "neuron_not_found"
+
+
+@pytest.mark.parametrize(
+    ("query", "known"),
+    [
+        ("neurons?status=busy", "online, away, draining, refused"),
+        ("devices?kind=tpu", "cpu, cuda"),
+        ("replicas?status=ready,red", "loading, ready, recovering"),
+        ("load-jobs?kind=eat", "load, unload, reload, sleep"),
+        ("load-jobs?status=", "pending, running"),
+        ("downloads?kind=push", "pull, delete"),
+    ],
+)
+def test_a_filter_names_the_words_that_it_takes(reader: Api, query: str, known: str) -> None:
+    """Nothing that was misspelled is none."""
+    refused = reader.get(query, 400)
+    assert (refused["code"], f"?{refused['param']}=" in query) == ("invalid_value", True)
+    assert known in refused["detail"]
+    for name in ("neuron", "model"):
+        assert reader.get(f"load-jobs?{name}=gone")["data"] == []
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["half a character: \ud83d", float("nan"), nested(50), nested(900)],
+    ids=["surrogate", "nan", "nested", "nested deeply"],
+)
+def test_a_body_that_is_no_plain_json_is_refused(writer: Api, value: Any) -> None:
+    refused = writer.post(
+        "catalogue", {"name": "x", "source": "path:/x", "description": value}, 400
+    )
+    assert refused["code"] == "invalid_json"
+
+
+def test_a_nul_is_in_nothing(reader: Api) -> None:
+    """PostgreSQL takes none, which is no outage of it."""
+    refused = reader.get("replicas?model=tiny%00", 400)
+    assert (refused["code"], refused["param"]) == ("invalid_value", "model")
+    assert reader.get("neurons/be%00ast", 404)["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=abc", "limit"),
+        ("limit=0", "limit"),
+        ("limit=-1", "limit"),
+        ("limit=1001", "limit"),
+        ("offset=-5", "offset"),
+        ("offset=" + "9" * 20, "offset"),
+    ],
+)
+def test_a_page_that_cannot_be_is_refused(reader: Api, query: str, param: str) -> None:
+    """Rather than answered with another page."""
+    refused = reader.get(f"neurons?{query}", 400)
+    assert (refused["code"], refused["param"]) == ("invalid_value", param)
+
+
+def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> None:
+    beat()
+    writer.post("neurons/beast/drain", status=200)
+    beat()
+    assert writer.get("neurons/beast")["status"] == "draining"
+    writer.post("neurons/beast/resume", status=200)
+    writer.post("neurons/beast/refuse", status=200)
+    beat()
+    assert writer.get("neurons?status=refused")["num_rows"] == 1
+    writer.post("neurons/beast/admit", status=200)
+    assert writer.delete("neurons/beast", 409)["code"] == "neuron_alive"
+    writer.post("neurons/nobody/drain", status=404)
+    redis_db.flushdb()
+    services.neuron_mark_away(neuron=Neuron.objects.get())
+    writer.delete("neurons/beast")
+    assert writer.get("neurons")["data"] == []
+    entries = AuditEntry.objects.filter(action__startswith="neuron.")
+    assert {actor for (actor,) in entries.values_list("actor")} == {
+        f"key:{ApiKey.objects.get().prefix}"
+    }
+
+
+def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
+    made = writer.post("catalogue", {"name": "tiny", "source": "pypi:tiny"}, 201)
+    assert (made["dtype"], made["pinned_on"], made["loaded_on"]) == ("auto", [], [])
+    wrong = writer.post("catalogue", {"name": "other", "source": "llama3"}, 400)
+    assert (wrong["code"], wrong["param"]) == ("invalid_catalogue_value", "source")
+    assert writer.post("catalogue", {"name": 5, "source": "pypi:x"}, 400)["param"] == "name"
+    assert writer.post("catalogue", {"name": "other"}, 400)["param"] == "source"
+    unknown = writer.post("catalogue", {"name": "other", "source": "pypi:x", "colour": 1}, 400)
+    assert unknown["param"] == "colour"
+    changed = writer.patch("catalogue/tiny", {"max_context_tokens": 64, "pinned_on": ["beast"]})
+    assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
+    assert changed["spec_digest"] != made["spec_digest"]
+    assert writer.patch("catalogue/tiny", {"max_replicas": "x"}, 400)["param"] == "max_replicas"
+    assert writer.patch("catalogue/tiny", {"quantization": "Q6K"})["quantization"] == "q6"
+    assert writer.patch("catalogue/tiny", {"quantization": "q7k"}, 400)["param"] == "quantization"
+    writer.post("aliases", {"name": "openai/gpt-5", "model": "tiny"}, 201)
+    assert writer.get("aliases?model=tiny")["data"] == [{"name": "openai/gpt-5", "model": "tiny"}]
+    assert writer.get("catalogue/tiny")["aliases"] == ["openai/gpt-5"]
+    (assignment,) = writer.get("assignments")["data"]
+    assert (assignment["neurons"], assignment["priority"]) == (["beast"], 1000)
+    writer.delete("aliases/openai/gpt-5")
+    writer.delete("catalogue/tiny")
+    assert writer.get("catalogue/tiny", 404)["code"] == "model_not_found"
+    assert "model.update" in {row["action"] for row in writer.get("audit?object=tiny")["data"]}
+
+
+def test_load_unload_and_reload_are_jobs(writer: Api, model, beat, build, sent) -> None:
+    beat()
+    (job,) = writer.post("catalogue/tiny/load")["data"]
+    assert (job["kind"], job["status"], job["neuron"]) == ("load", "pending", "beast")
+    assert writer.get("load-jobs?status=pending,running&model=tiny")["num_rows"] == 1
+    beat(replicas=[build.replica(job_id=job["id"], spec_digest=model.entry().spec_digest())])
+    done = writer.get(f"load-jobs/{job['id']}")
+    assert (done["status"], done["progress_fraction"]) == ("succeeded", 1.0)
+    assert writer.post("catalogue/tiny/load", status=409)["code"] == "already_loaded"
+    started = writer.post("load-jobs", {"kind": "reload", "model": "tiny", "neuron": "beast"})
+    assert (started["kind"], "requests wait meanwhile" in started["note"]) == ("reload", True)
+    cancelled = writer.post(f"load-jobs/{started['id']}/cancel")
+    assert cancelled["kind"] == "unload"
+    (unload,) = writer.post("catalogue/tiny/unload", {"neuron": "beast"})["data"]
+    assert unload["id"] == cancelled["id"]
+    wrong = writer.post("load-jobs", {"kind": "eat", "model": "tiny", "neuron": "beast"}, 400)
+    assert wrong["param"] == "kind"
+    for kind in ("load", "unload"):
+        assert writer.post(f"catalogue/other/{kind}", status=404)["code"] == "model_not_found"
+    services.catalogue_model_create(actor=COMMAND, name="never-loaded", source="pypi:x")
+    assert writer.post("catalogue/never-loaded/unload")["data"] == []
+    body = {"model": "tiny", "neuron": "nobody"}
+    assert writer.post("load-jobs", body, 404)["code"] == "neuron_not_found"
+
+
+def test_a_broker_that_is_away_is_a_503(writer: Api, model, beat, sent) -> None:
+    beat()
+    sent.broker_is_away = True
+    assert writer.post("catalogue/tiny/load", status=503)["code"] == "broker_away"
+    assert writer.post("load-jobs", {"model": "tiny", "neuron": "beast"}, 503)["param"] is None
+
+
+@pytest.mark.asyncio
+async def test_a_jobs_events_end_with_the_job(writer: Api, model, beat, build, sent) -> None:
+    from asgiref.sync import sync_to_async
+
+    await sync_to_async(beat)()
+    start = sync_to_async(services.load_job_start)
+    job = await start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    headers = {"authorization": f"Bearer {writer.key}", "accept": "text/event-stream"}
+    response = await AsyncClient().get(f"/api/load-jobs/{job.pk}/events", headers=headers)
+    assert response["Content-Type"] == "text/event-stream"
+    events = aiter(response)
+    assert (await anext(events)).startswith(b"event: pending\ndata: {")
+    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
+    await sync_to_async(beat)(replicas=[loading])
+    assert b'"progress_fraction": 0.25' in await anext(events)
+    await sync_to_async(beat)(replicas=[build.replica(job_id=str(job.pk))])
+    assert (await anext(events)).startswith(b"event: succeeded\n")
+    assert [event async for event in events] == []
+
+
+def test_the_overview_reports_what_is_wrong(reader: Api, model, beat, build) -> None:
+    beat(replicas=[build.replica(spec_digest=OLD)])
+    overview = reader.get("overview")
+    assert overview["is_live"] is True
+    (finding,) = overview["attention"]
+    assert finding == {
+        "level": "warning",
+        "kind": "outdated",
+        "about": "tiny",
+        "text": "tiny on beast is outdated: reload it",
+    }
+    assert overview["neurons"][0]["devices"][0]["free_memory_bytes"] > 0
+    assert overview["models"][0]["status"] == "ready"
+
+
+def test_the_schema_is_whole_and_its_page_asks_no_other_host(reader: Api) -> None:
+    output = StringIO()
+    call_command("spectacular", validate=True, fail_on_warn=True, stdout=output)
+    schema = yaml.safe_load(output.getvalue())
+    parameters = schema["paths"]["/api/load-jobs"]["get"]["parameters"]
+    assert {"kind", "status", "limit"} <= {one["name"] for one in parameters}
+    headers = {"authorization": f"Bearer {reader.key}"}
+    page = Client().get("/api/docs", headers=headers).content.decode()
+    assert "/static/drf_spectacular_sidecar/" in page and 'href="/docs"' in page
+    script = Client().get("/api/docs?script=", headers=headers)
+    assert script["Content-Type"].startswith("application/javascript")
+    assert "//cdn" not in page and "https://" not in page.replace("https://github.com", "")
+    assert Client().get("/api/schema", headers=headers).status_code == 200
+
+
+def test_waiting_for_a_job_gives_up(model, beat, sent) -> None:
+    from fleet.job_waiting import wait_for_job
+
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    seconds = iter(range(100))
+    assert not wait_for_job(job, timeout_s=5, clock=lambda: next(seconds), sleep=lambda _: None)
+    LoadJob.objects.update(status=LoadJobStatus.CANCELLED, finished_at=job.created_at)
+    assert wait_for_job(job, timeout_s=5, clock=lambda: next(seconds), sleep=lambda _: None)

@@ -1,0 +1,231 @@
+"""The paths of the original system's neuron: its shapes, and loads that answer once they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleet import services
+from fleet.models import LoadJob
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_progress import LoadFailure
+from metering.actor import COMMAND
+from tests.fleet.api.api_support import Api, key_api, need_keys
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _needs_keys(settings: Any) -> None:
+    need_keys(settings)
+
+
+@pytest.fixture
+def reader() -> Api:
+    return key_api("fleet:read")
+
+
+@pytest.fixture
+def writer() -> Api:
+    return key_api("fleet:read", "fleet:write")
+
+
+@pytest.mark.parametrize("kept", [{"pinned": True}, {"min_replicas": 1}])
+def test_activation_is_ready_when_the_pinned_models_are(
+    reader: Api, beat, build, sent, kept: dict[str, Any]
+) -> None:
+    """A model that is kept loaded and of which the neuron knows nothing yet is pending."""
+
+    def activation() -> dict[str, Any]:
+        found: dict[str, Any] = reader.get("neurons/beast/health")["activation"]
+        return found
+
+    services.catalogue_model_create(actor=COMMAND, name="idle", source="pypi:tiny")
+    beat(replicas=[])
+    assert activation()["state"] == "ready", "nobody asked for it"
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", **kept)
+    assert (activation()["state"], activation()["pending"]) == ("pre_warming", ["tiny"])
+    services.load_job_start(actor=COMMAND, model_name="idle", neuron_name="beast")
+    assert activation()["pending"] == ["idle", "tiny"]
+    beat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
+    assert activation()["in_progress"] == "tiny"
+    assert activation()["pending"] == ["idle"]
+    ready = [build.replica(), build.replica(model="idle", job_id="another")]
+    beat(replicas=ready)
+    assert (activation()["state"], activation()["pending"]) == ("ready", [])
+
+
+def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
+    gib = 1024**3
+    card = build.device(
+        kind="cuda", total_memory_bytes=8 * gib, free_memory_bytes=6 * gib, driver="580.10"
+    )
+    ready = build.replica(
+        report=build.report(), stats=build.stats(in_flight=2), devices=["cuda:0"], memory_bytes=gib
+    )
+    failed = build.replica(model="broken", status=ReplicaStatus.FAILED)
+    host = msgspec.structs.replace(build.heartbeat().host, os="Debian 12", kernel="Linux 6.1.0")
+    host = msgspec.structs.replace(
+        host, cuda_version="13.0", torch_version="2.13.0+cu130", torch_cuda_version="13.0"
+    )
+    beat(devices=[card], replicas=[ready, failed], host=host)
+    version = reader.get("neurons/beast/version")
+    assert (version["package_version"], version["torch_version"]) == ("0.1.0", "2.13.0+cu130")
+    found = reader.get("neurons/beast/discovery")
+    assert (found["hostname"], found["devices"][0]["vram_total_mb"]) == ("beast.local", 8192)
+    assert (found["os"], found["kernel"]) == ("Debian 12", "Linux 6.1.0")
+    assert (found["driver_version"], found["cuda_version"]) == ("580.10", "13.0")
+    assert found["torch_cuda_version"] == "13.0"
+    health = reader.get("neurons/beast/health")
+    assert (health["uptime_secs"], health["devices"][0]["vram_free_mb"]) == (600, 6144)
+    assert health["activation"]["completed"] == ["tiny"]
+    assert health["activation"]["failed"] == [{"model_id": "broken", "error": ""}]
+    assert health["models"][0]["in_flight"] == 2
+    (row,) = reader.get("neurons/beast/models")
+    assert (row["id"], row["status"], row["devices"], row["vram_used_mb"]) == (
+        "tiny",
+        "loaded",
+        [0],
+        1024,
+    )
+    assert row["limit"] == {"context": 1024, "input": 768, "output": 256}
+    assert found["max_prompt_tokens"] == 768
+    endpoint = reader.get("neurons/beast/models/tiny/endpoint")
+    assert endpoint == {"url": "http://testserver"}
+    assert "error" in reader.get("neurons/beast/models/other/endpoint", 404)
+    assert "error" in reader.get("neurons/nobody/health", 404)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "answer"),
+    [
+        (("succeeded", ""), 200, {"status": "loaded"}),
+        (
+            ("failed", "quantization_not_found"),
+            422,
+            {
+                "error": {
+                    "kind": "quant_not_found",
+                    "model_id": "pypi:tiny",
+                    "cause": "why",
+                    "suggestion": "Use Q4_K_M.",
+                    "requested": None,
+                    "available": ["Q4_K_M", "Q8_0"],
+                    "nearest": "Q4_K_M",
+                }
+            },
+        ),
+        (
+            ("failed", "repo_fetch_failed"),
+            422,
+            {
+                "error": {
+                    "kind": "repo_fetch_failed",
+                    "model_id": "pypi:tiny",
+                    "cause": "why",
+                    "suggestion": "Use Q4_K_M.",
+                }
+            },
+        ),
+        (("failed", "does_not_fit"), 400, {"error": "why"}),
+    ],
+)
+def test_the_originals_load_answers_when_it_is_through(
+    writer: Api, model, beat, build, sent, monkeypatch, end, status: int, answer: Any
+) -> None:
+    def wait(job: LoadJob, *, timeout_s: float) -> bool:
+        assert timeout_s == 3600.0, "a load may take an hour"
+        LoadJob.objects.filter(pk=job.pk).update(
+            status=end[0],
+            failure_code=end[1],
+            failure_message="why" if end[1] else "",
+            finished_at=job.created_at,
+        )
+        job.refresh_from_db()
+        failure = LoadFailure(
+            code=end[1] or "none", message="why", available=["Q4_K_M", "Q8_0"], nearest="Q4_K_M"
+        )
+        failed = build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)
+        beat(replicas=[failed] if end[1] else [])
+        return True
+
+    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
+    beat()
+    body = {"model_id": "tiny", "harness": "candle", "devices": [1]}
+    assert writer.post("neurons/beast/models/load", body, status) == answer
+    assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
+
+
+def test_a_host_whose_cards_cannot_be_used_reports_it(
+    writer: Api, model, beat, build, sent
+) -> None:
+    healthy = beat().host
+    assert "cuda_unavailable_reason" not in writer.get("neurons/beast/discovery")
+    beat(host=msgspec.structs.replace(healthy, problems=["reboot"], cuda_unavailable="reboot"))
+    assert writer.get("neurons/beast/discovery")["cuda_unavailable_reason"] == "reboot"
+    reply = writer.post("neurons/beast/models/load", {"model_id": "tiny"}, 503)
+    assert reply["code"] == "cuda_unavailable" and "reboot" in reply["error"]
+    assert sent.tasks == []
+
+
+def test_the_originals_unload_takes_a_pinned_model(
+    writer: Api, beat, build, sent, monkeypatch
+) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="kept", source="pypi:kept", pinned=True)
+
+    def wait(job: LoadJob, *, timeout_s: float) -> bool:
+        LoadJob.objects.filter(pk=job.pk).update(status="succeeded", finished_at=job.created_at)
+        job.refresh_from_db()
+        return True
+
+    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
+    beat(replicas=[build.replica(model="kept")])
+    reply = writer.post("neurons/beast/models/unload", {"model_id": "kept"}, 200)
+    assert reply == {"status": "unloaded"}
+    assert [task[0] for task in sent.tasks] == ["neuron.unload_model"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "state"), [("succeeded", 200, "ready"), ("failed", 404, "pre_warming")]
+)
+def test_what_the_originals_unload_took_is_not_waited_for(
+    writer: Api, beat, sent, build, monkeypatch, ends: str, status: int, state: str
+) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="kept", source="pypi:kept", pinned=True)
+
+    def wait(job: LoadJob, *, timeout_s: float) -> bool:
+        failed = {} if ends == "succeeded" else {"failure_code": "unload_lost"}
+        LoadJob.objects.filter(pk=job.pk).update(status=ends, finished_at=job.created_at, **failed)
+        job.refresh_from_db()
+        return True
+
+    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
+    beat(replicas=[build.replica(model="kept")])
+    writer.post("neurons/beast/models/unload", {"model_id": "kept"}, status)
+    beat(replicas=[])
+    assert writer.get("neurons/beast/health")["activation"]["state"] == state
+
+
+def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica()])
+
+    def refused(body: dict[str, Any], status: int = 400) -> str:
+        error: str = writer.post("neurons/beast/models/load", body, status)["error"]
+        return error
+
+    assert "already loaded" in refused({"model_id": "tiny"})
+    assert "harness" in refused({"model_id": "tiny", "harness": "vllm"})
+    assert "otherwise" in refused({"model_id": "tiny", "quant": "q4_k_m"})
+    model.quantization = "q6"
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["quantization"])
+    assert "otherwise" in refused({"model_id": "tiny", "quant": "q8_0"})
+    for quant in ("q6", "q6k", "Q6_K"):
+        assert "already loaded" in refused({"model_id": "tiny", "quant": quant})
+    assert "shared by 1 ranks" in refused({"model_id": "tiny", "tensor_parallel": 2})
+    assert "catalogue" in refused({"model_id": "other"}, 404)
+    assert "model_id" in refused({})
+    assert sent.tasks == []
+    assert "error" in writer.post("neurons/beast/models/unload", {"model_id": "x"}, 404)
+    assert "error" in writer.post("neurons/beast/models/unload", {}, 400)

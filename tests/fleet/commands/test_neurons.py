@@ -1,0 +1,87 @@
+"""The neurons command: drained, resumed, invited, shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.core.management import CommandError
+
+from fleet import services
+from fleet.live.snapshot import FleetSnapshot
+from inference.protocol.heartbeat import ReplicaStatus
+from metering.actor import COMMAND
+from tests.fleet.commands.conftest import RunCommand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+GIB = 1024**3
+
+
+def test_neurons_are_shown_and_the_policy_changes(run_command: RunCommand, beat) -> None:
+    beat()
+    assert "cpu" in run_command("neurons", "show", "beast")
+    assert json.loads(run_command("neurons", "list", "--status", "away", "--json")) == []
+    assert "automatic" in run_command("neurons", "policy")
+    assert "click" in run_command("neurons", "policy", "--admission", "click")
+    assert "HELEXA_DATA_DIR" in run_command("settings", "list")
+    found = json.loads(run_command("settings", "list", "--name", "retention,log_level", "--json"))
+    assert all("RETENTION" in row["name"] or "LOG_LEVEL" in row["name"] for row in found)
+    assert "HELEXA_REQUEST_RETENTION_DAYS" in {row["name"] for row in found}
+    given = json.loads(run_command("settings", "list", "--set", "true", "--json"))
+    others = json.loads(run_command("settings", "list", "--set", "false", "--json"))
+    assert given and all(row["value"] for row in given)
+    assert others and not any(row["value"] for row in others)
+    with pytest.raises(CommandError, match="'maybe' is none of true, false"):
+        run_command("settings", "list", "--set", "maybe")
+    assert "HELEXA_DATA_DIR" in run_command("settings", "show", "HELEXA_DATA_DIR")
+
+
+def test_a_host_is_invited_here_or_at_a_server(run_command: RunCommand, monkeypatch) -> None:
+    monkeypatch.setattr("fleet.services.hosts.invitations._ensure_redis_can", lambda: None)
+    monkeypatch.setattr("fleet.services.hosts.invitations.redis_users_apply", lambda: None)
+    services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=False, certificate="")
+    assert "neuron --join hx1." in run_command("neurons", "invite", "beast")
+    assert "beast" in run_command("neurons", "invitations")
+    assert "beast" not in run_command("neurons", "invitations", "--neuron", "beauty")
+    assert json.loads(run_command("neurons", "invitations", "--invited-by", "ann", "--json")) == []
+    assert "invited_by" in run_command("neurons", "invitation", "beast")
+    with pytest.raises(CommandError, match="'nobody' has no invitation"):
+        run_command("neurons", "invitation", "nobody")
+    assert "would neuron.revoke beast" in run_command("neurons", "revoke", "beast", "--dry-run")
+    assert "beast can reach Redis no more" in run_command("neurons", "revoke", "beast")
+
+
+def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
+    beat()
+    assert "a processor" in run_command("neurons", "list")
+    assert run_command("neurons", "drain", "beast") == (
+        "beast takes no more loads, and requests only for what nothing else can serve; "
+        "nothing runs there now.\n"
+    )
+    beat()
+    assert json.loads(run_command("neurons", "list", "--json"))[0]["status"] == "draining"
+    beat(
+        replicas=[
+            build.replica(stats=build.stats(in_flight=2, queue_depth=1)),
+            build.replica(model="new", status=ReplicaStatus.LOADING),
+            build.replica(model="idle"),
+        ]
+    )
+    assert "; at work there now: new (loading), tiny (3 requests).\n" in run_command(
+        "neurons", "drain", "beast"
+    )
+    run_command("neurons", "resume", "beast")
+    services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
+    assert "once it is back: it is away now" in run_command("neurons", "drain", "beast")
+    with pytest.raises(CommandError, match="stop it before"):
+        run_command("neurons", "remove", "beast")
+
+
+def test_a_device_shows_the_operators_limit_and_its_own_size(
+    run_command: RunCommand, beat, build
+) -> None:
+    beat(devices=[build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)])
+    for command in (["status"], ["neurons", "list"]):
+        assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
+    (neuron,) = json.loads(run_command("neurons", "list", "--json"))
+    assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB

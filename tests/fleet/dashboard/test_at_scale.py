@@ -1,0 +1,274 @@
+"""The dashboard of a fleet that no screen shows at once: groups, pages, searches, and its bytes."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.http import QueryDict
+from django.test import Client
+from django.utils import timezone
+
+from fleet import services
+from fleet.dashboard.board import board_of
+from fleet.dashboard.finding_groups import grouped
+from fleet.dashboard.listing import page_of
+from fleet.dashboard.query import BoardQuery, Shown
+from fleet.models import CatalogueModel, Device, LoadJob, Neuron, Replica
+from fleet.overview import Attention, Level, ModelLine, fleet_overview
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.refusals import Refused, encode_field, refusals_key
+from inference.version import VERSION
+from metering.actor import COMMAND
+
+BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
+GIB = 1024**3
+NUM_MODELS, NUM_HOSTS, REPLICAS_A_HOST = 200, 50, 4
+MAX_BYTES = 40_000
+
+
+def a_large_fleet() -> None:
+    """All but the first host are away, and each is full."""
+    now = timezone.now()
+    CatalogueModel.objects.bulk_create(
+        CatalogueModel(name=f"model-{number:03}", source=f"huggingface:org/model-{number:03}")
+        for number in range(NUM_MODELS)
+    )
+    Neuron.objects.bulk_create(
+        Neuron(
+            name=f"node-{number:02}",
+            status="away" if number else "online",
+            version=VERSION,
+            status_since=now,
+            started_at=now,
+            last_seen_at=now,
+        )
+        for number in range(NUM_HOSTS)
+    )
+    hosts = list(Neuron.objects.all())
+    card = {"kind": "cuda", "name": "NVIDIA GeForce RTX 3090", "total_memory_bytes": 24 * GIB}
+    Device.objects.bulk_create(
+        Device(neuron=host, index=index, free_memory_bytes=7 * GIB, **card)
+        for host in hosts
+        for index in range(2)
+    )
+    Replica.objects.bulk_create(
+        Replica(
+            neuron=host,
+            model_name=f"model-{number * REPLICAS_A_HOST + index:03}",
+            status="away" if number else "ready",
+            status_since=now,
+            devices=[f"cuda:{index % 2}"],
+            memory_bytes=3 * GIB,
+            in_flight=5,
+            kv_blocks_used=41,
+            kv_blocks_total=100,
+            decode_tokens_per_s=31.5,
+        )
+        for number, host in enumerate(hosts)
+        for index in range(REPLICAS_A_HOST)
+    )
+
+
+def text_of(client: Client, query: str = "") -> str:
+    response = client.get(f"{BOARD}{query}")
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_hundred_models_on_fifty_hosts(admin_client: Client, redis_db: Any) -> None:
+    a_large_fleet()
+    text = text_of(admin_client)
+    assert len(text.encode()) <= MAX_BYTES
+    assert "49 neurons that are away: node-01, node-02, node-03 and 46 more" in text
+    assert 'href="/admin/fleet/neuron/?status__exact=away">neurons</a>' in text
+    assert text.count("are away") == 1
+    # What works comes first, by pages; hosts are folded.
+    board = board_of(fleet_overview())
+    assert [row.name for row in board.models[:5]] == [f"model-{n:03}" for n in range(5)]
+    assert [row.status for row in board.models[:5]] == ["ready"] * 4 + ["away"]
+    assert board.neurons[0].name == "node-00" and not board.neurons[0].is_unfolded
+    assert "1 to 12 of 200" in text and "1 to 6 of 50" in text
+    assert "model-015" not in text and "hx-device" not in text
+    second = text_of(admin_client, "?models_page=2")
+    assert 'name="models_page" value="2"' in second and "model-015" in second
+    assert "193 to 200 of 200" in text_of(admin_client, "?models_page=9999")
+    # Unfolded: the devices and replicas of that host.
+    unfolded = text_of(admin_client, "?flipped=node-00")
+    assert unfolded.count('class="hx-device"') == 2 and "31.5" in unfolded
+    assert len(text_of(admin_client, "?flipped=node-00+node-01").encode()) <= MAX_BYTES
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_refresh_leaves_the_focus_where_it_is(admin_client: Client, redis_db: Any) -> None:
+    """htmx gives it to the element with the same id."""
+    code = Refused("insufficient_quota", "research")
+    redis_db.hincrby(refusals_key(time.time()), encode_field(code), 3)
+    empty = text_of(admin_client)
+    a_large_fleet()
+    for text in (empty, text_of(admin_client), text_of(admin_client, "?flipped=node-00")):
+        stops = re.findall(r"<(?:a|button|select) [^>]*>", text)
+        ids = [found[1] for stop in stops if (found := re.search(r' id="([^"]+)"', stop))]
+        assert len(ids) == len(stops), [stop for stop in stops if " id=" not in stop]
+        assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_away_shows_no_live_figures(admin_client: Client, redis_db: Any) -> None:
+    a_large_fleet()
+    board = board_of(fleet_overview(), BoardQuery(flipped=frozenset({"node-01"})))
+    (flight,) = [tile for tile in board.tiles if tile.title == "In flight"]
+    assert (flight.value, flight.detail) == ("20", "0 waiting, 126 tok/s")
+    (away,) = [row for row in board.neurons if row.name == "node-01"]
+    assert (away.memory, away.detail, away.devices) == ("", "", ())
+    assert away.load == "4 replicas"
+    for row in away.replicas:
+        assert (row.running, row.waiting, row.tokens_per_s, row.kv_percent) == ("", "", "", None)
+    for path in ("neuron/?status__exact=away", "device/?neuron__status=away"):
+        text = admin_client.get(f"/admin/fleet/{path}").content.decode()
+        assert "node-01" in text and "7.0 GiB" not in text
+    replicas = admin_client.get("/admin/fleet/replica/?status__exact=away").content.decode()
+    assert "model-010" in replicas and "41 of 100" not in replicas and "31.5" not in replicas
+
+
+@pytest.mark.django_db(transaction=True)
+def test_models_and_neurons_are_searched(admin_client: Client, redis_db: Any) -> None:
+    a_large_fleet()
+    found = text_of(admin_client, "?models=MODEL-19&neurons=node-4&shown=loaded")
+    assert found.count('<th scope="row">') == 10 and "model-190" in found
+    assert 'value="MODEL-19"' in found and 'value="loaded" selected' in found
+    assert found.count('class="hx-neuron"') == 6 and "node-00" not in found
+    assert "No model is like that" in text_of(admin_client, "?shown=active")
+    assert "No neuron has a name like that" in text_of(admin_client, "?neurons=x")
+    # The address follows, so that the page can be sent to a colleague.
+    response = admin_client.get(f"{BOARD}?models=19&shown=nonsense&models_page=x&kept_models=a+b")
+    assert response["HX-Replace-Url"] == "/admin/?models=19"
+    same = {"hx-current-url": "http://testserver/admin/?models=19"}
+    assert "HX-Replace-Url" not in admin_client.get(f"{BOARD}?models=19", headers=same)
+    whole = admin_client.get("/admin/?models=19").content.decode()
+    assert 'value="19"' in whole and "model-190" in whole and "model-000" not in whole
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_stay_in_their_places_while_they_are_looked_at(admin_client, model, redis_db) -> None:
+    a_large_fleet()
+    before = [row.name for row in board_of(fleet_overview()).models]
+    LoadJob.objects.create(
+        model_name="model-100", neuron=Neuron.objects.get(name="node-00"), requested_by="user:olga"
+    )
+    assert board_of(fleet_overview()).models[0].name == "model-100"
+    kept = BoardQuery(kept_models=tuple(before))
+    assert [row.name for row in board_of(fleet_overview(), kept).models] == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_kept_loaded_offers_no_unload(admin_client, model, publish, build) -> None:
+    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[build.replica()]))
+    text = text_of(admin_client)
+    assert 'value="unload model tiny"' in text and 'value="sleep replica ' in text
+    model.pinned = True
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+    text = text_of(admin_client)
+    assert "kept loaded" in text
+    assert 'value="unload ' not in text and 'value="sleep ' not in text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_ends_something_asks_first(admin_client, model, publish, build, sent) -> None:
+    """With scripts the words on the button ask; without them a page of its own does."""
+    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[build.replica()]))
+    text = text_of(admin_client)
+    assert 'data-ask="Unload tiny?"' in text and 'data-ask="Unload tiny from beast?"' in text
+    assert 'data-ask="Drain beast? Nothing new' in text
+    asked = admin_client.post(DO, {"do": "unload model tiny"}).content.decode()
+    assert "unload model tiny" in asked and 'name="sure"' in asked
+    assert not LoadJob.objects.exists()
+    admin_client.post(DO, {"do": "unload model tiny", "sure": "yes"})
+    assert LoadJob.objects.get().kind == "unload"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_names_lead_to_pages(admin_client, model, publish, build) -> None:
+    services.alias_create(actor=COMMAND, name="small", model=model)
+    failed = build.replica(model="gone", status=ReplicaStatus.FAILED)
+    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[failed]))
+    (beast,) = Neuron.objects.all()
+    for path, target in (
+        ("model?name=tiny", f"/admin/fleet/cataloguemodel/{model.pk}/change/"),
+        ("model?name=small", f"/admin/fleet/cataloguemodel/{model.pk}/change/"),
+        ("model?name=gone", "/admin/fleet/replica/?q=gone"),
+        ("neuron?name=beast", f"/admin/fleet/neuron/{beast.pk}/change/"),
+    ):
+        assert admin_client.get(f"/admin/dashboard/{path}")["Location"] == target
+    assert admin_client.get("/admin/dashboard/neuron?name=x")["Location"] == (
+        "/admin/fleet/neuron/?q=x"
+    )
+    assert 'href="/admin/dashboard/neuron?name=beast"' in text_of(admin_client)
+
+
+def finding(kind: str, about: str, level: Level = Level.URGENT) -> Attention:
+    return Attention(level=level, kind=kind, about=about, text=f"{about}: {kind}")
+
+
+def test_many_findings_of_a_kind_are_one_line() -> None:
+    two = [finding("neuron_away", "a"), finding("neuron_away", "b")]
+    assert grouped(two) == tuple(two)
+    five = [finding("model_failing", name) for name in "abcde"]
+    (one,) = grouped(five)
+    assert (one.about, one.text) == ("", "5 models that failed: a, b, c and 2 more")
+    (same,) = grouped([finding("model_failing", "a") for _ in range(3)])
+    assert (same.about, same.text) == ("a", "a: model_failing, and 2 more like it")
+    warning = finding("model_failing", "a", Level.WARNING)
+    assert len(grouped([*five, warning])) == 2
+    others = [replace(finding("version_mismatch", name), about="") for name in "abc"]
+    assert grouped(others) == tuple(others)
+
+
+def line(name: str, rank: int) -> ModelLine:
+    """A model with that many replicas, which ``page_of`` is given as its rank."""
+    return ModelLine(
+        name=name,
+        status="ready",
+        pinned=False,
+        replicas=rank,
+        min_replicas=0,
+        max_replicas=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "kept", "expected"),
+    [
+        (1, "", "db"),
+        (2, "", "ea"),
+        (3, "", "c"),
+        (9, "", "c"),
+        (1, "cd", "cd"),  # they keep their order
+        (1, "cx", "cd"),  # x is gone: the first of the page that is not there moves up
+        (1, "dd", "db"),
+    ],
+)
+def test_pages(page: int, kept: str, expected: str) -> None:
+    lines = [line("a", 2), line("b", 1), line("c", 3), line("d", 0), line("e", 1)]
+    found = page_of(lines, rank=lambda one: one.replicas, page=page, page_size=2, kept=kept)
+    assert "".join(one.name for one in found.lines) == expected
+    assert (found.num_pages, found.num_lines) == (3, 5)
+    assert page_of([], rank=len, page=4, page_size=2).page == 1
+
+
+def test_a_query_goes_into_an_address_and_back() -> None:
+    query = BoardQuery(
+        models="a b",
+        shown=Shown.LOADED,
+        models_page=2,
+        neurons="x",
+        neurons_page=3,
+        flipped=frozenset({"one", "two"}),
+    )
+    assert BoardQuery.of(QueryDict(query.url_query()[1:])) == query
+    assert BoardQuery().url_query() == ""
+    assert query.with_flipped("one").flipped == {"two"}

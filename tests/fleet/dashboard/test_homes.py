@@ -1,0 +1,187 @@
+"""The pages of a model and of a neuron: everything of it in one place."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from fleet import services
+from fleet.models import CatalogueModel, Download, LoadJob, Neuron
+from inference.version import VERSION
+from metering.actor import COMMAND
+from metering.models import AuditEntry, RequestRecord, UsageHour
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DO = "/admin/dashboard/do"
+PART = "/admin/dashboard/model-home?name=tiny"
+
+
+@pytest.fixture
+def loaded(publish, build) -> None:
+    card = build.device(kind="cuda", name="a card")
+    here = build.replica(devices=["cuda:0"], stats=build.stats(in_flight=3))
+    heartbeat = publish(version=VERSION, devices=[card], replicas=[here])
+    services.heartbeat_record(heartbeat=heartbeat)
+
+
+def page(client: Client, path: str) -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def push(client: Client, command: str, target: str, home: str) -> Any:
+    headers = {"hx-request": "true", "hx-target": target}
+    return client.post(DO, {"do": command, "home": home}, headers=headers)
+
+
+def a_failed_request(neuron: str) -> uuid.UUID:
+    request_id = uuid.uuid4()
+    RequestRecord.objects.create(
+        request_id=request_id,
+        at=timezone.now(),
+        account="research",
+        model="tiny",
+        neuron=neuron,
+        endpoint="/v1/chat/completions",
+        status=200,
+        outcome="failed",
+        code="engine_crashed",
+        message="Its engine stopped.",
+        prompt_tokens=1,
+        cached_tokens=0,
+        completion_tokens=0,
+        reasoning_tokens=0,
+        cost_micro_usd=0,
+        duration_ms=10,
+    )
+    return request_id
+
+
+def test_a_models_page_is_its_home(admin_client, model, loaded) -> None:
+    now = timezone.now()
+    for account, requests in (("research", 7), ("ops", 2_500)):
+        UsageHour.objects.create(
+            hour=now.replace(minute=0, second=0, microsecond=0),
+            account=account,
+            key="hx-1",
+            model="tiny",
+            requests=requests,
+            prompt_tokens=1_000,
+            completion_tokens=234,
+            cost_micro_usd=requests,
+        )
+    failed = a_failed_request("attic")
+    text = page(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
+    for verb in ("sleep", "unload", "pin"):
+        assert f'value="{verb} model tiny"' in text
+    assert 'href="/playground/?model=tiny"' in text
+    assert 'href="/admin/dashboard/neuron?name=beast">beast</a>' in text
+    assert 'hx-get="/admin/dashboard/log/beast/tiny"' in text
+    assert f'href="/requests/{failed.hex}"' in text and "Its engine stopped." in text
+    assert "Please correct" not in text
+    users = text[text.index("Who uses it") :]
+    assert users.index(">ops</a>") < users.index(">research</a>")
+    assert "2,500" in users and "1,234" in users
+    assert 'href="/requests/?model=tiny&amp;account=ops"' in users
+
+
+def test_common_settings_are_open_and_the_others_folded(admin_client, model) -> None:
+    text = page(admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
+    first, _, rest = text.partition("Advanced: ")
+    for name in ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens"):
+        assert f'name="{name}"' in first
+    assert 'name="temperature"' in rest and 'name="temperature"' not in first
+    assert text.count("<details><summary>") == 8
+    empty = page(admin_client, reverse("admin:fleet_cataloguemodel_add"))
+    assert "Advanced: Prices" in empty and "Who uses it" not in empty
+
+
+def test_its_buttons_answer_with_its_state(admin_client, model, loaded, sent) -> None:
+    assert "ready" in page(admin_client, PART)
+    response = push(admin_client, "unload model tiny", "model-home", "tiny")
+    assert 'id="model-home"' in response.text and "Unloading tiny from beast" in response.text
+    assert LoadJob.objects.get().kind == "unload"
+    assert admin_client.get("/admin/dashboard/model-home?name=x").status_code == 404
+
+
+def test_a_model_is_pinned_and_unpinned(admin_client, model, loaded) -> None:
+    """The whole page comes again, as its form shows the setting as well."""
+    response = push(admin_client, "pin model tiny", "model-home", "tiny")
+    assert response["HX-Refresh"] == "true"
+    assert CatalogueModel.objects.get().pinned
+    entry = AuditEntry.objects.filter(action="model.update").latest("id")
+    assert (entry.object_id, "pinned" in entry.detail) == ("tiny", True)
+    text = page(admin_client, PART)
+    assert 'value="unpin model tiny"' in text
+    assert 'value="unload model' not in text and 'value="sleep model' not in text
+    push(admin_client, "unpin model tiny", "model-home", "tiny")
+    assert not CatalogueModel.objects.get().pinned
+
+
+def test_a_model_that_is_not_offered(admin_client, model) -> None:
+    model.enabled = False
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
+    text = page(admin_client, PART)
+    assert "Not offered" in text and "It is loaded nowhere" in text
+    assert 'name="do"' not in text
+
+
+def test_a_model_that_is_loaded_nowhere_is_loaded_on_its_page(
+    admin_client, model, publish, sent
+) -> None:
+    services.heartbeat_record(heartbeat=publish(version=VERSION))
+    text = page(admin_client, PART)
+    assert 'value="load model tiny"' in text and 'value="unload model tiny"' not in text
+    push(admin_client, "load model tiny", "model-home", "tiny")
+    assert LoadJob.objects.get().kind == "load"
+
+
+def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
+    neuron = Neuron.objects.get()
+    text = page(admin_client, reverse("admin:fleet_neuron_change", args=[neuron.pk]))
+    assert 'id="neuron-home"' in text and "cuda:0" in text and "3 running" in text
+    assert 'href="/admin/dashboard/model?name=tiny">tiny</a>' in text
+    log = text[text.index("Engine's log of tiny") :]
+    assert 'hx-get="/admin/dashboard/log/beast/tiny"' in log
+    response = push(admin_client, "drain neuron beast", "neuron-home", "beast")
+    assert "is being drained" in response.text and 'id="neuron-home"' in response.text
+    assert admin_client.get("/admin/dashboard/neuron-home?name=x").status_code == 404
+
+
+def test_a_neurons_page_has_its_downloads(admin_client, model, loaded) -> None:
+    Download.objects.create(
+        neuron=Neuron.objects.get(),
+        source="hf:org/large",
+        status="running",
+        bytes_done=1,
+        bytes_total=4,
+    )
+    text = page(admin_client, "/admin/dashboard/neuron-home?name=beast")
+    assert "hf:org/large" in text and 'aria-valuenow="25"' in text
+
+
+def test_a_neurons_page_leads_to_its_requests(admin_client, model, loaded) -> None:
+    neuron = Neuron.objects.get()
+    failed, elsewhere = a_failed_request("beast"), a_failed_request("attic")
+    text = page(admin_client, reverse("admin:fleet_neuron_change", args=[neuron.pk]))
+    assert f'href="/requests/{failed.hex}"' in text and "Its engine stopped." in text
+    assert 'href="/requests/?neuron=beast">All of its requests</a>' in text
+    assert elsewhere.hex not in text
+
+
+def test_who_may_only_look_is_offered_nothing(model, loaded) -> None:
+    user = User.objects.create_user("olga", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_cataloguemodel"))
+    client = Client()
+    client.force_login(user)
+    text = page(client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))
+    assert 'name="do"' not in text and "Who uses it" not in text and "beast" in text
+    assert push(client, "pin model tiny", "model-home", "tiny").status_code == 403

@@ -1,0 +1,163 @@
+"""The same code on SQLite and on PostgreSQL: migrations, constraints, and one job under a race.
+
+Each check runs in a process of its own with ``DATABASE_URL`` set, as a deployment would.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
+
+from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.serving.database import prepare_database
+from inference.gateway.database import NUM_THREADS
+from tests.own_python import run_python
+from tests.servers.private_postgres import running_postgres
+
+TESTS_DIR = Path(__file__).resolve().parents[2]
+DATABASE_TESTS = (
+    "fleet/services/offers/test_catalogue.py",
+    "fleet/services/hosts/test_heartbeats.py",
+    "fleet/services/jobs/test_load_jobs.py",
+    "fleet/services/jobs/test_load_measurements.py",
+    "fleet/services/jobs/test_stage_evictions.py",
+    "hostile/test_heartbeats.py",
+    "fleet/control/test_leadership.py",
+    "fleet/upstreams/test_upstreams.py",
+    "inference/conversations/test_storage.py",
+    "helexa_site/logins/test_throttle.py",
+    "metering/playground/test_conversations.py",
+    "metering/bench/test_jobs.py",
+)
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.slow),
+        pytest.param("postgres", marks=pytest.mark.postgres),
+    ]
+)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'helexa.sqlite3'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+def test_racing_starts_make_one_job(
+    database_url: str, migrated_sqlite: Path, tmp_path: Path
+) -> None:
+    if database_url.startswith("sqlite"):
+        shutil.copy(migrated_sqlite, tmp_path)
+    script = str(Path(__file__).with_name("racing_load_jobs.py"))
+    result = json.loads(run_python(database_url, tmp_path, script))
+    assert len(set(result["ids"])) == 1
+    assert (result["jobs"], result["sent"]) == (1, 1)
+    assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
+
+
+@pytest.mark.slow
+def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("racing_migrations.py"))
+    result = json.loads(run_python(database_url, tmp_path, script))
+    assert result["codes"] == [0, 0, 0], result["outputs"]
+
+
+@pytest.mark.postgres
+def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("frozen_control.py"))
+    result = json.loads(run_python(postgres_url, tmp_path, script))
+    assert result["is_led_by_the_new"]
+    assert len(result["failures"]) == 1
+    assert result["num_written"] == 0
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("app", ["fleet", "batches", "bench", "playground"])
+def test_a_version_that_is_older_than_the_database_reports_it(app: str) -> None:
+    recorder = MigrationRecorder(connection)
+    recorder.record_applied(app, "9999_from_the_future")
+    try:
+        with pytest.raises(CommandError, match=rf"newer helexa.*{app}.9999_from_the_future"):
+            call_command("migrate", verbosity=0)
+        with pytest.raises(BootstrapError, match="newer helexa"):
+            prepare_database(with_model=False)
+        with pytest.raises(CommandError, match="newer helexa"):
+            call_command("gateway")
+    finally:
+        recorder.record_unapplied(app, "9999_from_the_future")
+
+
+@pytest.mark.slow
+def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:
+    """No more are looked at than one by one; fewer, where several count before one is checked."""
+    script = str(TESTS_DIR / "helexa_site/logins/login_burst.py")
+    result = json.loads(run_python(database_url, tmp_path, script))
+    assert result["num_sent"] > 5 >= result["num_looked_at"]
+    assert set(result["statuses"]) == {429}
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
+    paths = [str(TESTS_DIR / name) for name in DATABASE_TESTS]
+    output = run_python(
+        postgres_url, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths
+    )
+    assert " passed" in output
+
+
+@pytest.mark.postgres
+def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> None:
+    """Each of its threads has one, and a new one when that is lost; pages leave none behind."""
+    script = str(TESTS_DIR / "inference/gateway/database_connections.py")
+    result = json.loads(run_python(postgres_url, tmp_path, script))
+    assert 1 <= len(result["used"]) <= NUM_THREADS
+    assert result["num_ended"] >= len(result["used"])
+    assert 1 <= len(result["again"]) <= NUM_THREADS
+    assert set(result["again"]).isdisjoint(result["used"])
+    assert result["statuses"] == [302]
+    assert result["left_of_pages"] == []
+
+
+def test_load_jobs_from_before_they_had_kinds_are_kept(tmp_path: Path) -> None:
+    check_filled_migration(f"sqlite:///{tmp_path / 'helexa.sqlite3'}", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_on_postgresql_as_well(postgres_url: str, tmp_path: Path) -> None:
+    check_filled_migration(postgres_url, tmp_path)
+
+
+def check_filled_migration(database_url: str, data_dir: Path) -> None:
+    script = str(Path(__file__).with_name("filled_migration.py"))
+    statuses = ("failed", "running", "succeeded")
+    assert json.loads(run_python(database_url, data_dir, script)) == [
+        [name, name, "load", status] for name in ("huge", "tiny") for status in statuses
+    ]
+
+
+@pytest.mark.django_db
+def test_migrations_are_in_step_with_the_models() -> None:
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_migrations_go_back_to_zero_and_forth_again() -> None:
+    call_command("migrate", "fleet", "zero", verbosity=0)
+    call_command("migrate", "fleet", verbosity=0)

@@ -1,0 +1,149 @@
+"""Named sources at every door: listed, searched and added from, with the default for bare names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import CommandError
+from django.test import Client
+from django.urls import reverse
+
+from fleet import services
+from fleet.catalogue.rules import check_source
+from fleet.errors import CatalogueValueError
+from fleet.hub.client import HubClient
+from fleet.hub.errors import RepositoryUnknownError, UnknownSourceError
+from fleet.hub.offers import offers_of
+from fleet.models import CatalogueModel
+from fleet.models_toml import read_document
+from metering.actor import COMMAND
+from tests.fleet.commands.conftest import RunCommand, run_command
+from tests.inference.loading.sources.hub_servers import HubServer, serving
+
+__all__ = ["run_command"]
+pytestmark = pytest.mark.django_db(transaction=True)
+SOURCES = "HELEXA_SOURCES"
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """The source ``lab``, which asks for a token."""
+    files = {"tiny-Q4_0.gguf": b"x" * 5_000_000}
+    with serving(HubServer(files, commit="b" * 40, token="lab-secret")) as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf-secret")
+        monkeypatch.setenv("LAB_TOKEN", "lab-secret")
+        monkeypatch.setenv(SOURCES, f"lab={hub.url} token=LAB_TOKEN")
+        yield hub
+
+
+@pytest.fixture
+def is_default(lab: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
+
+
+def test_a_source_is_listed_and_searched_with_its_token(lab: HubServer) -> None:
+    repository = HubClient("lab").repository("org/tiny")
+    (offer,) = offers_of(repository)
+    assert offer.settings(repository, None)["source"] == "lab:org/tiny"
+    assert [one.name for one in HubClient("lab").search("tiny")] == ["org/tiny"]
+    assert lab.tokens == {"Bearer lab-secret"}
+
+
+def test_another_token_is_refused_by_the_sources_name(
+    lab: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAB_TOKEN")
+    with pytest.raises(RepositoryUnknownError, match=r"^The source lab has no repository org/tiny"):
+        HubClient("lab").repository("org/tiny")
+    assert lab.tokens == {None}, "Hugging Face's token is nobody else's"
+
+
+@pytest.mark.usefixtures("lab")
+def test_an_unknown_source_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(
+        UnknownSourceError, match=r"'other' .* huggingface, lab, and HELEXA_SOURCES"
+    ):
+        HubClient("other")
+    with pytest.raises(CatalogueValueError, match="one of huggingface:, lab:, path:, pypi:"):
+        check_source("other:org/name")
+    with pytest.raises(CatalogueValueError, match="lab:org/name, as in lab:"):
+        check_source("lab:name")
+
+
+@pytest.mark.usefixtures("lab")
+def test_a_model_is_searched_for_and_added_by_commands(run_command: RunCommand, publish) -> None:
+    publish()
+    (found,) = json.loads(run_command("models", "search", "tiny", "--source", "lab", "--json"))
+    assert found["name"] == "org/tiny"
+    assert "tiny-q4_0 is offered" in run_command("models", "add", "lab:org/tiny")
+    assert CatalogueModel.objects.get().source == "lab:org/tiny"
+    for words, reason in (
+        (("models", "add", "other:org/tiny"), "there is huggingface, lab"),
+        (("models", "search", "tiny", "--source", "other"), "there is huggingface, lab"),
+        (("models", "add", "m", "other:org/tiny"), "one of huggingface:, lab:"),
+        (("models", "pull", "other:org/tiny"), "one of huggingface:, lab:"),
+    ):
+        with pytest.raises(CommandError, match=reason):
+            run_command(*words)
+
+
+@pytest.mark.usefixtures("is_default")
+def test_bare_names_are_of_the_default_source(run_command: RunCommand, publish) -> None:
+    publish()
+    run_command("models", "add", "org/tiny")
+    run_command("models", "add", "again", "org/tiny")
+    run_command("models", "change", "again", "--set", "draft_model=org/small", "--set",
+                "speculation=draft_model")  # fmt: skip
+    found = {model.name: model.source for model in CatalogueModel.objects.all()}
+    assert found == {"tiny-q4_0": "lab:org/tiny", "again": "lab:org/tiny"}
+    assert CatalogueModel.objects.get(name="again").draft_model == "lab:org/small"
+    assert HubClient().repository("org/tiny").scheme == "lab"
+
+
+@pytest.mark.usefixtures("lab")
+def test_a_bare_name_is_hugging_faces_where_no_source_is_the_default() -> None:
+    model = services.catalogue_model_create(actor=COMMAND, name="m", source="org/tiny")
+    assert model.source == "huggingface:org/tiny"
+
+
+def sources_of(text: str) -> list[str]:
+    document = read_document(text)
+    assert not document.problems, document.problems
+    return [model.settings.source for model in document.models]
+
+
+@pytest.mark.usefixtures("lab")
+def test_models_toml_names_sources_as_the_original_does() -> None:
+    text = '[[models]]\nid = "org/one"\nsource = "lab"\n[[models]]\nid = "org/two"\n'
+    assert sources_of(text) == ["lab:org/one", "huggingface:org/two"]
+    (problem,) = read_document('[[models]]\nid = "org/one"\nsource = "other"\n').problems
+    assert "one of huggingface:, lab:, path:, pypi:" in problem.message
+
+
+@pytest.mark.usefixtures("is_default")
+def test_models_toml_has_the_default_source() -> None:
+    text = '[[models]]\nid = "org/one"\n[[models]]\nid = "two"\nsource = "org/two"\n'
+    assert sources_of(text) == ["lab:org/one", "lab:org/two"]
+
+
+@pytest.mark.usefixtures("lab")
+def test_the_admin_asks_the_chosen_source(admin_client: Client, publish) -> None:
+    publish()
+    url = reverse("admin:fleet_cataloguemodel_hub")
+    page = admin_client.get(url, {"words": "tiny", "source": "lab"}).content.decode()
+    assert "?repository=org/tiny&amp;source=lab" in page
+    given = {"repository": "org/tiny", "source": "lab"}
+    assert "Q4_0" in admin_client.get(url, given).content.decode()
+    admin_client.post(url, given | {"offer": "Q4_0", "name": "tiny"})
+    assert CatalogueModel.objects.get().source == "lab:org/tiny"
+    refused = admin_client.get(url, given | {"source": "other"}).content.decode()
+    assert "other is not one of the available choices" in refused
+
+
+@pytest.mark.usefixtures("lab")
+def test_files_are_pulled_from_a_named_source(beat, sent) -> None:
+    beat()
+    download = services.download_start(actor=COMMAND, source="lab:org/tiny")
+    assert download.source == "lab:org/tiny"

@@ -1,0 +1,217 @@
+"""The fleet at one look: what it holds, and that its queries do not grow with the fleet."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import redis
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from fleet import selectors, services
+from fleet.dashboard.neuron_rows import neuron_rows
+from fleet.dashboard.query import BoardQuery
+from fleet.live import reading as live
+from fleet.models import Device, Download, Neuron, Replica
+from fleet.overview import HeldMemory, fleet_overview
+from inference.protocol import keys
+from inference.protocol.downloads import CacheReport, encode_cache_report
+from inference.version import VERSION
+from metering.actor import COMMAND
+from metering.models import LedgerEntry, UsageHour
+
+pytestmark = pytest.mark.django_db
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def beat(publish, build):
+    def beat(**changes):
+        heartbeat = publish(version=VERSION, **changes)
+        services.heartbeat_record(heartbeat=heartbeat)
+        return heartbeat
+
+    return beat
+
+
+def used(request_id: str, at: datetime, tokens: int) -> None:
+    LedgerEntry.objects.create(
+        request_id=request_id,
+        at=at,
+        account="research",
+        model="tiny",
+        endpoint="/v1/chat/completions",
+        outcome="finished",
+        prompt_tokens=tokens,
+        cached_tokens=0,
+        completion_tokens=1,
+        reasoning_tokens=0,
+        cost_micro_usd=5,
+        duration_ms=10,
+    )
+
+
+def test_neurons_devices_replicas_and_models(beat, build) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    services.catalogue_model_create(
+        actor=COMMAND, name="wanted", source="pypi:wanted", min_replicas=1
+    )
+    cards = [
+        build.device(kind="cuda", index=index, utilization_percent=71, temperature_c=63)
+        for index in (0, 1)
+    ]
+    beat(
+        devices=cards,
+        replicas=[
+            build.replica(
+                devices=["cuda:0", "cuda:1"],
+                memory_bytes=6 * GIB,
+                stats=build.stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=40.0),
+            )
+        ],
+    )
+    overview = fleet_overview()
+    (neuron,) = overview.neurons
+    card = neuron.devices[1]
+    assert (card.id, card.utilization_percent, card.temperature_c) == ("cuda:1", 71, 63)
+    assert card.held == (HeldMemory(model="tiny", num_bytes=3 * GIB),)
+    (replica,) = neuron.replicas
+    assert (replica.in_flight, replica.kv_blocks_used, replica.kv_blocks_total) == (2, 16, 64)
+    assert {model.name: (model.status, model.replicas) for model in overview.models} == {
+        "tiny": ("ready", 1),
+        "wanted": ("unloaded", 0),
+    }
+    assert [finding.kind for finding in overview.attention] == ["too_few_replicas"]
+
+
+def test_stages_of_other_hosts_models_hold_memory(beat, build) -> None:
+    beat(devices=[build.device(kind="cuda")], stages=[build.stage()])
+    (neuron,) = fleet_overview().neurons
+    assert neuron.devices[0].held == (HeldMemory(model="large", num_bytes=3 * GIB),)
+    assert not neuron.replicas
+    (row,) = neuron_rows([neuron], {}, query=BoardQuery(), num_neurons=1, kept_loaded=frozenset())
+    assert row.load == "stages of other hosts' models"
+    beat(devices=[build.device(kind="cuda")])
+    (neuron,) = fleet_overview().neurons
+    (row,) = neuron_rows([neuron], {}, query=BoardQuery(), num_neurons=1, kept_loaded=frozenset())
+    assert not neuron.devices[0].held and row.load == "nothing loaded"
+
+
+def test_what_is_recorded_is_shown_while_redis_is_away(beat, build, monkeypatch) -> None:
+    beat(devices=[build.device(utilization_percent=71)])
+    nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    overview = fleet_overview()
+    assert not overview.is_live
+    assert overview.attention[0].kind == "redis_away"
+    assert overview.neurons[0].devices[0].utilization_percent is None
+
+
+def test_disks_and_downloads(beat, redis_db) -> None:
+    beat()
+    report = CacheReport(
+        neuron="beast",
+        time_unix_s=110.0,
+        disk_total_bytes=100 * GIB,
+        disk_free_bytes=4 * GIB,
+        cached=[],
+        jobs=[],
+    )
+    redis_db.set(keys.downloads_key("beast"), encode_cache_report(report))
+    now = timezone.now()
+    Download.objects.create(
+        neuron=Neuron.objects.get(),
+        kind="pull",
+        source="huggingface:org/big",
+        status="running",
+        bytes_done=25,
+        bytes_total=100,
+        started_at=now - timedelta(seconds=10),
+        reported_at=now,
+    )
+    overview = fleet_overview()
+    (download,) = overview.downloads
+    assert (download.source, download.progress_fraction) == ("huggingface:org/big", 0.25)
+    assert download.eta_s == pytest.approx(30.0)
+    assert [finding.kind for finding in overview.attention] == ["disk_nearly_full"]
+    redis_db.set(keys.downloads_key("beast"), b"{")
+    assert fleet_overview().attention == ()
+
+
+def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
+    beat()
+    now = timezone.now()
+    monkeypatch.setattr("django.utils.timezone.now", lambda: now)  # it may be midnight soon
+    used("a", now, 100)
+    used("b", now, 20)
+    used("c", now - timedelta(minutes=5), 3)
+    used("d", now - timedelta(hours=2), 9)
+    midnight = datetime.combine(now.date(), datetime.min.time(), UTC)
+    UsageHour.objects.create(
+        hour=midnight, account="research", model="tiny", requests=4, cost_micro_usd=20
+    )
+    UsageHour.objects.create(
+        hour=midnight - timedelta(hours=1), account="research", model="tiny", cost_micro_usd=500
+    )
+    overview = fleet_overview()
+    assert len(overview.minutes) == 30
+    assert sum(minute.requests for minute in overview.minutes) == 3
+    assert sum(minute.tokens for minute in overview.minutes) == 126
+    assert (overview.requests_today, overview.spent_today_micro_usd) == (4, 20)
+
+
+def test_a_job_that_has_ended_is_shown_for_a_while(beat, build, sent) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    assert [line.is_active for line in fleet_overview().jobs] == [True]
+    beat(replicas=[build.replica(job_id=str(job.pk))])
+    (line,) = fleet_overview().jobs
+    assert (line.status, line.is_active) == ("succeeded", False)
+    job.refresh_from_db()
+    job.finished_at = timezone.now() - timedelta(minutes=3)
+    job.save(update_fields=["finished_at"])
+    assert fleet_overview().jobs == ()
+
+
+def test_its_queries_do_not_grow_with_the_fleet(publish) -> None:
+    publish()
+    few = _num_queries(num_neurons=2, num_replicas_each=1)
+    many = _num_queries(num_neurons=20, num_replicas_each=10)
+    assert many == few
+    assert many <= 14
+
+
+def _num_queries(*, num_neurons: int, num_replicas_each: int) -> int:
+    """Returns the number of queries of one overview of a fleet of this size."""
+    Neuron.objects.all().delete()
+    now = timezone.now()
+    for number in range(num_neurons):
+        neuron = Neuron.objects.create(
+            name=f"n{number}", status_since=now, started_at=now, last_seen_at=now, version=VERSION
+        )
+        Device.objects.create(
+            neuron=neuron,
+            kind="cuda",
+            index=0,
+            name="a card",
+            total_memory_bytes=GIB,
+            free_memory_bytes=GIB,
+        )
+        for model in range(num_replicas_each):
+            Replica.objects.create(
+                neuron=neuron,
+                model_name=f"m{model}",
+                job_id="a",
+                status="ready",
+                status_since=now,
+                devices=["cuda:0"],
+            )
+    fleet_overview()
+    selectors.catalogue_cache_clear()  # else one of both may find it too old
+    with CaptureQueriesContext(connection) as queries:
+        assert len(fleet_overview().neurons) == num_neurons
+    return len(queries)

@@ -1,0 +1,131 @@
+"""Plans of catalogue models, by REST and by ``models plan``: nothing is loaded for them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management.base import CommandError
+
+from fleet import services
+from fleet.models import LoadJob
+from metering.actor import COMMAND
+from tests.fleet.commands.conftest import RunCommand, run_command
+from tests.fleet.hub.conftest import LLAMA, hub
+
+__all__ = ["hub", "run_command"]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+LARGE = LLAMA | {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768,
+}
+"""18 GB in bfloat16."""
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LARGE))
+    (tmp_path / "model.safetensors").touch()
+    return f"path:{tmp_path}"
+
+
+def add(name: str, source: str, **settings: Any) -> None:
+    services.catalogue_model_create(actor=COMMAND, name=name, source=source, **settings)
+
+
+def cards(build: Any, *gib: int) -> list[Any]:
+    return [
+        build.device(
+            kind="cuda",
+            index=index,
+            name="NVIDIA GeForce RTX 3090",
+            total_memory_bytes=size * GIB,
+            free_memory_bytes=size * GIB,
+        )
+        for index, size in enumerate(gib)
+    ]
+
+
+def test_a_plan_is_shown_with_its_alternatives_and_loads_nothing(
+    run_command: RunCommand, beat: Any, build: Any, large: str
+) -> None:
+    add("large", large)
+    beat(devices=[*cards(build, 16, 12), build.device(free_memory_bytes=15 * GIB)])
+    text = run_command("models", "plan", "large")
+    assert "large: 40 layers, 16.7 GiB of weights on cards" in text
+    assert "beast cuda:0" in text and "beast cuda:1" in text
+    assert "can be planned and are not served yet" in text
+    found = json.loads(run_command("models", "plan", "large", "--json"))
+    devices = [stage["device"] for stage in found["plan"]["stages"]]
+    assert devices == ["cuda:0", "cuda:1"]
+    assert found["plan"]["stages"][-1]["last_layer"] == 40
+    assert found["plan"]["tokens_per_s_of_16"] > found["plan"]["tokens_per_s"] > 10
+    assert not LoadJob.objects.exists()
+
+
+def test_settings_bound_what_is_planned(
+    run_command: RunCommand, beat: Any, build: Any, large: str
+) -> None:
+    beat(devices=[*cards(build, 48), build.device(free_memory_bytes=15 * GIB)])
+    add("packed", large, quantization="q4", device="cpu")
+    found = json.loads(run_command("models", "plan", "packed", "--json"))
+    (stage,) = found["plan"]["stages"]
+    assert stage["device"] == "cpu"
+    add("elsewhere", large, pinned_on=("attic",))
+    found = json.loads(run_command("models", "plan", "elsewhere", "--json"))
+    assert (found["plan"], found["alternatives"]) == (None, [])
+    assert "no device takes loads" in found["refusal"]
+    add("ranks", large, tensor_parallel=2)
+    with pytest.raises(CommandError, match="plans are of stages"):
+        run_command("models", "plan", "ranks")
+
+
+def test_what_is_missing_is_named(
+    run_command: RunCommand, beat: Any, build: Any, large: str
+) -> None:
+    add("large", large)
+    beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
+    text = run_command("models", "plan", "large")
+    assert "No plan: its 40 layers need" in text
+    assert "cuda:0 of beast has 8.6 GB free" in text
+    assert "were nothing loaded" not in text.partition("No plan")[0]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_host_without_gguf_is_named(
+    run_command: RunCommand, beat: Any, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat(devices=[build.device()])
+    add("packed", "huggingface:org/tiny-gguf", file="Q8_0")
+    for module in [*filter(lambda name: name.startswith("inference.loading.gguf"), sys.modules)]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "fleet.hub.file_headers", raising=False)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setitem(sys.modules, "gguf.constants", None)
+    with pytest.raises(CommandError, match="this host has no package gguf"):
+        run_command("models", "plan", "packed")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_of_the_hub_need_not_be_downloaded(
+    run_command: RunCommand, beat: Any, build: Any
+) -> None:
+    beat(devices=[build.device()])
+    add("dense", "huggingface:org/dense")
+    assert "dense: 2 layers" in run_command("models", "plan", "dense")
+    add("strange", "huggingface:org/strange")
+    with pytest.raises(CommandError, match=r"cannot be planned: .*reformer"):
+        run_command("models", "plan", "strange")
+    add("wheel", "pypi:tiny-model-that-is-nowhere")
+    with pytest.raises(CommandError, match="not downloaded on this host"):
+        run_command("models", "plan", "wheel")

@@ -1,0 +1,202 @@
+"""Which of a model's targets a request goes to, and which failures fail over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.catalogue.targets import MAX_TARGETS, Target, TargetError, When, parse_target
+from fleet.placement.targets import TargetState, choose_target, may_fail_over, own_state
+from tests.fleet.placement.fleets import READY, entry, fleet, neuron, replica
+
+IDLE = TargetState(is_ready=True, queue=0, num_requests=0)
+AWAY = TargetState(is_ready=False, queue=0, num_requests=0)
+
+
+def busy(queue: int) -> TargetState:
+    return TargetState(is_ready=True, queue=queue, num_requests=queue + 1)
+
+
+def chosen(
+    written: str, *states: TargetState, waited_s: float = 0, **options: Any
+) -> tuple[str, float | None] | None:
+    """The name of the target and how long it may be waited for."""
+    targets = [parse_target(one) for one in written.split(", ")]
+    found = choose_target(targets, states, waited_s=waited_s, **options)
+    return None if found is None else (targets[found.index].name, found.wait_s)
+
+
+def test_the_order_holds_among_targets_without_a_condition() -> None:
+    assert chosen("own, a/m, b/m", busy(9), IDLE, IDLE) == ("own", None)
+    assert chosen("own, a/m, b/m", busy(9), IDLE, IDLE, left_out={0}) == ("a/m", None)
+    assert chosen("own, a/m, b/m", IDLE, IDLE, IDLE, left_out={0, 1, 2}) is None
+
+
+def test_ready_targets_are_taken_where_they_can_begin_at_once() -> None:
+    written = "own when ready, a/m when ready, own"
+    assert chosen(written, IDLE, IDLE, IDLE) == ("own", 0)
+    assert chosen(written, AWAY, IDLE, AWAY, waited_s=2) == ("a/m", 2)
+    assert chosen(written, AWAY, AWAY, AWAY) == ("own", None)
+    assert chosen("own when ready", AWAY) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "first", "taken"),
+    [(4, 0, "own"), (5, 0, "a/m"), (30, 20, "a/m"), (30, 21, "b/m"), (20, 50, "a/m")],
+)
+def test_a_queue_spills_over_once_it_is_longer(own: int, first: int, taken: str) -> None:
+    written = "own, a/m when queue_longer_than 4, b/m when queue_longer_than 20"
+    found = chosen(written, busy(own), busy(first), IDLE)
+    assert found is not None
+    assert found[0] == taken
+
+
+def test_a_spill_over_is_a_fallback_where_none_before_it_is_left() -> None:
+    for when in ("queue_longer_than 4", "waiting_longer_than 9"):
+        written = f"own, a/m when {when}"
+        assert chosen(written, busy(0), IDLE, left_out={0}) == ("a/m", None)
+        assert chosen(f"own when ready, a/m when {when}", AWAY, IDLE) == ("a/m", None)
+
+
+def test_waiting_opens_the_next_target() -> None:
+    written = "own, a/m when waiting_longer_than 5, b/m when waiting_longer_than 9"
+    assert chosen(written, AWAY, IDLE, IDLE) == ("own", 5)
+    assert chosen(written, AWAY, IDLE, IDLE, waited_s=5) == ("a/m", 9)
+    assert chosen(written, AWAY, IDLE, IDLE, waited_s=5, left_out={1}) == ("own", 9)
+    assert chosen(written, AWAY, IDLE, IDLE, waited_s=10) == ("b/m", None)
+
+
+def test_a_patient_request_waits_rather_than_spill_over() -> None:
+    written = "own, a/m when queue_longer_than 0, b/m when waiting_longer_than 1"
+    assert chosen(written, busy(9), IDLE, IDLE, waited_s=9, is_patient=True) == ("own", None)
+    found = chosen(written, busy(9), IDLE, IDLE, left_out={0}, is_patient=True)
+    assert found is not None
+    assert found[0] == "a/m", "and fails over"
+
+
+def test_equals_with_a_weight_share() -> None:
+    written = "a/m weight 1, b/m weight 3, c/m"
+    assert chosen(written, IDLE, IDLE, IDLE) == ("a/m", None)
+    assert chosen(written, busy(0), IDLE, IDLE) == ("b/m", None)
+    assert chosen(written, busy(0), busy(2), IDLE) == ("a/m", None)
+    assert chosen(written, busy(1), busy(2), IDLE) == ("b/m", None)
+    assert chosen("own weight 9, a/m weight 1", AWAY, busy(5)) == ("a/m", None), "warm first"
+    assert chosen("own weight 9, a/m weight 1", AWAY, AWAY) == ("own", None)
+    spilling = "own, a/m when queue_longer_than 1 weight 1, b/m when queue_longer_than 1 weight 1"
+    assert chosen(spilling, busy(2), busy(0), IDLE) == ("b/m", None)
+    assert chosen(spilling, busy(1), busy(0), IDLE) == ("own", None)
+
+
+conditions = st.sampled_from(
+    ["", " when ready", " when queue_longer_than 2", " when waiting_longer_than 3"]
+)
+lists = st.lists(
+    st.tuples(conditions, st.none() | st.integers(1, 3), st.booleans(), st.integers(0, 4)),
+    min_size=1,
+    max_size=MAX_TARGETS,
+)
+
+
+@given(lists, st.floats(0, 9), st.data())
+def test_every_target_is_tried_at_most_once_and_an_unconditional_one_before_the_end(
+    drawn: list[Any], waited_s: float, data: st.DataObject
+) -> None:
+    targets = [
+        parse_target(f"u{i}/m{when}" + ("" if weight is None else f" weight {weight}"))
+        for i, (when, weight, _, _) in enumerate(drawn)
+    ]
+    states = [TargetState(is_ready=r, queue=q, num_requests=q) for _, _, r, q in drawn]
+    left_out: set[int] = set()
+    while found := choose_target(targets, states, waited_s=waited_s, left_out=left_out):
+        assert found.index not in left_out
+        if found.gives_way:
+            assert found.wait_s is not None
+            assert found.wait_s > waited_s, "waiting comes to an end"
+            waited_s = found.wait_s
+        else:
+            left_out.add(found.index)
+    kept = [one for i, one in enumerate(targets) if i not in left_out]
+    assert all(one.when is When.READY for one in kept)
+
+
+def test_the_state_of_replicas() -> None:
+    model = entry("tiny")
+    first = replica("tiny", READY, on="a", in_flight=2, max_in_flight=4)
+    second = replica("tiny", READY, on="b", in_flight=4, queue_depth=3, max_in_flight=4)
+    two = fleet(neuron("a", holds=(first,)), neuron("b", holds=(second,)))
+    found = own_state(model, two, sent={}, num_waiting=0)
+    assert (found.is_ready, found.queue, found.num_requests) == (True, 0, 9)
+    burst = own_state(model, two, sent={"a": 5, "b": 1}, num_waiting=0)
+    assert (burst.queue, burst.num_requests) == (3, 15), "two of the five run"
+    nowhere = own_state(model, fleet(neuron("a")), sent={}, num_waiting=3)
+    assert (nowhere.is_ready, nowhere.queue, nowhere.num_requests) == (False, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "is_own", "is_sent", "fails_over"),
+    [
+        ("no_neuron", 503, True, False, True),
+        ("repo_fetch_failed", 422, True, False, True),
+        ("model_loading", 503, True, False, True),
+        ("insufficient_quota", 429, True, False, False),
+        ("network_not_allowed", 403, True, False, False),
+        ("queue_full", 503, True, True, True),
+        ("queue_timeout", 503, True, True, True),
+        ("neuron_lost", 503, True, True, True),
+        ("vision_unsupported", 400, True, True, True),
+        ("engine_crashed", 503, True, True, False),
+        ("events_lost", 503, True, True, False),
+        ("redis_unavailable", 503, True, True, False),
+        ("request_broke_worker", 500, True, True, False),
+        ("rate_limit_exceeded", 429, True, True, False),
+        ("upstream_unavailable", 503, False, True, True),
+        ("upstream_failed", 502, False, True, True),
+        ("rate_limit_exceeded", 429, False, True, True),
+        ("unsupported_parameter", 400, False, False, True),
+        ("upstream_refused", 400, False, True, False),
+        ("context_length_exceeded", 400, False, True, False),
+        ("insufficient_quota", 429, False, False, False),
+        ("database_unavailable", 503, False, False, False),
+    ],
+)
+def test_which_failures_go_on(
+    code: str, status: int, is_own: bool, is_sent: bool, fails_over: bool
+) -> None:
+    assert may_fail_over(code, status, is_own=is_own, is_sent=is_sent) is fails_over
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("", "is written as"),
+        ("box", "neither own nor UPSTREAM/MODEL"),
+        ("Box/m", "neither own nor UPSTREAM/MODEL"),
+        ("upstream:box/m", "without upstream:, as box/m"),
+        ("own when", "a condition is one of always, ready, queue_longer_than N"),
+        ("own when busy", "a condition is one of"),
+        ("own when queue_longer_than", "a whole number from 0"),
+        ("own when queue_longer_than -1", "a whole number from 0"),
+        ("own when waiting_longer_than 0", "from 1 to 86,400"),
+        ("own weight 0", "from 1 to 1,000"),
+        ("own weight 2 when ready", "'when ready' is not understood"),
+        ("own when ready 3", "'3' is not understood"),
+        (f"box/{'m' * 600}", "is written as"),
+    ],
+)
+def test_what_is_no_target_is_refused_in_words(written: str, problem: str) -> None:
+    with pytest.raises(TargetError, match=problem):
+        parse_target(written)
+
+
+def test_a_target_is_read_whole() -> None:
+    read = parse_target("box/org/m:7b when waiting_longer_than 30 weight 2")
+    assert (read.name, read.when, read.limit, read.weight) == (
+        "box/org/m:7b",
+        When.WAITING_LONGER_THAN,
+        30,
+        2,
+    )
+    assert parse_target("own when always") == Target(upstream_model=None)

@@ -1,0 +1,119 @@
+"""An invited neuron works under its Redis user, and reaches nothing that is not its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+
+from fleet import redis_users, services
+from fleet.errors import InvitationError, UnknownNeuronError
+from fleet.models import Invitation, NeuronWish
+from helexa_site.program import Installation
+from inference.protocol.joining import decode_joining
+from metering.actor import COMMAND
+from metering.models import AuditEntry
+from tests.fleet.services.hosts.invited_hosts import ADDRESS, guest, invite, shared_redis
+
+__all__ = ["shared_redis"]
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("shared_redis")]
+
+
+def test_the_line_has_all_that_a_host_needs() -> None:
+    joining = decode_joining(invite())
+    assert joining.neuron == "beast"
+    assert joining.redis_url.startswith("redis://neuron-beast:")
+    assert joining.redis_url.endswith(f"@{ADDRESS}/0")
+    secret = joining.redis_url.split(":")[2].partition("@")[0]
+    row = Invitation.objects.get()
+    assert secret not in str(row.__dict__)
+    assert NeuronWish.objects.get().admission == "admitted"
+    assert "neuron.invite" in [entry.action for entry in AuditEntry.objects.all()]
+
+
+def test_users_come_back_after_a_redis_that_lost_them(redis_url: str, redis_db) -> None:
+    join = invite()
+    redis_db.acl_deluser("neuron-beast")
+    with pytest.raises(redis.RedisError):
+        guest(redis_url, join).ping()
+    services.redis_users_apply()  # as each of the control's ticks does
+    assert guest(redis_url, join).ping()
+
+
+def test_revoked_it_is_out_at_once(redis_url: str) -> None:
+    join = invite()
+    client = guest(redis_url, join)
+    assert client.ping()
+    services.neuron_revoke(actor=COMMAND, neuron_name="beast")
+    with pytest.raises(redis.RedisError):
+        client.ping()
+    with pytest.raises(UnknownNeuronError):
+        services.neuron_revoke(actor=COMMAND, neuron_name="beast")
+
+
+def test_a_user_that_nobody_invited_is_removed_at_the_first_look(redis_db) -> None:
+    redis_db.acl_setuser("neuron-stranger", enabled=True)
+    redis_db.acl_setuser("operators-own", enabled=True)
+    services.redis_users_apply()
+    assert set(redis_db.acl_users()) == {"default", "operators-own"}
+
+
+def test_invited_again_the_first_line_is_void(redis_url: str) -> None:
+    first, second = invite(), invite()
+    assert guest(redis_url, second).ping()
+    with pytest.raises(redis.RedisError):
+        guest(redis_url, first).ping()
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command("neurons", "invite", "beast")
+    shown = capsys.readouterr()
+    assert shown.out.startswith("python3 manage.py neuron --join hx1.")
+    assert "void" not in shown.err
+    call_command("neurons", "invite", "beast")
+    assert "its earlier line is void from now on" in capsys.readouterr().err
+    call_command("neurons", "invite", "beast", "--json", "--address", "10.0.0.7:7000")
+    found = json.loads(capsys.readouterr().out)
+    assert decode_joining(found["join"]).redis_url.endswith("@10.0.0.7:7000/0")
+    call_command("neurons", "revoke", "beast")
+    with pytest.raises(CommandError, match="no invitation"):
+        call_command("neurons", "revoke", "beast")
+
+
+def test_where_nobody_reaches_redis_nobody_is_invited() -> None:
+    services.share_record(actor=COMMAND, address="", is_tls=False, certificate="")
+    with pytest.raises(InvitationError, match="--share"):
+        invite()
+    assert not Invitation.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "a*", "x" * 64])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(InvitationError):
+        invite(name)
+
+
+def test_an_older_redis_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_users, "MINIMUM_REDIS", 999)
+    with pytest.raises(InvitationError, match="needs Redis 999"):
+        invite()
+
+
+def test_a_redis_is_sent_no_command_that_it_does_not_know() -> None:
+    """Debian 12 has 7.0, which refuses the whole rule for one."""
+    assert "+client|setinfo" in redis_users.rules("beast", "0" * 64, (7, 2))
+    assert "+client|setinfo" not in redis_users.rules("beast", "0" * 64, (7, 0))
+
+
+def test_the_packages_are_asked_for_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run units and no ``serve``."""
+    monkeypatch.setattr(
+        "fleet.services.hosts.invitations.installation", lambda: Installation.PACKAGES
+    )
+    services.share_record(actor=COMMAND, address="", is_tls=False, certificate="")
+    with pytest.raises(InvitationError, match=r"/etc/cortex/cortex\.env") as refused:
+        invite()
+    assert "--share" not in str(refused.value)

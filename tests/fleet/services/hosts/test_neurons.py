@@ -1,0 +1,239 @@
+"""Drain, resume, admit, refuse and remove: rows, audit, and what gateways read in Redis."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from fleet import services, tasks
+from fleet.errors import NeuronAliveError, UnknownNeuronError
+from fleet.lifecycles import LoadJobKind, NeuronStatus
+from fleet.live import reading as live
+from fleet.live.desired_state import AdmissionPolicy
+from fleet.live.snapshot import FleetSnapshot
+from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish
+from inference.protocol import keys
+from inference.protocol.heartbeat import ReplicaStatus
+from metering.actor import COMMAND
+from metering.models import AuditEntry
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOBODY = FleetSnapshot(neurons=())
+
+
+def view(redis_db):
+    return live.read_snapshot_sync(redis_db).neurons[0]
+
+
+def status() -> str:
+    return Neuron.objects.get().status
+
+
+def actions() -> list[str]:
+    return [entry.action for entry in AuditEntry.objects.order_by("id")]
+
+
+def test_a_drain_from_desired_state_to_drained(beat, build, redis_db) -> None:
+    busy = [build.replica(stats=build.stats(in_flight=1))]
+    beat(replicas=busy)
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert view(redis_db).is_draining, "gateways know at once"
+    beat(replicas=busy)
+    assert status() == NeuronStatus.DRAINING
+    NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
+    beat(replicas=busy)
+    assert Neuron.objects.get().drained_at is None
+    beat(replicas=[build.replica(stats=build.stats())])
+    drained_at = Neuron.objects.get().drained_at
+    assert drained_at is not None
+    beat(replicas=[build.replica(stats=build.stats())])
+    assert Neuron.objects.get().drained_at == drained_at
+
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    assert not view(redis_db).is_draining
+    beat()
+    assert (status(), Neuron.objects.get().drained_at) == (NeuronStatus.ONLINE, None)
+    assert actions() == ["neuron.drain", "neuron.resume"]
+
+
+def test_a_fresh_desired_state_is_not_drained_yet(beat, monkeypatch) -> None:
+    """A gateway may just have sent it something."""
+    now = timezone.now()
+    monkeypatch.setattr("django.utils.timezone.now", lambda: now)
+    beat()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    beat()
+    assert Neuron.objects.get().drained_at is None
+
+
+def test_a_load_under_way_is_not_drained(beat, build) -> None:
+    beat()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
+    beat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
+    assert Neuron.objects.get().drained_at is None
+
+
+def test_what_is_wished_already_is_not_written_again(beat) -> None:
+    beat()
+    first = services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    again = services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert again.drain_wanted_at == first.drain_wanted_at
+    services.neuron_admit(actor=COMMAND, neuron_name="beast")
+    assert actions() == ["neuron.drain"]
+
+
+def test_refused_and_admitted_again(beat, redis_db) -> None:
+    beat()
+    services.neuron_refuse(actor=COMMAND, neuron_name="beast")
+    assert not view(redis_db).is_admitted
+    beat()
+    assert status() == NeuronStatus.REFUSED
+    services.neuron_admit(actor=COMMAND, neuron_name="beast")
+    assert view(redis_db).is_admitted
+    beat()
+    assert status() == NeuronStatus.ONLINE
+    assert actions() == ["neuron.refuse", "neuron.admit"]
+
+
+def test_what_was_loaded_before_a_drain_is_loaded_after_it(beat, build, redis_db, sent) -> None:
+    for name in ("old", "new", "lost"):
+        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+    uses = {"old": 10.0, "lost": 5.0, "new": 20.0}
+    held = [build.replica(model=name, last_used_unix_s=used) for name, used in uses.items()]
+    beat(replicas=[*held, build.replica(model="gone", status=ReplicaStatus.DRAINING)])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old", "lost"]
+    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get(name="lost"))
+    beat()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    tasks.reconcile()
+    loads = LoadJob.objects.filter(kind=LoadJobKind.LOAD).order_by("created_at", "pk")
+    assert not loads.exists()
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    tasks.reconcile()
+    assert list(loads.values_list("model_name", flat=True)) == ["new", "old"]
+    assert NeuronWish.objects.get().models_before_drain == ["new", "old"]
+    beat(replicas=[build.replica(model="new"), build.replica(model="old")])
+    tasks.reconcile()
+    assert NeuronWish.objects.get().models_before_drain == []
+
+
+def test_a_drain_that_interrupts_a_restoration_keeps_what_is_missing(beat, build, redis_db) -> None:
+    beat(replicas=[build.replica(model="old"), build.replica(model="older")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    beat(replicas=[build.replica(model="older")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert NeuronWish.objects.get().models_before_drain == ["older", "old"]
+    services.neuron_models_restored(neuron_name="beast", model_names=["old"])
+    assert NeuronWish.objects.get().models_before_drain == ["older", "old"], "it drains again"
+
+
+def test_a_drain_does_not_keep_what_stands_in_for_another_neuron(beat, build, redis_db) -> None:
+    beat("beast", replicas=[build.replica(model="guest")])
+    beat("benjy", replicas=[build.replica(model="own")])
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    benjys = NeuronWish.objects.filter(neuron_name="benjy")
+    guest = build.replica(model="guest", status=ReplicaStatus.LOADING)
+    beat("benjy", replicas=[build.replica(model="own"), guest])
+    services.neuron_drain(actor=COMMAND, neuron_name="benjy")
+    assert benjys.get().models_before_drain == ["guest", "own"], "beast may stay away for long"
+    services.neuron_resume(actor=COMMAND, neuron_name="benjy")
+    services.neuron_models_restored(neuron_name="benjy", model_names=["guest", "own"])
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    services.neuron_drain(actor=COMMAND, neuron_name="benjy")
+    assert benjys.get().models_before_drain == ["own"]
+
+
+def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db) -> None:
+    beat("beast")
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    long_ago = timezone.now() - timedelta(seconds=70)
+    Neuron.objects.update(status_since=long_ago)
+    NeuronWish.objects.update(drain_wanted_at=long_ago)
+    redis_db.delete(keys.heartbeat_key("beast"))
+    services.desired_states_publish()
+    snapshot = live.read_snapshot_sync(redis_db)
+    host = snapshot.desired_states.of("beast").host
+    assert snapshot.neurons == ()
+    assert host is not None
+    assert [(one.kind, one.total_memory_bytes) for one in host.devices] == list(
+        Device.objects.values_list("kind", "total_memory_bytes")
+    )
+    assert host.devices
+    assert 70 <= (host.away_s or 0) < 500
+    assert 70 <= (host.draining_s or 0) < 500
+
+
+def test_by_click_new_neurons_wait_and_known_ones_stay(beat, redis_db) -> None:
+    beat("old")
+    services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)
+    beat("new")
+    admitted = {n.name: n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons}
+    assert admitted == {"old": True, "new": False}
+    beat("old")
+    assert dict(Neuron.objects.values_list("name", "status")) == {
+        "old": NeuronStatus.ONLINE,
+        "new": NeuronStatus.REFUSED,
+    }
+    services.neuron_admit(actor=COMMAND, neuron_name="new")
+    assert all(n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons)
+    assert actions() == ["fleet.admission", "neuron.admit"]
+
+
+def test_one_that_is_expected_is_admitted_before_it_is_seen(beat, redis_db) -> None:
+    live.redis_client()
+    services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)
+    services.neuron_expect(actor=COMMAND, neuron_name="beast")
+    beat()
+    assert status() == NeuronStatus.ONLINE
+    services.neuron_refuse(actor=COMMAND, neuron_name="beast")
+    services.neuron_expect(actor=COMMAND, neuron_name="beast")
+    assert not view(redis_db).is_admitted, "an operator has decided"
+
+
+def test_leaving_is_draining(beat) -> None:
+    beat(is_leaving=True)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.DRAINING, True)
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.AWAY, False)
+
+
+def test_a_dead_neuron_is_removed_with_all_its_rows(beat, build, redis_db) -> None:
+    beat(replicas=[build.replica()])
+    with pytest.raises(NeuronAliveError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    redis_db.delete(keys.heartbeat_key("beast"))
+    with pytest.raises(NeuronAliveError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    redis_db.hset(keys.specs_key("beast"), "tiny", b"{}")
+    services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    assert not (Neuron.objects.exists() or Device.objects.exists() or NeuronWish.objects.exists())
+    assert set(redis_db.keys()) == {keys.NEURON_DESIRED_STATES.encode()}
+    assert live.read_snapshot_sync(redis_db).neurons == ()
+    assert actions() == ["neuron.remove"]
+    with pytest.raises(UnknownNeuronError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+
+
+@pytest.mark.parametrize("name", ["neuron_drain", "neuron_resume", "neuron_admit", "neuron_refuse"])
+def test_nobody_knows_that_neuron(name: str) -> None:
+    with pytest.raises(UnknownNeuronError):
+        getattr(services, name)(actor=COMMAND, neuron_name="nobody")
+
+
+def test_a_desired_state_stands_where_redis_is_away(beat, monkeypatch, redis_db) -> None:
+    beat()
+    nowhere = live.redis.Redis.from_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    assert not view(redis_db).is_draining
+    services.desired_states_publish()
+    assert view(redis_db).is_draining

@@ -1,0 +1,209 @@
+"""What loads took is kept, reaches the next load, and is forgotten when it would mislead."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fleet import selectors, services
+from fleet.live.measurements import DeviceKind, MeasuredLoad
+from fleet.models import CatalogueModel, LoadMeasurement, Neuron
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_report import StageReport
+from inference.protocol.prefill_speed import PrefillSpeed
+from metering.actor import COMMAND
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+MEASURED = PrefillSpeed(token_s=0.001, growth_s=1e-6, window_tokens=4096)
+TOOK = {
+    "kv_bytes": GIB,
+    "num_kv_blocks": 64,
+    "kv_block_tokens": 16,
+    "actual_bytes": 4 * GIB,
+    "estimated_bytes": 5 * GIB,
+    "process_bytes": GIB // 4,
+    "memory_correction_bytes": -GIB,
+    "prefill_speed": MEASURED,
+}
+
+
+@pytest.fixture
+def loaded(model, build, sent):
+    """Loads it on a neuron; ``changes`` are of the report."""
+
+    def loaded(neuron: str = "beast", **changes) -> ReplicaState:
+        services.heartbeat_record(heartbeat=build.heartbeat(neuron))
+        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name=neuron)
+        report = build.report(**TOOK | changes)
+        state = build.replica(job_id=str(job.pk), report=report)
+        services.heartbeat_record(heartbeat=build.heartbeat(neuron, replicas=[state]))
+        return state
+
+    return loaded
+
+
+def measured_loads() -> tuple[MeasuredLoad, ...]:
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    return entry.measured_loads
+
+
+def test_room_for_adapters_is_nothing_that_a_load_needs(loaded) -> None:
+    loaded(adapter_bytes=GIB)
+    (measured,) = measured_loads()
+    assert measured.load_bytes == 2 * GIB
+
+
+def test_stages_leave_no_measurement_of_a_load_on_one_device(loaded) -> None:
+    stage = StageReport(device="cpu", layers=(0, 1), execution="", estimated_bytes=1, kv_bytes=1)
+    loaded(stages=[stage])
+    assert measured_loads() == ()
+
+
+def test_a_load_leaves_what_it_took(loaded) -> None:
+    loaded()
+    assert measured_loads() == (
+        MeasuredLoad(
+            neuron="beast",
+            device_kind="cpu",
+            load_bytes=3 * GIB,
+            process_bytes=GIB // 4,
+            kv_token_bytes=GIB // 1024,
+            memory_correction_bytes=-GIB,
+            load_s=1.5,
+            prefill_speed=None,
+            context_tokens=1024,
+            capabilities=(),
+        ),
+    )
+
+
+def test_the_next_load_gets_the_measurement(loaded, sent) -> None:
+    loaded()
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    _, (spec,), _ = sent.tasks[-1]
+    assert msgspec.convert(spec, LoadSpec).earlier_loads == EarlierLoads(
+        device_kind="cpu",
+        needed_bytes=7 * GIB // 2,  # with the process, and 256 tokens of keys and values
+        memory_correction_bytes=-GIB,
+    )
+
+
+def test_the_last_load_on_each_neuron_counts(loaded) -> None:
+    loaded("a")
+    loaded("b", actual_bytes=3 * GIB)
+    loaded("a", actual_bytes=6 * GIB)
+    assert [(load.neuron, load.load_bytes) for load in measured_loads()] == [
+        ("a", 5 * GIB),
+        ("b", 2 * GIB),
+    ]
+
+
+def test_an_engine_that_does_not_measure_leaves_nothing(loaded) -> None:
+    loaded(actual_bytes=0)
+    assert measured_loads() == ()
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind", "total_gib"), [(["cpu"], "cpu", 9), (["cuda:0", "cuda:1"], "cuda", 18)]
+)
+def test_a_load_that_did_not_fit_leaves_what_it_needs(
+    model, build, sent, devices: list[str], kind: DeviceKind, total_gib: int
+) -> None:
+    """The failure reports it for each device, the catalogue has it for all of them."""
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)
+    state = build.replica(
+        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=devices
+    )
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert entry.needed_memory_bytes("beast", kind) == total_gib * GIB
+
+
+def test_of_two_words_the_larger_counts(model, build, sent) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    for needed_bytes in (9 * GIB, 11 * GIB, 10 * GIB):
+        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+        failure = LoadFailure(code="does_not_fit", message="no", needed_bytes=needed_bytes)
+        state = build.replica(
+            job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
+        )
+        services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    assert [measured.load_bytes for measured in measured_loads()] == [11 * GIB]
+
+
+def test_what_loads_showed_is_worth_more_than_what_one_reported(loaded, build) -> None:
+    loaded()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)
+    state = build.replica(
+        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
+    )
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    assert [measured.load_bytes for measured in measured_loads()] == [3 * GIB]
+
+
+def test_a_replica_of_another_job_may_have_had_other_files(model, build, sent) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    stranger = build.replica(job_id="before", report=build.report(**TOOK))
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[stranger]))
+    assert measured_loads() == ()
+
+
+@pytest.mark.parametrize("field", ["source", "dtype", "quantization", "kv_dtype"])
+def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
+    loaded()
+    model = CatalogueModel.objects.get()
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])
+    assert len(measured_loads()) == 1
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
+    assert measured_loads() == ()
+
+
+def speaks(build, state: ReplicaState, speed: PrefillSpeed) -> None:
+    timed = msgspec.structs.replace(state, stats=build.stats(prefill_speed=speed))
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[timed]))
+
+
+def test_the_average_of_requests_is_kept_once_it_is_news(loaded, build) -> None:
+    state = loaded()
+    speaks(build, state, MEASURED)
+    speaks(build, state, MEASURED.slowed(1.05))
+    assert measured_loads()[0].prefill_speed is None
+    speaks(build, state, MEASURED.slowed(1.5))
+    assert measured_loads()[0].prefill_speed == MEASURED.slowed(1.5)
+    speaks(build, state, MEASURED.slowed(1.45))
+    assert measured_loads()[0].prefill_speed == MEASURED.slowed(1.5)
+    speaks(build, state, MEASURED)
+    assert measured_loads()[0].prefill_speed == MEASURED
+
+
+def test_a_speed_on_another_device_is_another(loaded, build) -> None:
+    speaks(build, loaded(), MEASURED.slowed(2))
+    loaded(device="cuda:0")
+    (load,) = measured_loads()
+    assert (load.device_kind, load.prefill_speed) == ("cuda", None)
+
+
+def test_a_speed_of_a_model_that_is_not_in_the_catalogue_is_nobodys(build) -> None:
+    stranger = build.replica(model="stranger", report=build.report(**TOOK))
+    speaks(build, stranger, MEASURED.slowed(2))
+    assert not LoadMeasurement.objects.exists()
+
+
+def test_measurements_go_with_their_model_and_neuron(loaded) -> None:
+    loaded("a")
+    loaded("b")
+    Neuron.objects.get(name="a").delete()
+    selectors.catalogue_cache_clear()
+    assert [load.neuron for load in measured_loads()] == ["b"]
+    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get())
+    assert not LoadMeasurement.objects.exists()

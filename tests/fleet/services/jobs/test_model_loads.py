@@ -1,0 +1,205 @@
+"""A model that an operator loads on a named neuron: the evictions for it, and the messages."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from fleet import services
+from fleet.api.access import problem_of
+from fleet.errors import ModelRecoveringError, NeuronAwayError, PlacementRefusedError
+from fleet.live.snapshot import FleetSnapshot
+from fleet.models import LoadJob, Neuron
+from fleet.services.jobs.reconciling import jobs_known
+from inference.protocol.heartbeat import DeviceInfo, ReplicaState, ReplicaStatus
+from inference.protocol.keys import heartbeat_key
+from inference.protocol.load_progress import LoadFailure
+from metering.actor import COMMAND
+from metering.api.problems import problem_response
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def full(publish, build, sent):
+    """beast has one card, of which ``old`` holds nearly all."""
+    offer = services.catalogue_model_create
+    offer(actor=COMMAND, name="new", source="pypi:new", vram_mb=4096)
+
+    def full(
+        *others: ReplicaState,
+        pinned: bool = False,
+        vram_mb: int | None = None,
+        cards: tuple[DeviceInfo, ...] = (),
+        **changes: Any,
+    ) -> None:
+        offer(actor=COMMAND, name="old", source="pypi:old", pinned=pinned, vram_mb=vram_mb)
+        old = build.replica(
+            model="old",
+            devices=["cuda:0"],
+            memory_bytes=6 * GIB,
+            stats=build.stats(**changes),
+            last_used_unix_s=1_700_000_000.0 - 60,
+        )
+        card = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=GIB)
+        services.heartbeat_record(
+            heartbeat=publish(devices=[card, *cards], replicas=[old, *others])
+        )
+
+    return full
+
+
+def test_a_host_that_is_away_is_refused_at_once(full, redis_db, sent) -> None:
+    """Whether a load, a reload or devices were asked for: the refusal has the time of a retry."""
+    full()
+    services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
+    Neuron.objects.update(status_since=timezone.now() - timedelta(seconds=70))
+    redis_db.delete(heartbeat_key("beast"))
+    services.desired_states_publish()
+    named = {"actor": COMMAND, "neuron_name": "beast"}
+    for start in (
+        load,
+        lambda: services.model_load_start(model_name="new", devices=["cuda:0"], **named),
+        lambda: services.reload_job_start(model_name="old", **named),
+        lambda: services.model_download_start(model_name="new", **named),
+    ):
+        with pytest.raises(NeuronAwayError, match="beast has been away for 7") as caught:
+            start()
+        assert 70 <= (caught.value.retry_after_s or 0) < 80
+        answer = problem_response(problem_of(caught.value), {})
+        assert 70 <= int(answer["Retry-After"]) <= 80
+    with pytest.raises(ModelRecoveringError, match="new can only be loaded on beast"):
+        services.model_load_start(actor=COMMAND, model_name="new")
+    assert sent.tasks == []
+
+
+def load() -> LoadJob:
+    return services.model_load_start(actor=COMMAND, model_name="new", neuron_name="beast")
+
+
+def test_an_idle_model_leaves_for_it(full, sent) -> None:
+    full()
+    job = load()
+    assert (job.devices, job.evict) == (["cuda:0"], ["old"])
+    assert sent.tasks[0][1][0]["evict"] == ["old"]
+
+
+def test_a_load_that_failed_there_makes_room_the_next_time(full, build, sent) -> None:
+    failure = LoadFailure(code="does_not_fit", message="no room")
+    full(build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure))
+    assert load().evict == ["old"]
+
+
+@pytest.mark.parametrize("changes", [{"in_flight": 1}, {"queue_depth": 2}, {"pinned": True}])
+def test_what_is_in_use_or_pinned_stays_and_numbers_are_reported(full, sent, changes) -> None:
+    full(**changes)
+    with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 bytes.*1,073,741,824"):
+        load()
+    assert sent.tasks == []
+
+
+@pytest.mark.parametrize("neuron_name", [None, "beast"])
+def test_a_load_that_failed_for_good_is_tried_again_when_somebody_asks(
+    publish, build, sent, neuron_name: str | None
+) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="broken", source="path:/models/broken")
+    failure = LoadFailure(code="bad_file", message="half a file")
+    failed = build.replica(model="broken", status=ReplicaStatus.FAILED, failure=failure)
+    services.heartbeat_record(heartbeat=publish(replicas=[failed]))
+    services.model_load_start(actor=COMMAND, model_name="broken", neuron_name=neuron_name)
+    assert len(sent.tasks) == 1
+
+
+def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -> None:
+    full()
+    services.heartbeat_record(heartbeat=publish(name="beauty"))
+    services.catalogue_model_create(
+        actor=COMMAND, name="tied", source="pypi:tied", pinned_on=("beauty",)
+    )
+    with pytest.raises(
+        PlacementRefusedError, match=r"tied may run on beauty only, by its pinned_on"
+    ):
+        services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beast")
+    assert sent.tasks == []
+    services.model_load_start(actor=COMMAND, model_name="tied", neuron_name="beauty")
+    assert len(sent.tasks) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "why"), [("cpu", "is no card"), ("cuda:0", "has 8,589,934,592"), ("cuda:1", None)]
+)
+def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(
+    publish, build, sent, device: str, why: str | None
+) -> None:
+    sizes = [("cpu", 0, 64), ("cuda", 0, 8), ("cuda", 1, 24)]
+    devices = [
+        build.device(kind=kind, index=index, total_memory_bytes=gib * GIB)
+        for kind, index, gib in sizes
+    ]
+    services.heartbeat_record(heartbeat=publish(devices=devices))
+    services.catalogue_model_create(
+        actor=COMMAND, name="large", source="pypi:large", min_device_vram_mb=20_000
+    )
+
+    def start() -> LoadJob:
+        return services.model_load_start(
+            actor=COMMAND, model_name="large", neuron_name="beast", devices=[device]
+        )
+
+    if why is None:
+        assert start().devices == [device]
+        return
+    with pytest.raises(PlacementRefusedError, match=f"by its min_device_vram_mb, .* {why}"):
+        start()
+    assert sent.tasks == []
+
+
+def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
+    full, publish, build, sent
+) -> None:
+    full()
+    free = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=7 * GIB)
+    services.heartbeat_record(heartbeat=publish(name="beauty", devices=[free]))
+    job = load()
+    assert job.note == "old makes room and moves to beauty"
+    moved = LoadJob.objects.get(model_name="old")
+    assert (moved.neuron.name, moved.devices, moved.evict) == ("beauty", ["cuda:0"], [])
+    assert moved.note == "Moves from beast, where new needs its room"
+    assert [options["queue"] for _, _, options in sent.tasks] == ["neuron.beast", "neuron.beauty"]
+    assert load().pk == job.pk and LoadJob.objects.count() == 2
+
+
+def test_what_has_left_once_the_load_is_sent_moves_all_the_same(
+    full, publish, build, sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full()
+    free = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=7 * GIB)
+    services.heartbeat_record(heartbeat=publish(name="beauty", devices=[free]))
+    send = sent.send_task
+
+    def send_and_leave(*args: Any, **options: Any) -> Any:
+        publish(devices=[free], replicas=[])
+        return send(*args, **options)
+
+    monkeypatch.setattr(sent, "send_task", send_and_leave)
+    assert load().note == "old makes room and moves to beauty"
+    assert LoadJob.objects.get(model_name="old").neuron.name == "beauty"
+
+
+def test_what_leaves_for_it_moves_to_another_card_of_its_neuron(full, publish, build, sent) -> None:
+    """Its load is the control's, once it has left: a neuron has a model once."""
+    free_bytes = 3500 * 1024**2
+    other = build.device(
+        kind="cuda", index=1, total_memory_bytes=5 * GIB, free_memory_bytes=free_bytes
+    )
+    full(vram_mb=3300, cards=(other,))
+    job = load()
+    assert job.note == "old makes room and moves to cuda:1 of beast"
+    assert jobs_known().to_restore == {"beast": ("old",)}
+    assert jobs_known().evicting == {("old", "beast")}
+    assert LoadJob.objects.count() == 1 == len(sent.tasks)

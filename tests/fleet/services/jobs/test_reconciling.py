@@ -1,0 +1,146 @@
+"""What the control decides becomes jobs, each once; what failed waits before it is tried again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from django.utils import timezone
+
+from fleet import selectors, services
+from fleet.control.watch import Watched
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.live.snapshot import build_snapshot
+from fleet.models import CatalogueModel, LoadJob, Neuron
+from fleet.placement import Load
+from fleet.placement.plan import Observed, Plan
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import LoadSpec
+from metering.actor import COMMAND, GATEWAY
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def model() -> CatalogueModel:
+    return services.catalogue_model_create(
+        actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True
+    )
+
+
+@pytest.fixture
+def neuron(build) -> Neuron:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    return Neuron.objects.get()
+
+
+def tick(*heartbeats) -> Plan:
+    watched = Watched(build_snapshot(heartbeats), Observed(), ())
+    plan = services.fleet_plan(watched=watched, time_slices=())
+    services.plan_begin(plan=plan)
+    return plan
+
+
+def test_a_pinned_model_is_loaded_once(model, neuron, sent, build) -> None:
+    assert len(tick(build.heartbeat()).actions) == 1
+    (job,) = LoadJob.objects.all()
+    assert (job.neuron.name, job.requested_by, job.devices) == ("beast", "control", ["cpu"])
+    assert tick(build.heartbeat()).actions == ()
+    assert len(sent.tasks) == 1
+    assert msgspec.convert(sent.tasks[0][1][0], LoadSpec).devices == ["cpu"]
+
+
+def test_an_unpinned_model_is_not_loaded(model, neuron, sent, build) -> None:
+    CatalogueModel.objects.update(pinned=False)
+    selectors.catalogue_cache_clear()
+    assert tick(build.heartbeat()).actions == ()
+
+
+@pytest.mark.parametrize(
+    "status", [ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING]
+)
+def test_a_pinned_model_that_is_somewhere_is_left_alone(model, neuron, sent, build, status) -> None:
+    assert tick(build.heartbeat(replicas=[build.replica(status=status)])).actions == ()
+
+
+@pytest.mark.parametrize(("num_failures", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600)])
+def test_failures_of_a_pinned_model_put_off_the_next_try(
+    model, neuron, sent, build, num_failures: int, wait_s: int
+) -> None:
+    for _ in range(num_failures):
+        fail(model, neuron, "download_failed")
+    ended(5 - wait_s)
+    assert tick(build.heartbeat()).actions == ()
+    ended(-5 - wait_s)
+    assert len(tick(build.heartbeat()).actions) == 1
+
+
+def test_a_success_between_and_a_lost_room_put_off_nothing(model, neuron, sent, build) -> None:
+    fail(model, neuron, "download_failed")
+    succeeded = fail(model, neuron, "x")
+    LoadJob.objects.filter(pk=succeeded.pk).update(
+        status=LoadJobStatus.SUCCEEDED, failure_code="", finished_at=timezone.now()
+    )
+    fail(model, neuron, "lost_its_room")
+    assert len(tick(build.heartbeat()).actions) == 1
+
+
+def test_a_neuron_that_is_not_recorded_yet_is_tried_at_the_next_tick(model, sent, build) -> None:
+    tick(build.heartbeat("new"))
+    assert LoadJob.objects.count() == 0
+    services.heartbeat_record(heartbeat=build.heartbeat("new"))
+    tick(build.heartbeat("new"))
+    assert LoadJob.objects.count() == 1
+
+
+def test_a_surplus_copy_of_a_pinned_model_is_unloaded_once(model, sent, build) -> None:
+    beats = [build.heartbeat(name, replicas=[build.replica()]) for name in ("beast", "twin")]
+    for beat in beats:
+        services.heartbeat_record(heartbeat=beat)
+    tick(*beats)
+    (job,) = LoadJob.objects.all()
+    assert (job.kind, job.neuron.name) == (LoadJobKind.UNLOAD, "beast")
+    assert tick(*beats).actions == ()
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
+
+
+def test_a_model_that_was_deleted_leaves_its_memory(model, neuron, sent, build) -> None:
+    beat = build.heartbeat(replicas=[build.replica()])
+    services.heartbeat_record(heartbeat=beat)
+    model.pinned = False
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+    services.catalogue_model_delete(actor=COMMAND, model=model)
+    sent.tasks.clear()
+    LoadJob.objects.all().delete()
+    tick(beat)
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
+
+
+def test_two_gateways_that_decide_differently_start_one_load(model, sent, build) -> None:
+    for name in ("beast", "twin"):
+        services.heartbeat_record(heartbeat=build.heartbeat(name))
+    jobs = {
+        services.placed_load_start(actor=GATEWAY, load=Load(neuron=name, model="tiny")).pk
+        for name in ("beast", "twin", "beast")
+    }
+    assert len(jobs) == 1
+    assert LoadJob.objects.count() == 1
+    more = Load(neuron="twin", model="tiny")
+    services.placed_load_start(actor=GATEWAY, load=more, may_be_one_more=True)
+    assert LoadJob.objects.count() == 2
+
+
+def fail(model: CatalogueModel, neuron: Neuron, code: str) -> LoadJob:
+    return LoadJob.objects.create(
+        model=model,
+        model_name=model.name,
+        neuron=neuron,
+        status=LoadJobStatus.FAILED,
+        failure_code=code,
+        finished_at=timezone.now(),
+    )
+
+
+def ended(seconds: float) -> None:
+    LoadJob.objects.update(finished_at=timezone.now() + timedelta(seconds=seconds))

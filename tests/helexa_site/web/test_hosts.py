@@ -1,0 +1,110 @@
+"""Tests that the names by which the server may be asked follow from what it listens on."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from django.test import Client, override_settings
+
+from helexa_site.bootstrap.arguments import gateway_host
+from helexa_site.config import Config, read_config
+from helexa_site.web.hosts import allowed_hosts, host_is_allowed
+
+LOOPBACK = ("localhost", "localhost:31313", "chat.localhost", "127.0.0.1:1", "[::1]:31313", "[::1]")
+ELSEWHERE = (
+    "evil.example",
+    "evil.example:31313",
+    "localhost.evil.example",
+    "127.0.0.1.evil",
+    "a b",
+)
+
+
+@pytest.fixture
+def config() -> Config:
+    return replace(read_config(), allowed_hosts=(), listen_host="127.0.0.1")
+
+
+@pytest.mark.parametrize("listen_host", [None, "127.0.0.1", "0.0.0.0", "192.0.2.7", "box"])
+def test_loopback_names_always_and_others_never(config: Config, listen_host: str | None) -> None:
+    config = replace(config, listen_host=listen_host)
+    for host in LOOPBACK:
+        assert host_is_allowed(config, host), host
+    for host in ELSEWHERE:
+        assert not host_is_allowed(config, host), host
+
+
+def test_a_request_without_a_host_comes_from_no_browser(config: Config) -> None:
+    assert host_is_allowed(config, "")
+    assert not host_is_allowed(config, ":80")
+
+
+def test_the_address_that_it_listens_on(config: Config) -> None:
+    for listen_host, asked in (
+        ("192.0.2.7", "192.0.2.7:31313"),
+        ("2001:db8:0::7", "[2001:db8::7]:31313"),
+        ("Box.example.org", "box.EXAMPLE.org"),
+    ):
+        assert not host_is_allowed(config, asked)
+        assert host_is_allowed(replace(config, listen_host=listen_host), asked)
+
+
+def test_the_machines_own_name_where_others_can_reach_it(config: Config) -> None:
+    name = socket.gethostname()
+    if name != "localhost":
+        assert not host_is_allowed(config, name)
+    assert host_is_allowed(replace(config, listen_host="0.0.0.0"), f"{name}:31313")
+
+
+def test_the_machines_own_addresses_on_a_wildcard(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [
+        SimpleNamespace(family=socket.AF_INET, address="192.0.2.9"),
+        SimpleNamespace(family=socket.AF_INET6, address="fe80::1%eth0"),
+        SimpleNamespace(family=psutil.AF_LINK, address="00:11:22:33:44:55"),
+    ]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": addresses})
+    allowed_hosts.cache_clear()
+    wildcard = replace(config, listen_host="::")
+    try:
+        assert host_is_allowed(wildcard, "192.0.2.9:31313")
+        assert host_is_allowed(wildcard, "[fe80::1]:31313")
+        assert not host_is_allowed(wildcard, "192.0.2.10")
+        assert not host_is_allowed(replace(config, listen_host="192.0.2.1"), "192.0.2.9")
+    finally:
+        allowed_hosts.cache_clear()
+
+
+def test_the_operator_names_more(config: Config) -> None:
+    config = replace(config, allowed_hosts=("Chat.example.org", ".example.net"))
+    assert host_is_allowed(config, "chat.example.org")
+    assert host_is_allowed(config, "a.example.net:8080")
+    assert not host_is_allowed(config, "example.org")
+    assert host_is_allowed(replace(config, allowed_hosts=("*",)), "evil.example")
+
+
+def test_djangos_pages_refuse_and_the_log_names_the_setting(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
+        for host in ELSEWHERE[:3]:
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                answer = Client(headers={"host": host}).get("/")
+            assert answer.status_code == 400
+            assert "HELEXA_ALLOWED_HOSTS" in caplog.text
+            assert host in caplog.text
+        assert Client(headers={"host": "localhost:31313"}).get("/").status_code == 302
+
+
+def test_the_flag_is_read_before_django_reads_it() -> None:
+    assert gateway_host(["--port", "1", "--host", "0.0.0.0"]) == "0.0.0.0"
+    assert gateway_host(["--host=::"]) == "::"
+    assert gateway_host([]) == "127.0.0.1"
+    assert gateway_host(["--host"]) == "127.0.0.1"

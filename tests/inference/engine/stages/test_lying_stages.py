@@ -1,0 +1,123 @@
+"""Rows that no step waits for end the model: a last stage on another host may send any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from inference.engine.faults.kinds import DeviceFault, StepInputFault
+from inference.engine.stages.row_link import Arrival
+from inference.engine.stages.staged_model import LaterStage, StagedModel
+from inference.models.stages.layer_range import LayerRange
+from inference.models.step_input import StepInput
+from tests.inference.models.parallel.tiny_configs import config_of
+
+STEP = StepInput.of_decodes([1, 2], [0, 0], np.array([[0], [1]], dtype=np.int32), 16)
+NUM_FEATURES = 4
+
+
+class FakeStage:
+    """A first stage whose logits are the rows that come back."""
+
+    tower = None
+    has_own_threads = False
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def forward_rows(self, step: StepInput, hidden: None, kv: object) -> torch.Tensor:
+        return torch.zeros(len(step.positions), NUM_FEATURES)
+
+    def head_logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    def new_kv(self, *sizes: int) -> object:
+        return SimpleNamespace(block_tokens=16)
+
+
+class FakeProcesses:
+    def __init__(self) -> None:
+        self.arrivals: list[Arrival] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def run(self, messages: Sequence[object], hidden: torch.Tensor) -> None:
+        pass
+
+    def new_kv(self, wanted: object) -> None:
+        pass
+
+    def drop_kv(self, number: int) -> None:
+        pass
+
+    def next_arrival(self) -> Arrival:
+        return self.arrivals.pop(0)
+
+
+@pytest.fixture
+def processes() -> FakeProcesses:
+    return FakeProcesses()
+
+
+@pytest.fixture
+def model(processes: FakeProcesses) -> StagedModel:
+    config = config_of("llama")
+    ranges = [LayerRange(0, 1), LayerRange(1, 2)]
+    later = LaterStage(config, torch.device("cpu"), "float32", False)  # type: ignore[arg-type]
+    return StagedModel(config, FakeStage(), [later], ranges, processes)  # type: ignore[arg-type]
+
+
+def _rows(number: int, num_rows: int = 2) -> Arrival:
+    return Arrival(number, torch.full((num_rows, NUM_FEATURES), float(number)))
+
+
+def test_steps_may_be_finished_in_any_order(model: StagedModel, processes: FakeProcesses) -> None:
+    kv = model.new_kv(2, 16)
+    numbers = [model.begin(STEP, kv) for _ in range(4)]
+    processes.arrivals = [_rows(number) for number in numbers]
+    model.give_up(numbers[1])
+    for number in (numbers[2], numbers[0], numbers[3]):
+        assert model.finish(number)[0, 0] == number
+
+
+def test_rows_of_an_older_storage_are_dropped(model: StagedModel, processes: FakeProcesses) -> None:
+    old = model.begin(STEP, model.new_kv(2, 16))
+    number = model.begin(STEP, model.new_kv(2, 16))
+    processes.arrivals = [_rows(old), _rows(number)]
+    assert model.finish(number)[0, 0] == number
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [_rows(0), _rows(3), _rows(2**63), _rows(2, num_rows=1), _rows(2, num_rows=3), _rows(2, 0)],
+    ids=["no step", "a later one", "far", "too few rows", "too many rows", "no rows"],
+)
+def test_rows_that_no_step_waits_for_end_the_model(
+    model: StagedModel, processes: FakeProcesses, lie: Arrival
+) -> None:
+    kv = model.new_kv(2, 16)
+    numbers = [model.begin(STEP, kv) for _ in range(2)]
+    processes.arrivals = [_rows(numbers[0]), lie]
+    model.finish(numbers[0])
+    with pytest.raises(DeviceFault):
+        model.finish(numbers[1])
+
+
+def test_a_step_is_answered_once(model: StagedModel, processes: FakeProcesses) -> None:
+    """Rows that come again would be kept, any number of them."""
+    kv = model.new_kv(2, 16)
+    numbers = [model.begin(STEP, kv) for _ in range(3)]
+    processes.arrivals = [_rows(numbers[0]), _rows(numbers[1]), _rows(numbers[1])]
+    with pytest.raises(DeviceFault):
+        model.finish(numbers[2])
+
+
+def test_a_fault_is_an_answer_too(model: StagedModel, processes: FakeProcesses) -> None:
+    number = model.begin(STEP, model.new_kv(2, 16))
+    processes.arrivals = [Arrival(number, None, StepInputFault("shapes"))]
+    with pytest.raises(StepInputFault):
+        model.finish(number)

@@ -1,0 +1,128 @@
+"""A load of several stages answers what a load of one does, and reports where each of them is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+from safetensors.torch import load_file
+
+from inference.engine.load.load_engine import LoadedEngine
+from inference.loading.loader import OpenedModel, open_model
+from inference.protocol.load import (
+    spec_digest,
+)
+from inference.protocol.load_errors import BadSourceError, PartFailedError
+from tests.inference.engine.stages.loads import PROMPT, answers, load, spec_of
+from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
+from tests.inference.models.families import tiny_hybrid
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
+    """Makes a data directory that other tests do not use: a quality figure that is found there is
+    not measured again."""
+    directory = tmp_path_factory.mktemp("staged")
+    (directory / "cache").mkdir()
+    (directory / "cache" / "native").symlink_to(native_cache_dir)
+    return directory
+
+
+@pytest.mark.parametrize("changes", [{}, {"quantization": "q8"}, {"dtype": "bfloat16"}], ids=str)
+def test_stages_answer_as_one(
+    tiny_model_dir: Path, data_dir: Path, changes: dict[str, str]
+) -> None:
+    """Natively, quantised while loading, and on torch's operators."""
+    alone = load(spec_of(tiny_model_dir, **changes), data_dir)
+    staged = load(spec_of(tiny_model_dir, 1, 3, **changes), data_dir)
+    assert answers(staged) == answers(alone)
+    one, report = alone.report, staged.report
+    assert [stage.layers for stage in report.stages] == [(0, 1), (1, 3)]
+    assert all(stage.estimated_bytes > 0 for stage in report.stages)
+    assert sum(stage.kv_bytes for stage in report.stages) == report.kv_bytes == one.kv_bytes
+    assert (report.num_kv_blocks, report.context_tokens) == (one.num_kv_blocks, one.context_tokens)
+    assert (report.weight_bytes, report.num_parameters) == (one.weight_bytes, one.num_parameters)
+    (memory,) = report.stage_memory
+    assert (memory.device, report.device) == ("cpu", "cpu")
+    assert memory.actual_bytes == report.actual_bytes
+    assert report.compiled.startswith("2 stages: layers 0 on cpu: ")
+    assert "layers 1 to 2 on cpu: " in report.compiled
+    assert bool(report.quality) == ("quantization" in changes)
+
+
+def test_a_gguf_in_two(tmp_path: Path, data_dir: Path) -> None:
+    """Packed weights, in blocks of several formats, of which each process reads its layers'."""
+    wide = {"hidden_size": 256, "intermediate_size": 256}
+    weights = load_file(save_directory(tmp_path, "llama", **wide) / "model.safetensors")
+    formats = {"q_proj": Type.Q4_K, "v_proj": Type.Q6_K, "up_proj": Type.Q8_0}
+    types = {name: format for name in weights for key, format in formats.items() if key in name}
+    file = save_gguf(tmp_path / "model.gguf", weights, types=types, sizes=SIZES | wide)
+    prompt = [1 + token % 60 for token in PROMPT]
+    alone = answers(load(spec_of(file), data_dir), prompt)
+    staged = load(spec_of(file, 1, 2), data_dir)
+    assert answers(staged, prompt) == alone
+    assert staged.report.quantization.count("Q4_K") == 2, "each stage has some"
+    assert [stage.layers for stage in staged.report.stages] == [(0, 1), (1, 2)]
+
+
+def test_a_hybrid_of_three_stages(tmp_path: Path, data_dir: Path) -> None:
+    """The first two keep states and no keys, the third has both."""
+    directory = tiny_hybrid.save(tiny_hybrid.qwen3_next(), tmp_path / "hybrid")
+    alone = answers(load(spec_of(directory), data_dir))
+    staged = load(spec_of(directory, 1, 3, 4), data_dir)
+    assert answers(staged) == alone
+    assert all(stage.kv_bytes > 0 for stage in staged.report.stages)
+
+
+def test_it_sleeps_and_wakes(tiny_model_dir: Path, data_dir: Path) -> None:
+    staged = load(spec_of(tiny_model_dir, 2, 3), data_dir)
+    before = answers(staged)
+    assert staged.sleeper is not None
+    sleeper = staged.sleeper
+    report = staged.report
+    del staged
+    sleeper.fall_asleep()
+    assert answers(LoadedEngine(sleeper.wake(), report)) == before
+
+
+def test_layers_that_are_not_the_models_are_refused(tiny_model_dir: Path, data_dir: Path) -> None:
+    with pytest.raises(BadSourceError, match=r"\[0, 1\), \[1, 2\) are not the model's 3 layers"):
+        load(spec_of(tiny_model_dir, 1, 2), data_dir)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensor_parallel": 2},
+        {"speculation": "mtp"},
+        {"speculation": "draft_model", "draft_model": "path:x"},
+        {"prefix_disk_bytes": 10**9},
+    ],
+    ids=str,
+)
+def test_what_is_not_built_for_stages_is_refused_by_name(
+    tiny_model_dir: Path, data_dir: Path, changes: dict[str, object]
+) -> None:
+    with pytest.raises(BadSourceError, match=next(iter(changes))):
+        load(spec_of(tiny_model_dir, 1, 3, **changes), data_dir)
+
+
+def test_stages_of_one_device_share_its_memory(
+    tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them would fit by itself."""
+    spec = spec_of(tiny_model_dir, 1, 3, kv_memory_bytes=None)
+    opened = [
+        open_model(spec, data_dir / "models", lambda _: None, stage=stage) for stage in (0, 1)
+    ]
+    needs = [one.need.required_bytes for one in opened if isinstance(one, OpenedModel)]
+    free_bytes = max(needs) + min(needs) // 2
+    monkeypatch.setattr("inference.loading.loader.free_memory_bytes", lambda device: free_bytes)
+    with pytest.raises(PartFailedError, match="on cpu"):
+        load(spec, data_dir)
+
+
+def test_a_plan_changes_no_digest(tiny_model_dir: Path) -> None:
+    """Where layers go does not change the model."""
+    assert spec_digest(spec_of(tiny_model_dir, 1, 3)) == spec_digest(spec_of(tiny_model_dir))

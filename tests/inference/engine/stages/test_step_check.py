@@ -1,0 +1,178 @@
+"""A step that came from another host indexes nothing but the stage's own storage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from inference.engine.children.step_frames import message_of
+from inference.engine.children.step_messages import Array
+from inference.engine.faults.kinds import StepInputFault
+from inference.engine.stages.step_check import StorageSize, checked_step
+from inference.models.step_input import StepImages, StepInput
+from inference.models.vision.tower import ImageEmbeddings
+
+SIZE = StorageSize(num_blocks=6, block_tokens=16, num_state_slots=4)
+NUM_POSITIONS = 64
+NUM_FEATURES = 8
+STEP = StepInput.of_queries(
+    [1, 2, 3, 4, 5],
+    [17, 30],
+    [1, 4],
+    np.array([[5, 1, 0], [2, 3, 4]], dtype=np.int32),
+    16,
+    num_decodes=1,
+    logit_rows=[0, 4],
+    state_slots=([2, 3], [2, 3]),
+)
+IMAGES = StepImages(
+    torch.zeros(3, 5, dtype=torch.int64),
+    torch.tensor([1, 2]),
+    ImageEmbeddings(torch.zeros(2, NUM_FEATURES), (torch.zeros(2, NUM_FEATURES),)),
+)
+
+LAST_SEEN = np.array([17, 32, 32, 32, 33], dtype=np.int32)
+
+
+def _check(step: StepInput, num_rows: int = 5) -> StepInput:
+    return checked_step(message_of(step), torch.zeros(num_rows, NUM_FEATURES), SIZE, NUM_POSITIONS)
+
+
+def test_a_step_is_what_it_was() -> None:
+    step = replace(STEP, images=IMAGES, last_seen=LAST_SEEN)
+    found = _check(step)
+    for name in ("positions", "slots", "block_table", "context_lens", "logit_rows", "last_seen"):
+        assert np.array_equal(getattr(found, name), getattr(step, name))
+    unplaced = _check(replace(STEP, images=replace(IMAGES, rotary=None))).images
+    assert unplaced is not None and unplaced.rotary is None
+    assert found.images is not None and torch.equal(found.images.row_ids, IMAGES.row_ids)
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "value"),
+    [
+        ("token_ids", 0, -1),
+        *(("positions", 2, value) for value in (-1, 30, 64, 2**31 - 1)),
+        *(("slots", 2, value) for value in (-1, 96, 2**31 - 1)),
+        *(("query_start", 0, value) for value in (-1, 1)),
+        *(("query_start", 1, value) for value in (-1, 0, 5, 6, 2**31 - 1, -(2**31))),
+        *(("query_start", 2, value) for value in (4, 6)),
+        *(("context_lens", 1, value) for value in (-(2**31), 0, 3, 33, 49, 65, 2**31 - 1)),
+        *(("block_table", (0, 1), value) for value in (-1, 6, 2**31 - 1)),
+        *(("logit_rows", 1, value) for value in (-1, 5)),
+        *(("state_reads", 1, value) for value in (-1, 4)),
+        *(("state_writes", 0, value) for value in (-1, 4)),
+    ],
+)
+def test_an_index_beyond_the_storage_is_refused(field: str, at: Any, value: int) -> None:
+    array = getattr(STEP, field).copy()
+    array[at] = value
+    with pytest.raises(StepInputFault):
+        _check(replace(STEP, **{field: array}))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "token_ids",
+        "positions",
+        "slots",
+        "query_start",
+        "context_lens",
+        "block_table",
+        "state_reads",
+    ],
+)
+def test_arrays_of_other_lengths_are_refused(field: str) -> None:
+    whole = getattr(STEP, field)
+    for array in (whole[:-1], whole[:0], whole[None], np.concatenate((whole, whole))):
+        with pytest.raises(StepInputFault):
+            _check(replace(STEP, **{field: array}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_tokens": 32},
+        *({"last_seen": LAST_SEEN + np.int32(off)} for off in (-1, 1, 2**30)),
+        {"last_seen": LAST_SEEN[:-1]},
+        {"num_decodes": 3},
+        {"num_decodes": -1},
+        {"logit_rows": np.zeros(6, dtype=np.int32)},
+        {"images": replace(IMAGES, rotary=torch.zeros(3, 4, dtype=torch.int64))},
+        {"images": replace(IMAGES, row_ids=torch.tensor([1, 5]))},
+        {"images": replace(IMAGES, row_ids=torch.tensor([1, 2, 3]))},
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(StepInputFault):
+        _check(replace(STEP, **changes))
+
+
+@pytest.mark.parametrize("num_rows", [0, 4, 6])
+def test_hidden_rows_of_another_number_are_refused(num_rows: int) -> None:
+    with pytest.raises(StepInputFault):
+        _check(STEP, num_rows)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("int32", (2**40,), b""),
+        Array("int32", (-1, 3), bytes(8)),
+        Array("int32", (3,), bytes(7)),
+    ],
+    ids=str,
+)
+def test_arrays_that_are_not_their_bytes_are_refused(array: Array) -> None:
+    message = message_of(STEP)
+    for name in message.arrays:
+        with pytest.raises(StepInputFault):
+            checked_step(
+                type(message)(
+                    arrays={**message.arrays, name: array},
+                    block_tokens=message.block_tokens,
+                    num_decodes=message.num_decodes,
+                ),
+                torch.zeros(5, NUM_FEATURES),
+                SIZE,
+                NUM_POSITIONS,
+            )
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("int64", (3, 2**40), b""),
+        Array("load", (3, 5), bytes(120)),
+        Array("no_such", (0, 3), b""),
+        Array("int64", (3, 6), bytes(120)),
+    ],
+    ids=str,
+)
+def test_tensors_that_are_not_their_bytes_are_refused(array: Array) -> None:
+    message = message_of(replace(STEP, images=IMAGES))
+    assert message.images is not None
+    images = type(message.images)(array, message.images.row_ids, None, [])
+    changed = type(message)(
+        arrays=message.arrays,
+        block_tokens=message.block_tokens,
+        num_decodes=message.num_decodes,
+        images=images,
+    )
+    with pytest.raises(StepInputFault):
+        checked_step(changed, torch.zeros(5, NUM_FEATURES), SIZE, NUM_POSITIONS)
+
+
+@pytest.mark.parametrize("names", [{"unread_ids": Array("int32", (1,), bytes(4))}, None])
+def test_arrays_of_other_names_are_refused(names: dict[str, Array] | None) -> None:
+    message = message_of(STEP)
+    arrays = {} if names is None else {**message.arrays, **names}
+    changed = type(message)(arrays=arrays, block_tokens=16, num_decodes=1)
+    with pytest.raises(StepInputFault):
+        checked_step(changed, torch.zeros(5, NUM_FEATURES), SIZE, NUM_POSITIONS)

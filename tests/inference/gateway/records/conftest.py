@@ -1,0 +1,40 @@
+"""A gateway that wants a key, over what it passes on to be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from helexa_site.config import Config
+from helexa_site.routing import build_application
+from inference.gateway.gateway import Gateway
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import FakeCatalogue, not_django
+from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
+from tests.inference.gateway.records.recorded import Recorded, Records
+
+
+@pytest_asyncio.fixture
+async def recording(
+    config: Config, catalogue: FakeCatalogue, directory: FakeDirectory, ledger: FakeLedger
+) -> AsyncIterator[tuple[Records, Gateway]]:
+    made = Records()
+    gateway = Gateway(
+        replace(config, allow_anonymous=False),
+        catalogue,
+        directory=directory,
+        make_ledger=lambda _id: ledger,
+        records=made,
+    )
+    yield made, gateway
+    await gateway.drain(0)
+    assert made.has_stopped
+
+
+@pytest.fixture
+def records(recording: tuple[Records, Gateway]) -> Recorded:
+    made, gateway = recording
+    return made, AsgiClient(build_application(gateway, django_app=not_django))

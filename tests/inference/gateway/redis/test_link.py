@@ -1,0 +1,185 @@
+"""The gateway's own connection to Redis, beside redis-py's and through losses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis
+import redis.asyncio
+
+from inference.redis_link import LuaScript, RedisLink, ReplyTooLargeError
+
+GENEROUS_S = 60.0
+
+
+@pytest_asyncio.fixture
+async def link(redis_url: str) -> AsyncIterator[RedisLink]:
+    made = RedisLink(redis_url, timeout_s=GENEROUS_S)
+    yield made
+    await made.aclose()
+
+
+async def test_streams_are_read_as_redis_py_reads_them(
+    link: RedisLink, redis_client: redis.asyncio.Redis
+) -> None:
+    for number in range(3):
+        await redis_client.xadd("one", {b"b": b"\x00\r\n%d" % number, b"c": b""})
+    await redis_client.xadd("two", {b"b": b"x" * 300_000})
+    everything: Any = {"one": "0-0", "two": "0-0", "none": "0-0"}
+    theirs: Any = await redis_client.xread(everything, count=2, block=10)
+    ours = await link.xread(everything, count=2, block=10)
+    assert [list(stream) for stream in ours] == theirs
+    assert len(ours) == 2 and len(ours[0][1]) == 2
+    assert await link.xread({"none": "0-0"}, count=2, block=1) == []
+
+
+async def test_what_is_written_later_ends_the_wait(
+    link: RedisLink, redis_client: redis.asyncio.Redis
+) -> None:
+    reading = asyncio.create_task(
+        link.xread({"later": "0-0"}, count=1, block=int(GENEROUS_S * 500))
+    )
+    await redis_client.ping()
+    entry_id = await redis_client.xadd("later", {b"b": b"there"})
+    assert await reading == [(b"later", [(entry_id, {b"b": b"there"})])]
+
+
+async def test_commands_under_way_together_get_their_own_replies(link: RedisLink) -> None:
+    lengths = await asyncio.gather(*(link.command("LPUSH", "list", n) for n in range(50)))
+    assert lengths == list(range(1, 51))
+    assert await link.command("LRANGE", "list", -2, -1) == [b"1", b"0"]
+
+
+async def test_who_stops_waiting_leaves_the_connection_to_others(link: RedisLink) -> None:
+    await link.command("SET", "number", 7)
+    given_up = asyncio.ensure_future(link.command("GET", "number"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await link.command("INCR", "number") == 8
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+
+
+async def test_a_refusal_is_an_error_of_its_command_alone(link: RedisLink) -> None:
+    await link.command("SET", "text", "x")
+    refused, length = await asyncio.gather(
+        link.command("INCR", "text"), link.command("LPUSH", "list", b"x"), return_exceptions=True
+    )
+    assert isinstance(refused, redis.ResponseError) and "not an integer" in str(refused)
+    assert length == 1
+
+
+async def test_a_script_is_reported_once(
+    link: RedisLink, redis_client: redis.asyncio.Redis
+) -> None:
+    script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
+    for _ in range(2):
+        assert await link.run(script, keys=["key"], args=[b"\xff", 41]) == [b"key", b"\xff", 42]
+    await redis_client.script_flush()
+    assert await link.run(script, keys=["key"], args=["again", 0]) == [b"key", b"again", 1]
+    with pytest.raises(redis.ResponseError):
+        await link.run(LuaScript("return redis.call('NOTHING')"), keys=[], args=[])
+
+
+async def test_a_lost_connection_fails_what_is_under_way_and_is_made_again(
+    link: RedisLink, redis_client: redis.asyncio.Redis
+) -> None:
+    number = await link.command("CLIENT", "ID")
+    waiting = asyncio.create_task(link.xread({"none": "0-0"}, count=1, block=int(GENEROUS_S * 500)))
+    while not await _is_blocked(redis_client, number):
+        await asyncio.sleep(0.01)
+    await redis_client.execute_command("CLIENT KILL ID", number)
+    with pytest.raises(redis.ConnectionError):
+        await waiting
+    assert await link.command("PING") == b"PONG"
+
+
+async def _is_blocked(client: redis.asyncio.Redis, number: int) -> bool:
+    listed: Any = await client.client_list(client_id=[str(number)])
+    return bool(listed and "b" in listed[0]["flags"])
+
+
+@asynccontextmanager
+async def server_that_answers(*answers: bytes) -> AsyncIterator[str]:
+    """The URL of what takes redis-py's greetings, and gives ``answers`` to what comes then.
+    All clients must have disconnected at the end."""
+
+    serving: set[Any] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        left = list(answers)
+        while data := await reader.read(65536):
+            if b"SETINFO" in data or b"SELECT" in data:
+                writer.write(b"+OK\r\n" * data.count(b"*"))
+            elif left:
+                writer.write(left.pop(0))
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    finally:
+        server.close()
+        await asyncio.wait(serving)
+
+
+async def test_silence_ends_after_the_timeout() -> None:
+    async with server_that_answers() as url:
+        link = RedisLink(url, timeout_s=0.2)
+        with pytest.raises(redis.TimeoutError):
+            await link.command("PING")
+        await link.aclose()
+
+
+async def test_what_is_no_redis_is_a_lost_connection() -> None:
+    async with server_that_answers(b"HTTP/1.1 400 Bad Request\r\n") as url:
+        link = RedisLink(url, timeout_s=GENEROUS_S)
+        with pytest.raises(redis.ConnectionError, match="no Redis"):
+            await link.command("PING")
+        await link.aclose()
+
+
+async def test_a_redis_that_is_away_is_an_error_of_redis_py() -> None:
+    link = RedisLink("redis://127.0.0.1:1/0", timeout_s=GENEROUS_S)
+    with pytest.raises(redis.ConnectionError):
+        await link.command("PING")
+    await link.aclose()
+
+
+async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
+    greeted = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal greeted
+        greeted += 1
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    link = RedisLink(f"redis://127.0.0.1:{port}/0", timeout_s=GENEROUS_S)
+    for attempt in (1, 2):
+        replies = await asyncio.gather(
+            *(link.command("PING") for _ in range(9)), return_exceptions=True
+        )
+        assert all(isinstance(reply, redis.ConnectionError) for reply in replies)
+        assert greeted == attempt
+    await link.aclose()
+    server.close()
+
+
+async def test_a_reply_over_the_bound_closes_the_connection_and_not_the_link(
+    redis_url: str, redis_client: redis.asyncio.Redis
+) -> None:
+    link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=200_000)
+    await redis_client.set("large", b"x" * 4_000_000)
+    with pytest.raises(ReplyTooLargeError):
+        await link.command("GET", "large")
+    assert await link.command("GET", "none") is None
+    await link.aclose()

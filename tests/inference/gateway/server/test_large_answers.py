@@ -1,0 +1,270 @@
+"""Answers of many megabytes: in bounded pieces, at the pace of their own client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from inference.gateway.consumers import generate as generation
+from inference.gateway.gateway import Gateway
+from inference.gateway.request import event_stream as streams
+from inference.gateway.server import bodies
+from inference.gateway.server.bodies import PIECE_BYTES
+from inference.neuron.events.parts import batches_within
+from inference.protocol.events import (
+    MAX_BATCH_BYTES,
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Embedded,
+    Event,
+    Finished,
+    TextLogprob,
+    Tokenized,
+    Usage,
+)
+from inference.protocol.generation import Submit
+from inference.wire.common.fields import read_json_object
+from inference.wire.openai.chat import request as openai_chat
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_neuron import FakeNeuron, paris
+
+NUM_INPUTS = 256
+WIDTH = 1024
+VECTORS = [struct.pack(f"<{WIDTH}f", *(n + i / 7 for i in range(WIDTH))) for n in range(NUM_INPUTS)]
+ASK = {"model": "tiny", "input": ["x"] * NUM_INPUTS, "encoding_format": "base64"}
+USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Embeds as a neuron sends it."""
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=NUM_INPUTS)]
+    answer = Embedded(request_id=submit.request_id, vectors=VECTORS, usage=USAGE)
+    for batch in batches_within(MAX_BATCH_BYTES - 4096, [answer]):
+        yield batch
+
+
+def _vectors(answer: Any) -> list[bytes]:
+    assert [one["index"] for one in answer["data"]] == list(range(NUM_INPUTS))
+    return [base64.b64decode(one["embedding"]) for one in answer["data"]]
+
+
+async def test_embeddings_come_in_bounded_pieces(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = embeds
+    answers = await asyncio.gather(*(client.post("/v1/embeddings", ASK) for _ in range(4)))
+    for answer in answers:
+        assert answer.status == 200
+        assert "content-length" not in answer.headers
+        assert _vectors(answer.json) == VECTORS
+        assert answer.json["usage"]["total_tokens"] == NUM_INPUTS
+        assert max(answer.piece_sizes) <= PIECE_BYTES
+        assert len(answer.piece_sizes) > 20
+
+
+async def test_ollamas_embeddings_too(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = embeds
+    answer = await client.post("/api/embed", {"model": "tiny", "input": ["x"] * NUM_INPUTS})
+    assert answer.json["embeddings"][7] == pytest.approx(struct.unpack(f"<{WIDTH}f", VECTORS[7]))
+    assert len(answer.json["embeddings"]) == NUM_INPUTS
+    assert answer.json["prompt_eval_count"] == NUM_INPUTS
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+
+
+async def test_a_client_that_reads_slowly_holds_up_itself_alone(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.script = embeds
+    slow = client.open("POST", "/v1/embeddings", ASK)
+    slow.reads.clear()
+    fast = await client.post("/v1/embeddings", ASK)
+    neuron.script = paris
+    assert _vectors(fast.json) == VECTORS
+    assert (await client.post("/v1/chat/completions", CHAT)).status == 200
+    assert slow.body == b"" and slow.status == 200
+    (waiting,) = (stream for stream in gateway.streams if stream._events)
+    assert waiting._num_queued_bytes > 500_000, "what its client does not read is not encoded"
+    slow.reads.set()
+    await slow.finish()
+    assert _vectors(slow.json) == VECTORS
+
+
+async def test_what_waits_for_a_slow_client_is_bounded_in_bytes(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_QUEUED_BYTES", 500_000)
+    neuron.script = embeds
+    slow = client.open("POST", "/v1/embeddings", ASK)
+    slow.reads.clear()
+    await slow.finish()
+    assert not slow.ended.is_set(), "the connection breaks off"
+    neuron.script = paris
+    assert (await client.post("/v1/chat/completions", CHAT)).status == 200
+
+
+async def test_a_stream_that_breaks_in_a_body_breaks_the_connection(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in embeds(submit):
+            if isinstance(events[-1], Embedded):
+                neuron.sequence_numbers[submit.gateway_id] += 1  # one batch is lost
+            yield events
+
+    neuron.script = breaks
+    answer = await client.open("POST", "/v1/embeddings", ASK).finish()
+    assert answer.status == 200 and not answer.ended.is_set()
+    assert b"error" not in answer.body
+
+
+async def test_a_small_answer_has_its_length(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async def embeds_one(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        yield [Embedded(request_id=submit.request_id, vectors=VECTORS[:1], usage=USAGE)]
+
+    neuron.script = embeds_one
+    answer = await client.post("/v1/embeddings", {"model": "tiny", "input": "x"})
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    assert len(answer.piece_sizes) == 1
+
+
+async def test_an_event_in_fragments_is_one_event(client: AsgiClient, neuron: FakeNeuron) -> None:
+    token_ids = list(range(100_000, 250_000))
+
+    async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
+        tokenized = Tokenized(request_id=submit.request_id, token_ids=token_ids, context_tokens=9)
+        batches = list(batches_within(MAX_BATCH_BYTES - 4096, [tokenized]))
+        assert len(batches) > 2
+        for batch in batches:
+            yield batch
+
+    neuron.script = tokenizes
+    answer = await client.post("/tokenize", {"model": "tiny", "prompt": "x"})
+    assert answer.json["tokens"] == token_ids
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+
+
+async def test_many_choices_with_logprobs_come_in_bounded_pieces(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    num_choices, num_tokens = 4, 500
+    entry = TextLogprob(
+        token="é", token_bytes="é".encode(), logprob=-0.5, top=[("a", b"a", -2.0)] * 20
+    )
+
+    async def answers(submit: Submit) -> AsyncIterator[list[Event]]:
+        request_id = submit.request_id
+        yield [Accepted(request_id=request_id, prompt_tokens=1)]
+        for index in range(num_choices):
+            delta = Delta(request_id=request_id, index=index, text="é", logprobs=[entry])
+            for _ in range(num_tokens // 50):
+                yield [delta] * 50
+        yield [
+            *(
+                ChoiceFinished(request_id=request_id, index=index, reason="length")
+                for index in range(num_choices)
+            ),
+            Finished(request_id=request_id, usage=USAGE),
+        ]
+
+    neuron.script = answers
+    ask = CHAT | {"n": num_choices, "logprobs": True, "top_logprobs": 20}
+    answer = await client.post("/v1/chat/completions", ask)
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+    for choice in answer.json["choices"]:
+        assert choice["message"]["content"] == "é" * num_tokens
+        assert len(choice["logprobs"]["content"]) == num_tokens
+        assert len(choice["logprobs"]["content"][-1]["top_logprobs"]) == 20
+
+
+async def bursts(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Sends as many events as a stall of seconds leaves of 128 choices, as fast as they can be
+    read."""
+    request_id = submit.request_id
+    yield [Accepted(request_id=request_id, prompt_tokens=1)]
+    for _ in range(20):
+        deltas = [Delta(request_id=request_id, index=i % 128, text="x") for i in range(1024)]
+        yield [*deltas]
+    yield [
+        *(ChoiceFinished(request_id=request_id, index=i, reason="length") for i in range(128)),
+        Finished(request_id=request_id, usage=USAGE),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_many_choices_in_bursts(client: AsgiClient, neuron: FakeNeuron, stream: bool) -> None:
+    neuron.script = bursts
+    ask = {"model": "tiny", "prompt": "x", "n": 128, "max_tokens": 160, "stream": stream}
+    answer = await client.post("/v1/completions", ask)
+    assert answer.status == 200
+    choices = (
+        [choice for chunk in answer.chunks[:-1] for choice in chunk["choices"]]
+        if stream
+        else answer.json["choices"]
+    )
+    assert sum(len(choice["text"]) for choice in choices) == 20 * 1024
+
+
+async def test_a_body_that_falls_behind_is_answered_with_the_error(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_QUEUED_EVENTS", 100)
+    neuron.script = bursts
+    answer = await client.post("/v1/completions", {"model": "tiny", "prompt": "x", "n": 128})
+    assert (answer.status, answer.error["code"]) == (503, "client_too_slow")
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_large_bodies_are_parsed_beside_the_loop(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def read(body: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return read_json_object(body)
+
+    monkeypatch.setattr(openai_chat, "read_json_object", read)
+    monkeypatch.setattr(bodies, "LARGE_BODY_BYTES", 1000)
+    text = "x" * (2000 if is_large else 20)
+    ask = CHAT | {"messages": [{"role": "user", "content": text}]}
+    assert (await client.post("/v1/chat/completions", ask)).status == 200
+    assert [thread is threading.main_thread() for thread in threads] == [not is_large]
+
+
+async def test_other_tasks_run_between_the_frames_that_end_an_item() -> None:
+    """Each of the three holds all log probabilities of the answer."""
+    num_turns: list[int] = []
+
+    class Encoder:
+        def encode(self, event: Event) -> bytes:
+            return b"a"
+
+        def parts(self, event: Event) -> Iterator[bytes]:
+            for _ in range(3):
+                num_turns.append(ticks)
+                yield b"b"
+
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        end = ChoiceFinished(request_id="r", reason="stop")
+        events: list[Event] = [Delta(request_id="r", text="x"), end]
+        assert await generation.frames_of(Encoder(), events) == b"abbb"
+    finally:
+        ticking.cancel()
+    assert len(set(num_turns)) == 3

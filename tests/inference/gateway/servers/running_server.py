@@ -1,0 +1,123 @@
+"""The whole application under Daphne or uvicorn, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import redis
+from django.conf import settings
+
+from benchmarks.ports import free_port
+from helexa_site.config import REPOSITORY_DIR
+from inference.protocol import keys
+from tests.inference.gateway.fake_neuron import FakeNeuron, paris
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[bytes]
+    port: int
+    env: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.AsyncClient:
+        """A patient one: the first page that a process serves imports all of them."""
+        return httpx.AsyncClient(base_url=self.url, timeout=60)
+
+
+def gateway_environment(data_dir: Path, redis_url: str, *, max_body_bytes: int) -> dict[str, str]:
+    env = os.environ | {
+        "HELEXA_DATA_DIR": str(data_dir),
+        "REDIS_URL": redis_url,
+        "HELEXA_LISTEN_HOST": "127.0.0.1",
+        "HELEXA_MAX_BODY_BYTES": str(max_body_bytes),
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+        # Fake neurons show marks of loads that are signed with this process's key.
+        "HELEXA_SECRET_KEY": str(settings.SECRET_KEY),
+    }
+    env.pop("DATABASE_URL", None)
+    return env
+
+
+def command(kind: str, port: int) -> list[str]:
+    if kind == "uvicorn":
+        return [
+            *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application"),
+            *("--port", str(port), "--timeout-graceful-shutdown", "1"),
+        ]
+    code = (
+        "import django; django.setup();"
+        "from django.core.management import call_command;"
+        f"call_command('gateway', '--port', '{port}')"
+    )
+    return [sys.executable, "-c", code]
+
+
+def start(
+    kind: str, env: dict[str, str], log: Path, *, num_descriptors: int | None = None
+) -> RunningServer:
+    """``num_descriptors``: the limit of its file descriptors, soft and hard."""
+    port = free_port()
+    words = command(kind, port)
+    if num_descriptors is not None:
+        words = ["sh", "-c", f'ulimit -n {num_descriptors} && exec "$@"', "sh", *words]
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output)
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return RunningServer(process, port, env)
+        except OSError:
+            assert process.poll() is None and time.monotonic() < give_up_s, log.read_text()
+            time.sleep(0.05)
+
+
+def accepts_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def forget_neurons(redis_url: str) -> None:
+    """Deletes what earlier tests' neurons wrote, except the streams of their events: those are a
+    running gateway's, which fails the requests that wait for one when it is gone."""
+    streams = keys.events_key("*", "*")
+    with redis.Redis.from_url(redis_url) as client:
+        kept = set(client.keys(streams))
+        for key in client.keys("helexa:neuron*"):
+            if key not in kept:
+                client.delete(key)
+
+
+async def served_by(neuron: FakeNeuron, server: RunningServer) -> None:
+    """Returns once the server's requests are answered by this neuron, whose script stays."""
+    await neuron.beat()
+    script, neuron.script = neuron.script, paris
+    body = {"model": neuron.model, "messages": [{"role": "user", "content": "Hi"}]}
+
+    async def is_served(client: httpx.AsyncClient) -> bool:
+        try:
+            return (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        except httpx.TransportError:  # a server with short deadlines has closed an idle connection
+            return False
+
+    async with server.client() as client, asyncio.timeout(60):
+        while not await is_served(client):
+            await asyncio.sleep(0.05)
+    neuron.script = script

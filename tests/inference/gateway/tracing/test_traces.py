@@ -1,0 +1,285 @@
+"""One trace for each request, as a collector receives it: from the client's span to the engine's
+stages, with what became of it and without any of its text."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from inference.protocol.engine import SequenceTiming
+from inference.protocol.events import Cancelled, Event, Failed, Failure, Finished, StageTimes
+from inference.protocol.generation import Submit
+from inference.protocol.heartbeat import ReplicaStatus
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.fake_metering import KEY
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.tracing.traced import (
+    BODY,
+    CHAT,
+    CLIENTS_SPAN,
+    QUESTION,
+    new_trace,
+)
+from tests.inference.gateway.waiting import until
+from tests.servers.collector import Collector, Received
+
+
+def tree(spans: list[Received]) -> dict[str, str]:
+    """Each span's name, and its parent's."""
+    names = {span.span_id: span.name for span in spans} | {CLIENTS_SPAN: "client"}
+    return {span.name: names[span.parent_id] for span in spans}
+
+
+def named(spans: list[Received], name: str) -> Received:
+    (found,) = (span for span in spans if span.name == name)
+    return found
+
+
+async def in_stages(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Answers like a neuron on another host, whose clock is no matter."""
+    async for events in paris(submit):
+        if isinstance(events[-1], Finished) and submit.traceparent:
+            times = StageTimes(
+                request_id=submit.request_id,
+                total_ms=60.0,
+                prepare_ms=10.0,
+                queue_ms=5.0,
+                prefill_ms=20.0,
+                decode_ms=25.0,
+            )
+            await asyncio.sleep(0.08)
+            events.insert(-1, times)
+        yield events
+
+
+async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+) -> None:
+    neuron.script = in_stages
+    trace_id, headers = new_trace()
+    answer = await traced.post(CHAT, {**BODY, "stream": True}, headers=headers)
+    assert answer.status == 200
+    spans = await collector.of_trace(trace_id, 7)
+    assert tree(spans) == {
+        "chat tiny": "client",
+        "placement": "chat tiny",
+        "neuron beast": "chat tiny",
+        "neuron prepare": "neuron beast",
+        "engine queue": "neuron beast",
+        "engine prefill": "neuron beast",
+        "engine decode": "neuron beast",
+    }
+    durations = {span.name: round(span.duration_ms, 3) for span in spans[3:]}
+    assert durations == {
+        "neuron prepare": 10.0,
+        "engine queue": 5.0,
+        "engine prefill": 20.0,
+        "engine decode": 25.0,
+    }
+    request, attempt = spans[0], named(spans, "neuron beast")
+    for before, after in itertools.pairwise(spans[3:]):
+        assert abs(before.end_ns - after.start_ns) <= 1
+    assert request.start_ns <= attempt.start_ns < spans[3].start_ns
+    assert spans[-1].end_ns < attempt.end_ns <= request.end_ns
+    assert (request.kind, attempt.kind, request.error) == ("SERVER", "CLIENT", "")
+    assert named(spans, "placement").attributes == {
+        "helexa.target": "beast",
+        "helexa.was_cold": False,
+    }
+    (submit,) = (frame for frame in neuron.frames if isinstance(frame, Submit))
+    assert submit.traceparent == f"00-{trace_id}-{attempt.span_id}-01"
+
+
+async def test_it_names_the_request_and_none_of_its_text(
+    traced: AsgiClient,
+    collector: Collector,
+    neuron: FakeNeuron,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    trace_id, headers = new_trace()
+    answer = await traced.post(CHAT, BODY, headers=headers)
+    (request, *_) = await collector.of_trace(trace_id, 4)
+    first_token_ms = request.attributes.pop("helexa.time_to_first_token_ms")
+    assert first_token_ms <= request.duration_ms + 1
+    assert request.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "helexa",
+        "gen_ai.request.model": "gpt-4o",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 2,
+        "helexa.account": "lab",
+        "helexa.key": KEY[:13],
+        "helexa.outcome": "answered",
+        "helexa.request_id": answer.headers["x-request-id"],
+        "helexa.target": "beast",
+        "http.response.status_code": 200,
+        "http.route": CHAT,
+    }
+    assert request.resource["service.name"] == "helexa"
+    (line,) = (one for one in caplog.records if one.name == "helexa.requests")
+    assert line.__dict__["request"]["trace_id"] == trace_id
+    sent = b"".join(collector.bodies)
+    assert all(text.encode() not in sent for text in (QUESTION, "Pari", KEY))
+
+
+async def test_refusals_have_a_span_with_their_code(
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+) -> None:
+    secret = "sk-sent-as-a-model-by-mistake-0123456789"
+    for change, code, name in (
+        ({"n": 0}, "invalid_value", "chat"),
+        ({"model": secret}, "model_not_found", "chat"),
+        ({}, "context_length_exceeded", "chat tiny"),
+    ):
+        neuron.script = refusing
+        trace_id, headers = new_trace()
+        answer = await traced.post(CHAT, {**BODY, **change}, headers=headers)
+        assert answer.status >= 400
+        spans = await collector.of_trace(trace_id, 3 if code == "context_length_exceeded" else 1)
+        request = named(spans, name)
+        assert (request.error, request.attributes["error.type"]) == (code, code)
+        assert request.attributes["helexa.outcome"] == "refused"
+        assert request.attributes["http.response.status_code"] == answer.status
+    assert named(spans, "neuron beast").error == "context_length_exceeded"
+    assert secret.encode() not in b"".join(collector.bodies)
+    trace_id, headers = new_trace()
+    await traced.post(CHAT, BODY, headers={"traceparent": headers["traceparent"]} | WRONG_KEY)
+    (request,) = await collector.of_trace(trace_id, 1)
+    assert (request.error, request.parent_id) == ("invalid_api_key", CLIENTS_SPAN)
+
+
+WRONG_KEY = {"authorization": "Bearer no-key"}
+
+
+async def refusing(submit: Submit) -> AsyncIterator[list[Event]]:
+    failure = Failure(code="context_length_exceeded", message="9000 tokens; 8192 fit.")
+    yield [Failed(request_id=submit.request_id, failure=failure)]
+
+
+async def test_a_client_that_leaves_has_the_stages_until_then(
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+) -> None:
+    neuron.script, neuron.ignores_cancels = endless, True
+    trace_id, headers = new_trace()
+    exchange = traced.open("POST", CHAT, {**BODY, "stream": True}, headers=headers)
+    await exchange.until(b"data: ")
+    exchange.leave()
+    await exchange.finish()
+    (submit,) = (frame for frame in neuron.frames if isinstance(frame, Submit))
+    await asyncio.wait_for(neuron.cancelled.get(), 60)
+    times = StageTimes(
+        request_id=submit.request_id, total_ms=3.0, prepare_ms=1.0, queue_ms=0.5, prefill_ms=1.5
+    )
+    await neuron.send(submit.gateway_id, [times, Cancelled(request_id=submit.request_id)])
+    spans = await collector.of_trace(trace_id, 6)
+    assert tree(spans)["engine prefill"] == "neuron beast"
+    for name in ("chat tiny", "neuron beast"):
+        assert named(spans, name).error == "cancelled"
+    assert named(spans, "chat tiny").attributes["helexa.outcome"] == "cancelled"
+
+
+async def test_what_waits_for_a_place_and_gets_none(
+    make_client: MakeClient, collector: Collector, neuron: FakeNeuron
+) -> None:
+    client = make_client(traces_url=collector.url, request_timeout_s=1)
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    trace_id, headers = new_trace()
+    await client.post(CHAT, BODY, headers=headers)
+    spans = await collector.of_trace(trace_id, 2)
+    assert tree(spans) == {"chat tiny": "client", "placement": "chat tiny"}
+    assert {span.error for span in spans} == {"model_loading"}
+
+
+async def test_a_neuron_of_an_earlier_version_reports_no_times(
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+) -> None:
+    """What it reports at its end is placed behind its acceptance."""
+    timing = SequenceTiming(prefill_ms=4.0, decode_ms=2.0, prefill_tokens=5, queue_ms=1.0)
+
+    async def older(submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in paris(submit):
+            if isinstance(end := events[-1], Finished):
+                events[-1] = Finished(request_id=end.request_id, usage=end.usage, timing=timing)
+                await asyncio.sleep(0.03)
+            yield events
+
+    neuron.script = older
+    trace_id, headers = new_trace()
+    await traced.post(CHAT, BODY, headers=headers)
+    spans = await collector.of_trace(trace_id, 7)
+    stages = [(span.name, round(span.duration_ms, 3)) for span in spans[4:]]
+    assert stages == [("engine queue", 1.0), ("engine prefill", 4.0), ("engine decode", 2.0)]
+
+
+async def test_a_client_that_does_not_sample_gets_no_spans(
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+) -> None:
+    """Nor is its neuron asked for times. A trace that cannot be read is none."""
+    trace_id, headers = new_trace(flags="00")
+    await traced.post(CHAT, BODY, headers=headers)
+    assert (await neuron.submitted.get()).traceparent == ""
+    _, others = new_trace()
+    await traced.post(CHAT, BODY, headers=others | {"traceparent": "00-nonsense-01"})
+    await until(lambda: any(span.name == "chat tiny" for span in collector.spans))
+    (request,) = (span for span in collector.spans if span.name == "chat tiny")
+    assert (request.trace_id != trace_id, request.parent_id) == (True, "")
+
+
+async def test_no_collector_no_trace(client: AsgiClient, neuron: FakeNeuron) -> None:
+    _, headers = new_trace()
+    assert (await client.post(CHAT, BODY, headers=headers)).status == 200
+    assert (await neuron.submitted.get()).traceparent == ""
+
+
+@pytest.mark.parametrize("trouble", ["refuses", "hangs"])
+async def test_a_collector_in_trouble_delays_nobody(
+    make_client: MakeClient,
+    collector: Collector,
+    neuron: FakeNeuron,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: str,
+) -> None:
+    """The log has it once, and once that it is over; spans beyond the queue are dropped."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
+    if trouble == "refuses":
+        collector.status = 400
+    else:
+        collector.answers.clear()
+    caplog.set_level(logging.INFO)
+    client = make_client(traces_url=collector.url)
+    for _ in range(4):
+        _, headers = new_trace()
+        answer = await client.post(CHAT, BODY, headers=headers)
+        assert answer.status == 200
+    assert await asyncio.to_thread(collector.was_asked.wait, 60)
+    await until(lambda: reports(caplog))
+    assert len(reports(caplog)) == 1
+    collector.status = 200
+    collector.answers.set()
+
+    async def is_over() -> bool:
+        await client.post(CHAT, BODY, headers=new_trace()[1])
+        return len(reports(caplog)) >= 2
+
+    async with asyncio.timeout(60):
+        while not await is_over():
+            await asyncio.sleep(0.02)
+    failed, again, *_ = reports(caplog)
+    assert collector.url in failed and "not exported" in failed
+    assert "again" in again
+    assert not [one for one in caplog.records if one.name.startswith("opentelemetry")]
+
+
+def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name.endswith("tracing.exporter")]

@@ -1,0 +1,50 @@
+"""An upstream, and a catalogue whose only model it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings
+
+from fleet.catalogue import CatalogueEntry
+from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams.secret import seal
+from tests.inference.gateway.conftest import FakeCatalogue
+from tests.inference.gateway.upstreams.forwarding import HELLO, SECRET
+from tests.servers.fake_upstream import FakeUpstream
+
+
+@pytest.fixture(autouse=True)
+def _streams_start_with_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes streams wait for their answer on a slow machine too: a stream that is started before
+    has neither an error's status nor the header of who serves."""
+    monkeypatch.setattr("inference.gateway.consumers.generate.STREAM_GRACE_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _probes_are_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes no probe come between the requests of a slow test."""
+    monkeypatch.setattr("inference.gateway.upstreams.links.PROBE_AFTER_S", 3600.0)
+
+
+@pytest.fixture
+def upstream() -> Iterator[FakeUpstream]:
+    with FakeUpstream() as fake:
+        fake.answer = lambda asked, wire: wire.stream(HELLO)
+        yield fake
+
+
+@pytest.fixture
+def far(upstream: FakeUpstream, catalogue: FakeCatalogue) -> CatalogueEntry:
+    """The catalogue's only model."""
+    sealed = seal(SECRET, settings.SECRET_KEY)
+    entry = CatalogueEntry(
+        name="far",
+        source="upstream:box/org/m",
+        input_price_micro_usd=1_000_000,
+        output_price_micro_usd=2_000_000,
+        upstream=UpstreamEntry(name="box", url=upstream.url, sealed_secret=sealed),
+    )
+    catalogue.listed = [entry]
+    return entry

@@ -1,0 +1,134 @@
+"""HTTP/1.1 with upstreams, without a connection: whole, byte by byte, and with bytes behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import httpx2
+import pytest
+
+from inference.gateway.upstreams.http_messages import (
+    MAX_HEAD_BYTES,
+    AnswerParser,
+    Headers,
+    RequestWriter,
+)
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+LENGTH = OK + b"content-length: 5\r\n\r\n"
+WHOLE = {
+    "chunks": (CHUNKED + b"2\r\nhe\r\n3;ext=1\r\nllo\r\n0\r\ntrailer: x\r\n\r\n", True),
+    "a length": (LENGTH + b"hello", True),
+    "until it closes": (OK + b"\r\nhello", False),
+    "closing": (OK + b"connection: close\r\ncontent-length: 5\r\n\r\nhello", False),
+    "1.0": (b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello", False),
+    "informed first": (b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\n" + LENGTH + b"hello", True),
+}
+
+
+def pieces(data: bytes, *, by_byte: bool) -> Iterable[bytes]:
+    return (data[at : at + 1] for at in range(len(data))) if by_byte else [data]
+
+
+def fed(data: bytes, *, by_byte: bool = False) -> tuple[AnswerParser, bytes]:
+    parser, body = AnswerParser(), b""
+    for piece in pieces(data, by_byte=by_byte):
+        parser.feed(piece)
+        body += parser.take()
+    return parser, body
+
+
+@pytest.mark.parametrize("by_byte", [False, True])
+@pytest.mark.parametrize(("data", "keeps_alive"), WHOLE.values(), ids=WHOLE)
+def test_an_answer_is_read_however_it_is_cut(data: bytes, keeps_alive: bool, by_byte: bool) -> None:
+    parser, body = fed(data, by_byte=by_byte)
+    assert (parser.status, body, parser.keeps_alive) == (200, b"hello", keeps_alive)
+    assert not any(name in (b"link", b"trailer") for name, _ in parser.headers)
+    parser.feed_eof()
+    assert parser.is_complete
+    assert not parser.fault
+    assert not parser.keeps_alive
+
+
+def test_the_next_answer_of_a_connection_has_nothing_of_the_last_one() -> None:
+    parser, _ = fed(CHUNKED + b"2\r\nhe\r\n0\r\n\r\n")
+    parser.begin()
+    assert (parser.status, parser.headers, parser.is_complete) == (0, [], False)
+    parser.feed(b"HTTP/1.1 404 No\r\nA: \r\nContent-Length: 2\r\n\r\nno")
+    assert (parser.status, parser.take(), parser.is_complete) == (404, b"no", True)
+    assert parser.headers == [(b"a", b""), (b"content-length", b"2")]
+
+
+@pytest.mark.parametrize("by_byte", [False, True])
+@pytest.mark.parametrize("behind", [LENGTH + b"other", b"rubbish"])
+def test_what_comes_behind_an_answer_is_not_of_the_next_one(behind: bytes, by_byte: bool) -> None:
+    parser, body = fed(LENGTH + b"hello" + behind, by_byte=by_byte)
+    assert (body, parser.is_complete, parser.fault) == (b"hello", True, "")
+    assert not parser.keeps_alive
+
+
+FAULTS = [
+    b"not HTTP at all\r\n\r\n",
+    b"HTTP/2.0 200 OK\r\n\r\n",
+    b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+    OK + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
+    OK + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n",
+    OK + b"content-length: -1\r\n\r\n",
+    OK + b"transfer-encoding: gzip\r\n\r\n",
+    OK + b"transfer-encoding: gzip, chunked\r\n\r\n",
+    OK + b"a: b\0\r\n\r\n",
+    OK + b"a b: c\r\n\r\n",
+    OK + b"x: " + b"y" * MAX_HEAD_BYTES,
+    b"HTTP/1.1 103 Hints\r\n\r\n" * (MAX_HEAD_BYTES // 16),
+    CHUNKED + b"zz\r\n",
+    CHUNKED + b"F" * 17 + b"\r\n",
+    CHUNKED + b"1\r\nab\r\n",
+    CHUNKED + b"1;" + b"x" * 2 * MAX_HEAD_BYTES,
+    CHUNKED + b"0\r\n" + b"a: b\r\n" * MAX_HEAD_BYTES,
+]
+
+
+@pytest.mark.parametrize("by_byte", [False, True])
+@pytest.mark.parametrize("data", FAULTS, ids=[one[:60].decode("latin-1") for one in FAULTS])
+def test_what_is_no_answer_is_a_fault(data: bytes, by_byte: bool) -> None:
+    parser, _ = fed(data, by_byte=by_byte)
+    assert parser.fault
+    assert not parser.is_complete
+    assert not parser.keeps_alive
+
+
+@pytest.mark.parametrize("data", [b"", OK, LENGTH + b"hell", CHUNKED + b"1\r\na\r\n"])
+def test_an_answer_that_breaks_off_is_a_fault_behind_what_came(data: bytes) -> None:
+    parser, body = fed(data)
+    assert not parser.fault
+    parser.feed_eof()
+    assert parser.fault
+    assert data.endswith(body + b"\r\n" if body == b"a" else body)
+
+
+def test_a_request_is_written() -> None:
+    headers: Headers = [(b"host", b"box"), (b"content-length", b"5")]
+    writer = RequestWriter(b"POST", b"/v1/x", headers)
+    assert writer.head == b"POST /v1/x HTTP/1.1\r\nhost: box\r\ncontent-length: 5\r\n\r\n"
+    assert writer.part(b"he") + writer.part(b"llo") + writer.end() == b"hello"
+    writer = RequestWriter(b"POST", b"/v1/x", [(b"Transfer-Encoding", b"chunked")])
+    assert writer.part(b"hello") + writer.end() == b"5\r\nhello\r\n0\r\n\r\n"
+
+
+def test_what_is_no_request_is_not_written() -> None:
+    for target, name, value in (
+        (b"/a b", b"host", b"box"),
+        (b"/a\r\n", b"host", b"box"),
+        (b"/", b"ho st", b"box"),
+        (b"/", b"", b"box"),
+        (b"/", b"host", b"box\r\nx: y"),
+        (b"/", b"host", b"box\n"),
+        (b"/", b"host", b"b\0x"),
+    ):
+        with pytest.raises(httpx2.LocalProtocolError):
+            RequestWriter(b"GET", target, [(name, value)])
+    for length, body in ((b"4", b"hello"), (b"6", b"hello")):
+        writer = RequestWriter(b"POST", b"/", [(b"content-length", length)])
+        with pytest.raises(httpx2.LocalProtocolError):
+            assert writer.part(body) + writer.end() != body

@@ -1,0 +1,335 @@
+"""Connections to upstreams over real sockets: used again, secured, through proxies, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from inference.gateway.upstreams import connection as connection_module
+from inference.gateway.upstreams import transport as transport_module
+from inference.gateway.upstreams.connection import MAX_UNREAD_BYTES
+from inference.gateway.upstreams.http_messages import MAX_HEAD_BYTES
+from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
+from tests.inference.gateway.waiting import until
+from tests.live.fleets.certificates import Authority
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    server = await asyncio.start_server(handler, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def transport_of(
+    *, context: ssl.SSLContext | None = None, proxy: str = ""
+) -> AsyncIterator[UpstreamTransport]:
+    made = UpstreamTransport(
+        context or ssl.create_default_context(), proxy=proxy, connect_timeout_s=PATIENCE_S
+    )
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+async def ask(transport: UpstreamTransport, url: str, body: bytes = b"{}") -> httpx2.Response:
+    """The answer's head."""
+    request = httpx2.Request("POST", url, content=body)
+    return await transport.handle_async_request(request)
+
+
+async def read(response: httpx2.Response) -> bytes:
+    """The whole body."""
+    try:
+        return b"".join([part async for part in response.aiter_raw()])
+    finally:
+        await response.aclose()
+
+
+async def head_of(reader: asyncio.StreamReader) -> bytes:
+    """A request's head; its body is read too."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            await reader.readexactly(int(line.partition(b":")[2]))
+    return head
+
+
+async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None:
+    num_connections = 0
+    left = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        for _ in range(2):
+            await head_of(reader)
+            writer.write(EMPTY)
+        writer.close()
+
+    async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(CHUNKED)
+        assert await reader.read() == b""
+        left.set()
+
+    async with serving(handler) as port, transport_of() as transport:
+        url = f"http://127.0.0.1:{port}/"
+        for number in range(3):
+            assert (await read(await ask(transport, url))) == b""
+            if number == 1:  # the close that nothing announces has come
+                await until(lambda: not any(one.is_reusable for one in transport._idle))
+        assert num_connections == 2
+    async with serving(leaves) as port, transport_of() as transport:
+        await (await ask(transport, f"http://127.0.0.1:{port}/")).aclose()
+        await asyncio.wait_for(left.wait(), PATIENCE_S)
+
+
+async def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "KEEP_ALIVE_S", 0.05)
+    closed = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(EMPTY)
+        assert await reader.read() == b""
+        closed.set()
+
+    async with serving(handler) as port, transport_of() as transport:
+        await read(await ask(transport, f"http://127.0.0.1:{port}/"))
+        await asyncio.wait_for(closed.wait(), PATIENCE_S)
+
+
+async def answers_empty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await head_of(reader)
+    writer.write(EMPTY)
+
+
+def tls_of_server(folder: Path, authority: Authority) -> ssl.SSLContext:
+    chain, key = authority.vouch("127.0.0.1", folder / "server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(chain, key)
+    return context
+
+
+async def test_a_private_authority_is_trusted_where_it_is_named(tmp_path: Path) -> None:
+    authority = Authority("private")
+    async with serving(answers_empty, tls_of_server(tmp_path, authority)) as port:
+        url = f"https://127.0.0.1:{port}/"
+        trusting = ssl.create_default_context(cadata=authority.pem)
+        async with transport_of(context=trusting) as transport:
+            assert (await ask(transport, url)).status_code == 200
+        async with transport_of() as transport:
+            with pytest.raises(httpx2.ConnectError):
+                await ask(transport, url)
+
+
+async def test_a_proxy_is_asked_for_the_address_and_sees_no_tls(tmp_path: Path) -> None:
+    authority = Authority("private")
+    seen: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        seen.append(head)
+        method, target, _ = head.split(b" ", 2)
+        if method != b"CONNECT":
+            writer.write(EMPTY)
+            return
+        host, port = target.split(b":")
+        if host != b"127.0.0.1":
+            writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+            return
+        far_reader, far_writer = await asyncio.open_connection(host.decode(), int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(copied(reader, far_writer), copied(far_reader, writer))
+
+    async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while part := await reader.read(65536):
+            writer.write(part)
+        writer.close()
+
+    tls = tls_of_server(tmp_path, authority)
+    trusting = ssl.create_default_context(cadata=authority.pem)
+    async with serving(proxy) as proxy_port, serving(answers_empty, tls) as port:
+        address = f"http://127.0.0.1:{proxy_port}"
+        async with transport_of(context=trusting, proxy=address) as transport:
+            assert (await ask(transport, "http://nowhere.test/v1/x")).status_code == 200
+            assert seen[-1].startswith(b"POST http://nowhere.test/v1/x HTTP/1.1\r\n")
+            assert (await ask(transport, f"https://127.0.0.1:{port}/v1/x")).status_code == 200
+            assert seen[-1].startswith(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n" % port)
+            assert b"v1/x" not in seen[-1]
+            with pytest.raises(httpx2.ProxyError, match="403"):
+                await ask(transport, "https://forbidden.test/")
+        async with transport_of(proxy="http://127.0.0.1:9") as transport:
+            with pytest.raises(httpx2.ConnectError):
+                await ask(transport, "http://nowhere.test/")
+
+
+async def test_a_hosts_addresses_are_tried_in_turn_and_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = ["127.0.0.2", "127.0.0.1"]
+    asked: list[str] = []
+
+    async def rotating(host: str, port: int, **more: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        addresses.reverse()
+        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*kind, (address, port)) for address in addresses]
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answers_empty(reader, writer)
+        writer.close()
+
+    loop = asyncio.get_running_loop()
+    async with serving(once) as port, transport_of() as transport:
+        monkeypatch.setattr(loop, "getaddrinfo", rotating)
+        for _ in range(4):
+            assert (await ask(transport, f"http://gpu-box.test:{port}/")).status_code == 200
+            await asyncio.sleep(0)
+        addresses[:] = ["127.0.0.2"]
+        with pytest.raises(httpx2.ConnectError):
+            await ask(transport, f"http://gpu-box.test:{port}/")
+    assert set(asked) == {"gpu-box.test"}
+    assert len(asked) == 5
+
+
+async def test_tokens_that_come_fast_are_given_together_and_the_end_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "GATHER_S", PATIENCE_S)
+    goes_on = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(CHUNKED + b"1\r\na\r\n")
+        await goes_on.wait()
+        for part in (b"1\r\nb\r\n", b"1\r\nc\r\n", b"1\r\nd\r\n", b"0\r\n\r\n"):
+            writer.write(part)
+            await asyncio.sleep(0.01)
+
+    async with serving(handler) as port, transport_of() as transport:
+        response = await ask(transport, f"http://127.0.0.1:{port}/")
+        parts = response.aiter_raw()
+        assert await anext(parts) == b"a"
+        assert isinstance(response.stream, UpstreamResponse)
+        response.stream.gather()
+        goes_on.set()
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert [part async for part in parts] == [b"bcd"]
+        monkeypatch.setattr(connection_module, "GATHER_S", 0.01)
+        await response.aclose()
+
+
+async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "GATHER_S", 0.2)
+    goes_on = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(CHUNKED + b"1\r\na\r\n")
+        await goes_on.wait()
+        writer.write(b"1\r\nb\r\n")
+        await reader.read()
+
+    async with serving(handler) as port, transport_of() as transport:
+        response = await ask(transport, f"http://127.0.0.1:{port}/")
+        parts = response.aiter_raw()
+        assert await anext(parts) == b"a"
+        assert isinstance(response.stream, UpstreamResponse)
+        response.stream.gather()
+        goes_on.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await anext(parts) == b"b"
+        await response.aclose()
+
+
+async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
+    async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
+        await asyncio.sleep(PATIENCE_S)
+
+    async with serving(refuses) as port, transport_of() as transport:
+        async with asyncio.timeout(PATIENCE_S / 2):
+            response = await ask(transport, f"http://127.0.0.1:{port}/", b"x" * 64 * 1024 * 1024)
+            assert (response.status_code, await read(response)) == (413, b"big")
+
+
+async def test_no_more_is_read_than_is_taken() -> None:
+    num_written = 0
+
+    async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_written
+        await head_of(reader)
+        writer.write(CHUNKED)
+        part = b"%x\r\n%s\r\n" % (65536, b"x" * 65536)
+        while num_written < 64 * 1024 * 1024:
+            writer.write(part)
+            await writer.drain()
+            num_written += 65536
+
+    async with serving(floods) as port, transport_of() as transport:
+        response = await ask(transport, f"http://127.0.0.1:{port}/")
+        before = -1
+        while num_written != before:
+            before = num_written
+            await asyncio.sleep(0.2)
+        # What the two sockets' buffers hold is the kernel's.
+        assert num_written < 32 * 1024 * 1024
+        (connection,) = transport._open
+        assert sum(map(len, connection._unread)) <= MAX_UNREAD_BYTES + 256 * 1024
+        await response.aclose()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2 * MAX_HEAD_BYTES,
+        b"not HTTP at all\r\n\r\n",
+        CHUNKED + b"zz\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort",
+        b"",
+    ],
+)
+async def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(answer)
+        writer.close()
+
+    async with serving(handler) as port, transport_of() as transport:
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await read(await ask(transport, f"http://127.0.0.1:{port}/"))
+
+
+async def test_what_came_before_a_break_is_given() -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(CHUNKED + b"5\r\nhello\r\n")
+        writer.close()
+
+    async with serving(handler) as port, transport_of() as transport:
+        response = await ask(transport, f"http://127.0.0.1:{port}/")
+        await asyncio.sleep(0.05)  # the end has come too when the body is read
+        parts = response.aiter_raw()
+        assert await anext(parts) == b"hello"
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await anext(parts)
+        await response.aclose()

@@ -1,0 +1,104 @@
+"""Compiles a Triton kernel to a card's machine code, for which no card is needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""What a block may have: CUDA programming guide, technical specifications per compute
+capability."""
+
+
+class Case(Protocol):
+    """A kernel for one architecture and one combination of what it may be asked for."""
+
+    @property
+    def architecture(self) -> int: ...
+
+    @property
+    def words(self) -> str: ...
+
+    def shared_bytes(self) -> int:
+        """Compiles it. Raises whatever the compiler raises."""
+        ...
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
+
+
+def chosen_cases(
+    arguments: list[str],
+    some_cases: Callable[[int, int], Iterable[AnyCase]],
+    diagonal: Callable[[], Iterable[AnyCase]],
+) -> Iterable[AnyCase]:
+    """Returns the cases of a program's arguments: ``diagonal``, or an architecture and, if not all
+    cases of it, the stride through them."""
+    if arguments == ["diagonal"]:
+        return diagonal()
+    architecture, stride = [*arguments, "1"][:2]
+    return some_cases(int(architecture), int(stride))
+
+
+def every_nth(cases: Iterable[AnyCase], first: int, stride: int) -> Iterator[AnyCase]:
+    return islice(cases, first % stride, None, stride)
+
+
+def compile_all(cases: Iterable[Case]) -> int:
+    """Prints each case with the bytes of shared memory that it takes; 1, and the others by name,
+    where any does not compile or does not fit its card."""
+    failures = []
+    for case in cases:
+        try:
+            taken = case.shared_bytes()
+        except Exception as error:  # noqa: BLE001 -- whatever a compiler raises; named below
+            failures.append(f"{case.words}: {type(error).__name__}: {str(error)[-300:]}")
+            continue
+        if taken > SHARED_KIB[case.architecture] * 1024:
+            failures.append(f"{case.words}: {taken} bytes of shared memory")
+        print(f"{case.words}: {taken}", flush=True)
+    print("\n".join(failures), file=sys.stderr)
+    return 1 if failures else 0
+
+
+def compiled_kernel(
+    kernel: Any,
+    architecture: int,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> Any:
+    """``types`` of the arguments by name, in Triton's words, ``constants`` of the others. Raises
+    whatever the compiler raises."""
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={
+            name: "constexpr" if name in constants else types.get(name, "constexpr")
+            for name in names
+        },
+        constexprs={name: value for name, value in constants.items() if name in names},
+        attrs={
+            (index,): [["tt.divisibility", 16]]
+            for index, name in enumerate(names)
+            if name not in constants
+            and types.get(name, "").startswith("*")
+            and not kernel.params[index].do_not_specialize_on_alignment
+        },
+    )
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    target = GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options=options)
+
+
+def in_words(kernel: Any, architecture: int, compiled: Any) -> str:
+    """Name, architecture, bytes of machine code, bytes of shared memory."""
+    code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
+    return f"{kernel.fn.__name__} {architecture} {code_bytes} {shared_bytes}"

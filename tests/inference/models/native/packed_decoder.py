@@ -1,0 +1,238 @@
+"""A small decoder of random packed weights, and what runs rows through it."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+
+import torch
+
+from inference.models.config import ModelConfig
+from inference.models.layers.experts_config import ExpertsConfig
+from inference.models.native.decoder import NativeDecoder
+from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
+from inference.models.native.packing import (
+    CODEBOOK_FORMATS,
+    GROUPED_FORMATS,
+    SUPER_BLOCK_FORMATS,
+    Format,
+    PackedLinear,
+    pack,
+)
+from inference.models.weights.codebook import Codebook, CodebookWeight
+from inference.models.weights.stored import (
+    DenseWeight,
+    GroupedWeight,
+    StoredWeight,
+    SuperBlockWeight,
+)
+from tests.inference.models.steps import step_of
+
+HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
+NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=VOCAB_SIZE,
+    hidden_size=HIDDEN,
+    intermediate_size=INTERMEDIATE,
+    num_layers=NUM_LAYERS,
+    num_heads=NUM_HEADS,
+    num_kv_heads=NUM_KV_HEADS,
+    head_dim=HEAD_DIM,
+    max_positions=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+)
+
+
+def stored_as(format: Format, out_features: int, in_features: int, seed: int) -> StoredWeight:
+    generator = torch.Generator().manual_seed(seed)
+    if format in SUPER_BLOCK_FORMATS.values():
+        return _super_blocks(format, out_features, in_features, generator)
+    if format in CODEBOOKS:
+        return _codebook(format, out_features, in_features, generator)
+    return _groups(format, out_features, in_features, generator)
+
+
+CODEBOOKS = {
+    Format.T2: Codebook((-8, 0, 2, 7)),
+    Format.T4: Codebook((-127, *range(-100, 96, 15), 127)),
+    Format.T4H: Codebook(tuple(range(-16, 16, 2)), 0.5),
+    Format.T3K: Codebook((-48, -25, -8, 0, 1, 9, 30, 48), 0.125),
+    Format.T4K: Codebook((-127, *range(-100, 96, 15), 127), 0.25),
+}
+"""Values as large as the formats take them."""
+
+
+def _codebook(
+    format: Format, out_features: int, in_features: int, generator: torch.Generator
+) -> CodebookWeight:
+    bits, group, has_supers = next(k for k, value in CODEBOOK_FORMATS.items() if value is format)
+    codebook, shape = CODEBOOKS[format], (out_features, in_features)
+    size = 0.1 / max(codebook.values) / codebook.unit
+    scales = torch.rand(out_features, in_features // group, generator=generator) + 0.5
+    supers = None
+    if has_supers:
+        scales = torch.randint(-32, 32, scales.shape, generator=generator, dtype=torch.int8)
+        supers = torch.rand(out_features, in_features // 256, generator=generator) + 0.5
+        supers = (supers * size / 16).half()
+    return CodebookWeight(
+        codebook=codebook,
+        codes=torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8),
+        scales=scales if has_supers else (scales * size).half(),
+        super_scales=supers,
+    )
+
+
+def _groups(
+    format: Format, out_features: int, in_features: int, generator: torch.Generator
+) -> GroupedWeight:
+    bits, has_minimums = next(key for key, value in GROUPED_FORMATS.items() if value is format)
+    lowest = 0 if has_minimums else -(2 ** (bits - 1))
+    shape, dtype = (out_features, in_features), torch.uint8 if has_minimums else torch.int8
+    codes = torch.randint(lowest, lowest + 2**bits, shape, generator=generator, dtype=dtype)
+    scales = (torch.rand(out_features, in_features // 32, generator=generator) + 0.5) / 2**bits
+    minimums = (-(2.0 ** (bits - 1)) * scales * 0.3).half() if has_minimums else None
+    return GroupedWeight(bits=bits, codes=codes, scales=(0.3 * scales).half(), minimums=minimums)
+
+
+def _super_blocks(
+    format: Format, out_features: int, in_features: int, generator: torch.Generator
+) -> SuperBlockWeight:
+    bits = next(key for key, value in SUPER_BLOCK_FORMATS.items() if value is format)
+    has_minimums = bits in (2, 4, 5)
+    groups = (out_features, in_features // (32 if bits in (4, 5) else 16))
+    lowest = {2: 0, 3: -32, 4: 0, 5: 0, 6: -128}[bits]
+    highest = {2: 15, 3: 31, 4: 63, 5: 63, 6: 127}[bits]
+
+    def small() -> torch.Tensor:
+        return torch.randint(lowest, highest + 1, groups, generator=generator, dtype=torch.int8)
+
+    supers = torch.rand(out_features, in_features // 256, generator=generator) + 0.5
+    scales = 0.3 * supers / highest / 2**bits
+    return SuperBlockWeight(
+        bits=bits,
+        codes=torch.randint(
+            0, 2**bits, (out_features, in_features), generator=generator, dtype=torch.uint8
+        ),
+        scales=small(),
+        super_scales=scales.half(),
+        minimums=small() if has_minimums else None,
+        super_minimums=(-(2.0 ** (bits - 1)) * scales).half() if has_minimums else None,
+    )
+
+
+def dense(stored: StoredWeight) -> DenseWeight:
+    assert not isinstance(stored, DenseWeight)
+    return DenseWeight(weight=stored.dequantize())
+
+
+def decoder(
+    library: ctypes.CDLL,
+    *formats: Format,
+    dequantized: bool,
+    threads: int = 2,
+    experts: ExpertsConfig | None = None,
+) -> NativeDecoder:
+    """Parts of projections take the formats in turns. With ``experts`` the first layer is sparse;
+    its router is of floats."""
+
+    def packed(out_features: int, in_features: int, seed: int, turn: int = 0) -> PackedLinear:
+        format = formats[(turn or seed) % len(formats)]
+        stored = stored_as(format, out_features, in_features, seed)
+        return pack(dense(stored) if dequantized else stored)
+
+    def mixture(config: ExpertsConfig) -> NativeExperts:
+        sizes = [config.intermediate_size] * config.num_experts
+        num_scores = config.num_experts
+        if config.shared_intermediate_size is not None:
+            sizes.append(config.shared_intermediate_size)
+            num_scores += config.gates_shared
+        generator = torch.Generator().manual_seed(500)
+        router = torch.randn(num_scores, HIDDEN, generator=generator) * 0.1
+        return NativeExperts(
+            config=config,
+            router=pack(DenseWeight(weight=router)),
+            gate_up=[
+                [packed(size, HIDDEN, 600 + 2 * i + part, part + 1) for part in (0, 1)]
+                for i, size in enumerate(sizes)
+            ],
+            down=[[packed(HIDDEN, size, 800 + i, 3)] for i, size in enumerate(sizes)],
+        )
+
+    query_width, kv_width = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    turns = torch.outer(
+        torch.arange(float(CONFIG.max_positions)), 10_000 ** (-torch.arange(0, 1, 2 / HEAD_DIM))
+    )
+    angles = Angles(turns.cos().contiguous(), turns.sin().contiguous())
+    layers = [
+        NativeLayer(
+            qkv=[
+                packed(width, HIDDEN, 7 * i + part)
+                for part, width in enumerate((query_width, kv_width, kv_width))
+            ],
+            output=[packed(HIDDEN, query_width, 7 * i + 3)],
+            gate_up=[packed(INTERMEDIATE, HIDDEN, 7 * i + part) for part in (4, 5)],
+            down=[packed(HIDDEN, INTERMEDIATE, 7 * i + 6)],
+            input_norm=NativeNorm(torch.ones(HIDDEN)),
+            mlp_norm=NativeNorm(torch.ones(HIDDEN)),
+            angles=angles,
+            experts=mixture(experts) if experts is not None and i == 0 else None,
+        )
+        for i in range(NUM_LAYERS)
+    ]
+    embedding = packed(VOCAB_SIZE, HIDDEN, 99)
+    return NativeDecoder(
+        library,
+        replace(CONFIG, experts=experts, mlps=("sparse", "dense") if experts else ()),
+        layers=layers,
+        final_norm=NativeNorm(torch.ones(HIDDEN)),
+        embedding=embedding,
+        head=embedding,
+        kv_format="fp32",
+        num_threads=threads,
+    )
+
+
+class Sequences:
+    """Keys and values of some sequences, and how far each has come."""
+
+    def __init__(self, native: NativeDecoder, num_sequences: int) -> None:
+        self._native = native
+        self._lengths = [0] * num_sequences
+        self._blocks_each = CONFIG.max_positions // BLOCK_TOKENS
+        num_blocks = num_sequences * self._blocks_each
+        shape = (NUM_LAYERS, num_blocks, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
+        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+
+    def run(
+        self, token_ids: list[int], sequences: list[int], logit_rows: list[int] | None = None
+    ) -> torch.Tensor:
+        """All rows at once, each the next token of its sequence; the logits of ``logit_rows``, or
+        of every row."""
+        positions = []
+        for sequence in sequences:
+            positions.append(self._lengths[sequence])
+            self._lengths[sequence] += 1
+        queries = [
+            ([token_ids[row] for row in rows], positions[rows[0]], self._blocks(sequence))
+            for sequence, rows in _rows_of(sequences)
+        ]
+        step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=logit_rows)
+        return self._native.forward(step, keys=self.keys, values=self.values)
+
+    def _blocks(self, sequence: int) -> range:
+        return range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each)
+
+
+def _rows_of(sequences: list[int]) -> list[tuple[int, list[int]]]:
+    """Returns the rows of each sequence, which follow one another."""
+    groups = groupby(enumerate(sequences), key=itemgetter(1))
+    return [(sequence, [row for row, _ in rows]) for sequence, rows in groups]
+
+
+def run(native: NativeDecoder, token_ids: list[int], sequences: list[int]) -> torch.Tensor:
+    """All rows at once as prompts from position 0; the logits of every row."""
+    return Sequences(native, max(sequences) + 1).run(token_ids, sequences)

@@ -1,0 +1,148 @@
+"""GGUF's blocks packed by native code, beside numpy and ``packing``."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from benchmarks.weights.random_blocks import random_blocks
+from inference.loading.gguf import quants
+from inference.loading.gguf.config import read_gguf_config
+from inference.loading.gguf.header import read_headers
+from inference.loading.gguf.tensors import GGUFTensorFiles
+from inference.models.native.block_packing import BLOCK_TYPES, BlockType
+from inference.models.native.packer import BLOCK_CHUNK_WEIGHTS, packing
+from inference.models.native.packing import pack
+from inference.models.weights.lazy import (
+    LazyWeight,
+    MappedBlocks,
+    RowReader,
+    Rows,
+    row_range,
+    stack_lazy,
+)
+from inference.models.weights.stored import StoredWeight, stack
+
+EXTREMES = (0x0000, 0x8000, 0x0001, 0x0080, 0x83FF, 0x0400, 0x63FF, 0x7000, 0x7BFF, 0xFC00, 0x7C01)
+"""The extreme values as float16: zeros, numbers below the smallest normal one, the largest,
+infinity, no number."""
+
+
+def any_blocks(type: BlockType, num_rows: int, num_features: int, seed: int) -> np.ndarray:
+    """Random bytes, some rows of one byte, and scales at the ends of float16's range."""
+    block_features, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type)]
+    shape = (num_rows, num_features // block_features, block_bytes)
+    blocks = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    for row, byte in enumerate((0x00, 0xFF, 0x80, 0x7F)):
+        blocks[row] = byte
+    for row, half in enumerate(EXTREMES, start=4):
+        for at in (0, 2, block_bytes - 4, block_bytes - 2):
+            blocks[row, :, at : at + 2] = (half & 255, half >> 8)
+    return blocks.reshape(num_rows, -1)
+
+
+class Mapped:
+    """A reader of blocks as ``GGUFTensorFiles`` makes one; records what it released."""
+
+    def __init__(self, type: BlockType, rows: np.ndarray, order: np.ndarray | None = None) -> None:
+        self.type, self.rows, self.order = type, rows, order
+        self.released: list[tuple[int, int]] = []
+
+    def read(self, rows: Rows) -> StoredWeight:
+        return quants.stored(self.rows[rows], GGMLQuantizationType(self.type))
+
+    def lazy(self) -> LazyWeight:
+        blocks = MappedBlocks(
+            type=self.type,
+            rows=self.rows,
+            release=lambda rows: self.released.append(row_range(rows)),
+        )
+        reader = RowReader(num_rows=len(self.rows), read=self.read, order=self.order, blocks=blocks)
+        return LazyWeight(readers=[reader], sample=reader.rows(0, 1))
+
+    def whole(self) -> StoredWeight:
+        return self.read(slice(0, len(self.rows)) if self.order is None else self.order)
+
+
+def test_types_have_ggufs_numbers() -> None:
+    assert {type.name: int(type) for type in BlockType} == {
+        type.name: int(GGMLQuantizationType[type.name]) for type in BlockType
+    }
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that are none
+@pytest.mark.parametrize("type", BlockType, ids=lambda type: type.name)
+def test_blocks_become_the_same_panels(library: ctypes.CDLL, type: BlockType) -> None:
+    """Two stacked weights, the first in another order, whose rows do not fill the last panel; a row
+    of no whole tiles where the type allows it."""
+    block_features = GGML_QUANT_SIZES[GGMLQuantizationType(type)][0]
+    num_features = 512 + (64 if block_features == 32 else block_features)
+    order = np.random.default_rng(1).permutation(45)
+    first = Mapped(type, any_blocks(type, 45, num_features, 2), order)
+    second = Mapped(type, any_blocks(type, 22, num_features, 3))
+    with packing(library, num_threads=2) as packer:
+        packed = packer.pack(stack_lazy([first.lazy(), second.lazy()]))
+    expected = pack(stack([first.whole(), second.whole()]), library)
+    assert torch.equal(packed.panels, expected.panels)
+    assert (packed.format, packed.codebook) == (expected.format, expected.codebook)
+    assert first.released == [(0, 45)] and second.released == [(0, 22)]
+
+
+def test_weights_of_two_types_make_one(library: ctypes.CDLL) -> None:
+    """Q4_0 and Q4_1 have one layout."""
+    generator = np.random.default_rng(4)
+    q4_1, q4_0 = (
+        Mapped(type, random_blocks(generator, GGMLQuantizationType(type), (20, 512), 0.03))
+        for type in (BlockType.Q4_1, BlockType.Q4_0)
+    )
+    with packing(library, num_threads=2) as packer:
+        packed = packer.pack(stack_lazy([q4_1.lazy(), q4_0.lazy()]))
+    expected = pack(stack([q4_1.whole(), q4_0.whole()]), library)
+    assert torch.equal(packed.panels, expected.panels)
+
+
+def test_chunks_are_packed_in_their_places(library: ctypes.CDLL) -> None:
+    num_rows = 2 * BLOCK_CHUNK_WEIGHTS // 8192 + 20
+    mapped = Mapped(BlockType.Q4_K, any_blocks(BlockType.Q4_K, num_rows, 8192, 4))
+    with packing(library, num_threads=3) as packer:
+        packed = packer.pack(mapped.lazy())
+    assert torch.equal(packed.panels, pack(mapped.whole(), library).panels)
+    assert len(mapped.released) == 3
+
+
+def test_other_types_are_taken_apart_in_numpy(library: ctypes.CDLL) -> None:
+    iq2, size = GGMLQuantizationType.IQ2_XS, GGML_QUANT_SIZES[GGMLQuantizationType.IQ2_XS]
+    rows = np.random.default_rng(3).integers(0, 256, (20, 2 * size[1]), dtype=np.uint8)
+    assert iq2 not in BLOCK_TYPES
+    stored = quants.stored(rows, iq2)
+    reader = RowReader(
+        num_rows=20,
+        read=lambda rows_: quants.stored(rows[rows_], iq2),
+        blocks=MappedBlocks(type=int(iq2), rows=rows, release=lambda rows_: pytest.fail("native")),
+    )
+    with packing(library, num_threads=2) as packer:
+        packed = packer.pack(LazyWeight(readers=[reader], sample=reader.rows(0, 1)))
+    assert torch.equal(packed.panels, pack(stored, library).panels)
+
+
+def test_a_file_of_blocks_is_packed_from_its_mapping(
+    library: ctypes.CDLL, default_gguf: Path
+) -> None:
+    """Every matrix of a real file, queries and keys in their natural order; no page of the file is
+    in memory afterwards."""
+    header = read_headers([default_gguf.resolve()])
+    files = GGUFTensorFiles(header, read_gguf_config(header))
+    names = [f"model.layers.0.self_attn.{n}_proj.weight" for n in "qkvo"]
+    for name in (*names, "model.layers.3.mlp.down_proj.weight"):
+        reader = files.reader(name)
+        weight = LazyWeight(readers=[reader], sample=reader.rows(0, 1))
+        assert weight.block_types is not None and weight.block_types <= BLOCK_TYPES
+        with packing(library, num_threads=2) as packer:
+            packed = packer.pack(weight)
+        assert torch.equal(packed.panels, pack(files.stored(name), library).panels)
+    files.close()

@@ -1,0 +1,194 @@
+"""The native decoder's formats of keys and values: what they cost, and what they never change."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
+from inference.models.config import ModelConfig
+from inference.models.native.model import NativeModel
+from inference.models.step_input import StepInput, block_table_of
+from tests.inference.models.dense_weights import DenseWeights
+from tests.inference.models.steps import step_of
+
+CONFIG = ModelConfig(
+    architecture="qwen2",
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=64,
+    max_positions=256,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+    tie_embeddings=True,
+    qkv_bias=True,
+)
+BLOCK_TOKENS = 32
+NUM_TOKENS = 75
+LEAST_COSINE: dict[KVFormat, float] = {"fp32": 1 - 1e-6, "bf16": 0.9998, "int8": 0.998}
+
+
+def weights(config: ModelConfig, key_outlier: float = 0.0) -> DenseWeights:
+    """``key_outlier``: the bias of every eighth feature of a key, others' being 0."""
+    generator = torch.Generator().manual_seed(5)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+    tensors = {"model.embed_tokens.weight": torch.randn(64, hidden, generator=generator)}
+    tensors["model.norm.weight"] = torch.ones(hidden)
+
+    def matrix(out_features: int, in_features: int) -> torch.Tensor:
+        values = torch.randn(out_features, in_features, generator=generator)
+        return values * 1.5 / in_features**0.5
+
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}"
+        for name, num_heads in heads.items():
+            width = num_heads * config.head_dim
+            tensors[f"{prefix}.self_attn.{name}_proj.weight"] = matrix(width, hidden)
+            tensors[f"{prefix}.self_attn.{name}_proj.bias"] = torch.zeros(width)
+        tensors[f"{prefix}.self_attn.k_proj.bias"][::8] = key_outlier
+        output = matrix(hidden, config.num_heads * config.head_dim)
+        tensors[f"{prefix}.self_attn.o_proj.weight"] = output
+        tensors[f"{prefix}.mlp.gate_proj.weight"] = matrix(inner, hidden)
+        tensors[f"{prefix}.mlp.up_proj.weight"] = matrix(inner, hidden)
+        tensors[f"{prefix}.mlp.down_proj.weight"] = matrix(hidden, inner)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
+    return DenseWeights(tensors, torch.float32, torch.device("cpu"))
+
+
+def build(
+    library: ctypes.CDLL, kv_format: KVFormat, head_dim: int = 64, **changes: Any
+) -> NativeModel:
+    key_outlier = changes.pop("key_outlier", 0.0)
+    config = replace(CONFIG, head_dim=head_dim, **changes)
+    return NativeModel(library, config, weights(config, key_outlier), 256, kv_format)
+
+
+def token_at(position: int) -> int:
+    return (position * 7 + 3) % 64
+
+
+def step(*queries: tuple[int, int, list[int]]) -> StepInput:
+    """(start, end, blocks) of sequences whose token ids follow from their positions."""
+    return step_of(
+        *(([*map(token_at, range(start, end))], start, blocks) for start, end, blocks in queries),
+        block_tokens=BLOCK_TOKENS,
+    )
+
+
+def whole(model: NativeModel) -> torch.Tensor:
+    kv = model.new_kv(3, BLOCK_TOKENS)
+    return model.forward(step((0, NUM_TOKENS, [0, 1, 2])), kv)
+
+
+def cosines(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cosine_similarity(actual, expected, dim=-1)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 112, 128])
+def test_memory_is_what_placement_counts(
+    library: ctypes.CDLL, kv_format: KVFormat, head_dim: int
+) -> None:
+    model = build(library, kv_format, head_dim)
+    kv = model.new_kv(3, BLOCK_TOKENS)
+    num_bytes = kv.keys.nbytes + kv.values.nbytes
+    assert num_bytes == 4 * kv_bytes_per_block(model.config, BLOCK_TOKENS, kv_format)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128])
+def test_rounding_costs_little(library: ctypes.CDLL, kv_format: KVFormat, head_dim: int) -> None:
+    exact = whole(build(library, "fp32", head_dim))
+    found = cosines(whole(build(library, kv_format, head_dim)), exact)
+    assert found.min() > LEAST_COSINE[kv_format]
+
+
+def test_features_that_stand_out_cost_the_other_features_little(library: ctypes.CDLL) -> None:
+    """The biases of Qwen2's keys are such features: eight of 64 are ten times as large as the
+    rest."""
+    exact = whole(build(library, "fp32", key_outlier=10.0))
+    found = cosines(whole(build(library, "int8", key_outlier=10.0)), exact)
+    assert found.mean() > 0.999 and found.min() > 0.99
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("window", [None, 40])
+def test_chunks_and_batch_mates_change_no_bit(
+    library: ctypes.CDLL, kv_format: KVFormat, window: int | None
+) -> None:
+    model = build(library, kv_format, sliding_window=window)
+    alone = whole(model)
+    kv = model.new_kv(6, BLOCK_TOKENS)
+    other = [(0, 20, [5])]
+    first = model.forward(step(*other, (0, 41, [2, 0])), kv)
+    second = model.forward(step((41, 74, [2, 0, 3])), kv)
+    blocks = block_table_of([[5, 5, 5], [2, 0, 3]])
+    rows = StepInput.of_decodes([1, token_at(74)], [20, 74], blocks, BLOCK_TOKENS)
+    last = model.forward(rows, kv)
+    assert torch.equal(torch.cat((first[20:], second, last[1:])), alone)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+def test_what_a_block_held_before_weighs_nothing(library: ctypes.CDLL, kv_format: KVFormat) -> None:
+    model = build(library, kv_format)
+    fresh, used = model.new_kv(1, BLOCK_TOKENS), model.new_kv(1, BLOCK_TOKENS)
+    model.forward(step((0, 32, [0])), used)
+    short = step((0, 5, [0]))
+    assert torch.equal(model.forward(short, used), model.forward(short, fresh))
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 31, 32, 33, 50])
+def test_what_is_no_number_in_a_block_before_is_left_out(
+    library: ctypes.CDLL, kv_format: KVFormat, num_tokens: int
+) -> None:
+    """It is left out as a prompt and as a decode row, in every slot behind the sequence's last."""
+    model = build(library, kv_format)
+    fresh, used = model.new_kv(2, BLOCK_TOKENS), model.new_kv(2, BLOCK_TOKENS)
+    used.keys.fill_(255)
+    used.values.fill_(255)
+    blocks = block_table_of([[0, 1]])
+    row = StepInput.of_decodes([token_at(num_tokens)], [num_tokens], blocks, BLOCK_TOKENS)
+    for kv in (fresh, used):
+        prompt = model.forward(step((0, num_tokens, [0, 1])), kv)
+        logits = torch.cat((prompt, model.forward(row, kv)))
+        if kv is fresh:
+            wanted = logits
+    assert bool(wanted.isfinite().all())
+    assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("projection", ["k_proj", "v_proj"])
+@pytest.mark.parametrize("feature", [0, 17, 63])
+def test_what_is_no_number_is_seen_in_the_logits(
+    library: ctypes.CDLL, kv_format: KVFormat, projection: str, feature: int
+) -> None:
+    """Codes would hide it."""
+    made = weights(CONFIG)
+    made._tensors[f"model.layers.0.self_attn.{projection}.bias"][feature] = float("nan")
+    model = NativeModel(library, CONFIG, made, 256, kv_format)
+    assert bool(whole(model).isnan().any(dim=1).all())
+
+
+def test_a_token_leaves_the_others_codes_alone(library: ctypes.CDLL) -> None:
+    model = build(library, "int8")
+    kv = model.new_kv(1, BLOCK_TOKENS)
+    model.forward(step((0, 9, [0])), kv)
+    before = kv.keys.clone()
+    model.forward(step((9, 10, [0])), kv)
+    changed = (kv.keys != before).view(*kv.keys.shape[:3], -1)
+    codes, scales = changed.split([64 * BLOCK_TOKENS, 4 * BLOCK_TOKENS], dim=-1)
+    by_token = codes.view(-1, 16, BLOCK_TOKENS, 4).any(-1).any(0).any(0)
+    scales_by_token = scales.reshape(-1, 2, BLOCK_TOKENS, 2).any(-1).any(0).any(0)
+    assert by_token.nonzero().tolist() == scales_by_token.nonzero().tolist() == [[9]]

@@ -1,0 +1,138 @@
+"""Gemma 3 with its vision tower, of a few numbers, as transformers builds it and as llama.cpp's
+converter writes it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gguf
+import torch
+from transformers import PreTrainedModel
+from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
+
+from tests.inference.models.families import tiny_gguf
+from tests.inference.models.families import tiny_hybrid as hybrid
+from tests.inference.models.vision import tiny_images, tiny_mmproj
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+
+IMAGE_PX, PATCH_PX, MERGE = 12, 2, 2
+SIDE = IMAGE_PX // PATCH_PX
+GRID = (1, SIDE, SIDE)
+NUM_TOKENS = (SIDE // MERGE) ** 2
+START_TOKEN, END_TOKEN = 121, 122
+WINDOW = 6
+"""Fewer tokens than an image has."""
+VISION = tiny_images.TOWER | {"image_size": IMAGE_PX, "patch_size": PATCH_PX}
+TEXT = tiny_images.TEXT_MODEL | {
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": WINDOW,
+}
+PROCESSOR = tiny_images.NORMALISED | {
+    "size": {"height": IMAGE_PX, "width": IMAGE_PX},
+    "do_pan_and_scan": None,
+    "do_resize": True,
+    "resample": 2,
+    "image_seq_length": NUM_TOKENS,
+}
+OLD_NAMES = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+"""An MLP's projections called by each other's names, as by earlier converters."""
+
+
+@functools.cache
+def gemma3() -> PreTrainedModel:
+    return gemma3_of(hybrid.VOCAB_SIZE, IMAGE_TOKEN, START_TOKEN, END_TOKEN)
+
+
+def gemma3_of(
+    vocab_size: int, image_token: int, start_token: int, end_token: int
+) -> PreTrainedModel:
+    """Makes a model whose sixth layer sees the whole context."""
+    torch.manual_seed(12)
+    config = Gemma3Config(
+        text_config=TEXT | {"vocab_size": vocab_size},
+        vision_config=VISION | {"vision_use_head": False},
+        mm_tokens_per_image=NUM_TOKENS,
+        image_token_index=image_token,
+        boi_token_index=start_token,
+        eoi_token_index=end_token,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="eager",
+    )
+    reference = Gemma3ForConditionalGeneration(config)
+    return tiny_images.amplify(reference, ("vision_tower", "multi_modal"), {"mlp": 0.3}, _is_offset)
+
+
+def _is_offset(norm: str) -> bool:
+    is_text = "language_model" in norm and "q_norm" not in norm and "k_norm" not in norm
+    return is_text or "soft_emb" in norm
+
+
+def _written() -> tuple[list[int], Grid]:
+    return [START_TOKEN, *[IMAGE_TOKEN] * NUM_TOKENS, END_TOKEN], GRID
+
+
+def _pixels_of(data: bytes, grid: Grid) -> Numbers:
+    """(3, height, width)."""
+    assert grid == GRID
+    return seeded(data, 3, IMAGE_PX, IMAGE_PX)
+
+
+def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.stack(pixels)}
+
+
+def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
+    own = {
+        "projector_type": gguf.VisionProjectorType.GEMMA3,
+        "use_gelu": True,
+        "vision.projector.scale_factor": MERGE,
+    }
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
+
+
+def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in reference.state_dict().items():
+        if "language_model" in name or name.startswith("lm_head"):
+            continue
+        published = name.removeprefix("model.").replace("_weight", ".weight")
+        published = published.replace("vision_tower.", "vision_tower.vision_model.")
+        values = tensor + 1 if "soft_emb_norm" in name else tensor
+        yield tiny_mmproj.name_of(published), values
+
+
+def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) -> Path:
+    text = reference.config.get_text_config()
+    writer = gguf.GGUFWriter(path, "gemma3")
+    tiny_gguf.add_sizes(writer, text)
+    writer.add_rope_freq_base(text.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_sliding_window(text.sliding_window)
+    tiny_gguf.add_vocabulary(writer, text.vocab_size, named)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA3, text.num_hidden_layers)
+    for name, tensor in reference.state_dict().items():
+        if "language_model" in name:
+            own = name.replace("model.language_model.", "model.")
+            values = tensor.float() + 1 if own.endswith("norm.weight") else tensor.float()
+            writer.add_tensor(tiny_gguf.name_of(names, own), values.contiguous().numpy())
+    return tiny_gguf.close(writer, path)
+
+
+GEMMA3 = TinyModel(
+    make=gemma3,
+    processor=PROCESSOR,
+    one=(),
+    several=((), (), ()),
+    last=(),
+    grid=GRID,
+    written=_written,
+    pixels_of=_pixels_of,
+    inputs_of=_inputs_of,
+    merges=(PATCH_PX, MERGE),
+    token_types="token_type_ids",
+    projector=_projector,
+    save_text=_save_text,
+    named={IMAGE_TOKEN: "<image_soft_token>"},
+)

@@ -1,0 +1,124 @@
+"""Idefics3 and SmolVLM of a few numbers, as transformers builds them and as llama.cpp's converter
+writes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import gguf
+import torch
+from transformers import PreTrainedModel
+from transformers.models.idefics3 import Idefics3Config, Idefics3ForConditionalGeneration
+from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGeneration
+
+from tests.inference.models.families import tiny_hybrid as hybrid
+from tests.inference.models.vision import llama_gguf, tiny_images, tiny_mmproj
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+
+IMAGE_PX, PATCH_PX, MERGE = 13, 2, 2
+"""A tile's last row and column of pixels belong to no patch, as in SmolVLM's 384."""
+LONGEST_PX = 30
+SIDE = IMAGE_PX // PATCH_PX
+TILE_TOKENS = (SIDE // MERGE) ** 2
+AROUND, WHOLE = 121, 122
+PLACES = 100
+"""The first of the tokens that name a tile's row and column."""
+NAMED = {IMAGE_TOKEN: "<image>", AROUND: "<fake_token_around_image>", WHOLE: "<global-img>"}
+VISION = tiny_images.TOWER | {"image_size": IMAGE_PX, "patch_size": PATCH_PX}
+TEXT = tiny_images.TEXT_MODEL | {"num_hidden_layers": 3}
+PROCESSOR = tiny_images.NORMALISED | {
+    "size": {"longest_edge": LONGEST_PX},
+    "max_image_size": {"longest_edge": IMAGE_PX},
+    "do_image_splitting": True,
+    "do_resize": True,
+    "resample": 1,
+}
+
+
+@functools.cache
+def idefics3() -> PreTrainedModel:
+    return _loud(Idefics3ForConditionalGeneration(_config(Idefics3Config)))
+
+
+@functools.cache
+def smolvlm() -> PreTrainedModel:
+    """The same, with the embeddings as its head."""
+    config = _config(SmolVLMConfig, tie_word_embeddings=True)
+    return _loud(SmolVLMForConditionalGeneration(config))
+
+
+def smolvlm_of(vocab_size: int, image_token: int) -> PreTrainedModel:
+    config = _config(SmolVLMConfig, vocab_size, image_token_id=image_token)
+    return _loud(SmolVLMForConditionalGeneration(config))
+
+
+def _config(kind: type[Any], vocab_size: int = hybrid.VOCAB_SIZE, **changes: Any) -> Any:
+    torch.manual_seed(17)
+    fields = {"scale_factor": MERGE, "image_token_id": IMAGE_TOKEN, "pad_token_id": 0}
+    text = {"model_type": "llama", **TEXT, "vocab_size": vocab_size}
+    return kind(
+        text_config=text, vision_config=VISION, attn_implementation="eager", **fields | changes
+    )
+
+
+def _loud(reference: PreTrainedModel) -> PreTrainedModel:
+    return tiny_images.amplify(reference, ("vision_model", "connector"), {"embed_tokens": 3})
+
+
+def _written(rows: int, columns: int) -> tuple[list[int], Grid]:
+    """``rows`` and ``columns``: of its tiles; none where it is not cut."""
+    tile = [IMAGE_TOKEN] * TILE_TOKENS
+    token_ids = []
+    for row in range(rows):
+        for column in range(columns):
+            token_ids += [AROUND, PLACES + row * columns + column, *tile]
+        token_ids.append(10)
+    return [*token_ids, AROUND, WHOLE, *tile, AROUND], (rows * columns + 1, SIDE, SIDE)
+
+
+def _pixels_of(data: bytes, grid: Grid) -> Numbers:
+    """(num_tiles, 3, height, width)."""
+    num_tiles, *sides = grid
+    assert sides == [SIDE, SIDE]
+    return seeded(data, num_tiles, 3, IMAGE_PX, IMAGE_PX)
+
+
+def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.cat(pixels)[None]}
+
+
+def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
+    own = {
+        "projector_type": gguf.VisionProjectorType.IDEFICS3,
+        "use_gelu": True,
+        "vision.projector.scale_factor": MERGE,
+        "vision.preproc_image_size": LONGEST_PX,
+    }
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
+
+
+def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in reference.state_dict().items():
+        if "text_model" not in name and not name.startswith("lm_head"):
+            yield tiny_mmproj.name_of(name), tensor
+
+
+IDEFICS3 = TinyModel(
+    make=idefics3,
+    processor=PROCESSOR,
+    one=(2, 2),
+    several=((0, 0), (1, 3), (2, 1)),
+    last=(2, 1),
+    grid=(3, SIDE, SIDE),
+    written=_written,
+    pixels_of=_pixels_of,
+    inputs_of=_inputs_of,
+    merges=(PATCH_PX, MERGE),
+    projector=_projector,
+    save_text=llama_gguf.save_text,
+    named=NAMED,
+)
+SMOLVLM = replace(IDEFICS3, make=smolvlm)

@@ -1,0 +1,72 @@
+"""A tower's file as llama.cpp's converter writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from transformers import PreTrainedModel
+
+from tests.inference.models.families import tiny_gguf
+
+Projector = tuple[dict[str, Any], Iterable[tuple[str, torch.Tensor]]]
+"""Metadata by the part of a key after ``clip.``, and tensors by their names."""
+EIGHT_BITS = gguf.GGMLQuantizationType.Q8_0
+NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 16)
+
+
+def metadata_of(
+    reference: PreTrainedModel, processor: Mapping[str, Any], **own: Any
+) -> dict[str, Any]:
+    """``own``: what a family adds, or declares in another way."""
+    vision = reference.config.vision_config
+    return {
+        "has_vision_encoder": True,
+        "vision.image_size": getattr(vision, "image_size", None),
+        "vision.patch_size": vision.patch_size,
+        "vision.embedding_length": vision.hidden_size,
+        "vision.feed_forward_length": vision.intermediate_size,
+        "vision.projection_dim": reference.config.text_config.hidden_size,
+        "vision.block_count": getattr(vision, "num_hidden_layers", None),
+        "vision.attention.head_count": getattr(vision, "num_attention_heads", None),
+        "vision.attention.layer_norm_epsilon": getattr(vision, "layer_norm_eps", None),
+        "vision.image_mean": processor["image_mean"],
+        "vision.image_std": processor["image_std"],
+    } | own
+
+
+def name_of(name: str) -> str:
+    """What a file calls a tensor of transformers' model."""
+    return tiny_gguf.name_of(NAMES, name)
+
+
+def save(
+    path: Path,
+    projector: Projector,
+    *,
+    architecture: str = "clip",
+    is_rounded: bool = False,
+    renamed: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Path:
+    """``is_rounded``: matrices in Q8_0, where their rows are whole blocks. ``renamed``: parts of
+    tensors' names to replace. ``changes``: metadata to replace; ``None`` leaves a key out."""
+    metadata, tensors = projector
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (metadata | changes).items():
+        if value is not None:
+            # Whole numbers have the one type that llama.cpp reads.
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            kind = gguf.GGUFValueType.UINT32 if is_whole else gguf.GGUFValueType.get_type(value)
+            writer.add_key_value(f"clip.{key}", value, kind)
+    for name, tensor in tensors:
+        written = ".".join((renamed or {}).get(part, part) for part in name.split("."))
+        numbers = tensor.float().contiguous().numpy()
+        if is_rounded and numbers.ndim == 2 and numbers.shape[1] % 32 == 0:
+            writer.add_tensor(written, gguf.quantize(numbers, EIGHT_BITS), raw_dtype=EIGHT_BITS)
+        else:
+            writer.add_tensor(written, numbers)
+    return tiny_gguf.close(writer, path)

@@ -1,0 +1,146 @@
+"""Mistral Small 3 and Pixtral of a few numbers, as transformers builds them and as llama.cpp's
+converter writes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import gguf
+import torch
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+from transformers.models.llava import LlavaConfig, LlavaForConditionalGeneration
+from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
+
+from tests.inference.models.families import tiny_hybrid as hybrid
+from tests.inference.models.families.parity import in_pairs
+from tests.inference.models.vision import llama_gguf, tiny_images, tiny_mmproj
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+
+PATCH_PX = 2
+LONGEST_PX = 24
+BREAK, END = 121, 122
+NAMED = {IMAGE_TOKEN: "[IMG]", BREAK: "[IMG_BREAK]", END: "[IMG_END]"}
+HEAD_DIM = 8
+VISION = tiny_images.TOWER | {
+    "model_type": "pixtral",
+    "head_dim": HEAD_DIM,
+    "image_size": LONGEST_PX,
+    "patch_size": PATCH_PX,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "axial"},
+}
+TEXT = tiny_images.TEXT_MODEL | {
+    "model_type": "mistral",
+    "num_hidden_layers": 3,
+    "sliding_window": None,
+    "rms_norm_eps": 1e-5,
+}
+PROCESSOR = tiny_images.NORMALISED | {
+    "size": {"longest_edge": LONGEST_PX},
+    "patch_size": {"height": PATCH_PX, "width": PATCH_PX},
+    "do_resize": True,
+    "resample": 3,
+}
+
+
+@functools.cache
+def mistral3() -> PreTrainedModel:
+    """Makes a model in which four patches become a row."""
+    return mistral3_of(hybrid.VOCAB_SIZE, IMAGE_TOKEN)
+
+
+def mistral3_of(vocab_size: int, image_token: int) -> PreTrainedModel:
+    torch.manual_seed(19)
+    config = Mistral3Config(
+        text_config=TEXT | {"vocab_size": vocab_size},
+        vision_config=VISION | {"hidden_act": "silu"},
+        spatial_merge_size=2,
+        image_token_index=image_token,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    return _loud(Mistral3ForConditionalGeneration(config))
+
+
+@functools.cache
+def pixtral() -> PreTrainedModel:
+    """Makes a model of Pixtral 12B's form: each patch is a row."""
+    torch.manual_seed(23)
+    config = LlavaConfig(
+        text_config=TEXT | {"vocab_size": hybrid.VOCAB_SIZE},
+        vision_config=VISION | {"hidden_act": "gelu"},
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_token_index=IMAGE_TOKEN,
+        image_seq_length=1,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    return _loud(LlavaForConditionalGeneration(config))
+
+
+def _loud(reference: PreTrainedModel) -> PreTrainedModel:
+    return tiny_images.amplify(reference, ("vision_tower", "multi_modal"), {"embed_tokens": 3})
+
+
+def _pixels_of(data: bytes, grid: Grid) -> Numbers:
+    """(3, height, width)."""
+    return seeded(data, 3, grid[1] * PATCH_PX, grid[2] * PATCH_PX)
+
+
+def inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid] = ()) -> dict[str, torch.Tensor]:
+    """What transformers' model takes: images of one size, and what of each counts."""
+    sizes = torch.tensor([one.shape[1:] for one in pixels])
+    height, width = sizes.amax(0).tolist()
+    padded = [pad(one, (0, width - one.shape[2], 0, height - one.shape[1])) for one in pixels]
+    return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
+
+
+def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
+    own = {
+        "projector_type": gguf.VisionProjectorType.PIXTRAL,
+        f"use_{reference.config.vision_config.hidden_act}": True,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.spatial_merge_size": getattr(reference.config, "spatial_merge_size", None),
+    }
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), _tower_tensors(reference)
+
+
+def _tower_tensors(reference: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in reference.state_dict().items():
+        if name.endswith("embed_tokens.weight"):
+            yield "v.token_embd.img_break", tensor[BREAK]
+        if "language_model" in name or name.startswith("lm_head"):
+            continue
+        is_rotated = ".q_proj." in name or ".k_proj." in name
+        values = in_pairs(tensor, HEAD_DIM) if is_rotated else tensor
+        yield tiny_mmproj.name_of(name.removeprefix("model.")), values
+
+
+def _model(make: Callable[[], PreTrainedModel], merge: int) -> TinyModel:
+    """``merge``: how many patches each way become a row."""
+
+    def written(height: int, width: int) -> tuple[list[int], Grid]:
+        """``height`` and ``width``: in tokens."""
+        rows = [*[IMAGE_TOKEN] * width, BREAK] * height
+        return [*rows[:-1], END], (1, height * merge, width * merge)
+
+    return TinyModel(
+        make=make,
+        processor=PROCESSOR,
+        one=(3, 5),
+        several=((1, 1), (4, 2), (1, 6)),
+        last=(2, 3),
+        grid=(1, 4 * merge, 3 * merge),
+        written=written,
+        pixels_of=_pixels_of,
+        inputs_of=inputs_of,
+        merges=(PATCH_PX, merge),
+        projector=_projector,
+        save_text=llama_gguf.save_text,
+        named=NAMED,
+    )
+
+
+MISTRAL3, PIXTRAL = _model(mistral3, 2), _model(pixtral, 1)

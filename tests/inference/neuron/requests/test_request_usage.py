@@ -1,0 +1,129 @@
+"""What each end of a request counts: tokens computed, tokens given, choices."""
+
+from __future__ import annotations
+
+from inference.neuron.errors import engine_crashed
+from inference.neuron.events.usage_report_book import UsageReportBook
+from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer
+from inference.neuron.requests.request_table import RequestTable
+from inference.protocol.engine import SequenceFailed, SequenceUsage
+from inference.protocol.events import Cancelled, Failed, Usage
+from inference.text.tokens.tokenizer import Tokenizer
+from tests.inference.neuron.recording_engine import RecordingEngine
+from tests.inference.neuron.requests.running_requests import (
+    answer_of,
+    cancelled_of,
+    ends_of,
+    running_request,
+    step_of,
+    submit_of,
+)
+
+
+def test_a_prompt_that_was_cut_costs_what_was_computed_of_it(
+    tokenizer: Tokenizer, table: RequestTable
+) -> None:
+    running_request(table, answer_of(tokenizer))
+    table.cancel("r")
+    usage = Usage(prompt_tokens=5, completion_tokens=0, cached_tokens=4)
+    assert ends_of(table, cancelled_of(0, 5, cached=4)) == Cancelled(request_id="r", usage=usage)
+
+
+def test_what_only_waited_cost_nothing(tokenizer: Tokenizer, table: RequestTable) -> None:
+    running_request(table, answer_of(tokenizer))
+    table.cancel("r")
+    assert ends_of(table, cancelled_of(0, 0)) == Cancelled(request_id="r", usage=None)
+
+
+def test_all_choices_count_before_a_cancelled_request_ends(
+    tokenizer: Tokenizer, table: RequestTable
+) -> None:
+    engine = running_request(table, answer_of(tokenizer, num_choices=2))
+    table.apply([step_of(0, 70, 70, cached=3), step_of(1, 70, cached=6)])
+    table.cancel("r")
+    assert engine.cancelled == ["r/0", "r/1"]
+    first = table.apply([cancelled_of(0, 7, output=3)])
+    assert first.events == [], "the other may have gained tokens"
+    assert ends_of(table, step_of(1, 71), cancelled_of(1, 7, output=2)) == Cancelled(
+        request_id="r", usage=Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
+    )
+
+
+def test_a_failed_choice_ends_the_others_and_all_are_counted(
+    tokenizer: Tokenizer, table: RequestTable
+) -> None:
+    running_request(table, answer_of(tokenizer, num_prompts=2))
+    table.apply([step_of(0, 70, cached=0)])
+    used = SequenceUsage(num_prompt_tokens=4)
+    failed = SequenceFailed(sequence_id="r/1", code="out_of_memory", message="no room", used=used)
+    applied = table.apply([failed])
+    assert (applied.events, applied.ended_early) == ([], ["r/0"])
+    late = table.apply([step_of(0, 70, 71)])
+    assert late.events == [], "its client has received the end"
+    end = ends_of(table, cancelled_of(0, 7, output=3))
+    assert isinstance(end, Failed)
+    assert (end.failure.code, end.failure.message) == ("out_of_memory", "no room")
+    assert end.usage == Usage(prompt_tokens=7 + 4, completion_tokens=3)
+
+
+def test_a_crash_costs_what_the_neuron_knows_of(tokenizer: Tokenizer, table: RequestTable) -> None:
+    engine = running_request(table, answer_of(tokenizer, num_prompts=2))
+    table.apply([step_of(0, 70, 70, cached=2)])
+    ((_, failed),) = table.fail_engine(engine, engine_crashed("m"))
+    assert isinstance(failed, Failed)
+    assert failed.usage == Usage(prompt_tokens=7, completion_tokens=2, cached_tokens=2)
+
+
+def test_a_refused_request_used_nothing(table: RequestTable) -> None:
+    table.admit(submit_of("r"))
+    failure = engine_crashed("m")
+    assert table.fail("r", failure) == [("g", Failed(request_id="r", failure=failure, usage=None))]
+
+
+def test_vectors_that_were_computed_count_though_the_rest_was_not(table: RequestTable) -> None:
+    running_request(table, EmbeddingAnswer("r", num_prompt_tokens=90))
+    table.cancel("r")
+    usage = Usage(prompt_tokens=40, completion_tokens=0)
+    assert ends_of(table, cancelled_of(0, 40)) == Cancelled(request_id="r", usage=usage)
+
+
+def _reported(book: UsageReportBook) -> list[tuple[str, Usage | None]]:
+    return [(kept.report.outcome, kept.report.usage) for kept in book.take_due(9)]
+
+
+def test_a_dead_gateways_request_is_accounted_for_when_its_engine_has_ended_it(
+    tokenizer: Tokenizer,
+) -> None:
+    book = UsageReportBook()
+    table = RequestTable(book)
+    engine = running_request(table, answer_of(tokenizer))
+    table.apply([step_of(0, 70, cached=0)])
+    assert table.forget_gateway("g") == 1
+    assert table.forget_gateway("g") == 0, "it has been cancelled already"
+    assert engine.cancelled == ["r/0"]
+    assert _reported(book) == []
+    table.apply([cancelled_of(0, 7, output=2)])
+    assert _reported(book) == [("cancelled", Usage(prompt_tokens=7, completion_tokens=2))]
+
+
+def test_a_dead_gateways_request_that_no_engine_has_is_accounted_for_at_once(
+    tokenizer: Tokenizer,
+) -> None:
+    book = UsageReportBook()
+    table = RequestTable(book)
+    table.admit(submit_of("r"))
+    assert table.forget_gateway("g") == 1
+    assert not table.begin("r", answer_of(tokenizer), RecordingEngine()), "nobody waits for it"
+    assert _reported(book) == [("cancelled", None)]
+
+
+def test_a_gateway_that_dies_while_its_request_is_handed_over(tokenizer: Tokenizer) -> None:
+    book, engine = UsageReportBook(), RecordingEngine()
+    table = RequestTable(book)
+    table.admit(submit_of("r"))
+    table.begin("r", answer_of(tokenizer), engine)
+    table.forget_gateway("g")
+    assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
+    assert table.started("r"), "so it is sent afterwards"
+    table.fail_engine(engine, engine_crashed("m"))
+    assert _reported(book) == [("failed", None)]

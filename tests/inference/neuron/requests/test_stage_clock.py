@@ -1,0 +1,106 @@
+"""How long a traced request spent in each stage, whatever its end."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from inference.neuron.errors import engine_crashed
+from inference.neuron.events.usage_report_book import UsageReportBook
+from inference.neuron.requests.live_request import SequenceOutput
+from inference.neuron.requests.request_table import RequestTable
+from inference.neuron.requests.stage_clock import StageClock
+from inference.protocol.engine import (
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceStep,
+    SequenceUsage,
+)
+from inference.protocol.events import Cancelled, Failed, Finished, StageTimes
+from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
+from inference.text.tokens.tokenizer import Tokenizer
+from tests.inference.neuron.recording_engine import RecordingEngine
+from tests.inference.neuron.requests.running_requests import answer_of, output_of, submit_of
+
+TRACED = msgspec.structs.replace(
+    submit_of("r"), traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+)
+EMBEDDING = msgspec.structs.replace(
+    TRACED, request=EmbeddingRequest(model="m", input=TextInput(texts=["x"]))
+)
+FIRST = SequenceStep(sequence_id="r/0", token_ids=[70], prefill_ms=2000.0)
+LATER = SequenceStep(sequence_id="r/0", token_ids=[70])
+BY_THEN = SequenceUsage(num_prompt_tokens=4, prefill_ms=1500.0)
+
+
+def cut(used: SequenceUsage) -> SequenceOutput:
+    return SequenceFailed(sequence_id="r/0", code="queue_timeout", message="", used=used)
+
+
+@pytest.mark.parametrize(
+    ("submit", "outputs", "expected"),
+    [
+        # Its engine has it after 1 s; each output comes 3 s after the one before, the end 3 s on.
+        (TRACED, [FIRST, LATER], (1000.0, 1000.0, 2000.0, 6000.0)),
+        (
+            TRACED,
+            [FIRST, cut(SequenceUsage(num_output_tokens=1))],
+            (1000.0, 1000.0, 2000.0, 6000.0),
+        ),
+        (TRACED, [cut(BY_THEN)], (1000.0, 4500.0, 1500.0, None)),
+        (TRACED, [SequenceCancelled(sequence_id="r/0")], (1000.0, 6000.0, None, None)),
+        (TRACED, [], (1000.0, None, None, None)),
+        (EMBEDDING, [SequencesEmbedded(sequence_id="r/0", vectors=[])], (1000.0, None, None, None)),
+        (EMBEDDING, [SequenceCancelled(sequence_id="r/0")], (1000.0, None, None, None)),
+    ],
+)
+def test_the_stages(
+    submit: Submit,
+    outputs: list[SequenceOutput],
+    expected: tuple[float | None, ...],
+) -> None:
+    now_s = 100.0
+    clock = StageClock(submit, lambda: now_s)
+    now_s += 1.0
+    clock.hand_over()
+    for output in outputs:
+        now_s += 3.0
+        clock.see(output)
+    now_s += 3.0
+    times = clock.event()
+    assert (times.prepare_ms, times.queue_ms, times.prefill_ms, times.decode_ms) == expected
+    assert times.total_ms == 1000 * (now_s - 100.0)
+    if None not in expected:
+        assert times.total_ms == sum(filter(None, expected))
+
+
+def test_one_that_is_never_prepared_spent_all_in_preparing() -> None:
+    now_s = 7.0
+    clock = StageClock(TRACED, lambda: now_s)
+    now_s += 2.0
+    times = clock.event()
+    assert times == StageTimes(request_id="r", total_ms=2000.0, prepare_ms=2000.0)
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+@pytest.mark.parametrize("end", ["finish", "engine_cancelled", "crash", "refuse"])
+def test_it_is_reported_before_every_end_of_a_traced_request_and_no_other(
+    tokenizer: Tokenizer, end: str, is_traced: bool
+) -> None:
+    table, engine = RequestTable(UsageReportBook()), RecordingEngine()
+    table.admit(TRACED if is_traced else submit_of("r"))
+    if end == "refuse":
+        events = table.fail("r", engine_crashed("m"))
+    else:
+        table.begin("r", answer_of(tokenizer), engine)
+        table.started("r")
+        table.apply([FIRST])
+        crash = table.fail_engine(engine, engine_crashed("m")) if end == "crash" else []
+        events = crash or table.apply([output_of(end)]).events
+    *before, last = (one.event for one in events)
+    assert isinstance(last, Finished | Cancelled | Failed)
+    times = [one for one in before if isinstance(one, StageTimes)]
+    assert len(times) == is_traced
+    if is_traced:
+        assert before[-1] is times[0] and (times[0].prefill_ms is None) == (end == "refuse")

@@ -1,0 +1,128 @@
+"""A link carries bytes both ways at once, and no peer holds a thread for longer than it may."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Ends
+
+MANY_BYTES = 24_000_000
+
+
+def _read(link, num_bytes: int, *, begins_frame: bool = True) -> bytearray:
+    read = bytearray(num_bytes)
+    link.read_into(memoryview(read), begins_frame=begins_frame)
+    return read
+
+
+@pytest.mark.parametrize("ends", [LONG_S], indirect=True)
+def test_bytes_cross_both_ways_at_once(ends: Ends) -> None:
+    """The bytes are more than sockets hold, with a thread for each direction at each end."""
+    sent = {end: os.urandom(MANY_BYTES) for end in ("ours", "theirs")}
+    found: dict[str, bytes] = {}
+
+    def read(name: str, end) -> None:
+        found[name] = hashlib.sha256(_read(end, MANY_BYTES)).digest()
+
+    threads = [
+        threading.Thread(target=ends.ours.sendall, args=(sent["ours"],)),
+        threading.Thread(target=ends.theirs.sendall, args=(sent["theirs"],)),
+        threading.Thread(target=read, args=("ours", ends.theirs)),
+        threading.Thread(target=read, args=("theirs", ends.ours)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {name: hashlib.sha256(data).digest() for name, data in sent.items()}
+
+
+def test_an_idle_link_stays(ends: Ends) -> None:
+    """It stays for longer than the stall timeout, which is of frames that have begun."""
+    read: list[bytes] = []
+    thread = threading.Thread(target=lambda: read.append(bytes(_read(ends.theirs, 1))))
+    thread.start()
+    time.sleep(2 * SHORT_S + 0.2)
+    assert thread.is_alive()
+    ends.ours.sendall(b"!")
+    thread.join(20)
+    assert read == [b"!"]
+
+
+def test_a_frame_that_stops_coming_is_a_timeout(ends: Ends) -> None:
+    ends.ours.sendall(b"half")
+    with pytest.raises(TimeoutError):
+        _read(ends.theirs, 8)
+
+
+def test_a_peer_that_reads_no_more_is_a_timeout(ends: Ends) -> None:
+    """Back-pressure: the sender waits, holds nothing for its peer, and ends."""
+    with pytest.raises(TimeoutError):
+        ends.ours.sendall(bytes(64_000_000))
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has it")
+def test_a_host_that_is_gone_without_a_word_is_noticed_in_time(ends: Ends) -> None:
+    """The kernel ends a link within ten seconds, whether it carries something or nothing. What it
+    will do is read from the sockets of both ends: no test can cut a host's power."""
+    for end in (ends.ours, ends.theirs):
+        with socket.socket(fileno=os.dup(end._fileno)) as tcp:
+            assert tcp.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle_s, interval_s, num_probes, unread_ms = (
+                tcp.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                    socket.TCP_USER_TIMEOUT,
+                )
+            )
+        assert idle_s + num_probes * interval_s < 10
+        assert unread_ms < 10_000
+
+
+def test_the_end_of_the_other_side(ends: Ends) -> None:
+    ends.ours.sendall(b"half")
+    ends.ours.close()
+    with pytest.raises((EOFError, OSError)):
+        _read(ends.theirs, 8)
+    with pytest.raises(OSError, match=r".*"):
+        for _ in range(100):
+            ends.theirs.sendall(bytes(1_000_000))
+
+
+@pytest.mark.parametrize("is_writing", [False, True], ids=["reader", "writer"])
+def test_closing_wakes_who_waits(ends: Ends, is_writing: bool) -> None:
+    """The socket's number is not used by others meanwhile."""
+    raised: list[Exception] = []
+
+    def use() -> None:
+        try:
+            if is_writing:
+                ends.theirs.sendall(bytes(64_000_000))
+            else:
+                _read(ends.theirs, 8)
+        except (EOFError, OSError) as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    time.sleep(0.2)
+    ends.theirs.close()
+    thread.join(20)
+    assert len(raised) == 1
+    assert ends.theirs._socket.fileno() == -1
+    ends.theirs.close()
+
+
+def test_changed_bytes_are_not_read(ends: Ends) -> None:
+    """A machine between the hosts can end a link, and change nothing in it."""
+    os.write(ends.ours._fileno, b"\x17\x03\x03\x00\x20" + os.urandom(32))
+    with pytest.raises((EOFError, OSError)):
+        _read(ends.theirs, 1)

@@ -1,0 +1,196 @@
+"""The Responses dialect's answers: any cut folds to the same response, which can be sent back as
+input and is what the SDK and Open Responses require."""
+
+from __future__ import annotations
+
+import json
+from types import NoneType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import NOT_GIVEN
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from inference.protocol.events import Accepted, Delta, Failure, TextLogprob, UsedSampling
+from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.openai.responses import errors as openai_responses_errors
+from tests.inference.wire.golden import Case, cases
+from tests.inference.wire.openai.responses.answered import MADE, events_of, frames, parse, streamed
+
+CASES = [
+    case
+    for case in cases()
+    if case.dialect == "openai_responses" and (case.path / "body.json").exists()
+]
+EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+pieces = st.lists(st.text(max_size=5), max_size=6)
+parts = st.lists(st.tuples(st.sampled_from(["text", "thought", "call"]), pieces), max_size=5)
+
+
+def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output as a client that trusts nothing but deltas builds it."""
+    output: list[dict[str, Any]] = []
+    for event in events:
+        match event["type"]:
+            case "response.output_item.added":
+                assert event["output_index"] == len(output)
+                output.append(event["item"])
+            case "response.content_part.added":
+                output[event["output_index"]]["content"].append(event["part"])
+            case "response.reasoning_summary_part.added":
+                output[event["output_index"]]["summary"].append(event["part"])
+            case "response.reasoning_summary_text.delta":
+                output[event["output_index"]]["summary"][0]["text"] += event["delta"]
+            case "response.output_text.delta" | "response.reasoning_text.delta":
+                output[event["output_index"]]["content"][0]["text"] += event["delta"]
+            case "response.function_call_arguments.delta":
+                output[event["output_index"]]["arguments"] += event["delta"]
+    return [item | {"status": "completed"} for item in output]
+
+
+@pytest.mark.parametrize("summary", [None, "auto"])
+@given(answer=parts)
+def test_any_cut_folds_to_the_same_response(
+    answer: list[tuple[str, list[str]]], summary: str | None
+) -> None:
+    request = parse(stream=True, reasoning={"summary": summary})
+    events = streamed(request.stream_encoder(**MADE), events_of(answer, whole=False))
+    (body,) = filter(None, map(request.body_encoder(**MADE).encode, events_of(answer, whole=True)))
+    assert json.loads(body) == events[-1]["response"]
+    assert accumulated(events) == events[-1]["response"]["output"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("summary", [None, "detailed"])
+@given(answer=parts)
+def test_what_was_answered_can_be_sent_back(
+    answer: list[tuple[str, list[str]]], summary: str | None
+) -> None:
+    first = parse(include=["reasoning.encrypted_content"], reasoning={"summary": summary})
+    encoder = first.body_encoder(**MADE)
+    (body,) = filter(None, map(encoder.encode, events_of(answer, whole=False)))
+    output = json.loads(body)["output"]
+    messages = parse(input=output).generation.input.messages  # type: ignore[union-attr]
+    joined = "".join(message.content or "" for message in messages)
+    thought = "".join(message.reasoning or "" for message in messages).replace("\n", "")
+    assert joined == "".join("".join(texts) for kind, texts in answer if kind == "text")
+    assert thought == "".join(
+        "".join(texts) for kind, texts in answer if kind == "thought"
+    ).replace("\n", "")
+    for item in output:
+        item.pop("content", None) if item["type"] == "reasoning" else None
+    assert parse(input=output).generation.input.messages == messages  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_sdk_reads_every_event(case: Case) -> None:
+    """Strictly by its types, and by the state machine behind its stream helper."""
+    state = ResponseStreamState(text_format=NOT_GIVEN, input_tools=NOT_GIVEN)
+    for event in frames((case.path / "stream.sse").read_bytes()):
+        read = EVENT_TYPES.validate_python(event, strict=True)
+        assert read.type == event["type"]
+        state.handle_event(read)
+    body = json.loads((case.path / "body.json").read_bytes())
+    Response.model_validate(body, strict=True)
+    assert body == event["response"]
+
+
+OPEN_RESPONSES_FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("id", "object", "status", "model", "truncation", "service_tier"), (str,)),
+    **dict.fromkeys(("created_at", "top_logprobs"), (int,)),
+    **dict.fromkeys(("completed_at", "max_output_tokens", "max_tool_calls"), (int, NoneType)),
+    **dict.fromkeys(("temperature", "top_p", "presence_penalty", "frequency_penalty"), (float,)),
+    **dict.fromkeys(("previous_response_id", "instructions"), (str, NoneType)),
+    **dict.fromkeys(("safety_identifier", "prompt_cache_key", "user"), (str, NoneType)),
+    **dict.fromkeys(("incomplete_details", "error", "reasoning", "usage"), (dict, NoneType)),
+    **dict.fromkeys(("parallel_tool_calls", "store", "background"), (bool,)),
+    **dict.fromkeys(("text", "metadata"), (dict,)),
+    **dict.fromkeys(("output", "tools"), (list,)),
+    "tool_choice": (str, dict),
+}
+"""Required fields, https://www.openresponses.org/specification: its acceptance tests fail
+for a field that is missing or ``null`` where it may not be."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_response_has_what_open_responses_requires(case: Case) -> None:
+    expected = [
+        event["response"]
+        for event in frames((case.path / "stream.sse").read_bytes())
+        if "response" in event
+    ]
+    for response in [*expected, json.loads((case.path / "body.json").read_text())]:
+        for name, types in OPEN_RESPONSES_FIELDS.items():
+            assert isinstance(response[name], types), name
+        assert (response["completed_at"] is None) == (response["status"] != "completed")
+
+
+def test_what_the_models_defaults_made_of_it_is_reported() -> None:
+    encoder = parse(stream=True, top_p=0.5).stream_encoder(**MADE)
+    before = frames(encoder.opening())[-1]["response"]
+    assert (before["temperature"], before["top_p"]) == (1.0, 0.5)
+    used = UsedSampling(temperature=0.6, top_p=0.5, presence_penalty=0.0, frequency_penalty=1.5)
+    encoder.encode(Accepted(request_id="r", prompt_tokens=1, sampling=used))
+    assert encoder.response is not None
+    assert (encoder.response["temperature"], encoder.response["frequency_penalty"]) == (0.6, 1.5)
+
+
+def failing() -> ApiError:
+    return RequestFailedError(Failure(code="neuron_lost", message="It went away."))
+
+
+def test_a_failure_ends_what_was_begun() -> None:
+    encoder = parse(stream=True).stream_encoder(**MADE)
+    begun = [Accepted(request_id="r", prompt_tokens=1), Delta(request_id="r", text="Par")]
+    stream = b"".join(map(encoder.encode, begun)) + encoder.failed(failing())
+    events = frames(stream)
+    assert [event["type"] for event in events[-3:]] == [
+        "response.output_item.done",
+        "error",
+        "response.failed",
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-2]["code"] == "neuron_lost"
+    response = events[-1]["response"]
+    assert response["status"] == "failed" and response["error"]["code"] == "server_error"
+    assert response["output"][0]["status"] == "incomplete"
+    for event in events:
+        EVENT_TYPES.validate_python(event, strict=True)
+
+
+def test_a_failure_before_anything_is_one_event() -> None:
+    (event,) = frames(openai_responses_errors.error_frame(failing(), request_id="r"))
+    joined = {"code": "neuron_lost", "message": "It went away.", "param": None}
+    assert event == {
+        "type": "error",
+        **joined,
+        "error": {"type": "server_error", **joined},
+        "sequence_number": 0,
+    }
+    encoder = parse(stream=True).stream_encoder(**MADE)
+    assert frames(encoder.failed(failing())) == [event]
+
+
+def test_logprobs_concatenate_however_they_come() -> None:
+    tokens = [
+        TextLogprob(token=letter, token_bytes=letter.encode(), logprob=-1.0) for letter in "abc"
+    ]
+    request = parse(include=["message.output_text.logprobs"])
+    assert request.generation.sampling.top_logprobs == 0
+    whole = [Delta(request_id="r", text="abc", logprobs=tokens)]
+    cut = [
+        Delta(request_id="r", text=text, logprobs=[token])
+        for text, token in zip(("", "abc", ""), tokens, strict=True)
+    ]
+    answers = []
+    for deltas in (whole, cut):
+        encoder = request.body_encoder(**MADE)
+        events = [*events_of([], whole=True)]
+        events[1:1] = deltas
+        answers.append([encoder.encode(event) for event in events][-1])
+    assert answers[0] == answers[1]
+    assert len(json.loads(answers[0])["output"][0]["content"][0]["logprobs"]) == 3

@@ -1,0 +1,168 @@
+"""Embeddings of an upstream: its body, and its vectors."""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
+from inference.protocol.events import Accepted, Embedded, Event, Usage
+from inference.protocol.generation import EmbeddingRequest, TextInput
+from inference.wire.errors import UnsupportedParameterError
+from inference.wire.openai.embeddings import parse
+from inference.wire.upstream import embeddings, ollama_embed
+from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
+from inference.wire.upstream.embeddings import EmbeddingsReader
+from inference.wire.upstream.ollama_embed import EmbedReader
+from inference.wire.upstream.sending import Sending
+from tests.inference.wire.upstream.reading import events_read
+
+TWO = EmbeddingRequest(model="far", input=TextInput(texts=["a", "b"]))
+FIRST, SECOND = [0.5, -1.0], [0.25, 2.0]
+
+
+def packed(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def text(*numbers: float) -> str:
+    return b64encode(packed(*numbers)).decode()
+
+
+def read(answer: Any, request: EmbeddingRequest = TWO) -> list[Event]:
+    frames = [json.dumps(answer).encode()]
+    return events_read(lambda made: EmbeddingsReader(made, request), frames, num_choices=0)
+
+
+def ollama_read(answer: Any) -> list[Event]:
+    frames = [json.dumps(answer).encode()]
+    return events_read(lambda made: EmbedReader(made, TWO), frames, num_choices=0)
+
+
+def asked(**fields: Any) -> EmbeddingRequest:
+    return parse(json.dumps({"model": "far", "input": ["a"], **fields}).encode()).embedding
+
+
+def sent(**fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(embeddings.body_of(asked(**fields), Sending(model="m")))
+    return found
+
+
+def test_the_body() -> None:
+    plain = {"model": "m", "input": ["a"], "encoding_format": "base64"}
+    assert sent(user="ann", encoding_format="float", truncate_prompt_tokens=-1) == plain
+    assert sent(dimensions=8, truncate_prompt_tokens=7) == {
+        **plain,
+        "dimensions": 8,
+        "truncate_prompt_tokens": 7,
+    }
+    assert sent(input=[[1, 2], [3]])["input"] == [[1, 2], [3]]
+
+
+def test_the_body_for_ollama() -> None:
+    sending = Sending(model="m", context_tokens=512)
+    body = json.loads(ollama_embed.body_of(asked(dimensions=8), sending))
+    assert body == {
+        "model": "m",
+        "input": ["a"],
+        "truncate": False,
+        "dimensions": 8,
+        "options": {"num_ctx": 512},
+    }
+    cut = json.loads(ollama_embed.body_of(asked(truncate_prompt_tokens=-1), sending))
+    assert cut["truncate"] is True
+    for fields in ({"input": [[1, 2]]}, {"truncate_prompt_tokens": 7}):
+        with pytest.raises(UnsupportedParameterError) as caught:
+            ollama_embed.body_of(asked(**fields), sending)
+        assert caught.value.param in fields
+
+
+@pytest.mark.parametrize("given_", [[FIRST, SECOND], [text(*FIRST), text(*SECOND)]])
+def test_vectors_are_in_the_inputs_order(given_: list[Any]) -> None:
+    data = [{"index": 1, "embedding": given_[1]}, {"index": 0, "embedding": given_[0]}]
+    found = read({"data": data, "usage": {"prompt_tokens": 5, "total_tokens": 5}})
+    assert found == [
+        Accepted(request_id="r", prompt_tokens=3),
+        Embedded(
+            request_id="r",
+            vectors=[packed(*FIRST), packed(*SECOND)],
+            usage=Usage(prompt_tokens=5, completion_tokens=0),
+        ),
+    ]
+
+
+def test_ollamas_vectors() -> None:
+    *_, last = ollama_read({"embeddings": [FIRST, SECOND], "prompt_eval_count": 5})
+    assert isinstance(last, Embedded)
+    assert last.vectors == [packed(*FIRST), packed(*SECOND)]
+    assert last.usage == Usage(prompt_tokens=5, completion_tokens=0)
+    for wrong in ({}, {"embeddings": [FIRST]}, {"embeddings": 7}):
+        with pytest.raises(UpstreamFaultError):
+            ollama_read(wrong)
+    with pytest.raises(UpstreamErrorObject):
+        ollama_read({"error": "no"})
+
+
+def test_tokens_that_are_not_counted_are_estimated() -> None:
+    *_, last = read({"data": [{"embedding": FIRST}, {"embedding": SECOND}]})
+    assert isinstance(last, Embedded)
+    assert last.usage == Usage(prompt_tokens=3, completion_tokens=0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        [{"embedding": FIRST}],
+        [{"embedding": FIRST}] * 3,
+        [{"embedding": FIRST, "index": 0}, {"embedding": SECOND, "index": 0}],
+        [{"embedding": FIRST, "index": 0}, {"embedding": SECOND, "index": 2}],
+        [{"embedding": FIRST}, {"embedding": [1.0]}],
+        [{"embedding": []}, {"embedding": []}],
+        [{"embedding": [1e39, 0.0]}, {"embedding": SECOND}],
+        [{"embedding": "?"}, {"embedding": "?"}],
+        [{"embedding": "QUI="}, {"embedding": "QUI="}],
+        [{"embedding": text(float("nan"), 1.0)}, {"embedding": text(*SECOND)}],
+        "vectors",
+    ],
+)
+def test_what_is_no_answer_is_a_fault(data: Any) -> None:
+    with pytest.raises(UpstreamFaultError):
+        read({"data": data})
+
+
+def test_other_dimensions_than_were_asked_for_are_a_fault() -> None:
+    request = EmbeddingRequest(model="far", input=TextInput(texts=["a"]), dimensions=3)
+    with pytest.raises(UpstreamFaultError):
+        read({"data": [{"embedding": FIRST}]}, request)
+
+
+def test_an_error_object_is_not_an_answer() -> None:
+    with pytest.raises(UpstreamErrorObject):
+        read({"error": {"message": "no"}})
+
+
+NUMBERS = st.floats() | st.integers() | st.none() | st.text(max_size=5)
+VECTORS = NUMBERS | st.lists(NUMBERS, max_size=3)
+ITEMS = NUMBERS | st.dictionaries(st.sampled_from(["embedding", "index", "x"]), VECTORS)
+
+
+@given(ITEMS, ITEMS, VECTORS)
+def test_any_json_is_an_answer_or_a_fault(first: Any, second: Any, vector: Any) -> None:
+    for reads, answer in (
+        (read, {"data": [first, second]}),
+        (read, {"data": [{"embedding": vector}, {"embedding": FIRST}], "usage": first}),
+        (ollama_read, {"embeddings": [vector, FIRST], "prompt_eval_count": first}),
+    ):
+        check = AnswerCheck(TWO, UsageBounds(prompt_tokens=10**30, output_tokens=1))
+        try:
+            for event in reads(answer):
+                check.check(event)
+        except (UpstreamFaultError, UpstreamErrorObject):
+            continue

@@ -1,0 +1,154 @@
+"""A whole server whose Redis stands still: answers pause and lose nothing, or end once each.
+
+The one fault injected is Redis' own: its process is stopped under four open answers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.scripted.model import ScriptedModel
+from tests.live.scripted.server import ScriptedServe
+from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, chat_body, wait_until
+
+STALL_S = 2.5
+LIMIT_S = 10
+"""Well over a stall that is to be survived, also where this machine is slow."""
+TOKEN_S = 0.04
+TEXT = "".join(f"{number} " for number in range(80))
+"""Some 230 tokens: an answer takes long enough for something to happen meanwhile."""
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[ScriptedServe]:
+    """A server of its own, which gives a stalled Redis up soon."""
+    limit = {"HELEXA_REDIS_STALL_S": str(LIMIT_S)}
+    serve = ScriptedServe(tmp_path / "var", tmp_path / "scripts", **limit)
+    try:
+        serve.wait_ready()
+        yield serve
+    finally:
+        serve.end()
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"model": "hermes", "messages": [{"role": "user", "content": text}]}
+
+
+class Answer:
+    """One request in a thread of its own, its body as it came."""
+
+    def __init__(self, serve: ScriptedServe, text: str, *, stream: bool) -> None:
+        self._url = f"{serve.url}/v1/chat/completions"
+        self._body = chat_body(**asked(text), stream=stream, max_tokens=100_000)
+        self._stream = stream
+        self.status = 0
+        self.received = b""
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=WAIT_TIMEOUT_S) as response:
+            self.status = response.status_code
+            for data in response.iter_bytes():
+                self.received += data
+
+    def wait(self) -> None:
+        self._thread.join(WAIT_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"it hangs after {self.received!r}"
+
+    @property
+    def has_begun(self) -> bool:
+        return self.received.count(b"data: ") > 3
+
+    @property
+    def events(self) -> list[Any]:
+        lines = self.received.decode().splitlines()
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        return [json.loads(one) for one in data if one != "[DONE]"]
+
+    @property
+    def text(self) -> str:
+        if not self._stream:
+            return str(json.loads(self.received)["choices"][0]["message"]["content"])
+        choices = [choice for event in self.events for choice in event["choices"]]
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+    @property
+    def errors(self) -> list[str]:
+        if not self._stream:
+            return [json.loads(self.received)["error"]["code"]]
+        return [event["error"]["code"] for event in self.events if "error" in event]
+
+
+def has_begun(model: ScriptedModel, when: str, num_answers: int) -> bool:
+    return len(model.moments_s("first token", when)) == num_answers
+
+
+def runs_nothing(serve: ScriptedServe) -> bool:
+    """While Redis stands still the replica's heartbeat may lapse."""
+    replica = serve.replica("hermes")
+    return replica is not None and replica["in_flight"] == 0
+
+
+@pytest.mark.slow
+def test_a_stall_pauses_answers_and_submits_and_loses_nothing(
+    scripted_server: ScriptedServe, hermes: ScriptedModel
+) -> None:
+    serve = scripted_server
+    wait_until(serve.is_healthy, "nothing is wrong beforehand")
+    hermes.answers("count for me", TEXT, token_s=TOKEN_S)
+    hermes.answers("never end", TEXT, repeats=True, token_s=TOKEN_S)
+    abandoned = Abandoned(serve, body=chat_body(**asked("never end"), max_tokens=100_000))
+    open_answers = [
+        Answer(serve, "count for me", stream=stream) for stream in (True, False, True, False)
+    ]
+    wait_until(lambda: has_begun(hermes, "never end", 1), "it is being answered")
+    wait_until(lambda: has_begun(hermes, "count for me", 4), "all are being answered")
+    wait_until(lambda: open_answers[0].has_begun, "text comes")
+    on_their_way = [Answer(serve, "count for me", stream=stream) for stream in (True, False)]
+    redis = serve.find("redis")
+    redis.suspend()
+    try:
+        time.sleep(STALL_S)
+        abandoned.leave()
+    finally:
+        redis.resume()
+    for answer in (*open_answers, *on_their_way):
+        answer.wait()
+        assert (answer.status, answer.text) == (200, TEXT)
+    assert len(hermes.received("count for me")) == 6, "each ran once"
+    wait_until(lambda: runs_nothing(serve), "abandoned requests are cancelled")
+    wait_until(serve.is_healthy, "nothing is wrong afterwards")
+
+
+@pytest.mark.slow
+def test_a_stall_over_the_limit_ends_each_once_and_frees_what_it_held(
+    impatient: ScriptedServe,
+) -> None:
+    serve, hermes = impatient, impatient.models["hermes"]
+    hermes.answers("are you there", "Yes.")
+    hermes.answers("count for ever", TEXT, repeats=True, token_s=TOKEN_S)
+    open_answers = [Answer(serve, "count for ever", stream=stream) for stream in (True, False)]
+    wait_until(lambda: has_begun(hermes, "count for ever", 2), "both are being answered")
+    wait_until(lambda: open_answers[0].has_begun, "text comes")
+    redis = serve.find("redis")
+    redis.suspend()
+    try:
+        open_answers.append(Answer(serve, "count for ever", stream=False))
+        for answer in open_answers:
+            answer.wait()
+    finally:
+        redis.resume()
+    assert [answer.status for answer in open_answers] == [200, 503, 503]
+    assert [answer.errors for answer in open_answers] == [["redis_unavailable"]] * 3
+    wait_until(lambda: runs_nothing(serve), "the neuron holds nothing of them")
+    wait_until(lambda: serve.chat(**asked("are you there")).status_code == 200, "it answers again")

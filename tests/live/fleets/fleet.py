@@ -1,0 +1,229 @@
+"""A fleet as an operator would run it on many hosts, here on one: gateways, controls and neurons
+over one Redis and one database, with scripted engines on cards that are simulated.
+
+    Fleet ─┬▶ Program gateway-0, gateway-1 …    manage.py gateway
+           ├▶ Program control-0, control-1 …    celery, one of them leads
+           └▶ Program beast, mouse …            manage.py neuron, each with cards of its own
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import redis
+from django.conf import settings as django_settings
+
+from benchmarks.ports import free_port
+from fleet.errors import SnapshotUnavailableError
+from fleet.live.reading import read_snapshot_sync
+from fleet.live.snapshot import FleetSnapshot
+from inference.protocol.heartbeat import ReplicaStatus
+from tests.live.fleets.programs import Program
+from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
+from tests.live.scripted.server import ENGINE
+from tests.live.scripted.simulated_devices import (
+    SimulatedDevice,
+    SimulatedDevices,
+    Simulation,
+    device_environment,
+)
+from tests.live.serving import (
+    REPOSITORY_DIR,
+    SERVE_KEY,
+    WAIT_TIMEOUT_S,
+    serve_environment,
+    wait_until,
+)
+from tests.servers.private_redis import mortal_redis
+
+GB = 10**9
+CONTROL = (
+    *("-m", "celery", "-A", "helexa_site.celery", "--quiet", "worker", "-Q", "control"),
+    *("--pool", "solo", "--loglevel", "WARNING"),
+    *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+)
+
+
+class Fleet:
+    """Everything that was added ends with ``end``."""
+
+    def __init__(self, run_dir: Path, *, database_url: str, redis_url: str) -> None:
+        self.run_dir = run_dir
+        self.programs: dict[str, Program] = {}
+        self.cards: dict[str, SimulatedDevices] = {}
+        self.gateway_urls: list[str] = []
+        self._redis = redis.Redis.from_url(redis_url)
+        self._log_dir = run_dir / "logs"
+        self._log_dir.mkdir(parents=True)
+        self.environment = serve_environment() | {
+            "DATABASE_URL": database_url,
+            "REDIS_URL": redis_url,
+            "HELEXA_DATA_DIR": str(run_dir / "var"),
+            "HELEXA_SECRET_KEY": str(
+                django_settings.SECRET_KEY
+            ),  # this process reads what they sign
+            "PYTHONPATH": str(REPOSITORY_DIR),
+        }
+        self.manage("migrate", "--verbosity", "0")
+
+    def manage(self, *arguments: str) -> str:
+        """What a command prints, run as an operator beside a gateway would."""
+        finished = subprocess.run(
+            [sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments],
+            env=self.environment,
+            cwd=REPOSITORY_DIR,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_TIMEOUT_S,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        return finished.stdout
+
+    def add_gateway(self, **environment: str) -> str:
+        """Its URL, once it answers."""
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        manage = str(REPOSITORY_DIR / "manage.py")
+        command = [sys.executable, manage, "gateway", "--port", str(port)]
+        self._add(f"gateway-{len(self.gateway_urls)}", command, **environment)
+        self.gateway_urls.append(url)
+        wait_until(lambda: httpx.get(f"{url}/health", timeout=30.0).content, f"{url} answers")
+        return url
+
+    def add_control(self) -> Program:
+        number = sum(name.startswith("control-") for name in self.programs)
+        name = f"control-{number}"
+        return self._add(name, [sys.executable, *CONTROL, "--hostname", f"{name}@%h"])
+
+    def add_neuron(
+        self,
+        name: str,
+        *cards_bytes: int,
+        arguments: Sequence[str] | None = None,
+        **environment: str,
+    ) -> Program:
+        """``arguments`` of ``manage.py neuron``; without them it gets its name and this Redis."""
+        devices = [SimulatedDevice(kind="cuda", memory_bytes=size) for size in cards_bytes]
+        described = self.run_dir / f"{name}.json"
+        described.write_bytes(msgspec.json.encode(Simulation(devices=devices)))
+        self.cards[name] = SimulatedDevices(described)
+        manage = str(REPOSITORY_DIR / "manage.py")
+        settings = {
+            **device_environment(described),
+            "HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)]),
+            "HELEXA_DATA_DIR": str(self.run_dir / name),
+        }
+        command = [sys.executable, manage, "neuron", *(arguments or ("--name", name))]
+        return self._add(name, command, **(settings | environment))
+
+    def add_real_neuron(self, name: str, data_dir: Path, **environment: str) -> Program:
+        """One with this host's processors and real engines."""
+        command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "neuron", "--name", name]
+        settings = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_DEVICE": "cpu"}
+        return self._add(name, command, **(settings | environment))
+
+    def add_models(self, sizes_bytes: Mapping[str, int], *, pinned: str) -> list[ScriptedModel]:
+        """Adds models to the catalogue, each with a script of its own and so many bytes on its
+        card."""
+        models, lines = [], []
+        for name, size_bytes in sizes_bytes.items():
+            folder = self.run_dir / name
+            model = make_model(name, FAMILIES["hermes"], folder)
+            model.takes(size_bytes)
+            models.append(model)
+            lines.append(
+                f"services.catalogue_model_create(actor=COMMAND, name={name!r}, "
+                f"source='path:{folder}', pinned={name == pinned})"
+            )
+        self.shell(*lines)
+        return models
+
+    def invite(self, name: str, address: str) -> str:
+        """The line to paste on that host."""
+        found_json = self.manage("neurons", "invite", name, "--address", address, "--json")
+        line: str = json.loads(found_json)["join"]
+        return line
+
+    def shell(self, *lines: str) -> str:
+        imports = (
+            "from fleet import services",
+            "from fleet.models import *",
+            "from metering.actor import COMMAND",
+        )
+        return self.manage("shell", "-v", "0", "-c", "\n".join([*imports, *lines]))
+
+    def health(self, gateway: int = 0) -> dict[str, Any]:
+        found = httpx.get(
+            f"{self.gateway_urls[gateway]}/health",
+            headers={"Authorization": f"Bearer {SERVE_KEY}"},
+            timeout=30.0,
+        )
+        found_json: dict[str, Any] = found.json()
+        return found_json
+
+    def snapshot(self) -> FleetSnapshot:
+        """Returns the snapshot of the neurons' heartbeats; empty while Redis does not answer."""
+        try:
+            return read_snapshot_sync(self._redis)
+        except SnapshotUnavailableError:
+            return FleetSnapshot(neurons=())
+
+    def ready(self, model: str) -> list[str]:
+        """The neurons on which it is."""
+        replicas = self.snapshot().replicas_of(model)
+        return [one.neuron for one in replicas if one.status is ReplicaStatus.READY]
+
+    def wait(self, is_done: Callable[[], Any], what: str) -> Any:
+        """``wait_until``, which describes the fleet where it fails."""
+        try:
+            return wait_until(is_done, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        try:
+            health = json.dumps(self.health(), indent=1)
+        except (httpx.HTTPError, ValueError) as error:
+            health = f"no answer: {error}"
+        return "\n".join([health, *(program.log_tail() for program in self.programs.values())])
+
+    def end(self) -> None:
+        """Gateways first, so that neurons have no request to answer."""
+        programs = sorted(self.programs.values(), key=lambda one: not one.name.startswith("gate"))
+        for program in programs:
+            program.terminate()
+        for program in programs:
+            program.end()
+        self._redis.close()
+
+    def _add(self, name: str, command: Sequence[str], **settings: str) -> Program:
+        environment: Mapping[str, str] = self.environment | settings
+        program = Program(name, command, environment, self._log_dir)
+        self.programs[name] = program
+        return program
+
+
+@contextmanager
+def fleet_on_sqlite(run_dir: Path) -> Iterator[Fleet]:
+    """One without programs yet, on a Redis of its own."""
+    port = free_port()
+    with mortal_redis(run_dir / "redis", port=port) as server:
+        fleet = Fleet(
+            run_dir,
+            database_url=f"sqlite:///{run_dir / 'helexa.sqlite3'}",
+            redis_url=server.url_at(port),
+        )
+        try:
+            yield fleet
+        finally:
+            fleet.end()

@@ -1,0 +1,114 @@
+"""A real model that no host of a fleet holds, over two of them: two neurons on this machine, each
+with a memory limit that is too small for it. Real engines compute both parts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from fleet.services.offers.catalogue import DEFAULT_MODEL_SAMPLING
+from tests.live.conftest import with_caches
+from tests.live.fleets.fleet import Fleet, fleet_on_sqlite
+from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, text_of
+from tests.processes import command_line
+
+HOSTS = ("attic", "cellar")
+LIMIT = "cpu=3200MB"
+KV_BYTES = 3_400_000_000
+"""The KV memory, more than a host may use and less than both; the system hands its pages out as
+they are used."""
+NUM_LAYERS = 30
+ASKED: dict[str, Any] = {"max_tokens": 48, "temperature": 0}
+COMES_BACK = ("device_fault", "engine_crashed", "load_failed", "model_recovering", "neuron_lost")
+"""Codes of requests to a model that has lost a part and is loaded again."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> Iterator[Fleet]:
+    with fleet_on_sqlite(tmp_path) as fleet:
+        fleet.add_control()
+        fleet.add_gateway()
+        for name in HOSTS:
+            fleet.add_real_neuron(
+                name,
+                with_caches(tmp_path / name, model_cache_dir, native_cache_dir),
+                HELEXA_MEMORY_LIMIT=LIMIT,
+                HELEXA_STAGE_LISTEN="127.0.0.1",
+            )
+        fleet.wait(lambda: len(fleet.snapshot().neurons) == len(HOSTS), "both neurons are there")
+        yield fleet
+
+
+def test_two_hosts_answer_what_one_does(
+    two_hosts: Fleet, helexa: Serve, default_gguf: Path
+) -> None:
+    """The first load, on one host, reports what its layers take, and the next one is divided.
+    ``helexa`` has the same model whole, and no row to the other host is rounded. It comes back when
+    either part has ended, and an unload leaves nothing on either host."""
+    settings = {
+        **DEFAULT_MODEL_SAMPLING,
+        "spread": "fleet",
+        "device": "cpu",
+        "dtype": "float32",
+        "kv_memory_bytes": KV_BYTES,
+    }
+    two_hosts.shell(
+        f"services.catalogue_model_create(actor=COMMAND, name='large', "
+        f"source='path:{default_gguf}', **{settings!r})"
+    )
+    expected = helexa.answer(**ASKED)
+    assert answer(two_hosts) == expected, two_hosts.describe()
+    model = httpx.get(f"{two_hosts.gateway_urls[0]}/v1/models/large", timeout=WAIT_TIMEOUT_S).json()
+    (place,) = model["locations"]
+    first, second = place["stages"]
+    assert first["node"] == place["node"] and {first["node"], second["node"]} == set(HOSTS)
+    assert (first["first_layer"], second["last_layer"]) == (0, NUM_LAYERS)
+    assert first["last_layer"] == second["first_layer"]
+    for host in (second["node"], first["node"]):  # a stage alone, then the engine
+        for process in engines(two_hosts, host):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
+                process.kill()
+        assert answer(two_hosts) == expected, two_hosts.describe()
+    two_hosts.manage("models", "unload", "large")
+    two_hosts.wait(lambda: nothing_is_left(two_hosts), "nothing is left on either host")
+
+
+def answer(fleet: Fleet) -> str:
+    """The answer to a client that sends its request again where it is asked to."""
+    url = f"{fleet.gateway_urls[0]}/v1/chat/completions"
+    deadline_s = time.monotonic() + 2 * WAIT_TIMEOUT_S
+    while True:
+        body = chat_body(model="large", **ASKED)
+        response = httpx.post(url, json=body, timeout=WAIT_TIMEOUT_S)
+        if response.status_code != 503:
+            return text_of(response)
+        assert response.json()["error"]["code"] in COMES_BACK, response.text
+        assert time.monotonic() < deadline_s, f"{response.text}\n{fleet.describe()}"
+        time.sleep(min(5.0, float(response.headers["Retry-After"])))
+
+
+def engines(fleet: Fleet, host: str) -> list[psutil.Process]:
+    """The processes of engines and held stages on that host."""
+    neuron = psutil.Process(fleet.programs[host].process.pid)
+    children = neuron.children(recursive=True)
+    return [one for one in children if "inference.engine" in command_line(one)]
+
+
+def nothing_is_left(fleet: Fleet) -> bool:
+    neurons = fleet.snapshot().neurons
+    return len(neurons) == len(HOSTS) and all(
+        not one.replicas
+        and not one.held_stages
+        and not any(device.reserved_bytes for device in one.devices)
+        and not engines(fleet, one.name)
+        for one in neurons
+    )

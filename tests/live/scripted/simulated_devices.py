@@ -1,0 +1,142 @@
+"""Simulated cards, for tests of whole fleets: HELEXA_TEST_DEVICES names a JSON file.
+
+    {"devices": [{"kind": "cuda", "memory_bytes": 24000000000}, {"kind": "cpu", …}]}
+    <file>.taken/<device>/<pid>     how many bytes that process holds of it, as text
+
+Engines that know of it (scripted ones) write down what they take; a process that has ended holds
+nothing, as with a driver. Free memory is the size less the bytes of live processes, so a neuron
+measures it as on a card, and promises can be checked against sizes. No CUDA memory is allocated:
+real engines cannot use such devices. A neuron asks ``simulated_devices`` for its host's devices
+where HELEXA_DEVICE_SOURCE names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from inference.neuron.host.discovery import Discovery
+from inference.protocol.heartbeat import DeviceInfo, HostInfo, device_name
+from inference.settings.neuron import DEVICE_SOURCE
+
+VARIABLE = "HELEXA_TEST_DEVICES"
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
+
+
+class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    kind: Literal["cpu", "cuda"]
+    memory_bytes: int
+    name: str = "simulated"
+    driver: str | None = None
+
+
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
+    devices: list[SimulatedDevice]
+    cuda_version: str = ""
+    """The newest CUDA that their driver runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDevices:
+    """``inference.neuron.host.device_sampler.Devices`` over a file."""
+
+    path: Path
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> SimulatedDevices | None:
+        """Raises ``ValueError`` for a file that does not describe devices."""
+        path = environment.get(VARIABLE)
+        if not path:
+            return None
+        made = cls(Path(path))
+        try:
+            made.devices()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ValueError(f"{VARIABLE}={path}: {error}") from None
+        return made
+
+    def host(self) -> HostInfo:
+        cuda_version = self._simulation().cuda_version
+        return msgspec.structs.replace(Discovery().host(), cuda_version=cuda_version)
+
+    def devices(self) -> list[DeviceInfo]:
+        counts: dict[str, int] = {}
+        devices = []
+        for one in self._simulation().devices:
+            index = counts.get(one.kind, 0)
+            counts[one.kind] = index + 1
+            device = DeviceInfo(
+                index=index,
+                kind=one.kind,
+                name=one.name,
+                total_memory_bytes=one.memory_bytes,
+                free_memory_bytes=0,
+                driver=one.driver,
+            )
+            taken = sum(self.taken_bytes(device_name(device)).values())
+            free_bytes = max(0, one.memory_bytes - taken)
+            devices.append(msgspec.structs.replace(device, free_memory_bytes=free_bytes))
+        return devices
+
+    def measure(self) -> list[DeviceInfo]:
+        return self.devices()
+
+    def take(self, device: str, num_bytes: int) -> None:
+        """This process holds so much of it from now on."""
+        directory = self._directory(device)
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f".{os.getpid()}"
+        partial.write_text(str(num_bytes))
+        partial.replace(directory / str(os.getpid()))
+
+    def taken_bytes(self, device: str) -> dict[int, int]:
+        """Process id -> what it holds."""
+        taken = {}
+        for path in self._directory(device).glob("[0-9]*"):
+            if not _is_alive(int(path.name)):
+                path.unlink(missing_ok=True)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                taken[int(path.name)] = int(path.read_text())
+        return taken
+
+    def held_bytes(self, pid: int) -> int:
+        """What a process holds of the simulated host's memory."""
+        return self.taken_bytes("cpu").get(pid, 0)
+
+    def _simulation(self) -> Simulation:
+        return msgspec.json.decode(self.path.read_bytes(), type=Simulation)
+
+    def _directory(self, device: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.taken") / device
+
+
+def simulated_devices() -> SimulatedDevices:
+    """The devices of the neuron that runs in this process. Raises ``ValueError``."""
+    made = SimulatedDevices.from_environment(os.environ)
+    if made is None:
+        raise ValueError(f"{VARIABLE} names no file")
+    return made
+
+
+def device_environment(path: Path) -> dict[str, str]:
+    """Variables of a neuron whose devices ``path`` describes, and of its scripted engines."""
+    return {
+        DEVICE_SOURCE.name: f"{__name__}:{simulated_devices.__name__}",
+        VARIABLE: str(path),
+        "PYTHONPATH": str(REPOSITORY_DIR),
+    }
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

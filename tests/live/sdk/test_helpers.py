@@ -1,0 +1,135 @@
+"""What the SDKs build on top of their API calls: tool runners, parsed tools, parsed answers, async
+clients. Each sends fields of its own accord.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import openai
+import pydantic
+import pytest
+
+from tests.live.scripted.model import ScriptedModel
+from tests.live.scripted.server import ScriptedServe
+from tests.live.sdk.asking import OSLO, OSLO_CALLS
+from tests.live.sdk.test_structured_output import GOOD, Solution
+
+
+class GetWeather(pydantic.BaseModel):
+    """The weather of the next days."""
+
+    city: str
+    days: int
+
+
+def weather_tool() -> Any:
+    return openai.pydantic_function_tool(GetWeather, name="get_weather")
+
+
+@anthropic.beta_tool
+def get_weather(city: str, days: int = 1) -> str:
+    """The weather of the next days.
+
+    Args:
+        city: Where.
+        days: How many.
+    """
+    return f"sleet in {city} for {days} days"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropic_tool_runner(
+    anthropic_client: anthropic.Anthropic, hermes: ScriptedModel, streams: bool
+) -> None:
+    """It asks for a thread first and continues without one."""
+    hermes.answers("run the tools", OSLO_CALLS["hermes"])
+    hermes.answers("sleet in Oslo for 3 days", "Stay home.")
+    run: Any = anthropic_client.beta.messages.tool_runner
+    runner = run(
+        model="hermes",
+        max_tokens=1000,
+        messages=[{"role": "user", "content": "run the tools"}],
+        tools=[get_weather],
+        stream=streams,
+    )
+    turns = [turn.get_final_message() if streams else turn for turn in runner]
+    assert [turn.stop_reason for turn in turns] == ["tool_use", "end_turn"]
+    assert turns[-1].content[0].text == "Stay home."
+
+
+def test_anthropic_parses_classes(
+    anthropic_client: anthropic.Anthropic, hermes: ScriptedModel
+) -> None:
+    hermes.answers("solve it as a message", GOOD)
+    messages: Any = [{"role": "user", "content": "solve it as a message"}]
+    parsed = anthropic_client.messages.parse(
+        model="hermes", max_tokens=500, messages=messages, output_format=Solution
+    )
+    assert parsed.parsed_output == Solution.model_validate_json(GOOD)
+    assert hermes.received("solve it as a message")[-1].params.grammar is not None
+
+
+def test_openai_parses_tools(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
+    """Whole and streamed; and the parsed message goes back as it is."""
+    hermes.answers("parse the call", OSLO_CALLS["hermes"])
+    hermes.answers("slush in Oslo", "Boots.")
+    question: Any = {"role": "user", "content": "parse the call"}
+    completions: Any = openai_client.chat.completions
+    fields = {"model": "hermes", "messages": [question], "tools": [weather_tool()]}
+    with completions.stream(**fields) as stream:
+        streamed = stream.get_final_completion()
+    for answer in (completions.parse(**fields), streamed):
+        message = answer.choices[0].message
+        assert message.tool_calls[0].function.parsed_arguments == GetWeather(**OSLO)
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id}
+        result["content"] = "slush in Oslo"
+        reply = completions.parse(**fields | {"messages": [question, message, result]})
+        assert reply.choices[0].message.content == "Boots."
+
+
+def test_openai_parses_tools_in_responses(
+    openai_client: openai.OpenAI, hermes: ScriptedModel
+) -> None:
+    hermes.answers("parse the item", OSLO_CALLS["hermes"])
+    tool = {"type": "function", **weather_tool()["function"]}
+    responses: Any = openai_client.responses
+    with responses.stream(model="hermes", input="parse the item", tools=[tool]) as stream:
+        events = list(stream)
+        (call,) = stream.get_final_response().output
+    assert call.parsed_arguments == OSLO
+    assert [e for e in events if e.type == "response.function_call_arguments.delta"]
+
+
+async def test_async_clients(scripted_server: ScriptedServe, hermes: ScriptedModel) -> None:
+    hermes.answers("both at once", "Yes.")
+    question: Any = [{"role": "user", "content": "both at once"}]
+    url = scripted_server.url
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        chunks = await client.chat.completions.create(
+            model="hermes", messages=question, stream=True
+        )
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as other:
+        async with other.messages.stream(
+            model="hermes", max_tokens=100, messages=question
+        ) as stream:
+            assert "".join([piece async for piece in stream.text_stream]) == text == "Yes."
+
+
+def test_encrypted_reasoning_without_storage(
+    openai_client: openai.OpenAI, hermes: ScriptedModel
+) -> None:
+    """Clients that store nothing carry the thoughts themselves."""
+    hermes.answers("carry it yourself", "<think>\nHeavy thoughts.\n</think>\n\nCarried.")
+    hermes.answers("and what then", "Nothing.")
+    responses: Any = openai_client.responses
+    fields = {"model": "hermes", "store": False, "include": ["reasoning.encrypted_content"]}
+    question = {"role": "user", "content": "carry it yourself"}
+    first = responses.create(input=[question], reasoning={"summary": "auto"}, **fields)
+    assert first.output[0].encrypted_content
+    history = [question, *first.output, {"role": "user", "content": "and what then"}]
+    second = responses.create(input=history, **fields)
+    assert second.output_text == "Nothing."
+    assert "Heavy thoughts." in hermes.received("and what then")[-1].prompt

@@ -1,0 +1,151 @@
+"""An account's page in the admin: everything of it in one place."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from fleet.live import reading as live
+from inference.protocol.preparing import BROKE_WORKER
+from inference.protocol.refusals import Refused, encode_field, refusals_key
+from metering import services
+from metering.actor import COMMAND
+from metering.models import Account, ApiKey, Budget, RequestRecord, UsageHour
+from tests.metering.admin.admin_support import page
+
+pytestmark = pytest.mark.django_db
+
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+NUM_ROWS = 200
+
+
+def recorded(**values: Any) -> str:
+    made = RequestRecord.objects.create(
+        **{
+            **dict.fromkeys(TOKENS, 1),
+            "request_id": uuid.uuid4(),
+            "at": timezone.now(),
+            "account": "research",
+            "model": "tiny",
+            "endpoint": "/v1/chat/completions",
+            "status": 200,
+            "outcome": "answered",
+            "cost_micro_usd": 0,
+            "duration_ms": 10,
+            **values,
+        }
+    )
+    return made.request_id.hex
+
+
+def used(key: str, model: str = "tiny", account: str = "research") -> None:
+    UsageHour.objects.create(
+        **dict.fromkeys(TOKENS, 10),
+        hour=timezone.now().replace(minute=0, second=0, microsecond=0),
+        account=account,
+        key=key,
+        model=model,
+        requests=1_234,
+        cost_micro_usd=2_500_000,
+    )
+
+
+def shown(client: Client) -> str:
+    return page(client, "account", "change", "research")
+
+
+def test_an_accounts_page_is_its_home(operator: Client, account: Account) -> None:
+    account.requests_per_minute = 60
+    services.account_update(actor=COMMAND, account=account, changed_fields=["requests_per_minute"])
+    key = services.key_create(actor=COMMAND, account=account, name="ci").row
+    Budget.objects.create(account=account, unit="tokens", cap=1000, spent=400, reserved=50)
+    Budget.objects.create(key=key, unit="micro_usd", cap=2_000_000, spent=500_000)
+    used(key.prefix)
+    used("hx-other", model="secret", account="other")
+    answered = recorded(key=key.prefix, neuron="beast")
+    failed = recorded(status=503, outcome="failed", code="neuron_lost", message="It went away.")
+    others = recorded(account="other", model="secret", status=503, outcome="failed", code="x")
+    text = shown(operator)
+    assert "550 tokens" in text and "$1.50 of $2.00" in text
+    assert "Requests per minute</dt><dd>60" in text and "no limit" in text
+    keys = text[text.index('id="account-keys-title"') :]
+    assert f'href="/admin/metering/apikey/{key.prefix}/change/">ci</a>' in keys
+    assert "1,234" in keys and "$2.50" in keys
+    assert 'href="/admin/dashboard/model?name=tiny">tiny</a>' in text and "secret" not in text
+    assert f'id="newest-{answered}"' in text and f'id="newest-{failed}"' in text
+    failures = text[text.index('id="account-failures-title"') :]
+    assert failed in failures and "It went away." in failures and answered not in failures
+    assert others not in text
+    for address in (
+        "/requests/?account=research",
+        "/usage/?account=research",
+        "/admin/metering/ledgerentry/?account=research",
+        "/usage/audit?object_id=research",
+        "/admin/metering/apikey/add/?account=research",
+    ):
+        assert f'href="{address}"' in text
+    assert "kind=account&amp;name=research" in text
+
+
+def test_refusals_are_counted_by_code(
+    operator: Client, account: Account, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Redis does not answer" in shown(operator)
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    key = refusals_key(time.time())
+    for code, owner in (("insufficient_quota", "research"), ("rate_limit_exceeded", "other")):
+        redis_db.hincrby(key, encode_field(Refused(code, owner)), 17)
+    redis_db.hincrby(key, encode_field(Refused(BROKE_WORKER, "research", "hx-1")), 5)
+    text = shown(operator)
+    assert BROKE_WORKER not in text, "those have failed"
+    assert 'code=insufficient_quota&amp;since=24h">17</a>' in text
+    assert "rate_limit_exceeded" not in text
+
+
+def test_an_account_without_anything(operator: Client, account: Account) -> None:
+    text = shown(operator)
+    for words in ("It has no budget", "It has no key", "No requests in the last 30 days"):
+        assert words in text
+    assert "None in the last 24 hours" in text
+    assert "Newest requests" not in page(operator, "account", "add")
+
+
+def test_who_may_only_see_accounts_sees_no_keys_and_no_cost(account: Account) -> None:
+    services.key_create(actor=COMMAND, account=account, name="ci")
+    used("hx-1")
+    user = User.objects.create_user("dave", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_account"))
+    client = Client()
+    client.force_login(user)
+    text = shown(client)
+    assert 'id="account-title"' in text
+    assert ">ci</a>" not in text and "$2.50" not in text and "Ledger</a>" not in text
+
+
+def test_many_rows_make_no_more_queries(operator: Client, account: Account) -> None:
+    def grow(number: int, first: int) -> int:
+        now = timezone.now()
+        for index in range(first, first + number):
+            prefix = f"hx-{index:010}"
+            ApiKey.objects.create(prefix=prefix, account=account, name=f"k{index}", digest="x")
+            Budget.objects.create(key_id=prefix, unit="tokens", cap=1000)
+            used(prefix, model=f"m{index}")
+            recorded(key=prefix, at=now)
+            recorded(key=prefix, status=503, outcome="failed", code="neuron_lost")
+        with CaptureQueriesContext(connection) as queries:
+            text = shown(operator)
+        assert text.count('class="hx-amount" data-label="requests"') <= 12
+        return len(queries)
+
+    few = grow(1, 0)
+    assert grow(NUM_ROWS, 1) == few
+    assert "189 more" in shown(operator)

@@ -1,0 +1,239 @@
+"""Lists and records that name a model, a neuron, an account, a key or a request link it."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from django.utils.html import escape
+
+from fleet import services as services_of_fleet
+from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
+from metering import services
+from metering.actor import COMMAND
+from metering.links import audited_url
+from metering.models import Account, ApiKey, LedgerEntry, RequestRecord, SetAsideReport, UsageHour
+from metering.services import Cap
+from tests.metering.api.api_support import person
+
+pytestmark = pytest.mark.django_db
+
+MODEL = 'href="/admin/dashboard/model?name=tiny"'
+NEURON = 'href="/admin/dashboard/neuron?name=beast"'
+ACCOUNT = 'href="/admin/metering/account/research/change/"'
+NUM_ROWS = 200
+JOBS = "/admin/fleet/loadjob/"
+REQUEST = uuid.UUID("5eed" * 8)
+
+
+def used(**values: object) -> dict[str, object]:
+    tokens = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+    return {**dict.fromkeys((*tokens, "cost_micro_usd"), 1), **values}
+
+
+@pytest.fixture
+def key(account: Account) -> ApiKey:
+    CatalogueModel.objects.create(name="tiny", source="pypi:tiny")
+    made = services.key_create(actor=COMMAND, account=account, name="ci", model_names=["tiny"])
+    return made.row
+
+
+@pytest.fixture
+def rows(key: ApiKey) -> None:
+    """One of each list."""
+    now = timezone.now()
+    model = CatalogueModel.objects.get()
+    neuron = Neuron.objects.create(
+        name="beast", status="online", status_since=now, started_at=now, last_seen_at=now
+    )
+    Replica.objects.create(
+        neuron=neuron, model=model, model_name="tiny", status="ready", status_since=now
+    )
+    ended = {"status": "succeeded", "finished_at": now}
+    LoadJob.objects.create(model_name="tiny", model=model, neuron=neuron, **ended)
+    Download.objects.create(neuron=neuron, source="pypi:tiny", **ended)
+    services.budget_create(actor=COMMAND, key=key, cap=Cap(unit="tokens", cap=1000))
+    asked = {"account": "research", "key": key.prefix, "model": "tiny"}
+    LedgerEntry.objects.create(
+        **used(**asked), request_id=REQUEST.hex, at=now, neuron="beast", duration_ms=1
+    )
+    UsageHour.objects.create(**used(**asked), hour=now.replace(minute=0, second=0, microsecond=0))
+    SetAsideReport.objects.create(neuron="beast", reason="late", account="research", num_more=0)
+    RequestRecord.objects.create(
+        **used(**asked),
+        request_id=REQUEST,
+        at=now,
+        neuron="beast",
+        endpoint="/v1/completions",
+        status=200,
+        outcome="answered",
+        duration_ms=1,
+    )
+
+
+def text_of(client: Client, path: str) -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(
+    ("path", "links"),
+    [
+        ("/admin/fleet/loadjob/", (MODEL, NEURON)),
+        ("/admin/fleet/replica/", (MODEL, NEURON)),
+        ("/admin/fleet/download/", (NEURON,)),
+        ("/admin/fleet/neuron/", (MODEL,)),
+        ("/admin/fleet/cataloguemodel/", (NEURON,)),
+        ("/admin/metering/apikey/", (ACCOUNT, MODEL)),
+        ("/admin/metering/budget/", ("KEY",)),
+        ("/admin/metering/ledgerentry/", (ACCOUNT, "KEY", MODEL, "REQUEST")),
+        ("/admin/metering/usagehour/", (ACCOUNT, "KEY", MODEL)),
+        ("/admin/metering/setasidereport/", (ACCOUNT, NEURON)),
+        ("/requests/", (ACCOUNT, "KEY", MODEL, NEURON, "REQUEST")),
+        (f"/requests/{REQUEST.hex}", (ACCOUNT, "KEY", MODEL, NEURON)),
+        ("/usage/?by=model", (MODEL,)),
+        ("/usage/?by=account", (ACCOUNT,)),
+        ("/usage/accounts", (ACCOUNT, "KEY", MODEL)),
+        ("/usage/audit?action=account.create", (ACCOUNT,)),
+        ("/admin/metering/auditentry/?q=account.create", (ACCOUNT,)),
+    ],
+)
+def test_names_lead_to_pages(
+    operator: Client, key: ApiKey, path: str, links: tuple[str, ...]
+) -> None:
+    own = {
+        "KEY": f'href="/admin/metering/apikey/{key.prefix}/change/"',
+        "REQUEST": f'href="/requests/{REQUEST.hex}"',
+    }
+    text = text_of(operator, path)
+    assert [link for link in links if own.get(link, link) not in text] == []
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/admin/metering/ledgerentry/", "/admin/metering/usagehour/"),
+        *("/usage/?by=key", "/usage/accounts"),
+    ],
+)
+def test_names_of_keys_stand_beside_their_prefixes(
+    operator: Client, key: ApiKey, path: str
+) -> None:
+    assert f"{key.prefix} (ci)" in text_of(operator, path)
+
+
+@pytest.mark.usefixtures("rows")
+def test_members_are_led_to_no_page_of_the_admin(account: Account) -> None:
+    mia = person("mia", account, role="member")
+    for path in ("/requests/", f"/requests/{REQUEST.hex}", "/usage/?by=model"):
+        text = text_of(mia, path)
+        assert "tiny" in text and 'href="/admin/' not in text
+    assert 'href="/requests/?account=research' in text_of(mia, f"/requests/{REQUEST.hex}")
+
+
+@pytest.mark.parametrize(
+    ("action", "object_id", "url"),
+    [
+        ("model.update", "tiny", "/admin/dashboard/model?name=tiny"),
+        ("key.revoke", "hx-1", "/admin/metering/apikey/hx-1/change/"),
+        ("neuron.remove", "beast", ""),
+        ("account.delete", "research", ""),
+        ("fleet.share", "10.0.0.5:6379", ""),
+    ],
+)
+def test_objects_of_the_audit(action: str, object_id: str, url: str) -> None:
+    assert audited_url(action, object_id) == url
+
+
+def test_a_neuron_that_has_left_is_looked_for(operator: Client) -> None:
+    response = operator.get("/admin/dashboard/neuron?name=gone")
+    assert response["Location"] == "/admin/fleet/neuron/?q=gone"
+
+
+@pytest.mark.usefixtures("rows")
+def test_load_jobs_of_many_rows_make_no_more_queries(operator: Client) -> None:
+    grow(first=0, number=2)
+    few = num_queries(operator)
+    grow(first=2, number=NUM_ROWS)
+    assert num_queries(operator) == few
+
+
+def num_queries(client: Client) -> int:
+    text_of(client, JOBS)
+    with CaptureQueriesContext(connection) as queries:
+        text_of(client, JOBS)
+    return len(queries)
+
+
+def grow(*, first: int, number: int) -> None:
+    now = timezone.now()
+    neurons = Neuron.objects.bulk_create(
+        Neuron(name=f"n{i}", status="online", status_since=now, started_at=now, last_seen_at=now)
+        for i in range(first, first + number)
+    )
+    LoadJob.objects.bulk_create(
+        LoadJob(model_name=f"m{i}", neuron=neuron, status="succeeded", finished_at=now)
+        for i, neuron in enumerate(neurons)
+    )
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_request_leads_to_where_it_ran_and_back(operator: Client) -> None:
+    """The pages of its model, its neuron and its replica lead to the requests of theirs alone."""
+    elsewhere = request_at("attic", "small")
+    (replica,) = Replica.objects.all()
+    request = text_of(operator, f"/requests/{REQUEST.hex}")
+    assert MODEL in request and NEURON in request
+    at_replica = f"/admin/fleet/replica/{replica.pk}/change/"
+    neuron = home(operator, NEURON.removeprefix('href="').removesuffix('"'))
+    assert f'href="{at_replica}"' in neuron
+    for address, back in (
+        ("/admin/dashboard/model?name=tiny", "model=tiny"),
+        ("/admin/dashboard/neuron?name=beast", "neuron=beast"),
+        (at_replica, "model=tiny&neuron=beast"),
+    ):
+        assert f'href="/requests/?{escape(back)}"' in home(operator, address)
+        found = text_of(operator, f"/requests/?{back}")
+        assert f'href="/requests/{REQUEST.hex}"' in found and elsewhere.hex not in found
+
+
+def test_a_request_leads_to_its_upstream_and_back(operator: Client) -> None:
+    made = services_of_fleet.upstream_create(actor=COMMAND, name="cloud", url="http://box/v1")
+    request_id = request_at("upstream:cloud", "large")
+    address = "/admin/dashboard/neuron?name=upstream%3Acloud"
+    assert f'href="{address}"' in text_of(operator, f"/requests/{request_id.hex}")
+    back = "/requests/?neuron=upstream%3Acloud"
+    assert f'href="{back}"' in home(operator, address)
+    assert f'href="/requests/{request_id.hex}"' in text_of(operator, back)
+    services_of_fleet.upstream_delete(actor=COMMAND, upstream=made)
+    assert operator.get(address)["Location"] == "/admin/fleet/upstream/?q=cloud"
+
+
+def home(client: Client, address: str) -> str:
+    """Returns the page that an address of a name leads to."""
+    response = client.get(address, follow=True)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def request_at(neuron: str, model: str) -> uuid.UUID:
+    """Returns the id of a request that was answered there."""
+    request_id = uuid.uuid4()
+    RequestRecord.objects.create(
+        **used(account="research", key="hx-1", model=model),
+        request_id=request_id,
+        at=timezone.now(),
+        neuron=neuron,
+        endpoint="/v1/completions",
+        status=200,
+        outcome="answered",
+        duration_ms=1,
+    )
+    return request_id

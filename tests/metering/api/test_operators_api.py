@@ -1,0 +1,259 @@
+"""Accounts, members, keys and budgets over REST: the admin's services, rights and audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from metering import services
+from metering.actor import COMMAND
+from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
+from tests.fleet.api.api_support import Api, key_api, need_keys
+
+pytestmark = pytest.mark.django_db
+
+READ, WRITE = "accounts:read", "accounts:write"
+
+
+@pytest.fixture(autouse=True)
+def _needs_keys(settings: Any) -> None:
+    need_keys(settings)
+
+
+@pytest.fixture
+def api() -> Api:
+    return key_api(READ, WRITE)
+
+
+def actions() -> list[str]:
+    return list(AuditEntry.objects.order_by("id").values_list("action", flat=True))
+
+
+def test_an_account_from_first_to_last(api: Api) -> None:
+    made = api.post("accounts", {"name": "ops", "weight": 3, "requests_per_minute": 60}, 201)
+    assert (made["name"], made["weight"], made["keys"]) == ("ops", 3, 0)
+    changed = api.patch("accounts/ops", {"weight": 5, "requests_per_minute": None})
+    assert (changed["weight"], changed["requests_per_minute"]) == (5, None)
+    assert api.get("accounts/ops")["weight"] == 5
+    api.patch("accounts/ops", {"enabled": False})
+    assert [row["name"] for row in api.get("accounts?enabled=false")["data"]] == ["ops"]
+    would = api.delete("accounts/ops?dry_run=true", 200)["would"]
+    assert [(one["action"], one["object_id"]) for one in would] == [("account.delete", "ops")]
+    assert Account.objects.filter(name="ops").exists()
+    api.delete("accounts/ops")
+    assert not Account.objects.filter(name="ops").exists()
+    assert actions()[-4:] == [
+        "account.create",
+        "account.update",
+        "account.update",
+        "account.delete",
+    ]
+    last = AuditEntry.objects.order_by("id").last()
+    assert last is not None and last.actor.startswith("key:hx-")
+
+
+def test_members_come_change_and_leave(api: Api, account: Account) -> None:
+    User.objects.create_user("alice")
+    made = api.post("members", {"account": "research", "user": "alice", "role": "viewer"}, 201)
+    assert made == {
+        "id": "research/alice",
+        "account": "research",
+        "user": "alice",
+        "role": "viewer",
+    }
+    assert api.patch("members/research/alice", {"role": "owner"})["role"] == "owner"
+    assert api.get("members?account=research&role=owner")["num_rows"] == 1
+    assert api.get("accounts/research")["members"] == [made | {"role": "owner"}]
+    assert api.delete("members/research/alice?dry_run=true", 200)["would"]
+    api.delete("members/research/alice")
+    assert not Membership.objects.exists()
+
+
+def test_a_key_from_first_to_last(api: Api, account: Account) -> None:
+    budgets = [{"unit": "tokens", "cap": 1000, "window": "seconds", "window_s": 60}]
+    body = {"account": "research", "name": "ci", "scopes": [READ], "budgets": budgets}
+    made = api.post("keys", body, 201)
+    path = f"keys/{made['prefix']}"
+    assert made["key"].startswith(made["prefix"])
+    assert [(one["cap"], one["left"]) for one in made["budgets"]] == [(1000, 1000)]
+    assert "key" not in api.get(path)
+    changed = api.patch(path, {"name": "nightly", "max_concurrent": 2, "expires_at": "2999-01-01"})
+    assert made["names_end_user"] is False
+    assert api.patch(path, {"names_end_user": True})["names_end_user"] is True
+    assert made["may_leave_network"] is True
+    assert api.patch(path, {"may_leave_network": False})["may_leave_network"] is False
+    inside = api.post("keys", body | {"may_leave_network": False}, 201)
+    assert inside["may_leave_network"] is False
+    api.delete(f"keys/{inside['prefix']}")
+    assert (changed["name"], changed["max_concurrent"]) == ("nightly", 2)
+    assert changed["expires_at"] == "2999-01-01T00:00:00Z"
+    assert api.get("keys?account=research&status=active")["num_rows"] == 1
+    assert api.delete(f"{path}?dry_run=true", 200)["would"][0]["action"] == "key.revoke"
+    assert ApiKey.objects.get(pk=made["prefix"]).revoked_at is None
+    api.delete(path)
+    api.delete(path)
+    assert api.get(path)["status"] == "revoked"
+    assert api.get("keys?account=research&status=active,expired")["num_rows"] == 0
+    assert api.patch(path, {"name": "again"}, 409)["code"] == "key_revoked"
+
+
+def test_the_answer_with_a_key_is_kept_by_nobody(account: Account) -> None:
+    held = key_api(READ, WRITE).key
+    response = Client().post(
+        "/api/keys",
+        {"account": "research", "scopes": [READ]},
+        content_type="application/json",
+        headers={"authorization": f"Bearer {held}"},
+    )
+    assert (response.status_code, response["Cache-Control"]) == (201, "no-store")
+
+
+def test_a_key_grants_no_scope_that_it_has_not(api: Api, account: Account) -> None:
+    body = {"account": "research"}
+    refused = api.post("keys", body, 403)  # the default's scopes are inference and usage:read
+    assert (refused["code"], refused["param"]) == ("insufficient_scope", "scopes")
+    made = api.post("keys", body | {"scopes": [READ]}, 201)
+    refused = api.patch(f"keys/{made['prefix']}", {"scopes": [READ, "fleet:write"]}, 403)
+    assert "fleet:write" in refused["detail"]
+    assert ApiKey.objects.get(pk=made["prefix"]).scopes == [READ]
+
+
+def test_a_budget_from_first_to_last(api: Api, account: Account) -> None:
+    body = {"account": "research", "unit": "micro_usd", "cap": 5_000_000, "window": "month"}
+    made = api.post("budgets", body, 201)
+    path = f"budgets/{made['id']}"
+    assert (made["on"], made["owner"], made["left"]) == ("account", "research", 5_000_000)
+    assert api.patch(path, {"cap": 6_000_000})["left"] == 6_000_000
+    assert api.get("budgets?account=research&window=month")["num_rows"] == 1
+    assert api.get("budgets?key=hx-nobodys000")["num_rows"] == 0
+    assert api.delete(f"{path}?dry_run=true", 200)["would"][0]["action"] == "budget.remove"
+    api.delete(path)
+    assert not Budget.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code", "param"),
+    [
+        ("post", "accounts", {}, 400, "invalid_value", "name"),
+        ("post", "accounts", {"name": "No Slug"}, 400, "invalid_value", "name"),
+        ("post", "accounts", {"name": "x", "weight": "3"}, 400, "invalid_value", "weight"),
+        ("post", "accounts", {"name": "x", "wieght": 3}, 400, "unknown_parameter", "wieght"),
+        ("patch", "accounts/research", {"name": "other"}, 400, "unknown_parameter", "name"),
+        ("patch", "accounts/research", {}, 400, "missing_required_parameter", None),
+        ("patch", "accounts/nobody", {"weight": 1}, 404, "account_not_found", "account"),
+        ("post", "members", {"account": "research"}, 400, "invalid_value", "user"),
+        (
+            "post",
+            "members",
+            {"account": "research", "user": "nobody", "role": "owner"},
+            404,
+            "user_not_found",
+            "user",
+        ),
+        ("patch", "members/research/x", {"role": "owner"}, 404, "member_not_found", "member"),
+        (
+            "post",
+            "keys",
+            {"account": "nobody", "scopes": [READ]},
+            404,
+            "account_not_found",
+            "account",
+        ),
+        (
+            "post",
+            "keys",
+            {"account": "research", "scopes": [READ], "models": ["none"]},
+            400,
+            "invalid_value",
+            "models",
+        ),
+        (
+            "post",
+            "keys",
+            {"account": "research", "scopes": [READ], "expires_at": "soon"},
+            400,
+            "invalid_value",
+            "expires_at",
+        ),
+        (
+            "post",
+            "keys",
+            {"account": "research", "scopes": [READ], "budgets": [{"unit": "tokens"}]},
+            400,
+            "invalid_value",
+            "cap",
+        ),
+        (
+            "post",
+            "keys",
+            {"account": "research", "scopes": [READ], "budgets": [{"cup": 1}]},
+            400,
+            "unknown_parameter",
+            "budgets",
+        ),
+        ("patch", "keys/hx-nobodys000", {"name": "x"}, 404, "key_not_found", "key"),
+        ("post", "budgets", {"unit": "tokens", "cap": 1}, 400, "invalid_value", "account"),
+        (
+            "post",
+            "budgets",
+            {"account": "research", "unit": "tokens", "cap": 0},
+            400,
+            "invalid_value",
+            "cap",
+        ),
+        ("patch", "budgets/0", {"cap": 1}, 404, "budget_not_found", "budget"),
+        ("get", "keys?status=lost", None, 400, "invalid_value", "status"),
+        ("delete", "accounts/research?dry_run=1", None, 400, "invalid_value", "dry_run"),
+    ],
+)
+def test_refused(
+    api: Api,
+    account: Account,
+    method: str,
+    path: str,
+    body: Any,
+    status: int,
+    code: str,
+    param: Any,
+) -> None:
+    before = actions()
+    args = (path,) if body is None else (path, body)
+    refused = getattr(api, method)(*args, status=status)
+    assert (refused["code"], refused["param"]) == (code, param)
+    assert actions() == before
+
+
+def test_keys_need_the_scope_of_what_they_do(account: Account) -> None:
+    reader = Api(Client(), _key(account, READ))
+    for path in ("accounts", "members", "keys", "budgets"):
+        reader.get(path)
+    assert reader.post("accounts", {"name": "x"}, 403)["code"] == "insufficient_scope"
+    fleet = Api(Client(), _key(account, "fleet:read", "fleet:write"))
+    for path in ("accounts", "members", "keys", "budgets"):
+        assert WRITE in fleet.post(path, {}, 403)["detail"]
+        fleet.get(path, 403)
+
+
+def _key(account: Account, *scopes: str) -> str:
+    return services.key_create(actor=COMMAND, account=account, scopes=list(scopes)).key
+
+
+def test_people_need_the_permissions_that_the_admin_asks_for(account: Account) -> None:
+    clerk = User.objects.create_user("clerk", is_staff=True)
+    client = Client()
+    client.force_login(clerk)
+    assert client.get("/api/keys").status_code == 403
+    for codename in ("view_apikey", "add_apikey"):
+        clerk.user_permissions.add(Permission.objects.get(codename=codename))
+    client.force_login(User.objects.get(pk=clerk.pk))
+    assert client.get("/api/keys").status_code == 200
+    body = {"account": "research", "scopes": ["fleet:write"]}
+    made = client.post("/api/keys", body, content_type="application/json")
+    assert made.status_code == 201
+    path = f"/api/keys/{made.json()['prefix']}"
+    assert client.delete(path).status_code == 403  # that changes a key
+    entry = AuditEntry.objects.order_by("id").last()
+    assert entry is not None and (entry.actor, entry.action) == ("user:clerk", "key.create")

@@ -1,0 +1,31 @@
+"""What a command prints, and its refusal."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from helexa_site.exit_codes import ExitCode
+
+
+def output(*words: str) -> str:
+    printed = io.StringIO()
+    call_command(*words, stdout=printed, stderr=io.StringIO())
+    return printed.getvalue()
+
+
+def printed_json(*words: str) -> Any:
+    return json.loads(output(*words, "--json"))
+
+
+def refused(*words: str, code: int = ExitCode.REFUSED) -> str:
+    """The one line for people; Django prints it on standard error and exits with the code."""
+    with pytest.raises(CommandError) as caught:
+        output(*words)
+    assert caught.value.returncode == code
+    return str(caught.value)

@@ -1,0 +1,185 @@
+"""Two gateways and their requests, for tests of what they do to one ledger in any order.
+
+The gateways' part is ``metering.ledger.pending_writes`` itself, without its thread; neurons are a
+few lines that know what each request used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from django.db import OperationalError
+from hypothesis.stateful import RuleBasedStateMachine
+
+from inference.protocol.events import Usage
+from inference.protocol.keys import gateway_alive_key
+from inference.protocol.usage_reports import UsageReport
+from metering.ledger import orphans, settlement
+from metering.ledger.entries import Granted, Operation
+from metering.ledger.pending_writes import PendingWrites
+from metering.ledger.receipts import Receipt
+from metering.prices import Prices
+from tests.metering.databases import clear
+from tests.metering.ledger.flaky_gateways import (
+    FlakyDatabase,
+    Gateway,
+    ReportStream,
+    Request,
+    notify_at_once,
+)
+from tests.metering.operations import NOON_UNIX_S, make_budget, reserve, settle
+from tests.metering.reported_usage import RECEIPTS, receipt
+
+PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
+FAR_AHEAD_S = 100_000
+
+
+class InterleavedGateways(RuleBasedStateMachine):
+    """Two gateways on one ledger, and what may become of them and of their requests."""
+
+    using = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        clear(self.using)
+        self.loop = asyncio.new_event_loop()
+        self.now_unix_s = NOON_UNIX_S
+        self.stream = ReportStream()
+        self.requests: dict[str, Request] = {}
+        self.num_gateways = 0
+        self.budgets = (
+            make_budget(self.using, cap=600),
+            make_budget(self.using, cap=900, window="day"),
+            make_budget(self.using, cap=500, window="seconds", window_s=3600),
+            make_budget(self.using, cap=300, unit="micro_usd"),
+        )
+        self.gateways = [self.new_gateway(), self.new_gateway()]
+
+    def new_gateway(self) -> Gateway:
+        self.num_gateways += 1
+        name = f"g{self.num_gateways}"
+        database = FlakyDatabase()
+        pending = PendingWrites(
+            name,
+            using=self.using,
+            notify=notify_at_once,
+            apply=database.apply,
+            clock=lambda: self.now_unix_s,
+        )
+        self.stream.alive.add(gateway_alive_key(name))
+        return Gateway(name, pending, database)
+
+    def write(self, gateway: Gateway) -> None:
+        while gateway.pending.depth:
+            try:
+                gateway.pending.write()
+            except OperationalError as error:
+                gateway.pending.recover(error)
+
+    def running(self, gateway: Gateway | None = None) -> list[Request]:
+        """Granted, submitted and not ended."""
+        return [
+            request
+            for request in self.requests.values()
+            if (gateway is None or request.gateway is gateway)
+            and request.gateway.is_alive
+            and not request.is_gone
+            and request.used is None
+            and request.waiter.done()
+            and self.is_granted(request)
+        ]
+
+    def is_granted(self, request: Request) -> bool:
+        outcome = request.waiter.result()
+        if not isinstance(outcome, Granted):
+            request.is_gone = True
+            return False
+        request.num_output_tokens = outcome.output_tokens
+        return True
+
+    def pick(self, index: int, condition: Callable[[Request], bool]) -> Request | None:
+        found = [request for request in self.running() if condition(request)]
+        return found[index % len(found)] if found else None
+
+    def reserve_for(self, request: Request, is_written: bool) -> None:
+        operation = reserve(
+            request.id,
+            gateway_id=request.gateway.name,
+            budgets=request.budgets,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            default_output_tokens=150,
+            prices=PRICES,
+            now_unix_s=self.now_unix_s,
+        )
+        request.gateway.queue(operation, request.waiter)
+        if is_written:
+            self.write(request.gateway)
+
+    def end(self, request: Request, share: int) -> None:
+        """No two things happen in one second: windows begin and end on whole ones."""
+        self.now_unix_s += 1
+        request.ended_unix_s = self.now_unix_s
+        request.used = Usage(
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=request.prompt_tokens // 3,
+            completion_tokens=request.num_output_tokens * share // 4,
+        )
+
+    def die(self, gateway: Gateway) -> None:
+        """Its unwritten operations are lost. Neurons cancel its requests, and report the usage of
+        all that they have run."""
+        for request in self.running(gateway):
+            self.end(request, 1)
+        gateway.is_alive = False
+        self.stream.alive.discard(gateway_alive_key(gateway.name))
+        for request in self.requests.values():
+            if request.gateway is gateway and request.used is not None:
+                self.stream.add(
+                    UsageReport(
+                        receipt=RECEIPTS.seal(self.receipt_of(request)),
+                        usage=request.used,
+                        outcome="cancelled",
+                        started_unix_s=request.ended_unix_s,
+                        ended_unix_s=request.ended_unix_s,
+                    )
+                )
+
+    def receipt_of(self, request: Request) -> Receipt:
+        return receipt(
+            request.id,
+            gateway_id=request.gateway.name,
+            sealed_unix_s=request.ended_unix_s,
+            input_micro_usd=PRICES.input_micro_usd,
+            cached_input_micro_usd=PRICES.cached_input_micro_usd,
+            output_micro_usd=PRICES.output_micro_usd,
+            max_prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.num_output_tokens,
+        )
+
+    def settle_reports(self) -> None:
+        client: Any = self.stream
+        settlement.usage_reports_settle(
+            client=client, receipts=RECEIPTS, now_unix_s=self.now_unix_s, using=self.using
+        )
+
+    def sweep(self) -> None:
+        """Sweeps by a clock so far ahead that every lease has run out: live gateways show it in
+        Redis."""
+        client: Any = self.stream
+        ahead_s = self.now_unix_s + FAR_AHEAD_S
+        orphans.reservations_sweep(client=client, now_unix_s=ahead_s, using=self.using)
+
+    def settle_of(self, request: Request) -> Operation:
+        assert request.used is not None
+        return settle(
+            request.id,
+            budgets=request.budgets,
+            prompt_tokens=request.used.prompt_tokens,
+            cached_tokens=request.used.cached_tokens,
+            completion_tokens=request.used.completion_tokens,
+            prices=PRICES,
+            ended_unix_s=request.ended_unix_s,
+        )

@@ -1,0 +1,250 @@
+"""Conversations are kept for their owner alone, within bounds, and go out as files."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from metering.playground import conversations
+from metering.playground.models import Conversation
+from tests.metering.api.api_support import person
+
+pytestmark = pytest.mark.django_db
+
+PLACE = "/playground/conversations"
+IMAGE = "data:image/png;base64,AA=="
+ANSWER = {
+    "role": "assistant",
+    "model": "tiny",
+    "text": "Take an `umbrella`.",
+    "thinking": "It is north.\nIt rains.",
+    "calls": [{"id": "1", "name": "get_weather", "arguments": '{"city": "```"}', "result": "rain"}],
+    "finish": "stop",
+    "error": "",
+    "requestId": "ab",
+    "stats": {"tokens": 3, "tokensPerS": 4.5, "isCut": False, "firstMs": None},
+    "isRunning": False,
+    "beside": [{"role": "assistant", "model": "other", "text": "Nimm einen Schirm. STRASSE"}],
+}
+STATE = {
+    "model": "tiny",
+    "beside": ["other"],
+    "account": "ours",
+    "system": "You know the weather.",
+    "sampling": {"temperature": "0.5", "stop": ""},
+    "thinking": "on",
+    "tools": "[]",
+    "schema": "",
+    "turns": [{"role": "user", "text": "  Rain in\nOslo?", "images": [IMAGE]}, ANSWER],
+}
+
+
+def put(client: Client, id_: Any, state: Any, revision: int | str = 0) -> Any:
+    body = state if isinstance(state, bytes) else json.dumps(state)
+    return client.put(
+        f"{PLACE}/{id_}?revision={revision}", data=body, content_type="application/json"
+    )
+
+
+def saved(client: Client, state: Any = STATE, revision: int = 0, id_: str = "") -> str:
+    id_ = id_ or str(uuid.uuid4())
+    answer = put(client, id_, state, revision)
+    assert answer.status_code == 200, answer.content
+    assert (answer.json()["id"], answer.json()["revision"]) == (id_, revision + 1)
+    return id_
+
+
+def refused(answer: Any) -> tuple[int, str]:
+    assert answer.json().keys() == {"error"} and answer.json()["error"]["message"]
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def asked(words: str) -> dict[str, Any]:
+    return {**STATE, "system": "", "turns": [{"role": "user", "text": words}]}
+
+
+def listed(client: Client, words: str = "") -> list[str]:
+    return [one["title"] for one in client.get(PLACE, {"q": words}).json()["data"]]
+
+
+def test_it_comes_back_as_it_was_saved_images_included() -> None:
+    ann = person("ann")
+    id_ = saved(ann)
+    found = ann.get(f"{PLACE}/{id_}")
+    assert "no-store" in found["Cache-Control"]
+    state = found.json()["state"]
+    assert {name: state[name] for name in STATE if name != "turns"} == {
+        name: value for name, value in STATE.items() if name != "turns"
+    }
+    question, answer = state["turns"]
+    assert (question["text"], question["images"]) == ("  Rain in\nOslo?", [IMAGE])
+    assert {name: answer[name] for name in ANSWER if name != "beside"} == {
+        name: value for name, value in ANSWER.items() if name != "beside"
+    }
+    assert answer["beside"][0]["text"] == "Nimm einen Schirm. STRASSE"
+    assert listed(ann) == ["Rain in Oslo?"]
+
+
+def test_characters_that_databases_refuse_are_kept() -> None:
+    ann = person("ann")
+    words = "a\x00b \U0001f327"
+    id_ = saved(ann, asked(words))
+    assert ann.get(f"{PLACE}/{id_}").json()["state"]["turns"][0]["text"] == words
+    assert listed(ann, "A\x00B") == ["ab \U0001f327"]
+
+
+def test_nobody_else_sees_changes_or_deletes_it() -> None:
+    ann, eve, operator = person("ann"), person("eve"), person("opal", is_superuser=True)
+    id_ = saved(ann)
+    for other in (eve, operator):
+        assert listed(other) == []
+        assert refused(other.get(f"{PLACE}/{id_}")) == (404, "not_found")
+        assert refused(other.get(f"{PLACE}/{id_}/export?format=json")) == (404, "not_found")
+        assert refused(other.delete(f"{PLACE}/{id_}")) == (404, "not_found")
+        assert refused(put(other, id_, STATE, 1)) == (404, "not_found")
+        assert refused(put(other, id_, STATE)) == (409, "changed_elsewhere")
+    assert listed(ann) == ["Rain in Oslo?"]
+
+
+def test_who_is_not_logged_in_gets_a_401(client: Client) -> None:
+    id_ = uuid.uuid4()
+    for answer in (
+        client.get(PLACE),
+        client.get(f"{PLACE}/{id_}"),
+        client.delete(f"{PLACE}/{id_}"),
+        put(client, id_, STATE),
+        client.get(f"{PLACE}/{id_}/export?format=md"),
+    ):
+        assert refused(answer) == (401, "login_required")
+
+
+def test_forged_requests_change_nothing() -> None:
+    ann = person("ann")
+    id_ = saved(ann)
+    ann.handler.enforce_csrf_checks = True
+    assert ann.delete(f"{PLACE}/{id_}").status_code == 403
+    assert put(ann, id_, asked("evil"), 1).status_code == 403
+    assert listed(ann) == ["Rain in Oslo?"]
+
+
+def test_an_older_revision_does_not_overwrite_a_newer_one() -> None:
+    ann = person("ann")
+    id_ = saved(ann, asked("one"))
+    saved(ann, asked("two"), 1, id_)
+    assert refused(put(ann, id_, asked("three"), 1)) == (409, "changed_elsewhere")
+    assert refused(put(ann, id_, asked("three"))) == (409, "changed_elsewhere")
+    assert listed(ann) == ["two"]
+    assert refused(put(ann, uuid.uuid4(), asked("four"), 1)) == (404, "not_found")
+
+
+def test_search_finds_questions_and_all_answers_in_any_case() -> None:
+    ann = person("ann")
+    saved(ann, asked("elsewhere, 100 %"))
+    saved(ann)
+    assert listed(ann) == ["Rain in Oslo?", "elsewhere, 100 %"]
+    for words in ("OSLO", "schirm", "Straße", "it rains", "know the weather"):
+        assert listed(ann, words) == ["Rain in Oslo?"], words
+    assert listed(ann, "100 %") == ["elsewhere, 100 %"]
+    assert listed(ann, "%") == ["elsewhere, 100 %"]
+    assert listed(ann, "_") == []
+    assert listed(ann, "nowhere") == []
+
+
+def test_deleting_one_and_deleting_its_owner() -> None:
+    ann = person("ann")
+    first, _second = saved(ann, asked("one")), saved(ann, asked("two"))
+    assert ann.delete(f"{PLACE}/{first}").status_code == 204
+    assert listed(ann) == ["two"]
+    assert refused(ann.delete(f"{PLACE}/{first}")) == (404, "not_found")
+    User.objects.get(username="ann").delete()
+    assert not Conversation.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (b"{", "truncated"),
+        (b"[]", "object"),
+        ({"turns": [{"role": "system"}]}, "role"),
+        ({"turns": [{"text": "x"}]}, "role"),
+        ({"turns": [{"role": "user", "wordy": 1}]}, "wordy"),
+        ({"turns": [{"role": "user", "images": [1]}]}, "images"),
+        ({"turns": [], "more": 1}, "more"),
+        ({"model": "tiny"}, "turns"),
+        (b'{"turns": [{"role": "user", "text": "\xff"}]}', "conversation"),
+        (b"[" * 100_000, "conversation"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(state: Any, reason: str) -> None:
+    ann = person("ann")
+    answer = put(ann, uuid.uuid4(), state)
+    assert refused(answer) == (400, "invalid_value")
+    assert reason in answer.json()["error"]["message"]
+    assert not Conversation.objects.exists()
+
+
+@pytest.mark.parametrize("revision", ["", "-1", "one", "9999999999"])
+def test_a_revision_is_a_number(revision: str) -> None:
+    answer = put(person("ann"), uuid.uuid4(), STATE, revision)
+    assert refused(answer) == (400, "invalid_value")
+
+
+def test_size_and_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ann, eve = person("ann"), person("eve")
+    monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 2)
+    id_ = saved(ann, asked("one"))
+    saved(ann, asked("two"))
+    answer = put(ann, uuid.uuid4(), asked("three"))
+    assert refused(answer) == (409, "too_many")
+    assert "2 conversations" in answer.json()["error"]["message"]
+    saved(ann, asked("one, continued"), 1, id_)
+    saved(eve, asked("hers"))
+
+    size = Conversation.objects.filter(pk=id_).get().num_bytes
+    monkeypatch.setattr(conversations, "MAX_CONVERSATIONS_BYTES", 2 * size)
+    answer = put(ann, id_, asked("x" * size), 2)
+    assert refused(answer) == (413, "too_large")
+    monkeypatch.setattr(conversations, "MAX_CONVERSATION_BYTES", size - 1)
+    answer = put(eve, uuid.uuid4(), asked("one, continued"))
+    assert refused(answer) == (413, "too_large")
+    assert listed(ann) == ["one, continued", "two"]
+
+
+def test_a_body_beyond_the_bound_is_not_read_whole() -> None:
+    body = b" " * (conversations.MAX_CONVERSATION_BYTES + 1)
+    answer = put(person("ann"), uuid.uuid4(), body)
+    assert refused(answer) == (413, "too_large")
+
+
+def test_a_large_one_passes_the_limit_of_forms() -> None:
+    ann = person("ann")
+    image = "data:image/png;base64," + "A" * 6_000_000
+    state = {**STATE, "turns": [{"role": "user", "text": "see", "images": [image]}]}
+    id_ = saved(ann, state)
+    assert ann.get(f"{PLACE}/{id_}").json()["state"]["turns"][0]["images"] == [image]
+
+
+def test_it_goes_out_as_json_and_markdown() -> None:
+    ann = person("ann")
+    id_ = saved(ann)
+    answer = ann.get(f"{PLACE}/{id_}/export?format=json")
+    assert answer["Content-Type"] == "application/json"
+    assert answer["Content-Disposition"].startswith('attachment; filename="conversation-')
+    whole = json.loads(answer.content)
+    assert whole["title"] == "Rain in Oslo?" and whole["turns"][0]["images"] == [IMAGE]
+    text = ann.get(f"{PLACE}/{id_}/export?format=md").text
+    assert text.startswith("# Rain in Oslo?\n\n")
+    for part in (
+        "## System prompt\n\nYou know the weather.",
+        f"## Question\n\n![Image 1]({IMAGE})\n\n  Rain in\nOslo?",
+        "## Answer of tiny\n\n> It is north.\n> It rains.\n\nTake an `umbrella`.",
+        'Call of `get_weather`:\n\n````json\n{"city": "```"}\n````\n\nResult:\n\n```\nrain\n```',
+        "## Answer of other\n\nNimm einen Schirm. STRASSE",
+    ):
+        assert part in text, text
+    assert refused(ann.get(f"{PLACE}/{id_}/export?format=pdf")) == (400, "invalid_value")

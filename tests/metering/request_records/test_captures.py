@@ -1,0 +1,201 @@
+"""Captured bodies: stored without secrets, bounded, and shown to those who may read them."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.test import Client
+from django.utils import timezone
+
+from inference.gateway.request.capture import Capture
+from metering import services, tasks
+from metering.actor import COMMAND
+from metering.keys.store import DatabaseKeyStore
+from metering.models import Account, ApiKey, AuditEntry, CapturedRequest
+from metering.request_records import captures, rows, writer
+from metering.request_records.writer import RequestRecordWriter
+from metering.services import CreatedKey
+from tests.metering.api.api_support import get, ok, person
+from tests.metering.api.api_support import refused as refused_call
+from tests.metering.request_records.records import ended
+from tests.metering.request_records.test_requests_api import record
+from tests.metering.services.service_support import ALICE, refused
+
+SECRET = "sk-" + "x" * 30
+IMAGE = "iVBORw0KGgo" * 200
+
+
+def capture(request: str, answer: str = "Paris.", trace: str = "") -> Capture:
+    made = Capture([(b"authorization", b"Bearer " + SECRET.encode()), (b"user-agent", b"curl/8")])
+    made.ask(request.encode())
+    made.send(answer.encode())
+    made.trace = trace
+    return made
+
+
+def stored(captured: Capture, using: str) -> CapturedRequest:
+    request_id = uuid.uuid4().hex
+    rows.insert([ended(request_id, captured=captured)], using=using)
+    return CapturedRequest.objects.using(using).get(request_id=request_id)
+
+
+def test_what_is_stored(using: str) -> None:
+    row = stored(capture(f'{{"content": "my key is {SECRET}"}}', "a\0b", "<|user|>"), using)
+    assert row.headers == "authorization: ***\nuser-agent: curl/8"
+    assert row.request == '{"content": "my key is sk-***"}'
+    assert (row.answer, row.trace) == ("ab", "<|user|>")
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (f"data:image/png;base64,{IMAGE}", "data:image/png;base64,[2,200 characters, sha256 "),
+        (IMAGE, "[2,200 characters, sha256 "),
+    ],
+)
+def test_data_are_their_size_and_digest(using: str, data: str, shown: str) -> None:
+    row = stored(capture(f'{{"a": "{data}"}}'), using)
+    assert row.request.startswith(f'{{"a": "{shown}')
+    assert len(row.request) < 100
+    assert stored(capture(f'{{"a": "{data}"}}'), using).request == row.request
+
+
+def test_long_bodies_are_cut_and_state_it(using: str) -> None:
+    row = stored(capture("word " * captures.MAX_CHARS), using)
+    assert len(row.request) < captures.MAX_CHARS + 100
+    assert "characters left out]" in row.request and row.request.endswith("bytes left out]")
+
+
+def test_the_oldest_are_deleted_beyond_the_most(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captures, "MAX_ROWS", 2)
+    made = [stored(capture(word), using) for word in "abc"]
+    left = CapturedRequest.objects.using(using).values_list("pk", flat=True)
+    assert set(left) == {row.pk for row in made[1:]}
+
+
+def test_the_queue_holds_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MAX_CAPTURED_BYTES", 20)
+    first, second = capture("question"), capture("question")
+    queue = RequestRecordWriter()
+    queue.add(ended(captured=first))
+    queue.add(ended(captured=second))
+    assert (first.num_bytes, second.num_bytes, queue.depth) == (14, 0, 2)
+
+
+@pytest.mark.django_db
+class TestSwitchedOn:
+    def test_for_a_limited_time(self, account: Account, made: CreatedKey) -> None:
+        key, now = made.row, timezone.now()
+        for until in (now - timedelta(minutes=1), now + timedelta(days=8)):
+            key.capture_until = until
+            change = {"actor": ALICE, "changed_fields": ["capture_until"]}
+            refused("capture_until", services.key_update, key=key, **change)
+        key.capture_until = until = now + timedelta(hours=1)
+        services.key_update(key=key, **change)
+        account.capture_until = until + timedelta(hours=1)
+        services.account_update(account=account, **change)
+        actions = AuditEntry.objects.filter(detail__has_key="capture_until").values_list("action")
+        assert {action for (action,) in actions} >= {"key.update", "account.update"}
+        (principal,) = (one.principal for one in DatabaseKeyStore().keys([key.prefix]).values())
+        assert principal.capture_until_unix_s == account.capture_until.timestamp()
+        assert principal.is_captured(time.time())
+
+    def test_a_time_that_has_passed_hinders_no_change(self, made: CreatedKey) -> None:
+        past = datetime(2026, 1, 1, tzinfo=UTC)
+        ApiKey.objects.filter(pk=made.row.pk).update(capture_until=past)
+        key = ApiKey.objects.get(pk=made.row.pk)
+        key.name = "renamed"
+        services.key_update(actor=ALICE, key=key, changed_fields=["name"])
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("listens_elsewhere")
+class TestWhoReads:
+    @pytest.fixture
+    def request_id(self, account: Account, made: CreatedKey) -> str:
+        captured = capture("<b>the question", trace="the rendered prompt")
+        return record(account="research", key=made.row.prefix, captured=captured)
+
+    def test_operators_and_that_is_audited(self, request_id: str) -> None:
+        olga = person("olga", is_staff=True)
+        page = olga.get(f"/requests/{request_id}").content.decode()
+        assert "Show the captured bodies" in page and "the question" not in page
+        shown = olga.post(f"/requests/{request_id}")
+        assert "&lt;b&gt;the question" in shown.content.decode()
+        assert "the rendered prompt" in shown.content.decode()
+        assert shown["Cache-Control"] == "no-store"
+        (entry,) = AuditEntry.objects.filter(action="request.read_bodies")
+        assert (entry.actor, entry.object_id) == ("user:olga", request_id)
+
+    def test_members_those_of_their_own_keys(
+        self, account: Account, made: CreatedKey, request_id: str
+    ) -> None:
+        mia = person("mia", account, role="member")
+        assert "captured" not in mia.get(f"/requests/{request_id}").content.decode()
+        assert mia.post(f"/requests/{request_id}").status_code == 403
+        ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
+        assert "the question" in mia.post(f"/requests/{request_id}").content.decode()
+        assert person("otto", account).post(f"/requests/{request_id}").status_code == 200
+        assert person("nell").post(f"/requests/{request_id}").status_code == 404
+
+    def test_over_rest_and_that_is_audited(
+        self, client: Client, account: Account, made: CreatedKey, request_id: str
+    ) -> None:
+        path = f"requests/{request_id}/capture"
+        assert refused_call(client, path, made.key) == (403, "insufficient_scope")
+        assert refused_call(person("nell"), path) == (404, "request_not_found")
+        mia = person("mia", account, role="member")
+        assert refused_call(mia, path) == (403, "insufficient_scope")
+        assert not AuditEntry.objects.filter(action="request.read_bodies").exists()
+        ApiKey.objects.filter(pk=made.row.pk).update(created_by="user:mia")
+        scopes = ["usage:read", "accounts:read", "accounts:write"]
+        operators = services.key_create(actor=ALICE, account=account, scopes=scopes)
+        for asker, key in ((mia, ""), (client, operators.key)):
+            shown = ok(asker, path, key)
+            assert (shown["id"], shown["answer"]) == (request_id, "Paris.")
+            assert (shown["request"], shown["trace"]) == (
+                "<b>the question",
+                "the rendered prompt",
+            )
+            assert SECRET not in shown["headers"]
+        assert get(mia, path)["Cache-Control"] == "no-store"
+        entries = AuditEntry.objects.filter(action="request.read_bodies", object_id=request_id)
+        assert {entry.actor for entry in entries} == {"user:mia", f"key:{operators.row.prefix}"}
+
+    def test_by_command(self, request_id: str) -> None:
+        out = StringIO()
+        call_command("requests", "show", request_id, stdout=out)
+        assert "the question" not in out.getvalue()
+        call_command("requests", "show", request_id, "--body", stdout=out)
+        assert "request:\n<b>the question\n\ntrace:\nthe rendered prompt" in out.getvalue()
+        out = StringIO()
+        call_command("requests", "show", request_id, "--body", "--json", stdout=out)
+        assert json.loads(out.getvalue())["capture"]["answer"] == "Paris."
+        entry = AuditEntry.objects.filter(action="request.read_bodies").first()
+        assert entry is not None and entry.actor == str(COMMAND)
+        with pytest.raises(CommandError, match="No bodies of this request are stored"):
+            call_command("requests", "show", record(), "--body", stdout=out)
+
+    def test_nothing_was_captured(self) -> None:
+        request_id = record()
+        assert person("olga", is_staff=True).post(f"/requests/{request_id}").status_code == 403
+
+
+@pytest.mark.django_db(transaction=True)
+def test_they_are_forgotten() -> None:
+    days = settings.CONFIG.capture_retention_days
+    for ago in (days + 1, days - 1):
+        at = time.time() - 86_400 * ago
+        record(captured=capture(str(ago)), ended_unix_s=at)
+    tasks.forget_request_records()
+    assert [row.request for row in CapturedRequest.objects.all()] == [str(days - 1)]

@@ -1,0 +1,142 @@
+"""Figures add up in any order and any grouping, percentiles with them; and steps of time."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metering.errors import MeteringValueError
+from metering.series import figures
+from metering.series.colors import FIXED, colors_of
+from metering.series.figures import ERROR, MAX_CODES, add, errors_of, merged
+from metering.series.histogram import MAX_ERROR, bucket_of, percentile
+from metering.series.kinds import Kind
+from metering.series.ranges import MAX_POINTS, RANGES, USUAL_POINTS, kind_of, range_of
+from metering.series.steps import KEPT_S, TIERS, boundary_s, finest_step_s, floor_s, points_of
+
+NOW_UNIX_S = 1_780_000_123
+VALUES = st.lists(st.integers(1, 10**9), min_size=1, max_size=15)
+FIGURES = st.dictionaries(
+    st.sampled_from(["requests", "error:a", "error:b", "total_ms@3", "total_ms@9"]),
+    st.integers(0, 10**12),
+)
+
+
+@given(VALUES, st.integers(1, 100))
+def test_a_percentile_is_off_by_little(values: list[int], percent: int) -> None:
+    exact = sorted(values)[max(1, math.ceil(percent / 100 * len(values))) - 1]
+    found = percentile(Counter(map(bucket_of, values)), percent / 100)
+    assert found is not None
+    assert abs(found - exact) <= exact * MAX_ERROR * 1.001
+
+
+@given(VALUES, VALUES)
+def test_merged_histograms_are_those_of_all_values(left: list[int], right: list[int]) -> None:
+    """Percentiles of parts are not averaged."""
+    both = merged([_counted(left), _counted(right)])
+    assert both == _counted(left + right)
+    whole = figures.percentile_of(both, "ms", 0.95)
+    assert whole == percentile(Counter(map(bucket_of, left + right)), 0.95)
+
+
+def _counted(values: list[int]) -> figures.Figures:
+    return merged({figures.in_bucket("ms", value): 1} for value in values)
+
+
+@given(st.lists(FIGURES, max_size=8), st.integers(0, 8), st.randoms())
+def test_figures_add_up_in_any_order_and_grouping(
+    parts: list[figures.Figures], cut: int, random: object
+) -> None:
+    whole = merged(parts)
+    assert merged([merged(parts[:cut]), merged(parts[cut:])]) == whole
+    random.shuffle(parts)  # type: ignore[attr-defined]
+    assert merged(parts) == whole
+
+
+def test_extremes_have_a_bucket() -> None:
+    assert percentile({}, 0.5) is None
+    assert bucket_of(-5) == bucket_of(0.5) == 0
+    assert percentile({0: 3}, 0.5) == 0.0
+    assert bucket_of(10**30) == bucket_of(2**63 - 1)
+    assert percentile({bucket_of(2): 1}, 1.0) == pytest.approx(2, rel=MAX_ERROR)
+
+
+def test_codes_are_bounded_and_none_is_lost() -> None:
+    row: figures.Figures = {}
+    for number in range(MAX_CODES + 10):
+        add(row, {f"{ERROR}code_{number}": 2})
+    found = errors_of(row)
+    assert len(found) == MAX_CODES + 1
+    assert (found["other"], sum(found.values())) == (20, 2 * (MAX_CODES + 10))
+    assert next(iter(found)) == "other", "the most first"
+
+
+@given(st.integers(0, 2 * KEPT_S), st.integers(0, KEPT_S))
+def test_what_is_rolled_up_is_of_a_whole_coarse_step(age_s: int, shift_s: int) -> None:
+    """A row that stays fine has its whole coarse step fine; what a range reads is fine enough."""
+    now_unix_s = NOW_UNIX_S + shift_s
+    for place, tier in enumerate(TIERS[:-1]):
+        assert boundary_s(now_unix_s, place) % TIERS[place + 1].step_s == 0
+        assert boundary_s(now_unix_s, place) <= now_unix_s - tier.kept_s
+    step_s = finest_step_s(now_unix_s - age_s, now_unix_s)
+    coarser = [place for place, tier in enumerate(TIERS) if tier.step_s > step_s]
+    if coarser:
+        assert now_unix_s - age_s >= boundary_s(now_unix_s, coarser[0] - 1)
+
+
+@given(
+    st.sampled_from([*RANGES, "5m", "7m", "100m", "6h", "71h", "4d", "29d"]), st.integers(0, 10**6)
+)
+def test_a_range_has_few_points_and_ends_now(word: str, shift_s: int) -> None:
+    now_unix_s = NOW_UNIX_S + shift_s
+    found = range_of(word, "", now_unix_s=now_unix_s)
+    points = points_of(found.since_unix_s, found.until_unix_s, found.step_s)
+    assert 2 <= len(points) <= USUAL_POINTS + 1
+    assert points[0] == found.since_unix_s
+    assert points[-1] == floor_s(now_unix_s, found.step_s)
+    assert found.step_s % finest_step_s(found.since_unix_s, now_unix_s) == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "step", "parameter"),
+    [
+        ("4m", "", "range"),
+        ("31d", "", "range"),
+        ("week", "", "range"),
+        ("24h", "60", "step"),  # no minutes are kept so long
+        ("30m", "90", "step"),
+        ("30m", "3600", "step"),
+        ("30m", "0", "step"),
+        ("30m", "-60", "step"),
+        ("30m", "²", "step"),
+    ],
+)
+def test_what_no_series_has_is_refused_by_name(word: str, step: str, parameter: str) -> None:
+    with pytest.raises(MeteringValueError) as refused:
+        range_of(word, step, now_unix_s=NOW_UNIX_S)
+    assert refused.value.field == parameter
+
+
+def test_a_step_may_be_chosen() -> None:
+    found = range_of("3h", "300", now_unix_s=NOW_UNIX_S)
+    assert (found.step_s, found.step_words, found.since_unix_s % 300) == (300, "5 minutes", 0)
+    assert range_of("30d", "3600", now_unix_s=NOW_UNIX_S).step_words == "1 hour"
+    assert KEPT_S // TIERS[-1].step_s <= MAX_POINTS, "every row can be read by itself"
+    assert kind_of("model") is Kind.MODEL
+    with pytest.raises(MeteringValueError, match="'models' is none of fleet, model"):
+        kind_of("models")
+
+
+@given(st.lists(st.sampled_from("abcdefghijkl"), unique=True))
+def test_a_colour_stays_with_its_name(names: list[str]) -> None:
+    found = colors_of(names)
+    assert colors_of(names[::-1]) == found[::-1]
+    assert len(set(found)) == len(found), "no two lines of a chart look the same"
+    for name in (*names[:1], *FIXED):
+        assert colors_of([name]) == colors_of([name, name])[:1]
+    if len(names) == 2 and len({*colors_of(names[:1]), *colors_of(names[1:])}) == 2:
+        assert found == [*colors_of(names[:1]), *colors_of(names[1:])]

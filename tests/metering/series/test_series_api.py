@@ -1,0 +1,255 @@
+"""``/api/series``, the command over it, and the charts of pages: who sees which, in which steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from html.parser import HTMLParser
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.test import Client
+
+from metering.actor import COMMAND
+from metering.models import Account
+from metering.request_records import rows
+from metering.series.figures import SUM
+from metering.series.histogram import MAX_ERROR
+from metering.series.kinds import Kind, SeriesKey
+from metering.series.rollup import series_roll_up
+from metering.series.steps import DAY_S, HOUR_S, MINUTE_S, floor_s
+from metering.series.store import figures_add
+from metering.services import CreatedKey, key_create
+from tests.metering.api.api_support import ok, person, refused
+from tests.metering.request_records.records import ended
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
+
+GIB = 1024**3
+
+
+def record(*ages_s: float, **changes: Any) -> None:
+    now_unix_s = time.time()
+    rows.insert([ended(ended_unix_s=now_unix_s - age_s, **changes) for age_s in ages_s])
+
+
+def sampled(kind: Kind, name: str, **figures: int) -> None:
+    at = floor_s(time.time(), MINUTE_S)
+    figures_add({SeriesKey(MINUTE_S, at, kind, name): figures})
+
+
+@pytest.fixture
+def operator() -> Client:
+    return person("olga", is_staff=True)
+
+
+def total(shown: Any, name: str) -> int:
+    return sum(point[name] for point in shown["data"])
+
+
+class TestRest:
+    def test_a_models_minutes(self, operator: Client) -> None:
+        record(0, 0, 600, account="research", duration_ms=1000)
+        record(0, model="other", account="research")
+        record(0, status=503, outcome="neuron_lost", account="research")
+        shown = ok(operator, "series?kind=model&name=tiny&range=30m")
+        assert (shown["kind"], shown["name"], shown["step_s"]) == ("model", "tiny", 60)
+        assert len(shown["data"]) == 30
+        assert shown["data"][0]["at"] == shown["since"]
+        assert (total(shown, "requests"), total(shown, "failed")) == (4, 1)
+        newest = [point for point in shown["data"] if point["answered"]][-1]
+        for name, expected_ms in (("total", 1000), ("first_token", 120)):
+            for percentile in ("p50", "p95"):
+                found = newest[f"{name}_{percentile}_ms"]
+                assert found == pytest.approx(expected_ms, rel=MAX_ERROR), (name, percentile)
+        assert newest["errors"] in ({"neuron_lost": 1}, {})
+        assert newest["prompt_tokens_per_s"] == round(newest["prompt_tokens"] / 60, 2)
+        empty = next(point for point in shown["data"] if not point["requests"])
+        assert (empty["total_p50_ms"], empty["queue_depth"], empty["errors"]) == (None, None, {})
+
+    @pytest.mark.parametrize(
+        ("range_word", "num_points", "step_s"),
+        [("24h", 96, 900), ("7d", 168, HOUR_S), ("30d", 120, 6 * HOUR_S)],
+    )
+    def test_a_long_range_has_coarse_steps(
+        self, operator: Client, range_word: str, num_points: int, step_s: int
+    ) -> None:
+        record(*range(0, 20 * HOUR_S, HOUR_S))
+        for _ in range(2):
+            shown = ok(operator, f"series?range={range_word}")
+            assert (len(shown["data"]), shown["step_s"]) == (num_points, step_s)
+            assert total(shown, "requests") == 20
+            series_roll_up(now_unix_s=time.time() + 2 * HOUR_S)
+
+    def test_what_was_sampled(self, operator: Client) -> None:
+        sampled(Kind.MODEL, "tiny", **{"samples": 2, f"queue_depth{SUM}": 6, "queue_depth@8": 1})
+        sampled(
+            Kind.DEVICE,
+            "beast/cuda:0",
+            **{
+                "samples": 2,
+                "busy_samples": 1,
+                f"busy_percent{SUM}": 71,
+                f"memory_used_bytes{SUM}": 6 * GIB,
+                f"memory_bytes{SUM}": 16 * GIB,
+            },
+        )
+        model = ok(operator, "series?kind=model&name=tiny&range=30m")["data"]
+        assert [one["queue_depth"] for one in model if one["queue_depth"] is not None] == [3.0]
+        device = ok(operator, "series?kind=device&name=beast/cuda:0&range=30m")["data"]
+        (point,) = [one for one in device if one["memory_bytes"] is not None]
+        del point["at"]
+        assert point == {
+            "busy_percent": 71.0,
+            "memory_used_bytes": 3 * GIB,
+            "memory_bytes": 8 * GIB,
+        }
+
+    def test_who_sees_what(
+        self, client: Client, operator: Client, account: Account, made: CreatedKey
+    ) -> None:
+        record(0, account="research")
+        mia = person("mia", account, role="viewer")
+        theirs = "series?kind=account&name=research"
+        for asker in (mia, operator):
+            assert total(ok(asker, theirs), "requests") == 1
+        not_theirs = (403, "account_not_allowed")
+        assert refused(mia, "series?kind=account&name=other") == not_theirs
+        assert refused(client, theirs, made.key) == not_theirs, "it sees its own requests alone"
+        for path in (
+            "series",
+            "series?kind=model&name=tiny",
+            "series?kind=account",
+            "series?kind=x",
+        ):
+            expected = not_theirs if path.endswith("account") else (403, "insufficient_scope")
+            assert refused(mia, path) == expected
+        for scope, path in (("fleet:read", "series"), ("accounts:read", theirs)):
+            key = key_create(actor=COMMAND, account=account, scopes=[scope]).key
+            assert total(ok(client, path, key), "requests") == 1
+
+    @pytest.mark.parametrize(
+        ("query", "code"),
+        [
+            ("kind=nothing", "invalid_value"),
+            ("kind=model", "invalid_value"),
+            ("name=tiny", "invalid_value"),
+            ("range=1y", "invalid_value"),
+            ("range=24h&step=60", "invalid_value"),
+            ("since=2h", "unknown_parameter"),
+        ],
+    )
+    def test_bad_parameters_are_refused_by_name(
+        self, operator: Client, query: str, code: str
+    ) -> None:
+        assert refused(operator, f"series?{query}") == (400, code)
+
+
+class Charts(HTMLParser):
+    """The numbers of each chart of a page, by its id, and the ranges of its picker."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.numbers: dict[str, Any] = {}
+        self.canvases: list[str] = []
+        self.ranges: dict[str, bool] = {}
+        self._id = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "canvas":
+            self.canvases.append(str(found["data-series"]))
+            assert found["aria-label"]
+        if tag == "button":
+            self.ranges[str(found["id"]).rpartition("-")[2]] = found["aria-pressed"] == "true"
+        self._id = str(found.get("id", "")) if tag == "script" else ""
+
+    def handle_data(self, data: str) -> None:
+        if self._id and data.strip():
+            self.numbers[self._id] = json.loads(data)
+
+
+def charts(client: Client, query: str) -> Charts:
+    response = client.get(f"/series/panel?{query}")
+    assert response.status_code == 200
+    return Charts(response.content.decode())
+
+
+class TestPanel:
+    def test_a_models_charts(self, operator: Client) -> None:
+        record(0, 0, status=503, outcome="neuron_lost")
+        record(0)
+        shown = charts(operator, "kind=model&name=tiny")
+        assert shown.ranges == {"30m": False, "3h": True, "24h": False, "7d": False, "30d": False}
+        assert shown.canvases == list(shown.numbers)
+        assert shown.canvases == [
+            *("series-requests", "series-errors", "series-first-token", "series-total"),
+            "series-tokens",
+        ]
+        requests = shown.numbers["series-requests"]
+        assert requests["steps"] and [line["label"] for line in requests["lines"]] == [
+            *("answered", "cancelled", "refused", "failed"),
+        ]
+        assert [sum(line["data"]) for line in requests["lines"]] == [1, 0, 0, 2]
+        (errors,) = shown.numbers["series-errors"]["lines"]
+        assert (errors["label"], sum(errors["data"])) == ("neuron_lost", 2)
+        for numbers in shown.numbers.values():
+            assert {len(line["data"]) for line in numbers["lines"]} == {len(numbers["labels"])}
+            assert len({line["color"] for line in numbers["lines"]}) == len(numbers["lines"])
+
+    def test_many_codes_are_few_lines(self, operator: Client) -> None:
+        for number in range(9):
+            record(*[0] * (number + 1), status=400, outcome=f"code_{number}")
+        lines = charts(operator, "kind=fleet").numbers["series-errors"]["lines"]
+        assert [line["label"] for line in lines] == [
+            *(f"code_{number}" for number in range(3, 9)),
+            "others",
+        ]
+        assert sum(lines[-1]["data"]) == 1 + 2 + 3
+
+    def test_a_neuron_has_its_devices(self, operator: Client) -> None:
+        for device, percent in (("cpu", 10), ("cuda:0", 90)):
+            figures = {"busy_samples": 1, f"busy_percent{SUM}": percent, "samples": 1}
+            figures |= {f"memory_used_bytes{SUM}": GIB, f"memory_bytes{SUM}": 2 * GIB}
+            sampled(Kind.DEVICE, f"beast/{device}", **figures)
+        sampled(Kind.DEVICE, "beastly/cpu", samples=1)
+        shown = charts(operator, "kind=neuron&name=beast&range=30m").numbers
+        for chart_id, unit in (("series-busy", "%"), ("series-memory", "bytes")):
+            numbers = shown[chart_id]
+            assert [line["label"] for line in numbers["lines"]] == ["cpu", "cuda:0"]
+            assert numbers["unit"] == unit and not numbers["steps"]
+
+    def test_a_subjects_size_does_not_grow_with_the_range(self, operator: Client) -> None:
+        record(*range(0, 25 * DAY_S, 8 * HOUR_S))
+        series_roll_up(now_unix_s=time.time())
+        for word in ("30m", "3h", "24h", "7d", "30d"):
+            answer = operator.get(f"/series/panel?kind=fleet&range={word}")
+            assert len(answer.content) < 25_000, word
+
+    def test_who_sees_them(self, account: Account, operator: Client) -> None:
+        mia = person("mia", account)
+        assert charts(mia, "kind=account&name=research").canvases == ["series-requests"]
+        for query in ("kind=account&name=other", "kind=fleet", "kind=model&name=tiny"):
+            assert mia.get(f"/series/panel?{query}").status_code == 403
+        assert "is none of" in operator.get("/series/panel?kind=x").content.decode()
+        assert "is not a time" in operator.get("/series/panel?kind=fleet&range=x").content.decode()
+
+
+def test_the_command() -> None:
+    record(0, model="tiny")
+    out = StringIO()
+    call_command(
+        "series", "list", "--kind", "model", "--name", "tiny", "--range", "30m", stdout=out
+    )
+    lines = out.getvalue().splitlines()
+    assert lines[0].split()[:3] == ["at", "requests", "failed"]
+    assert len(lines) == 31
+    out = StringIO()
+    call_command("series", "list", "--range", "24h", "--json", stdout=out)
+    assert json.loads(out.getvalue())["step_s"] == 900
+    with pytest.raises(CommandError, match="'1y' is not a time"):
+        call_command("series", "list", "--range", "1y", stdout=out)

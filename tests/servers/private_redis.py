@@ -1,0 +1,98 @@
+"""A real Redis for a test run, as ``serve`` configures one, and one that a test may do harm to."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from helexa_site.bootstrap.private_redis.redis_server import (
+    PRIVATE,
+    PrivateRedis,
+    configure_private_redis,
+    discard_private_redis,
+    wait_for_redis,
+)
+from helexa_site.bootstrap.processes.guardian import Guardian
+
+
+@contextlib.contextmanager
+def running_redis(run_dir: Path) -> Iterator[str]:
+    """A private Redis for the length of a ``with``; yields its URL.
+
+    It dies with this process, even when that is killed.
+    """
+    server = configure_private_redis(run_dir)
+    with (
+        Guardian() as guardian,
+        (run_dir / "redis.log").open("ab") as log,
+        subprocess.Popen(
+            server.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as process,
+    ):
+        guardian.watch(process.pid)
+        try:
+            wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
+            yield server.url
+        finally:
+            process.kill()
+            process.wait()
+            guardian.release(process.pid)
+            discard_private_redis(server, run_dir)
+
+
+class MortalRedis:
+    """One that a test stops, kills and starts again. Killed, it has lost what it held."""
+
+    def __init__(self, configured: PrivateRedis, guardian: Guardian) -> None:
+        self.url = configured.url
+        self._command = configured.command
+        self._guardian = guardian
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._guardian.watch(self._process.pid)
+        wait_for_redis(self.url, is_alive=lambda: self._process.poll() is None)
+
+    def suspend(self) -> None:
+        """It answers no client; the kernel still accepts connections for it."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def url_at(self, port: int) -> str:
+        """Its URL on loopback, where it listens there as well."""
+        password = self.url.partition("@")[0].removeprefix("unix://:")
+        return f"redis://:{password}@127.0.0.1:{port}/0"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(60)
+        self._guardian.release(self._process.pid)
+
+
+@contextlib.contextmanager
+def mortal_redis(run_dir: Path, *, port: int | None = None) -> Iterator[MortalRedis]:
+    """``port``: where it listens on loopback as well, for hosts that were invited."""
+    listening = PRIVATE if port is None else ("bind 127.0.0.1", f"port {port}")
+    configured = configure_private_redis(run_dir, listening=listening)
+    with Guardian() as guardian:
+        server = MortalRedis(configured, guardian)
+        try:
+            yield server
+        finally:
+            server.kill()
+            discard_private_redis(configured, run_dir)
