@@ -1,4 +1,5 @@
-"""One whole server for most of the live tests: starting it costs seconds."""
+"""One whole server for most of the live tests: starting it costs seconds. All but one module are
+slow."""
 
 from __future__ import annotations
 
@@ -19,8 +20,27 @@ from tests.live.sdk.asking import Ask, Converse, Respond
 from tests.live.serving import Serve, wait_until
 from tests.spreading import SERVERS, ends_with
 
+LIVE_DIR = Path(__file__).resolve().parent
+IN_THE_SUITE = LIVE_DIR / "test_one_serve.py"
 _running = {server: ExitStack() for server in SERVERS}
 """How each server, and what runs beside it, is ended."""
+
+
+def is_slow(path: Path) -> bool:
+    return path.is_relative_to(LIVE_DIR) and path != IN_THE_SUITE
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are left out their modules are not even imported: the SDKs take seconds."""
+    is_left_out = config.getoption("markexpr") == "not slow" and collection_path.is_file()
+    return True if is_left_out and is_slow(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.path):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

@@ -27,6 +27,7 @@ SCRIPTS = {
     "try-clients": ("--help", "--no-such-flag"),
     "in-environment": ("", "no_such_package no.such.module"),
     "release": ("", "--help", "--no-such-flag", "not-a-version"),
+    "slow": ("--help", "--no-such-flag"),
     "rolling-deploy": ("", "--help", "--no-such-flag", "--upgrade", "--upgrade true"),
     "validate-neuron": ("", "--help"),
 }
