@@ -11,9 +11,14 @@ from django.views.decorators.http import require_safe
 
 from helexa_site.web.pages import render_page
 from inference.wire.common.fields import Field, Support
-from inference.wire.documentation import DIALECTS, VERDICTS
 from inference.wire.openai.passed.endpoints import ENDPOINTS
-from inference.wire.openapi import CALLS, READS, passed_fields, passed_summary, types_of
+from inference.wire.openapi import CALLS, DIALECTS, READS, passed_fields, passed_summary, types_of
+
+VERDICTS = {
+    Support.HONOURED: "honoured",
+    Support.NEUTRAL: "only a value that changes nothing",
+    Support.REFUSED: "refused",
+}
 
 
 @dataclass(frozen=True, slots=True)

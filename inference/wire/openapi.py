@@ -2,9 +2,8 @@
 
     Field ─▶ its check is shown one value of each JSON type ─▶ the types that it takes
 
-A field that is refused by name is listed with its reason and accepts only null. ``python -m
-inference.wire.openapi`` writes docs/openapi.json, and a test fails while it differs;
-/openapi.json serves the same. Pure but for ``main``.
+A field that is refused by name is listed with its reason and accepts only null. /openapi.json
+serves the document. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +14,67 @@ from typing import Any
 import orjson
 
 from inference.version import VERSION
+from inference.wire.anthropic import batches as anthropic_batches
+from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.common import batch_lines
 from inference.wire.common.fields import Field, Support
-from inference.wire.documentation import DIALECTS, PAGE
 from inference.wire.errors import ApiError, InvalidTypeError
+from inference.wire.ollama import chat as ollama_chat
+from inference.wire.ollama import embed as ollama_embed
+from inference.wire.ollama import generate as ollama_generate
+from inference.wire.ollama import models as ollama_models
+from inference.wire.ollama import pull as ollama_pull
+from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import embeddings as openai_embeddings
+from inference.wire.openai.chat import request as openai_chat
+from inference.wire.openai.completions import request as openai_completions
 from inference.wire.openai.passed.endpoints import ENDPOINTS, METERED_FIELDS, PassedEndpoint
+from inference.wire.openai.responses import compact as openai_responses_compact
+from inference.wire.openai.responses import count as openai_responses_count
+from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.responses import websocket as openai_responses_socket
+from inference.wire.vllm import rerank
+from inference.wire.vllm import score as vllm_score
+from inference.wire.vllm import tokenize as vllm_tokenize
 
-FILE = PAGE.with_name("openapi.json")
+DIALECTS: dict[str, Mapping[str, Field]] = {
+    "POST /v1/chat/completions": openai_chat.FIELDS,
+    **{
+        f"POST /v1/chat/completions: {what}": fields
+        for what, fields in openai_chat.NESTED_FIELDS.items()
+    },
+    "POST /v1/completions": openai_completions.FIELDS,
+    "POST /v1/messages": anthropic_messages.FIELDS,
+    **{
+        f"POST /v1/messages: {what}": fields
+        for what, fields in anthropic_messages.NESTED_FIELDS.items()
+    },
+    "POST /v1/messages/count_tokens": anthropic_messages.COUNT_FIELDS,
+    "POST /api/chat": ollama_chat.FIELDS,
+    **{f"POST /api/chat: {what}": fields for what, fields in ollama_chat.NESTED_FIELDS.items()},
+    "POST /api/generate": ollama_generate.FIELDS,
+    "POST /api/embed": ollama_embed.FIELDS,
+    "POST /api/embeddings": ollama_embed.OLD_FIELDS,
+    "POST /api/show": ollama_models.SHOW_FIELDS,
+    "POST /api/pull": ollama_pull.FIELDS,
+    "POST /tokenize": vllm_tokenize.FIELDS,
+    "POST /detokenize": vllm_tokenize.BACK_FIELDS,
+    "POST /v1/embeddings": openai_embeddings.FIELDS,
+    "POST /v1/batches": openai_batches.BATCH_FIELDS,
+    "POST /v1/batches: a line of the input file": batch_lines.LINE_FIELDS,
+    "POST /v1/messages/batches": anthropic_batches.FIELDS,
+    "POST /v1/messages/batches: requests": anthropic_batches.REQUEST_FIELDS,
+    "POST /v1/rerank and /v2/rerank": rerank.FIELDS,
+    "POST /v1/score": vllm_score.FIELDS,
+    "POST /v1/responses": openai_responses.FIELDS,
+    **{
+        f"POST /v1/responses: {what}": fields
+        for what, fields in openai_responses.NESTED_FIELDS.items()
+    },
+    "WebSocket /v1/responses: beside the fields of POST": openai_responses_socket.OWN_FIELDS,
+    "POST /v1/responses/compact": openai_responses_compact.FIELDS,
+    "POST /v1/responses/input_tokens": openai_responses_count.FIELDS,
+}
 SAMPLES: dict[str, Any] = {
     "boolean": True,
     "integer": 1,
@@ -189,11 +243,3 @@ def _name(title: str) -> str:
     """Letters, digits, ``.``, ``-`` and ``_`` alone."""
     words = "".join(character if character.isalnum() else " " for character in title).split()
     return "_".join(words)
-
-
-def main() -> None:
-    FILE.write_bytes(document_bytes())
-
-
-if __name__ == "__main__":
-    main()

@@ -9,9 +9,8 @@ import pytest
 from django.test import Client
 
 from helexa_site.web.api_reference import calls, reads
-from inference.wire.documentation import DIALECTS
 from inference.wire.openai.passed.endpoints import ENDPOINTS
-from inference.wire.openapi import CALLS, document
+from inference.wire.openapi import CALLS, DIALECTS, document
 
 pytestmark = pytest.mark.django_db
 

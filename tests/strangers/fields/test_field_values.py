@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
-from helexa_site.config import REPOSITORY_DIR
+from inference.wire.openapi import document
 from tests.strangers.fields.embedding_values import EMBEDDING_FIELDS
 from tests.strangers.fields.field_values import ELSEWHERE, FIELDS
 
-OPENAPI: dict[str, Any] = json.loads((REPOSITORY_DIR / "docs" / "openapi.json").read_text())
+OPENAPI = document()
 
 
 @pytest.mark.parametrize("path", FIELDS)
