@@ -1,4 +1,4 @@
-"""The meaning of a command's exit codes, for scripts. Documented in docs/operating/commands.md."""
+"""The meaning of a command's exit codes, for scripts. Documented in docs/operating/install.md."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ def aliases_of(subcommand: Subcommand) -> tuple[str, ...]:
 
 
 def _other_words(subcommand: Subcommand) -> str | None:
-    """The line of its help that ``helexa_site.bootstrap.offline_help`` reads them from."""
     words = aliases_of(subcommand)
     return f"also: {', '.join(words)}" if words else None
 

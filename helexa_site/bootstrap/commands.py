@@ -6,6 +6,7 @@ or where its settings are broken; every other word is Django's. Standard library
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import os
@@ -23,17 +24,20 @@ from helexa_site.bootstrap.arguments import (
 )
 from helexa_site.bootstrap.console import complain, print_line, print_step
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.installing.environment import default_data_dir, ensure_environment
-from helexa_site.bootstrap.offline_help import (
-    HELP_FLAGS,
-    asks_for_help,
-    missing_subcommand,
-    offline_help,
-    unknown_word,
+from helexa_site.bootstrap.installing.environment import (
+    default_data_dir,
+    ensure_environment,
+    venv_dir,
 )
 from helexa_site.bootstrap.private_redis.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.exit_codes import ExitCode
-from helexa_site.program import Installation, installation, neuron_program, program
+from helexa_site.program import (
+    REPOSITORY_DIR,
+    Installation,
+    installation,
+    neuron_program,
+    program,
+)
 from inference.build import this_build, version_object
 from inference.descriptors import raise_descriptor_limit
 from inference.garbage import uncollected
@@ -55,7 +59,10 @@ OUTPUT_CLOSED = 141
 VERSION_WORDS = ("--version", "version")
 SETS_UP = ("migrate", "makemigrations", "restore", "shell")
 """Commands that a database need not be set up for."""
+HELP_FLAGS = {"--help", "-h"}
 HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
+COMMAND_FILES = ("*/management/commands/*.py", "*/*/management/commands/*.py")
+"""The commands of helexa's own apps, some of which are inside another."""
 
 OVERVIEW = """\
 helexa turns the machines you own into one private AI endpoint.
@@ -67,7 +74,11 @@ helexa turns the machines you own into one private AI endpoint.
   {program} chat             talk to a model of a running server
   {program} doctor           check this host, with a remedy for each fault
   {program} status           the fleet at one look; models and neurons run it
-  {program} COMMAND          any of Django's commands, below
+  {program} COMMAND          any other command, of helexa or of Django
+"""
+NOT_INSTALLED = """\
+All commands are listed here, and each prints its flags with --help, once the environment exists:
+{program} environment gateway makes it.
 """
 
 
@@ -76,21 +87,15 @@ def run(arguments: list[str]) -> int:
     setting that cannot be one line and code 2."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     raise_descriptor_limit()  # for this process and all that it starts
-    own: dict[str, Callable[[list[str]], int]] = {
-        "serve": _serve,
-        "neuron": _neuron,
-        "test": _test,
-        "doctor": _doctor,
-        "environment": _environment,
-    }
-    if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in own:
+    if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in BEFORE_DJANGO:
         arguments = [arguments[1], "--help"]
     name = arguments[0] if arguments else ""
     if name in VERSION_WORDS:
         return _version(arguments[1:])
     try:
         try:
-            return own[name](arguments[1:]) if name in own else _django(arguments)
+            own = BEFORE_DJANGO.get(name)
+            return own(arguments[1:]) if own else _django(arguments)
         finally:
             sys.stdout.flush()
     except SettingError as error:
@@ -223,21 +228,20 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _django(arguments: list[str]) -> int:
+    asks_for_help = not arguments or arguments[0] == "help" or bool(HELP_FLAGS & {*arguments})
+    if not _has_django():
+        if asks_for_help:
+            sys.stdout.write(f"{OVERVIEW}\n{NOT_INSTALLED}".format(program=program()))
+            return SUCCESS
+        if refusal := _refusal(arguments[0]):
+            complain(refusal)
+            return ExitCode.USAGE
+    if importlib.util.find_spec("django") is None:
+        ensure_environment(REQUIREMENTS)
     if set(arguments) in HELP_WORDS:
         # Not by print_line, which keeps what it prints on one line.
         sys.stdout.write(OVERVIEW.format(program=program()) + "\n")
         sys.stdout.flush()
-    if not asks_for_help(arguments) and (unknown := unknown_word(arguments)):
-        complain(unknown)
-        return ExitCode.USAGE
-    if importlib.util.find_spec("django") is None:
-        if asks_for_help(arguments):
-            sys.stdout.write(offline_help(arguments))
-            return SUCCESS
-        if missing := missing_subcommand(arguments):
-            complain(missing)
-            return ExitCode.USAGE
-        ensure_environment(REQUIREMENTS)
     if arguments[:1] == ["gateway"]:
         # Which names it answers to follows from this, in settings that Django reads before it
         # reads a command's flags.
@@ -249,7 +253,7 @@ def _django(arguments: list[str]) -> int:
 
         from helexa_site.databases import open_only_what_is_there
 
-    if not asks_for_help(arguments) and arguments[0] not in SETS_UP:
+    if not asks_for_help and arguments[0] not in SETS_UP:
         open_only_what_is_there()
     try:
         execute_from_command_line([sys.argv[0], *arguments])
@@ -260,3 +264,33 @@ def _django(arguments: list[str]) -> int:
 
         raise BootstrapError(database_words(error)) from error
     return SUCCESS
+
+
+def _has_django() -> bool:
+    """Whether it is installed, here or in an environment that was made earlier."""
+    made = venv_dir().glob("lib/python*/site-packages/django")
+    return importlib.util.find_spec("django") is not None or any(made)
+
+
+def _refusal(name: str) -> str:
+    """A sentence about a word that is no command of helexa's own; empty where it is one. Without it
+    a misspelt word would begin a long installation."""
+    files = (path for pattern in COMMAND_FILES for path in REPOSITORY_DIR.glob(pattern))
+    own = {path.stem for path in files} - {"__init__"}
+    if name in own:
+        return ""
+    if near := difflib.get_close_matches(name, sorted(own | BEFORE_DJANGO.keys()), n=1):
+        return f"there is no command {name}; did you mean {near[0]}?"
+    return (
+        f"helexa has no command {name}; Django's own commands need the environment, which "
+        f"{program()} environment gateway makes"
+    )
+
+
+BEFORE_DJANGO: dict[str, Callable[[list[str]], int]] = {
+    "serve": _serve,
+    "neuron": _neuron,
+    "test": _test,
+    "doctor": _doctor,
+    "environment": _environment,
+}

@@ -1,1 +1,1 @@
-"""Pages of docs/ that are generated from the code: every command, and every noun's doors."""
+"""The inventory of every noun's doors, which tests hold to the code."""

@@ -20,7 +20,7 @@ from helexa_site.bootstrap.arguments import (
     parse_neuron,
     parse_serve,
 )
-from helexa_site.bootstrap.commands import OVERVIEW, run
+from helexa_site.bootstrap.commands import NOT_INSTALLED, OVERVIEW, run
 from helexa_site.bootstrap.errors import PortInUseError
 from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.private_redis.sharing import Share
@@ -28,6 +28,7 @@ from helexa_site.bootstrap.serving.load_progress import LoadProgressView, replic
 from helexa_site.bootstrap.serving.serve import check_ports
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
+from helexa_site.exit_codes import ExitCode
 from helexa_site.program import Installation
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
@@ -166,10 +167,61 @@ def test_help_of_a_command_of_ours(command: str, capsys: pytest.CaptureFixture[s
     assert f"usage: manage.py {command}" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_one_line() -> None:
-    outcome = manage("frobnicate")
-    assert outcome.returncode == 2
-    assert outcome.stderr == "helexa: there is no command frobnicate; manage.py help lists them\n"
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("frobnicate", "Unknown command: 'frobnicate'"), ("jobs", "required: command")],
+)
+def test_a_word_that_is_wrong_or_missing_fails(words: str, expected: str) -> None:
+    outcome = manage(*words.split())
+    assert outcome.returncode != 0
+    assert expected in outcome.stderr
+
+
+def bare(venv: Path, *arguments: str) -> tuple[int, str, str]:
+    """What a Python without any package prints."""
+    outcome = subprocess.run(
+        [sys.executable, "-S", str(REPOSITORY_DIR / "manage.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env={"HELEXA_VENV": str(venv)},
+        timeout=120,
+    )
+    return outcome.returncode, outcome.stdout, outcome.stderr
+
+
+def test_help_before_the_environment_exists(tmp_path: Path) -> None:
+    expected = f"{OVERVIEW}\n{NOT_INSTALLED}".format(program="manage.py")
+    for words in ("", "help", "--help", "help models", "models --help", "shell -h"):
+        assert bare(tmp_path / "none", *words.split()) == (0, expected, ""), words
+    assert not (tmp_path / "none").exists()
+
+
+def test_only_commands_of_ours_make_the_environment(tmp_path: Path) -> None:
+    refusals = {
+        "modles list": "there is no command modles; did you mean models?",
+        "sevre": "there is no command sevre; did you mean serve?",
+        "createsuperuser": "helexa has no command createsuperuser; Django's own commands need the "
+        "environment, which manage.py environment gateway makes",
+    }
+    for words, refusal in refusals.items():
+        refused = (ExitCode.USAGE, "", f"helexa: {refusal}\n")
+        assert bare(tmp_path / "none", *words.split()) == refused
+    (tmp_path / "file").touch()
+    for command in ("migrate", "jobs", "bench"):
+        code, _, errors = bare(tmp_path / "file" / "venv", command)
+        assert (code, errors.startswith("helexa: cannot make")) == (1, True), command
+
+
+def test_an_environment_that_was_made_runs_every_command(tmp_path: Path) -> None:
+    (tmp_path / "lib" / "python3" / "site-packages" / "django").mkdir(parents=True)
+    (tmp_path / "pyvenv.cfg").touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text('#!/bin/sh\necho "inside: $*"\n')
+    (tmp_path / "bin" / "python").chmod(0o755)
+    for words in ("createsuperuser", "models --help"):
+        code, output, errors = bare(tmp_path, *words.split())
+        assert (code, errors) == (0, "")
+        assert output.endswith(f"manage.py {words}\n"), output
 
 
 @pytest.mark.parametrize("command", ["status", "gateway"])

@@ -36,7 +36,7 @@ BLOCKS = all_blocks()
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 LANGUAGES = {"sh", "python", "json", "toml", "yaml"}
 BEFORE_DJANGO = {"serve": parse_serve, "doctor": parse_doctor}
-WITHOUT_PARSER = {"neuron", "test", "version", "environment"}
+WITHOUT_PARSER = {"neuron", "test", "version", "environment", "help"}
 """Commands of ours that need a real value, or hand everything on."""
 MANAGE = re.compile(r"^(?:python3 )?manage\.py (?P<words>.+)$")
 SAMPLE = """
