@@ -24,8 +24,7 @@ FEWER_TOKENS = (4096, 256)
 """Plans with room for so many tokens follow where none has room for ``KV_TOKENS``."""
 WHAT_LOADS_DO = (
     "A load divides a model only where no device could hold it: by whole layers, over devices of "
-    "one host; with spread fleet over several hosts where no one could hold it. Experts apart in "
-    "host memory can be planned and are not served yet"
+    "one host; with spread fleet over several hosts where no one could hold it"
 )
 
 
@@ -141,7 +140,5 @@ def _alternatives(
             yield Alternative(words=words, plan=plan)
 
 
-def _where(plan: StagePlan) -> tuple[tuple[str, str, int, int], ...]:
-    return tuple(
-        (stage.neuron, stage.device, stage.num_layers, stage.num_apart) for stage in plan.stages
-    )
+def _where(plan: StagePlan) -> tuple[tuple[str, str, int], ...]:
+    return tuple((stage.neuron, stage.device, stage.num_layers) for stage in plan.stages)

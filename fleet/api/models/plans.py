@@ -23,11 +23,7 @@ class StageShape(serializers.Serializer[Any]):
     device = serializers.CharField()
     first_layer = serializers.IntegerField()
     last_layer = serializers.IntegerField(help_text="The one after its last layer.")
-    num_apart = serializers.IntegerField(
-        help_text="Of these layers: how many have their routed experts in the host's memory."
-    )
     weight_bytes = serializers.IntegerField()
-    host_bytes = serializers.IntegerField(help_text="Of experts in the host's memory.")
     kv_bytes = serializers.IntegerField()
     beside_bytes = serializers.IntegerField(help_text="Its process and a step's activations.")
     free_bytes = serializers.IntegerField(help_text="On the device, as reported.")

@@ -10,7 +10,7 @@ from fleet.management.sizes import size_text
 from fleet.management.subcommands import Run
 from metering.management.output import table_text
 
-COLUMNS = ("device", "layers", "weights", "experts in host memory", "KV", "beside", "free")
+COLUMNS = ("device", "layers", "weights", "KV", "beside", "free")
 
 
 class Plan:
@@ -52,7 +52,6 @@ def _stages(plan: dict[str, Any]) -> str:
             f"{stage['neuron']} {stage['device']}",
             f"{stage['first_layer']}-{stage['last_layer'] - 1}",
             size_text(stage["weight_bytes"]),
-            _apart(stage),
             size_text(stage["kv_bytes"]),
             size_text(stage["beside_bytes"]),
             size_text(stage["free_bytes"]),
@@ -60,9 +59,3 @@ def _stages(plan: dict[str, Any]) -> str:
         for stage in plan["stages"]
     ]
     return table_text(COLUMNS, rows)
-
-
-def _apart(stage: dict[str, Any]) -> str:
-    if not stage["num_apart"]:
-        return ""
-    return f"{size_text(stage['host_bytes'])} of {stage['num_apart']} layers"

@@ -4,7 +4,7 @@
                                               StageRefusal        the missing bytes and where
 
 Placement divides models that no device could hold over one host, or over several
-(``devices.staged``). Experts apart can be planned and are not served yet.
+(``devices.staged``).
 """
 
 from fleet.placement.stages.devices import Link, StageDevice

@@ -23,37 +23,17 @@ class Candidate:
     most: int
     """Layers that fit."""
     most_as_first: int
-    host: StageDevice | None = None
-    """The processors of its neuron, where it may leave experts to them."""
-    apart_s: float = 0.0
-    """A layer whose experts are there."""
-    most_apart: int = 0
-
-    @property
-    def least_s(self) -> float:
-        """No layer takes less there."""
-        return self.layer_s if self.host is None else min(self.layer_s, self.apart_s)
 
 
 def candidates_of(
-    memory: LayerMemory,
-    times: StepTimes,
-    devices: Collection[StageDevice],
-    *,
-    parts_experts: bool = True,
+    memory: LayerMemory, times: StepTimes, devices: Collection[StageDevice]
 ) -> list[Candidate]:
-    """The fastest first; like ones by name. ``parts_experts``: cards may leave experts to their
-    host's memory."""
-    hosts = {one.neuron: one for one in devices if one.kind == "cpu" and parts_experts}
-    found = (_candidate(memory, times, one, hosts.get(one.neuron)) for one in devices)
-    return sorted((one for one in found if one.most or one.host is not None), key=_fastest)
+    """The fastest first; like ones by name."""
+    found = (_candidate(memory, times, one) for one in devices)
+    return sorted((one for one in found if one.most), key=_fastest)
 
 
-def _candidate(
-    memory: LayerMemory, times: StepTimes, device: StageDevice, host: StageDevice | None
-) -> Candidate:
-    if device.kind != "cuda" or not memory.has_experts:
-        host = None
+def _candidate(memory: LayerMemory, times: StepTimes, device: StageDevice) -> Candidate:
     layer_s, head_s = times.plan_s(device)
     return Candidate(
         device=device,
@@ -61,9 +41,6 @@ def _candidate(
         head_s=head_s,
         most=memory.most_layers(device, is_first=False),
         most_as_first=memory.most_layers(device, is_first=True),
-        host=host,
-        apart_s=0.0 if host is None else times.apart_s(device, host, 1),
-        most_apart=0 if host is None else memory.most_apart(host),
     )
 
 
@@ -82,7 +59,7 @@ def used_first(candidates: Sequence[Candidate], network_s: Mapping[str, float]) 
     alike: dict[tuple[object, ...], list[str]] = {}
     for neuron, indexes in by_neuron.items():  # in the order of their fastest devices
         own = [candidates[index] for index in indexes]
-        kind = (network_s[neuron], *((one.layer_s, one.head_s, one.apart_s) for one in own))
+        kind = (network_s[neuron], *((one.layer_s, one.head_s) for one in own))
         alike.setdefault(kind, []).append(neuron)
     return {
         then: first
@@ -96,8 +73,4 @@ def used_first(candidates: Sequence[Candidate], network_s: Mapping[str, float]) 
 
 
 def _has_as_much(one: Candidate, other: Candidate) -> bool:
-    return (
-        one.most >= other.most
-        and one.most_as_first >= other.most_as_first
-        and one.most_apart >= other.most_apart
-    )
+    return one.most >= other.most and one.most_as_first >= other.most_as_first

@@ -72,9 +72,6 @@ BY_NAME: Mapping[str, Speed] = {
 """A word of the driver's name for the card; the first that matches counts."""
 LAYER_S: Mapping[Kind, float] = {"cuda": 10e-6, "cpu": 20e-6}
 """What each layer takes beside memory and arithmetic: launches, and threads that meet."""
-APART_S = 60e-6
-"""What a layer takes more where its experts are in host memory: rows go there and back over PCIe,
-each with a wait of some 30 us."""
 LOCAL = Link(50e-6, 10 * GB)
 """Between devices of one host: two copies through its memory."""
 NETWORK = Link(200e-6, 0.117 * GB)

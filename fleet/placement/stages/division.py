@@ -47,7 +47,7 @@ def _divided(
     costs: ModelCosts, devices: list[StageDevice], kv_tokens: int, spread: Spread
 ) -> StagePlan | StageRefusal:
     while True:
-        plan = plan_stages(costs, devices, spread=spread, kv_tokens=kv_tokens, parts_experts=False)
+        plan = plan_stages(costs, devices, spread=spread, kv_tokens=kv_tokens)
         if not isinstance(plan, StagePlan) or len(plan.stages) > 1:
             return plan
         (only,) = plan.stages

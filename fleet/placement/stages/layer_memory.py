@@ -7,7 +7,7 @@ layers   a a a b a a a b      a window of n layers takes at most windows[n] byte
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import sub
 
@@ -35,15 +35,10 @@ class LayerMemory:
     def __init__(self, costs: ModelCosts, kv_tokens: int) -> None:
         self.costs = costs
         self.kv_tokens = kv_tokens
-        self.has_experts = costs.has_experts
         self.windows: dict[Kind, list[int]] = {
-            "cuda": self._windows(lambda layer: layer.expert_bytes.cuda, "cuda"),
-            "cpu": self._windows(lambda layer: layer.expert_bytes.cpu, "cpu"),
+            "cuda": self._windows("cuda"),
+            "cpu": self._windows("cpu"),
         }
-        self.without_experts = self._windows(lambda _: 0, "cuda") if self.has_experts else []
-        """The bytes of layers on a card whose experts are apart."""
-        self.experts = _windows([layer.expert_bytes.cpu for layer in costs.layers])
-        """The bytes of those layers' experts in host memory."""
 
     def usable_bytes(self, device: StageDevice, *, is_first: bool) -> int:
         """Returns the bytes of the device that layers may use."""
@@ -58,37 +53,16 @@ class LayerMemory:
         usable_bytes = self.usable_bytes(device, is_first=is_first)
         return max(0, bisect_right(self.windows[device.kind], usable_bytes) - 1)
 
-    def most_apart(self, host: StageDevice) -> int:
-        """Layers whose experts fit into the host's memory."""
-        usable_bytes = host.free_bytes - STAGE_BYTES["cpu"]
-        return max(0, bisect_right(self.experts, usable_bytes) - 1)
-
-    def num_apart(
-        self, num_layers: int, card: StageDevice, host: StageDevice, *, is_first: bool
-    ) -> int | None:
-        """The fewest of ``num_layers`` layers on the card whose experts have to be in the host's
-        memory; ``None``: they do not fit even so."""
-        usable_bytes = self.usable_bytes(card, is_first=is_first)
-        whole, apart = self.windows["cuda"], self.without_experts
-        low, high = 0, min(num_layers, self.most_apart(host))
-        if not apart or whole[num_layers - high] + apart[high] > usable_bytes:
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            if whole[num_layers - middle] + apart[middle] <= usable_bytes:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
     def kv_bytes(self, layer: LayerCost, kind: Kind) -> int:
         """Returns the bytes of a layer's blocks and states."""
         return self.kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
 
-    def _windows(self, expert_bytes: Callable[[LayerCost], int], kind: Kind) -> list[int]:
+    def _windows(self, kind: Kind) -> list[int]:
         return _windows(
             [
-                layer.weight_bytes.on(kind) + expert_bytes(layer) + self.kv_bytes(layer, kind)
+                layer.weight_bytes.on(kind)
+                + layer.expert_bytes.on(kind)
+                + self.kv_bytes(layer, kind)
                 for layer in self.costs.layers
             ]
         )

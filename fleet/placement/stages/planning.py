@@ -36,13 +36,11 @@ def plan_stages(
     *,
     spread: Spread = "fleet",
     kv_tokens: int = KV_TOKENS,
-    parts_experts: bool = True,
 ) -> StagePlan | StageRefusal:
-    """``kv_tokens``: that every stage has room for. ``parts_experts``: routed experts may be in
-    host memory with the rest of their layers on a card. The plan does not depend on the order of
+    """``kv_tokens``: that every stage has room for. The plan does not depend on the order of
     ``devices``."""
     memory, times = LayerMemory(costs, kv_tokens), StepTimes(costs)
-    candidates = candidates_of(memory, times, devices, parts_experts=parts_experts)
+    candidates = candidates_of(memory, times, devices)
     found = _whole_on_a_card(candidates, len(costs.layers)) or _found(
         memory, times, candidates, spread
     )
@@ -70,14 +68,13 @@ def _found(
     if spread == "fleet":
         return Search(memory, times, candidates).run()
     best: Found | None = None
-    for own in _apart(candidates, spread):
+    for own in _groups(candidates, spread):
         best = Search(memory, times, own).run(best)
     return best
 
 
-def _apart(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
-    """Groups the candidates that one replica may lie on together. Experts in the host's memory do
-    not count as another device's."""
+def _groups(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
+    """Groups the candidates that one replica may lie on together."""
     if spread == "device":
         return [[one] for one in candidates]
     by_name = sorted(candidates, key=lambda one: one.device.neuron)
@@ -137,9 +134,8 @@ def _most_blocks(memory: LayerMemory, shares: Sequence[Share]) -> int:
 def _stage(memory: LayerMemory, share: Share, first: int, num_blocks: int) -> Stage:
     costs, kind = memory.costs, share.device.kind
     last = first + share.num_layers
-    layers, apart = costs.layers[first:last], costs.layers[last - share.num_apart : last]
-    whole_bytes = sum(one.weight_bytes.on(kind) + one.expert_bytes.on(kind) for one in layers)
-    apart_bytes = sum(one.expert_bytes.on(kind) for one in apart)
+    layers = costs.layers[first:last]
+    layers_bytes = sum(one.weight_bytes.on(kind) + one.expert_bytes.on(kind) for one in layers)
     outer_bytes = 0 if first else costs.outer_bytes.on(kind)
     states_bytes = NUM_STATES * sum(one.state_bytes for one in layers)
     block_bytes = BLOCK_TOKENS * _kv_token_bytes(memory, share, first)
@@ -149,9 +145,7 @@ def _stage(memory: LayerMemory, share: Share, first: int, num_blocks: int) -> St
         kind=kind,
         first_layer=first,
         last_layer=last,
-        num_apart=share.num_apart,
-        weight_bytes=outer_bytes + whole_bytes - apart_bytes,
-        host_bytes=sum(one.expert_bytes.cpu for one in apart),
+        weight_bytes=outer_bytes + layers_bytes,
         kv_bytes=num_blocks * block_bytes + states_bytes,
         beside_bytes=memory.beside_bytes(kind),
         free_bytes=share.device.free_bytes,
@@ -166,7 +160,7 @@ def _kv_token_bytes(memory: LayerMemory, share: Share, first: int) -> int:
 def _refusal(memory: LayerMemory, candidates: Sequence[Candidate], spread: Spread) -> StageRefusal:
     costs, num_layers = memory.costs, len(memory.costs.layers)
     is_one = spread == "fleet" and candidates
-    together = [candidates] if is_one else _apart(candidates, spread)
+    together = [candidates] if is_one else _groups(candidates, spread)
     closest = max((_rooms(own) for own in together), key=_layers_of, default=())
     kv_bytes = sum(memory.kv_bytes(layer, "cuda") for layer in costs.layers)
     needed_bytes = costs.weight_bytes.cuda + kv_bytes

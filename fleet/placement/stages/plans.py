@@ -17,12 +17,8 @@ class Stage:
     kind: Kind
     first_layer: int
     last_layer: int
-    num_apart: int = 0
-    """How many of them, its last ones, have their routed experts in the host's memory."""
     weight_bytes: int
     """The bytes of its weights on the device."""
-    host_bytes: int = 0
-    """The bytes of experts in the host's memory."""
     kv_bytes: int
     """Blocks and states."""
     beside_bytes: int

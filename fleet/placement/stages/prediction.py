@@ -40,16 +40,9 @@ def _tokens_per_s_in_groups(
 
 
 def _stage_times(times: StepTimes, shares: Sequence[Share], num_rows: float) -> list[float]:
-    seconds = [_share_s(times, share, num_rows) for share in shares]
+    seconds = [share.num_layers * times.layer_s(share.device, num_rows) for share in shares]
     seconds[0] += times.head_s(shares[0].device, num_rows)
     return seconds
-
-
-def _share_s(times: StepTimes, share: Share, num_rows: float) -> float:
-    whole_s = (share.num_layers - share.num_apart) * times.layer_s(share.device, num_rows)
-    if share.host is None:
-        return whole_s
-    return whole_s + share.num_apart * times.apart_s(share.device, share.host, num_rows)
 
 
 def _links_s(times: StepTimes, shares: Sequence[Share], num_rows: float) -> float:

@@ -1,7 +1,7 @@
 """Searches the devices for the stages with the shortest step of one stream. Pure.
 
     fastest first      cuda:0 ───────── cuda:1 ──────────── cpu
-    a set of devices   filled           filled              the rest: whole, or with experts apart
+    a set of devices   filled           filled              the rest
 
 A set is filled from its fastest device on, which also has the outer tensors; the last one takes
 the rest. Branch and bound over all sets: a branch whose layers would take longer than the best
@@ -31,9 +31,6 @@ class Share:
 
     device: StageDevice
     num_layers: int
-    num_apart: int = 0
-    host: StageDevice | None = None
-    """Whose memory has the experts of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +44,8 @@ class Bounds:
     """What layers take at least on devices of a list, the fastest first, were links free."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        apart = (one.apart_s for one in candidates if one.host is not None)
-        self._apart_s = min(apart, default=None)
-        """A layer's with its experts in host memory; any number may be there."""
-        self._layer_s = [
-            one.layer_s
-            for one in candidates
-            if self._apart_s is None or one.layer_s <= self._apart_s
-        ]
-        most = [one.most for one in candidates[: len(self._layer_s)]]
+        self._layer_s = [one.layer_s for one in candidates]
+        most = [one.most for one in candidates]
         self._layers = [0, *accumulate(most)]
         self._seconds = [0.0, *accumulate(map(mul, most, self._layer_s))]
 
@@ -67,11 +57,7 @@ class Bounds:
         seconds = self._seconds[end] - self._seconds[at]
         over = self._layers[end] - self._layers[at] - left
         slowest_s = self._layer_s[end - 1] if end > at else 0.0
-        if over >= 0:
-            return seconds - over * slowest_s, slowest_s
-        if self._apart_s is None:
-            return None, slowest_s
-        return seconds - over * self._apart_s, self._apart_s
+        return (seconds - over * slowest_s if over >= 0 else None), slowest_s
 
 
 class Search:
@@ -113,7 +99,6 @@ class Search:
             if left <= most:
                 self._offer([*shares, Share(one.device, left)], seconds + left * one.layer_s)
                 return
-            self._offer_apart(one, left, seconds, shares)
             if most:
                 shares.append(Share(one.device, most))
                 seconds, left = seconds + most * one.layer_s, left - most
@@ -134,7 +119,6 @@ class Search:
             if left <= most:
                 self._offer([*shares, Share(one.device, left)], spent_s + left * one.layer_s)
                 continue
-            self._offer_apart(one, left, spent_s, shares)
             if most:
                 more = [*shares, Share(one.device, most)]
                 self._extend(at + 1, left - most, spent_s + most * one.layer_s, more)
@@ -142,18 +126,6 @@ class Search:
     def _start(self, one: Candidate, seconds: float, shares: Sequence[Share]) -> tuple[float, int]:
         """The seconds with those of the outer tensors, and how many layers it has room for."""
         return (seconds, one.most) if shares else (seconds + one.head_s, one.most_as_first)
-
-    def _offer_apart(
-        self, one: Candidate, left: int, seconds: float, shares: Sequence[Share]
-    ) -> None:
-        if one.host is None or any(share.device == one.host for share in shares):
-            return
-        if self._best is not None and seconds + left * one.least_s >= self._best.step_s:
-            return
-        apart = self._memory.num_apart(left, one.device, one.host, is_first=not shares)
-        if apart is not None:
-            seconds += (left - apart) * one.layer_s + apart * one.apart_s
-            self._offer([*shares, Share(one.device, left, apart, one.host)], seconds)
 
     def _offer(self, shares: Sequence[Share], seconds: float) -> None:
         seconds += links_s(shares, self._local_s, self._network_s)
@@ -175,7 +147,7 @@ class Search:
             return
         head_s = min(one.head_s for one in self._candidates)
         spare_s = self._best.step_s - least_s - head_s
-        self._candidates = [one for one in self._candidates if one.least_s - slowest_s <= spare_s]
+        self._candidates = [one for one in self._candidates if one.layer_s - slowest_s <= spare_s]
         self._bounds = Bounds(self._candidates)
 
     def _by_neuron(self) -> Iterator[list[Candidate]]:

@@ -7,7 +7,7 @@ do not depend on which run of layers a stage gets.
 
 from __future__ import annotations
 
-from fleet.placement.stages.devices import APART_S, LAYER_S, LOCAL, Link, Speed, StageDevice
+from fleet.placement.stages.devices import LAYER_S, LOCAL, Link, Speed, StageDevice
 from inference.loading.costs.model_costs import Kind, ModelCosts
 
 ROW_BYTES = 2
@@ -49,24 +49,11 @@ class StepTimes:
         return self._known[key]
 
     def layer_s(self, device: StageDevice, num_rows: float) -> float:
-        """One layer that is whole on the device."""
         return LAYER_S[device.kind] + _slower_s(
             device.speed,
             self._own_bytes(device.kind, num_rows) + self._read_experts(device.kind, num_rows),
             num_rows * (self._weights + self._costs.active_share * self._expert_weights),
         )
-
-    def apart_s(self, card: StageDevice, host: StageDevice, num_rows: float) -> float:
-        """One layer whose routed experts are in the host's memory."""
-        own_s = _slower_s(
-            card.speed, self._own_bytes(card.kind, num_rows), num_rows * self._weights
-        )
-        experts_s = _slower_s(
-            host.speed,
-            self._read_experts("cpu", num_rows),
-            num_rows * self._costs.active_share * self._expert_weights,
-        )
-        return LAYER_S[card.kind] + own_s + experts_s + APART_S
 
     def head_s(self, device: StageDevice, num_rows: float) -> float:
         return _slower_s(

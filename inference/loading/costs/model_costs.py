@@ -61,10 +61,6 @@ class ModelCosts:
     """Most tokens of a sequence."""
 
     @property
-    def has_experts(self) -> bool:
-        return any(layer.num_expert_weights for layer in self.layers)
-
-    @property
     def weight_bytes(self) -> KindBytes:
         """The weight bytes of the whole model."""
         total = self.outer_bytes

@@ -64,7 +64,6 @@ def test_a_plan_is_shown_with_its_alternatives_and_loads_nothing(
     text = run_command("models", "plan", "large")
     assert "large: 40 layers, 16.7 GiB of weights on cards" in text
     assert "beast cuda:0" in text and "beast cuda:1" in text
-    assert "can be planned and are not served yet" in text
     found = json.loads(run_command("models", "plan", "large", "--json"))
     devices = [stage["device"] for stage in found["plan"]["stages"]]
     assert devices == ["cuda:0", "cuda:1"]

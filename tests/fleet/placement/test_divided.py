@@ -35,7 +35,7 @@ from tests.fleet.placement.fleets import (
     processor,
     replica,
 )
-from tests.fleet.placement.stages.stage_fleets import dense, device, mixture
+from tests.fleet.placement.stages.stage_fleets import dense, device
 
 GIB = 1024**3
 MIXED = (card(0, free=24), card(1, free=12, total=12), card(2, free=8, total=8))
@@ -249,14 +249,6 @@ def test_a_promise_to_another_model_is_kept() -> None:
     boxes = fleet(neuron("box", *cards), time_slices=(time_slice,))
     decision = placed(large(), snapshot=boxes)
     assert isinstance(decision, Wait) and decision.needs_time_slice
-
-
-def test_experts_stay_with_their_layers() -> None:
-    """Engines do not run them apart yet."""
-    devices = [device("box", "cuda:0", 24), device("box", "cpu", 64)]
-    plan = divided(mixture(60), devices, (256,))
-    assert isinstance(plan, StagePlan)
-    assert all(stage.num_apart == 0 for stage in plan.stages)
 
 
 @settings(max_examples=40, deadline=None)

@@ -48,16 +48,15 @@ def test_three_uneven_cards_hold_what_none_of_them_does() -> None:
     assert plan.tokens_per_s_of_many > 3 * plan.tokens_per_s
 
 
-def test_a_mixture_leaves_experts_to_the_hosts_memory() -> None:
+def test_a_mixture_is_divided_by_whole_layers() -> None:
     box = [device("box", "cuda:0", 24, gb_per_s=900), device("box", "cpu", 64)]
     plan = planned(mixture(60), box)
-    (stage,) = plan.stages
-    assert (stage.device, stage.num_layers) == ("cuda:0", 48)
-    assert 0 < stage.num_apart < 48
-    assert stage.weight_bytes + stage.host_bytes == pytest.approx(60 * GB, rel=1e-6)
-    (alone,) = planned(mixture(60), box[1:]).stages
-    assert (alone.device, alone.num_apart) == ("cpu", 0)
-    assert plan.tokens_per_s > planned(mixture(60), box[1:]).tokens_per_s
+    assert where(plan) == [("box", "cuda:0"), ("box", "cpu")]
+    held = sum(stage.weight_bytes for stage in plan.stages)
+    assert held == pytest.approx(60 * GB, rel=1e-6)
+    alone = planned(mixture(60), box[1:])
+    assert where(alone) == [("box", "cpu")]
+    assert plan.tokens_per_s > alone.tokens_per_s
 
 
 def test_two_hosts_hold_what_neither_does() -> None:
@@ -131,8 +130,7 @@ def test_requests_in_flight_keep_like_stages_busy() -> None:
 
 
 def is_whole_on_a_card(plan: StagePlan) -> bool:
-    first = plan.stages[0]
-    return len(plan.stages) == 1 and first.kind == "cuda" and first.num_apart == 0
+    return [stage.kind for stage in plan.stages] == ["cuda"]
 
 
 speeds = st.sampled_from([50, 300, 900, 2000])
@@ -191,8 +189,6 @@ def test_no_device_is_given_more_than_it_has(costs: ModelCosts, devices: list[St
     used = dict.fromkeys(free, 0)
     for stage in plan.stages:
         used[stage.neuron, stage.device] += stage.used_bytes
-        if stage.host_bytes:
-            used[stage.neuron, "cpu"] += stage.host_bytes
     assert all(used[one] <= free[one] for one in free)
     assert len(where(plan)) == len(set(where(plan)))
     # All layers, each once, in order.
@@ -201,10 +197,8 @@ def test_no_device_is_given_more_than_it_has(costs: ModelCosts, devices: list[St
     ]
     assert plan.stages[0].first_layer == 0
     assert plan.stages[-1].last_layer == len(costs.layers)
-    held = sum(stage.weight_bytes + stage.host_bytes for stage in plan.stages)
-    if {stage.kind for stage in plan.stages} == {"cuda"} and not any(
-        stage.num_apart for stage in plan.stages
-    ):
+    held = sum(stage.weight_bytes for stage in plan.stages)
+    if {stage.kind for stage in plan.stages} == {"cuda"}:
         assert held == costs.weight_bytes.cuda
     assert plan.kv_tokens >= KV_TOKENS // 32 * 32 or not any(
         layer.kv_token_bytes.cpu for layer in costs.layers
