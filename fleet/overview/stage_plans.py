@@ -2,17 +2,20 @@
 
 CatalogueEntry ─▶ files that describe it ─▶ ModelCosts ─▶ the plan, and what else would fit
                   in the hub, or on this disk
+
+Plans follow placement's rules (``placement.devices.staged``): what is shown can be loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import PlanUnavailableError
 from fleet.hub.layer_costs import entry_costs
 from fleet.live.snapshot import FleetSnapshot
+from fleet.placement.devices.staged import why_not_divided
 from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
 from fleet.placement.stages.devices import stage_devices
 from fleet.placement.stages.planning import KV_TOKENS
@@ -23,8 +26,8 @@ MIB = 1024**2
 FEWER_TOKENS = (4096, 256)
 """Plans with room for so many tokens follow where none has room for ``KV_TOKENS``."""
 WHAT_LOADS_DO = (
-    "A load divides a model only where no device could hold it: by whole layers, over devices of "
-    "one host; with spread fleet over several hosts where no one could hold it"
+    "A model that one device could hold, were nothing else loaded, is not divided: other models "
+    "leave for it. With spread fleet a model lies on several hosts where no one host could hold it"
 )
 
 
@@ -60,7 +63,9 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
     spec = entry.load_spec(job_id="", neuron="")
     free_bytes = max((one.free_bytes for one in devices), default=0)
     costs = entry_costs(entry, free_bytes)
-    return _planned(costs, devices, _devices(entry, snapshot, is_empty=True), _tokens(spec, costs))
+    lending = {neuron.name for neuron in snapshot.neurons if neuron.stage_host}
+    planning = Planning(costs, devices, _devices(entry, snapshot, is_empty=True), lending)
+    return planning.run(entry, _tokens(spec, costs))
 
 
 def _devices(
@@ -92,52 +97,72 @@ def _tokens(spec: LoadSpec, costs: ModelCosts) -> tuple[int, ...]:
     return (KV_TOKENS, *FEWER_TOKENS)
 
 
-def _planned(
-    costs: ModelCosts,
-    devices: list[StageDevice],
-    empty: list[StageDevice],
-    tokens: tuple[int, ...],
-) -> PlannedModel:
-    """One host is the first choice, several the next."""
-    refusal: StageRefusal | None = None
-    for kv_tokens in tokens:
-        for spread in ("host", "fleet"):
-            plan = plan_stages(costs, devices, spread=spread, kv_tokens=kv_tokens)
+@dataclass(frozen=True, slots=True)
+class Planning:
+    costs: ModelCosts
+    devices: list[StageDevice]
+    empty: list[StageDevice]
+    """The same devices as if nothing were loaded."""
+    lending: Collection[str]
+    """The neurons that lend stages to others."""
+
+    def run(self, entry: CatalogueEntry, tokens: Sequence[int]) -> PlannedModel:
+        spread = self._spread(entry, tokens[-1])
+        for kv_tokens in tokens:
+            plan = self._plan(self.devices, spread, kv_tokens)
             if isinstance(plan, StagePlan):
-                found = tuple(_alternatives(costs, devices, empty, kv_tokens, plan))
-                return PlannedModel(
-                    costs=costs, kv_tokens=kv_tokens, plan=plan, refusal=None, alternatives=found
-                )
-            refusal = plan
-    found = tuple(_alternatives(costs, devices, empty, tokens[-1], None))
-    return PlannedModel(
-        costs=costs, kv_tokens=tokens[-1], plan=None, refusal=refusal, alternatives=found
-    )
+                break
+        return PlannedModel(
+            costs=self.costs,
+            kv_tokens=kv_tokens,
+            plan=plan if isinstance(plan, StagePlan) else None,
+            refusal=plan if isinstance(plan, StageRefusal) else None,
+            alternatives=tuple(self._alternatives(entry, plan, spread, kv_tokens)),
+        )
 
+    def _spread(self, entry: CatalogueEntry, kv_tokens: int) -> Spread:
+        """The least that could hold the model, were nothing loaded, of what its entry allows."""
+        if why_not_divided(entry) or self._could_hold("device", kv_tokens):
+            return "device"
+        is_wide = entry.spread == "fleet" and len(self.lending) > 1
+        if is_wide and not self._could_hold("host", kv_tokens):
+            return "fleet"
+        return "host"
 
-def _alternatives(
-    costs: ModelCosts,
-    devices: list[StageDevice],
-    empty: list[StageDevice],
-    kv_tokens: int,
-    chosen: StagePlan | None,
-) -> Iterator[Alternative]:
-    """Other plans, each once."""
-    known = {_where(chosen)} if chosen else set()
-    processors = [one for one in devices if one.kind == "cpu"]
-    options: list[tuple[str, list[StageDevice], Spread]] = [
-        ("on one device", devices, "device"),
-        ("on one host", devices, "host"),
-        ("over all hosts", devices, "fleet"),
-        ("on processors alone", processors, "fleet"),
-        ("on one host, were nothing loaded", empty, "host"),
-        ("over all hosts, were nothing loaded", empty, "fleet"),
-    ]
-    for words, among, spread in options:
-        plan = plan_stages(costs, among, spread=spread, kv_tokens=kv_tokens)
-        if isinstance(plan, StagePlan) and _where(plan) not in known:
-            known.add(_where(plan))
-            yield Alternative(words=words, plan=plan)
+    def _could_hold(self, spread: Spread, kv_tokens: int) -> bool:
+        return isinstance(self._plan(self.empty, spread, kv_tokens), StagePlan)
+
+    def _alternatives(
+        self,
+        entry: CatalogueEntry,
+        chosen: StagePlan | StageRefusal,
+        spread: Spread,
+        kv_tokens: int,
+    ) -> Iterator[Alternative]:
+        """Other plans, each once."""
+        known = {_where(chosen)} if isinstance(chosen, StagePlan) else set()
+        processors = [one for one in self.devices if one.kind == "cpu"]
+        options: list[tuple[str, list[StageDevice], Spread]] = [
+            ("on processors alone", processors, spread),
+            ("were nothing loaded", self.empty, spread),
+        ]
+        if spread == "host" and entry.spread == "host" and not self._could_hold("host", kv_tokens):
+            options += [
+                ("over several hosts, with spread fleet", self.devices, "fleet"),
+                ("over several hosts, with spread fleet, were nothing loaded", self.empty, "fleet"),
+            ]
+        for words, among, widest in options:
+            plan = self._plan(among, widest, kv_tokens)
+            if isinstance(plan, StagePlan) and _where(plan) not in known:
+                known.add(_where(plan))
+                yield Alternative(words=words, plan=plan)
+
+    def _plan(
+        self, among: list[StageDevice], spread: Spread, kv_tokens: int
+    ) -> StagePlan | StageRefusal:
+        if spread == "fleet":
+            among = [one for one in among if one.neuron in self.lending]
+        return plan_stages(self.costs, among, spread=spread, kv_tokens=kv_tokens)
 
 
 def _where(plan: StagePlan) -> tuple[tuple[str, str, int], ...]:

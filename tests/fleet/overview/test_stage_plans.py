@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from django.core.management.base import CommandError
 
@@ -87,6 +88,39 @@ def test_settings_bound_what_is_planned(
     add("ranks", large, tensor_parallel=2)
     with pytest.raises(CommandError, match="plans are of stages"):
         run_command("models", "plan", "ranks")
+
+
+def test_a_plan_is_one_that_a_load_would_take(
+    run_command: RunCommand, beat: Any, build: Any, large: str
+) -> None:
+    def planned(model: str) -> tuple[list[str] | None, list[str]]:
+        found = json.loads(run_command("models", "plan", model, "--json"))
+        words = [one["words"] for one in found["alternatives"]]
+        if found["plan"] is None:
+            return None, words
+        return [f"{one['neuron']} {one['device']}" for one in found["plan"]["stages"]], words
+
+    add("whole", large, spread="device")
+    add("large", large)
+    add("wide", large, spread="fleet")
+    for name in ("attic", "cellar"):
+        beat(name, devices=cards(build, 12))
+    # No host lends stages, and none could hold it.
+    assert planned("wide") == planned("large") == planned("whole") == (None, [])
+    for name in ("attic", "cellar"):
+        beat(name, devices=cards(build, 12), stage_host=f"{name}.lan")
+    assert planned("wide") == (["attic cuda:0", "cellar cuda:0"], [])
+    assert planned("large") == (None, ["over several hosts, with spread fleet"])
+    assert planned("whole") == (None, [])
+    # One host could hold it, over two cards.
+    beat("beast", devices=cards(build, 16, 12))
+    assert planned("wide")[0] == planned("large")[0] == ["beast cuda:0", "beast cuda:1"]
+    assert planned("whole")[0] is None
+    # A card could hold it, were nothing else on it: that leaves, and nothing is divided.
+    full = msgspec.structs.replace(*cards(build, 24), free_memory_bytes=4 * GIB)
+    beat("cave", devices=[full])
+    assert planned("wide") == planned("large") == planned("whole")
+    assert planned("large") == (None, ["were nothing loaded"])
 
 
 def test_what_is_missing_is_named(
