@@ -15,6 +15,7 @@ BOUNDARY = "a-boundary"
 FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
+VARIATIONS = "/v1/images/variations"
 MODERATIONS = "/v1/moderations"
 SPOKEN: dict[str, Any] = {"model": "far", "input": "Hello!", "voice": "alloy"}
 

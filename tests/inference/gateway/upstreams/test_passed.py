@@ -19,6 +19,7 @@ from tests.inference.gateway.upstreams.passing import (
     SPEECH,
     SPOKEN,
     TRANSCRIPTIONS,
+    VARIATIONS,
     form,
     offer,
     part,
@@ -235,6 +236,25 @@ async def test_edits_and_streamed_images(
         ("stream", b"true"),
     ]
     assert ledger.settled[0].metered.num_units == 1
+
+
+async def test_variations_of_an_image(
+    client: AsgiClient,
+    upstream: FakeUpstream,
+    far: CatalogueEntry,
+    catalogue: FakeCatalogue,
+    ledger: FakeLedger,
+) -> None:
+    offer(catalogue, far, "images")
+    drawn = {"data": [{"b64_json": "A"}, {"b64_json": "B"}]}
+    upstream.answer = lambda asked, wire: wire.json(200, drawn)
+    image = part("image", JPEG, filename="a.jpg", type_="image/jpeg")
+    body = form(image, part("n", b"2"), part("model", b"far"))
+    answer = await client.post(VARIATIONS, parts=[body], headers=FORM)
+    assert (answer.status, answer.json) == (200, drawn)
+    (asked,) = upstream.asked
+    assert asked.path.endswith("/images/variations")
+    assert ledger.settled[0].metered.num_units == 2
 
 
 async def test_a_moderation_costs_a_request(
