@@ -264,6 +264,7 @@ def model_row(
         may_unload=model.status not in ("unloaded", UPSTREAM) and not model.min_replicas,
         is_kept_loaded=model.min_replicas > 0,
         is_outdated=model.has_outdated,
+        may_reload=model.may_reload,
         progress=progress[0] if progress else None,
         num_more_jobs=max(0, len(progress) - 1),
     )
@@ -271,7 +272,11 @@ def model_row(
 
 def outdated_rows(lines: Iterable[OutdatedLine]) -> tuple[OutdatedRow, ...]:
     return tuple(
-        OutdatedRow(name=line.model, progress=_progress_of_model(line.jobs)[:MAX_JOBS])
+        OutdatedRow(
+            name=line.model,
+            may_reload=line.may_reload,
+            progress=_progress_of_model(line.jobs)[:MAX_JOBS],
+        )
         for line in lines
     )
 

@@ -35,13 +35,17 @@ def model_home(overview: FleetOverview, name: str, base: str = "") -> ModelHome:
         for neuron in overview.neurons
     ]
     jobs = [job for job in overview.jobs if job.model == name]
-    is_ready = any(one.status == "ready" for neuron in holding for one in neuron.replicas)
+    able = any(
+        one.status == "ready" and not one.lies_on_hosts
+        for neuron in holding
+        for one in neuron.replicas
+    )
     row = None if line is None else model_row(line, jobs)
     return ModelHome(
         name=name,
         row=row,
         neurons=_unfolded(overview, [neuron for neuron in holding if neuron.replicas]),
-        may_sleep=is_ready and not base and (row is None or not row.is_kept_loaded),
+        may_sleep=able and not base and (row is None or not row.is_kept_loaded),
     )
 
 

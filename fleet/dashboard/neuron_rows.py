@@ -190,6 +190,7 @@ def _replica_row(
         remark=replica.failure,
         is_outdated=replica.is_outdated,
         is_kept_loaded=is_kept_loaded,
+        lies_on_hosts=replica.lies_on_hosts,
         progress=_progress_of_replica(jobs[0], replica) if jobs else None,
     )
 

@@ -70,6 +70,8 @@ class ReplicaRow:
     is_outdated: bool
     is_kept_loaded: bool
     """The model would be loaded or woken again at once, so unload and sleep are refused."""
+    lies_on_hosts: bool
+    """It is only unloaded: sleep and reload are refused."""
     progress: ProgressRow | None
 
 
@@ -100,6 +102,7 @@ class OutdatedRow:
     """A model that serves by earlier settings."""
 
     name: str
+    may_reload: bool
     progress: tuple[ProgressRow, ...]
 
 
@@ -116,6 +119,7 @@ class ModelRow:
     may_unload: bool
     is_kept_loaded: bool
     is_outdated: bool
+    may_reload: bool
     progress: ProgressRow | None
     num_more_jobs: int
 

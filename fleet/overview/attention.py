@@ -81,7 +81,8 @@ def _of_neuron(neuron: NeuronLine) -> Iterator[Attention]:
             text = f"{replica.model} failed on {neuron.name}: {replica.failure}"
             yield _finding(Level.URGENT, "model_failing", replica.model, text)
         if replica.is_outdated and replica.status == "ready":
-            text = f"{replica.model} on {neuron.name} is outdated: reload it"
+            how = "unload it, and load it again" if replica.lies_on_hosts else "reload it"
+            text = f"{replica.model} on {neuron.name} is outdated: {how}"
             yield _finding(Level.WARNING, "outdated", replica.model, text)
 
 

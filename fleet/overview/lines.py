@@ -53,6 +53,8 @@ class ReplicaLine:
     """Loaded beside it."""
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     """What a divided model takes of each device."""
+    lies_on_hosts: bool = False
+    """Other neurons have stages of it: it neither sleeps nor is reloaded in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ class ModelLine:
     min_replicas: int
     max_replicas: int
     has_outdated: bool = False
+    may_reload: bool = False
+    """Whether its outdated replicas may be reloaded in place."""
     no_host: str = ""
     """Why no host of the fleet can run it; empty where one can."""
 
@@ -122,6 +126,7 @@ class OutdatedLine:
 
     model: str
     jobs: tuple[JobLine, ...]
+    may_reload: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,23 @@ def outdated_models() -> tuple[OutdatedLine, ...]:
         for entry in selectors.catalogue_list()
         if entry.base is None  # an adapter is reloaded with its base
     }
-    loaded = Replica.objects.exclude(spec_digest="").values_list("model_name", "spec_digest")
-    names = {name for name, digest in loaded if digests.get(name, digest) != digest}
+    loaded = list(
+        Replica.objects.exclude(spec_digest="").values_list(
+            "model_name", "spec_digest", "report__stages"
+        )
+    )
+    names = {name for name, digest, _ in loaded if digests.get(name, digest) != digest}
+    on_hosts = {
+        name for name, _, stages in loaded if any(one.get("neuron") for one in stages or ())
+    }
     if not names:
         return ()
     jobs = job_lines(models=names)
     return tuple(
-        OutdatedLine(model=name, jobs=tuple(job for job in jobs if job.model == name))
+        OutdatedLine(
+            model=name,
+            jobs=tuple(job for job in jobs if job.model == name),
+            may_reload=name not in on_hosts,
+        )
         for name in sorted(names)
     )

@@ -109,6 +109,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
         "decode_tokens_per_s",
         "failure_message",
         "report__stage_memory",
+        "report__stages",
     ):
         digest = digests.get(row["model_name"], "")
         line = ReplicaLine(
@@ -122,6 +123,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
                 one["device"]: one["actual_bytes"] + one["process_bytes"]
                 for one in row["report__stage_memory"] or ()
             },
+            lies_on_hosts=any(one.get("neuron") for one in row["report__stages"] or ()),
             host_memory_bytes=row["host_memory_bytes"],
             adapters=tuple(row["adapters"]),
             in_flight=row["in_flight"],
@@ -221,6 +223,7 @@ def _replicas_of(
 
 def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: str) -> ModelLine:
     statuses = [replica.status for replica in replicas]
+    has_outdated = entry.base is None and any(replica.is_outdated for replica in replicas)
     return ModelLine(
         name=entry.name,
         status=_status(entry, statuses),
@@ -228,7 +231,8 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: 
         replicas=statuses.count("ready"),
         min_replicas=entry.effective_min_replicas,
         max_replicas=entry.max_replicas,
-        has_outdated=entry.base is None and any(replica.is_outdated for replica in replicas),
+        has_outdated=has_outdated,
+        may_reload=has_outdated and not any(replica.lies_on_hosts for replica in replicas),
         no_host="" if replicas else no_host,
     )
 

@@ -82,7 +82,7 @@ def _model(model: ModelRow, may_operate: bool) -> str:
 def _model_buttons(model: ModelRow) -> Iterator[str]:
     """Each has a place of its own: none is pressed in another's stead."""
     name = escape(model.name)
-    offered = {"reload": model.is_outdated, "load": model.may_load, "unload": model.may_unload}
+    offered = {"reload": model.may_reload, "load": model.may_load, "unload": model.may_unload}
     for verb, is_offered in offered.items():
         words = f"{verb.capitalize()} {name}"
         yield _command(verb, "model", name, words) if is_offered else GAP
@@ -163,11 +163,11 @@ def _kv(percent: int | None) -> str:
 
 def _buttons(replica: ReplicaRow, neuron: str) -> Iterator[str]:
     pk, model, host = f"{replica.id}", escape(replica.model), escape(neuron)
-    if replica.is_outdated:
+    if replica.is_outdated and not replica.lies_on_hosts:
         yield _command("reload", "replica", pk, f"Reload {model} on {host}")
     if replica.status == "asleep":
         yield _command("wake", "replica", pk, f"Wake {model} on {host}")
-    elif replica.status == "ready" and not replica.is_kept_loaded:
+    elif replica.status == "ready" and not (replica.is_kept_loaded or replica.lies_on_hosts):
         yield _command("sleep", "replica", pk, f"Put {model} to sleep on {host}")
     else:
         yield GAP

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from fleet import services
 from fleet.models import CatalogueModel, Download, LoadJob, Neuron
+from inference.protocol.load_report import StageReport
 from inference.version import VERSION
 from metering.actor import COMMAND
 from metering.models import AuditEntry, RequestRecord, UsageHour
@@ -110,6 +111,29 @@ def test_its_buttons_answer_with_its_state(admin_client, model, loaded, sent) ->
     assert 'id="model-home"' in response.text and "Unloading tiny from beast" in response.text
     assert LoadJob.objects.get().kind == "unload"
     assert admin_client.get("/admin/dashboard/model-home?name=x").status_code == 404
+
+
+def test_a_model_on_several_hosts_is_offered_nothing_that_is_refused(
+    admin_client, model, publish, build
+) -> None:
+    stages = [
+        StageReport(
+            device="cuda:0",
+            layers=(first, first + 2),
+            execution="",
+            estimated_bytes=1,
+            kv_bytes=1,
+            neuron=neuron,
+        )
+        for first, neuron in ((0, ""), (2, "attic"))
+    ]
+    divided = build.replica(spec_digest="0123456789abcdef", report=build.report(stages=stages))
+    services.heartbeat_record(heartbeat=publish(version=VERSION, replicas=[divided]))
+    for path in (PART, "/admin/dashboard/outdated", "/admin/"):
+        text = page(admin_client, path)
+        assert 'value="sleep ' not in text and 'value="reload ' not in text, path
+    text = page(admin_client, PART)
+    assert "outdated" in text and 'value="unload model tiny"' in text
 
 
 def test_a_model_is_pinned_and_unpinned(admin_client, model, loaded) -> None:
