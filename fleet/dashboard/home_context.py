@@ -13,7 +13,7 @@ from fleet.overview import fleet_overview
 def model_context(model: CatalogueModel) -> dict[str, Any]:
     settings = model.settings()
     home = model_home(fleet_overview(), model.name, settings.base or "")
-    return {"home": home, "is_pinned": settings.pinned}
+    return {"home": home, "is_pinned": settings.pinned, "may_try": settings.task == "text"}
 
 
 def neuron_context(neuron: Neuron) -> dict[str, Any]:

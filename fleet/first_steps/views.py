@@ -102,6 +102,6 @@ def first_model() -> str:
     ready = Replica.objects.filter(status="ready", model__enabled=True)
     name = ready.order_by("model_name").values_list("model_name", flat=True).first()
     if name is None:
-        enabled = CatalogueModel.objects.filter(enabled=True)
+        enabled = CatalogueModel.objects.filter(enabled=True, task="text")
         name = enabled.order_by("name").values_list("name", flat=True).first()
     return name or ""

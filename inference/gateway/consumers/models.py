@@ -134,7 +134,8 @@ def model_card(
 
 
 def _forwarded_card(entry: CatalogueEntry, upstreams: Sequence[str]) -> ModelCard:
-    """The card of an upstream's model: what the operator has set is all that is known here."""
+    """The card of an upstream's model: what the operator has set is all that is known here. One of
+    another task than text has that as its only capability, so clients choose it for no chat."""
     return ModelCard(
         id=entry.name,
         created_unix_s=entry.created_unix_s,
@@ -148,6 +149,7 @@ def _forwarded_card(entry: CatalogueEntry, upstreams: Sequence[str]) -> ModelCar
         feasible_on=(),
         context_tokens=entry.max_context_tokens,
         max_output_tokens=entry.max_output_tokens,
+        capabilities=None if entry.task == "text" else (entry.task,),
         sampling=entry.sampling_defaults,
         prices=_model_prices(entry),
     )

@@ -93,7 +93,7 @@ function playground(settings, csrfToken) {
       if (!this.account) return;
       try {
         const all = await api.models(this.account);
-        this.models = all.filter((card) => !isAbleTo(card, "embeddings"));
+        this.models = all.filter((card) => !card.capabilities || isAbleTo(card, "text"));
         this.outage = "";
         // The page opens on a model that is ready, unless another one was asked for or talked to.
         const isFree = !this.hasAsked && !this.isModelAsked && !this.turns.length;

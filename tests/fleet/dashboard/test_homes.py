@@ -136,6 +136,17 @@ def test_a_model_on_several_hosts_is_offered_nothing_that_is_refused(
     assert "outdated" in text and 'value="unload model tiny"' in text
 
 
+def test_a_model_without_chats_is_not_tried_in_the_playground(admin_client) -> None:
+    services.upstream_create(actor=COMMAND, name="box", url="http://box/v1")
+    for name, task in (("far", "text"), ("voice", "speech")):
+        services.catalogue_model_create(
+            actor=COMMAND, name=name, source=f"upstream:box/{name}", task=task
+        )
+        text = page(admin_client, f"/admin/dashboard/model-home?name={name}")
+        assert "An upstream serves it" in text and 'value="load ' not in text
+        assert (f'href="/playground/?model={name}"' in text) == (task == "text")
+
+
 def test_a_model_is_pinned_and_unpinned(admin_client, model, loaded) -> None:
     """The whole page comes again, as its form shows the setting as well."""
     response = push(admin_client, "pin model tiny", "model-home", "tiny")

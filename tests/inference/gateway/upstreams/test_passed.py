@@ -257,6 +257,14 @@ async def test_variations_of_an_image(
     assert ledger.settled[0].metered.num_units == 2
 
 
+async def test_it_is_listed_with_its_task_as_its_only_capability(
+    client: AsgiClient, far: CatalogueEntry, catalogue: FakeCatalogue
+) -> None:
+    offer(catalogue, far, "speech")
+    (card,) = (await client.get("/v1/models")).json["data"]
+    assert (card["id"], card["status"], card["capabilities"]) == ("far", "ready", ["speech"])
+
+
 async def test_a_moderation_costs_a_request(
     client: AsgiClient,
     upstream: FakeUpstream,
