@@ -32,6 +32,7 @@ from inference.protocol.events import (
 from inference.wire.dialect import RequestContext
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.completions import request as openai_completions
+from tests.cases import each_case
 
 R = "r"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -208,9 +209,9 @@ def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: boo
         assert reported == [None] * (len(reported) - 1) + [whole["choices"][index]["finish_reason"]]
 
 
-@pytest.mark.parametrize("parse", [openai_chat.parse, openai_completions.parse])
-@pytest.mark.parametrize("asked", [{}, {"stream_options": {"include_usage": False}}, WITH_USAGE])
-@pytest.mark.parametrize("always", [True, False])
+@each_case("parse", [openai_chat.parse, openai_completions.parse])
+@each_case("asked", [{}, {"stream_options": {"include_usage": False}}, WITH_USAGE])
+@each_case("always", [True, False])
 def test_usage_comes_when_the_client_or_the_operator_wants_it(
     parse: Any, asked: dict[str, Any], always: bool
 ) -> None:

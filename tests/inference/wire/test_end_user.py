@@ -6,20 +6,19 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.completions import request as openai_completions
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import rerank, score
+from tests.cases import each_case
 
 TURNS = {"messages": [{"role": "user", "content": "Hi"}]}
 USER = {"user": "ann"}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("parse", "body"),
     [
         (openai_chat.parse, TURNS | USER),

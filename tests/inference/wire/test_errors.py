@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import orjson
-import pytest
 
 from inference.protocol.events import Failure, TooLong
 from inference.wire.anthropic import errors as anthropic_errors
@@ -13,9 +12,10 @@ from inference.wire.errors import MethodNotAllowedError, RequestFailedError
 from inference.wire.ollama import errors as ollama_errors
 from inference.wire.openai.errors import error_object
 from inference.wire.openai.responses import errors as openai_responses_errors
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "status", "retries"),
     [
         ("context_length_exceeded", 400, False),
@@ -61,7 +61,7 @@ UNLOADABLE = Failure(
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("failure", "status", "extras"),
     [
         (LONG, 400, {"prompt_len": 9000, "max": 8192}),

@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from inference.wire.anthropic.messages import FIELDS as MESSAGES_FIELDS
 from inference.wire.common.fields import Field, Support
 from inference.wire.ollama.chat import FIELDS as OLLAMA_CHAT_FIELDS
@@ -21,18 +19,19 @@ from inference.wire.openai.embeddings import FIELDS as EMBEDDING_FIELDS
 from inference.wire.openai.responses.request import FIELDS as RESPONSES_FIELDS
 from inference.wire.vllm.rerank import FIELDS as RERANK_FIELDS
 from inference.wire.vllm.score import FIELDS as SCORE_FIELDS
+from tests.cases import each_case
 from tests.inference.wire.golden import DIALECTS, OPTIONAL, Case, cases
 from tests.inference.wire.golden_batches import DIALECTS as BATCH_DIALECTS
 from tests.inference.wire.golden_cases import GOLDEN_DIR
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@each_case("case", cases(), ids=str)
 def test_case(case: Case) -> None:
     for name, content in case.outputs().items():
         assert (case.path / name).read_bytes() == content, f"{case}: {name} differs"
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@each_case("case", cases(), ids=str)
 def test_case_is_complete(case: Case) -> None:
     names = {path.name for path in case.path.iterdir()}
     assert names - OPTIONAL in case.complete_sets(), f"{case} has {sorted(names)}"
@@ -43,7 +42,7 @@ def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
     assert {case.dialect for case in cases()} == set(DIALECTS)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("dialect", "fields"),
     [
         ("anthropic_messages", MESSAGES_FIELDS),
@@ -67,7 +66,7 @@ def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[st
     assert taken <= given, f"no answered case gives {sorted(taken - given)}"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("dialect", "nested"), [("openai_chat", NESTED_FIELDS), ("ollama_chat", OLLAMA_NESTED_FIELDS)]
 )
 def test_every_nested_field_of_a_chat_is_in_a_case(

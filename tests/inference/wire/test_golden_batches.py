@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from inference.batches.records import ENDED
 from inference.wire.anthropic.batches import FIELDS, REQUEST_FIELDS
 from inference.wire.common.batch_lines import LINE_FIELDS
 from inference.wire.common.fields import Support
 from inference.wire.openai.batches import BATCH_FIELDS
+from tests.cases import each_case
 from tests.inference.wire.golden_batches import DIALECTS, OUTPUTS, Case, cases
 
 CASES = cases()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case("case", CASES, ids=str)
 def test_case(case: Case) -> None:
     outputs = case.outputs()
     for name, content in outputs.items():

@@ -14,6 +14,7 @@ from inference.wire.anthropic.models import PageRequest
 from inference.wire.common.model_card import ModelCard, ModelLocation, ModelPrices
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import models as openai_models
+from tests.cases import each_case
 
 CARD = ModelCard(
     id="tiny",
@@ -39,8 +40,8 @@ def anthropic_shape(card: ModelCard) -> Any:
     return json.loads(anthropic_models.model_body(card))
 
 
-@pytest.mark.parametrize("shape", [openai_shape, anthropic_shape])
-@pytest.mark.parametrize(
+@each_case("shape", [openai_shape, anthropic_shape])
+@each_case(
     ("card", "limit"),
     [
         (CARD, {"context": 8192, "input": 6144, "output": 2048}),
@@ -70,12 +71,12 @@ def test_the_originals_names_of_the_limit() -> None:
     assert openai_shape(UNLOADED)["max_output_tokens"] is None
 
 
-@pytest.mark.parametrize("dialect", [openai_shape, anthropic_shape])
+@each_case("dialect", [openai_shape, anthropic_shape])
 def test_a_model_that_is_not_priced_has_no_cost(dialect: Any) -> None:
     assert "cost" not in dialect(CARD)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("micro_usd", "shown"),
     [
         (0, "0"),
@@ -154,7 +155,7 @@ def test_no_models() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("query", "page"),
     [
         ({}, PageRequest(limit=20)),
@@ -167,7 +168,7 @@ def test_queries(query: dict[str, str], page: PageRequest) -> None:
     assert anthropic_models.parse_page(query) == page
 
 
-@pytest.mark.parametrize("limit", ["", "0", "1001", "-1", "1.0", "x", "٣", "9" * 5000])
+@each_case("limit", ["", "0", "1001", "-1", "1.0", "x", "٣", "9" * 5000])
 def test_limits_out_of_range(limit: str) -> None:
     with pytest.raises(InvalidRequestError, match="limit"):
         anthropic_models.parse_page({"limit": limit})

@@ -23,6 +23,7 @@ from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.completions import request as openai_completions
 from inference.wire.openai.responses import request as openai_responses
+from tests.cases import each_case
 
 PARSERS = [anthropic_messages.parse, openai_chat.parse, openai_completions.parse]
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -111,7 +112,7 @@ def test_any_message(message: dict[str, Any], role: str) -> None:
         accepts(openai_chat.parse, json.dumps({"model": "m", "messages": [body]}).encode())
 
 
-@pytest.mark.parametrize(
+@each_case(
     "nested",
     [
         b'{"a":' * 100_000,
@@ -124,12 +125,12 @@ def test_any_message(message: dict[str, Any], role: str) -> None:
         + b"}" * 901,
     ],
 )
-@pytest.mark.parametrize("parse", PARSERS)
+@each_case("parse", PARSERS)
 def test_deep_nesting_is_refused(parse: Any, nested: bytes) -> None:
     assert not accepts(parse, nested)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text", [b'"\\ud800"', b'"\xed\xa0\x80"', b'"\xff"', b"NaN", b"Infinity", b"1e999", b"-1e999"]
 )
 def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
@@ -137,7 +138,7 @@ def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
     assert not accepts(openai_chat.parse, body)
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "n", "top_k", "seed"])
+@each_case("field", ["max_tokens", "n", "top_k", "seed"])
 def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
     """JSON schema allows it. Settings of some clients are floats, and other servers take those."""
     pointed, plain = (
@@ -146,7 +147,7 @@ def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
     assert pointed == plain
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value"),
     [
         ("temperature", 1e308),
@@ -226,7 +227,7 @@ def schema_of_depth(depth: int) -> dict[str, Any]:
     return schema
 
 
-@pytest.mark.parametrize(("depth", "taken"), [(96, True), (97, False), (900, False)])
+@each_case(("depth", "taken"), [(96, True), (97, False), (900, False)])
 def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
     schema = schema_of_depth(depth)
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
@@ -250,7 +251,7 @@ CALLING = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("parse", "body", "param"),
     [
         *(

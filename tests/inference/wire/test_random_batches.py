@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.common.batch_lines import read_lines
 from inference.wire.errors import ApiError
 from inference.wire.openai import batches as openai_batches
 from inference.wire.vllm import tokenize as vllm_tokenize
+from tests.cases import each_case
 from tests.inference.wire.golden_cases import GOLDEN_DIR
 from tests.inference.wire.random_bodies import random_bodies
 
@@ -44,7 +43,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@each_case("name", PARSERS)
 def test_taken_or_refused(name: str) -> None:
     parse, seed = PARSERS[name]
     num_taken = num_refused = 0

@@ -38,6 +38,7 @@ from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
+from tests.cases import each_case
 from tests.inference.wire.golden_cases import GOLDEN_DIR
 from tests.inference.wire.random_bodies import random_bodies
 
@@ -51,7 +52,7 @@ def parse(**changes: Any) -> anthropic_messages.MessagesRequest:
     return anthropic_messages.parse(orjson.dumps({**BASE, **changes}))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("params", "fields"),
     [
         (message_create_params.MessageCreateParamsStreaming, anthropic_messages.FIELDS),
@@ -92,7 +93,7 @@ def test_every_field_of_the_sdk_is_in_a_table(params: Any, fields: dict[str, Any
 SERVER_TOOLS = [params for params in get_args(sdk.ToolUnionParam) if params is not sdk.ToolParam]
 
 
-@pytest.mark.parametrize("params", SERVER_TOOLS)
+@each_case("params", SERVER_TOOLS)
 def test_every_tool_of_a_server_is_refused_by_its_type(params: Any) -> None:
     kinds = get_args(get_type_hints(params)["type"])
     assert kinds
@@ -120,7 +121,7 @@ def test_a_count_renders_what_the_message_would() -> None:
     assert counted.input == parse(**options).generation.input
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "stream", "temperature", "stop_sequences"])
+@each_case("name", ["max_tokens", "stream", "temperature", "stop_sequences"])
 def test_a_count_has_nothing_to_generate(name: str) -> None:
     body = {"model": "m", "messages": MESSAGES, name: 1}
     with pytest.raises(ApiError, match=name):
@@ -296,7 +297,7 @@ def test_an_answer_can_be_sent_back_as_it_came(events: list[Event]) -> None:
     assert tool_result.tool_call_id == answered.tool_calls[0].id
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "type_", "status"),
     [
         ("queue_full", "overloaded_error", 503),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import pytest
-
 from inference.protocol.events import Failure
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.errors import ApiError, InvalidRequestError, RequestFailedError
 from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.responses import errors as openai_responses_errors
+from tests.cases import each_case
 
 
 def _openai(error: ApiError) -> str | None:
@@ -31,7 +30,7 @@ def _anthropic(error: ApiError) -> str | None:
     return body["error"]["details"]["param"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("param_of", "named", "expected"),
     [
         (_openai, "messages", "messages"),
@@ -54,7 +53,7 @@ def test_a_neurons_refusal(
     assert param_of(error) == expected
 
 
-@pytest.mark.parametrize("param_of", [_openai, _responses, _anthropic])
+@each_case("param_of", [_openai, _responses, _anthropic])
 def test_a_parsers_refusal_names_its_own_fields(
     param_of: Callable[[ApiError], str | None],
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.wire.common.image_header import ImageHeader, ImageHeaderError, read_header
+from tests.cases import each_case
 from tests.inference.image_files import (
     bmp,
     bmp_core,
@@ -31,7 +32,7 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "media_type", "size"),
     [
         (png(30, 20), "image/png", (30, 20)),
@@ -63,7 +64,7 @@ def test_sizes(data: bytes, media_type: str, size: tuple[int, int]) -> None:
     assert not header.is_animated
 
 
-@pytest.mark.parametrize(
+@each_case(
     "data",
     [
         gif(30, 20, (0, 0, 30, 20), (0, 0, 30, 20)),
@@ -75,7 +76,7 @@ def test_frames_are_noticed(data: bytes) -> None:
     assert read_header(data).is_animated
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "problem"),
     [
         (b"", "no PNG"),

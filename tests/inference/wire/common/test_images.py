@@ -19,6 +19,7 @@ from inference.wire.common.parts import (
 )
 from inference.wire.errors import ApiError, InvalidImageError, UnsupportedParameterError
 from inference.wire.openai.chat import request as openai_chat
+from tests.cases import each_case
 from tests.inference.image_files import base64_of, data_uri, png
 
 CAT = png(30, 20)
@@ -43,7 +44,7 @@ def test_an_image_is_known_by_its_bytes() -> None:
     assert image_url(image.data_uri, "x") == image
 
 
-@pytest.mark.parametrize("head", ["DATA:;BASE64,", "data:image/png;name=a.png;base64,"])
+@each_case("head", ["DATA:;BASE64,", "data:image/png;name=a.png;base64,"])
 def test_a_data_uri_may_declare_more_or_less(head: str) -> None:
     assert image_url(head + base64_of(CAT), "x").data == CAT
 
@@ -53,7 +54,7 @@ def test_base64_may_be_broken_into_lines() -> None:
     assert base64_image(f"{text[:20]}\r\n{text[20:]}\n", "x").data == CAT
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rules", "problem"),
     [
         (ImageRules(max_bytes=len(CAT) - 1), f"{len(CAT)} bytes; at most {len(CAT) - 1}"),

@@ -13,11 +13,12 @@ from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import TooManyValuesError
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import request as openai_responses
+from tests.cases import each_case
 
 MAX = fields.MAX_VALUES
 
 
-@pytest.mark.parametrize("piece_bytes", [7, 1024, fields.PIECE_BYTES])
+@each_case("piece_bytes", [7, 1024, fields.PIECE_BYTES])
 def test_the_bound_is_exact(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fields, "PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(fields, "MAX_VALUES", 50)
@@ -37,7 +38,7 @@ def test_the_bound_is_exact(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -
             assert read_json_object(body) == json.loads(body)
 
 
-@pytest.mark.parametrize("parse", [openai_chat.parse, openai_responses.parse])
+@each_case("parse", [openai_chat.parse, openai_responses.parse])
 def test_too_many_messages_are_refused_undecoded(
     parse: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,12 +35,13 @@ from inference.wire.ollama import models as ollama_models
 from inference.wire.ollama.fields import OPTION_FIELDS
 from inference.wire.ollama.messages import MESSAGE_FIELDS
 from inference.wire.ollama.models import OfferedModel
+from tests.cases import each_case
 from tests.inference.wire.golden import cases, fold
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "params"),
     [
         (ollama_chat.FIELDS, ChatRequest),
@@ -116,7 +117,7 @@ def test_lines_add_up_to_the_body(drawn: list[tuple[str, str]], cut: int) -> Non
     assert {**body, "message": last["message"]} == last
 
 
-@pytest.mark.parametrize("case", [one for one in cases() if one.dialect.startswith("ollama")])
+@each_case("case", [one for one in cases() if one.dialect.startswith("ollama")])
 def test_the_sdk_reads_every_answer(case: Any) -> None:
     if not (case.path / "stream.ndjson").exists():
         return
@@ -137,7 +138,7 @@ def test_how_long_each_part_took() -> None:
     assert body["total_duration"] == 13 * second
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("think", "thinking", "effort", "shown"),
     [
         (None, None, None, True),
@@ -156,12 +157,12 @@ def test_thinking(think: Any, thinking: bool | None, effort: str | None, shown: 
     )
 
 
-@pytest.mark.parametrize("value", ["5m", "1h30m", "-1", -1, 300, 0.5, "1.5h", "300"])
+@each_case("value", ["5m", "1h30m", "-1", -1, 300, 0.5, "1.5h", "300"])
 def test_how_long_it_stays_loaded_is_the_operators(value: Any) -> None:
     ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())
 
 
-@pytest.mark.parametrize("value", [0, "0", "0s", 0.0, "soon", True, [], ""])
+@each_case("value", [0, "0", "0s", 0.0, "soon", True, [], ""])
 def test_unloading_is_too(value: Any) -> None:
     with pytest.raises(ApiError) as refused:
         ollama_chat.parse(json.dumps({**ASK, "keep_alive": value}).encode())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inference.wire.errors import ApiError, InvalidRequestError
 from inference.wire.openai.passed import form as forms
 from inference.wire.openai.passed.form import read_form
+from tests.cases import each_case
 from tests.inference.gateway.upstreams.passing import BOUNDARY, FORM, form, part
 from tests.inference.wire.openai.parsed_forms import fields_of
 
@@ -91,7 +92,7 @@ def test_a_name_of_a_file_adds_no_header() -> None:
     assert b'filename="a%22; name=%22model"' in sent
 
 
-@pytest.mark.parametrize(
+@each_case(
     "type_",
     ["", "text/plain", "multipart/form-data", "multipart/form-data; boundary=" + "x" * 71],
 )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from inference.wire.anthropic import messages
 from inference.wire.upstream.messages_request import body_of
 from inference.wire.upstream.sending import Sending
+from tests.cases import each_case
 from tests.inference.gateway.upstreams.forwarding import RED_PIXELS
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -70,7 +69,7 @@ def test_turns_without_marks_are_sent_as_before() -> None:
     assert sent(**MARK)["cache_control"] == MARK["cache_control"]
 
 
-@pytest.mark.parametrize("last", ["", "  "])
+@each_case("last", ["", "  "])
 def test_white_space_has_no_mark(last: str) -> None:
     body = sent(messages=[{"role": "user", "content": [text("a", MARK), text(last, MARK)]}])
     marks = [block.get("cache_control") for block in body["messages"][0]["content"]]

@@ -19,6 +19,7 @@ from inference.wire.upstream.answer_events import (
 )
 from inference.wire.upstream.chat_events import ChatEvents
 from inference.wire.upstream.frames import FrameError, SseReader
+from tests.cases import each_case
 from tests.servers.fake_upstream import chunk, usage
 
 REQUEST = GenerationRequest(model="m", input=ChatInput(messages=[ChatMessage(role="user")]))
@@ -102,7 +103,7 @@ def test_a_call_without_an_id_or_index_gets_one() -> None:
     assert len({one.call_id for one in started}) == 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     "chunks",
     [
         [chunk({"content": "a"})],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from inference.wire.openai.chat.request import parse
 from inference.wire.upstream.chat_request import body_of
 from inference.wire.upstream.refusals import MAX_MESSAGE_CHARACTERS, failure_in_stream, failure_of
 from inference.wire.upstream.sending import Sending
+from tests.cases import each_case
 
 TURNS = [{"role": "user", "content": "hi"}]
 
@@ -36,7 +36,7 @@ def anthropic_sent(**fields: Any) -> dict[str, Any]:
     return sent(anthropic_messages.parse(json.dumps(body).encode()).generation)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "field",
     [
         {"temperature": 0.25},
@@ -116,7 +116,7 @@ def test_any_error_is_a_failure(
     assert failure.message.isprintable()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("retry_after", "date", "seconds"),
     [
         ("7", None, 7),

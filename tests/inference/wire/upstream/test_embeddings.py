@@ -21,6 +21,7 @@ from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamF
 from inference.wire.upstream.embeddings import EmbeddingsReader
 from inference.wire.upstream.ollama_embed import EmbedReader
 from inference.wire.upstream.sending import Sending
+from tests.cases import each_case
 from tests.inference.wire.upstream.reading import events_read
 
 TWO = EmbeddingRequest(model="far", input=TextInput(texts=["a", "b"]))
@@ -83,7 +84,7 @@ def test_the_body_for_ollama() -> None:
         assert caught.value.param in fields
 
 
-@pytest.mark.parametrize("given_", [[FIRST, SECOND], [text(*FIRST), text(*SECOND)]])
+@each_case("given_", [[FIRST, SECOND], [text(*FIRST), text(*SECOND)]])
 def test_vectors_are_in_the_inputs_order(given_: list[Any]) -> None:
     data = [{"index": 1, "embedding": given_[1]}, {"index": 0, "embedding": given_[0]}]
     found = read({"data": data, "usage": {"prompt_tokens": 5, "total_tokens": 5}})
@@ -115,7 +116,7 @@ def test_tokens_that_are_not_counted_are_estimated() -> None:
     assert last.usage == Usage(prompt_tokens=3, completion_tokens=0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "data",
     [
         [],

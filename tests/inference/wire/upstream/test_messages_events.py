@@ -18,6 +18,7 @@ from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamE
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.frames import SseReader
 from inference.wire.upstream.messages_events import MessagesEvents
+from tests.cases import each_case
 from tests.inference.wire.test_encoders import USAGE, R, Spoken, events_of_choice, randoms, texts
 from tests.inference.wire.upstream.reading import content_of, events_read
 from tests.servers.fake_upstream import block, message_end, message_start
@@ -86,15 +87,13 @@ def test_usage_is_of_the_prompt_with_what_the_cache_gave_and_took() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "start", [{"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}]
-)
+@each_case("start", [{"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}])
 def test_a_prompt_that_cannot_be_is_the_estimate(start: dict[str, Any]) -> None:
     events = read(message_start(**start), message_end("end_turn"), {"type": "message_stop"})
     assert events[0] == Accepted(request_id="r", prompt_tokens=3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("stop_reason", "reason"),
     [
         ("end_turn", "stop"),
@@ -147,7 +146,7 @@ def test_what_is_unknown_is_skipped() -> None:
 TEXT = block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "a"})
 
 
-@pytest.mark.parametrize(
+@each_case(
     "events",
     [
         [],
@@ -167,7 +166,7 @@ def test_what_is_no_answer_is_a_fault(events: list[Any]) -> None:
         read(*events)
 
 
-@pytest.mark.parametrize("error", [{"type": "error", "error": {"type": "x"}}, {"error": "no"}])
+@each_case("error", [{"type": "error", "error": {"type": "x"}}, {"error": "no"}])
 def test_an_error_object_is_not_an_answer(error: Any) -> None:
     with pytest.raises(UpstreamErrorObject):
         read(message_start(), error)

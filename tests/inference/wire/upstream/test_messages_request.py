@@ -25,6 +25,7 @@ from inference.wire.errors import ApiError, UnsupportedParameterError
 from inference.wire.openai.chat.request import parse
 from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS, body_of
 from inference.wire.upstream.sending import Sending
+from tests.cases import each_case
 from tests.inference.wire.golden import Case, cases
 
 TURNS = [{"role": "user", "content": "hi"}]
@@ -50,9 +51,7 @@ def openai_sent(**fields: Any) -> dict[str, Any]:
     return sent(parse(json.dumps(body).encode()).generation)
 
 
-@pytest.mark.parametrize(
-    "case", [one for one in cases() if one.dialect == "anthropic_messages"], ids=str
-)
+@each_case("case", [one for one in cases() if one.dialect == "anthropic_messages"], ids=str)
 def test_what_came_in_that_dialect_is_sent_as_it_came(case: Case) -> None:
     """The upstream gets a body that means the same, as our own reading of it shows."""
     given = (case.path / "request.json").read_bytes()
@@ -120,7 +119,7 @@ def test_turns_of_other_dialects() -> None:
     assert body["max_tokens"] == FALLBACK_MAX_TOKENS
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "expected"),
     [
         ({"temperature": 0.25, "top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}),
@@ -160,7 +159,7 @@ def test_fields(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert {name: body[name] for name in body if name not in plain} == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("choice", "expected"),
     [
         ({"tool_choice": "none"}, {"type": "none"}),
@@ -178,7 +177,7 @@ def test_the_choice_of_a_tool(choice: dict[str, Any], expected: dict[str, Any]) 
     assert body["tools"][0]["strict"] is True
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "param"),
     [
         ({"n": 2}, "n"),
@@ -231,7 +230,7 @@ def test_a_prompt_without_turns_is_refused() -> None:
         sent(GenerationRequest(model="far", input=TextInput(texts=["a"])))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "turn",
     [
         ChatMessage(role="tool", content="x"),

@@ -18,6 +18,7 @@ from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.frames import FrameError, LinesReader
 from inference.wire.upstream.ollama_events import OllamaEvents
+from tests.cases import each_case
 from tests.inference.wire.test_encoders import USAGE, R, Spoken, events_of_choice, randoms
 from tests.inference.wire.upstream.reading import content_of, events_read
 from tests.inference.wire.upstream.test_messages_events import SPOKEN
@@ -81,13 +82,13 @@ def test_lines_may_be_cut_anywhere(data: st.DataObject) -> None:
     assert found == [b'{"a": 1}', b'{"b": 2}', b'{"c": 3}']
 
 
-@pytest.mark.parametrize("sent", [b"x" * 60, b"x" * 60 + b"\n"])
+@each_case("sent", [b"x" * 60, b"x" * 60 + b"\n"])
 def test_a_line_is_bounded(sent: bytes) -> None:
     with pytest.raises(FrameError, match="more than 40 bytes"):
         LinesReader(max_bytes=40).feed(sent)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("last", "reason"),
     [({"done_reason": "length"}, "length"), ({"done_reason": "stop"}, "stop"), ({}, "stop")],
 )
@@ -122,7 +123,7 @@ def test_log_probabilities_are_kept_where_they_are_asked_for() -> None:
     assert (delta.logprobs[0].logprob, delta.logprobs[0].token_bytes) == (-0.5, b"a")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "lines",
     [
         [],

@@ -23,6 +23,7 @@ from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai.chat.request import parse
 from inference.wire.upstream.ollama_request import body_of, path_of
 from inference.wire.upstream.sending import Sending
+from tests.cases import each_case
 from tests.inference.wire.golden import Case, cases
 from tests.inference.wire.upstream.test_messages_request import PNG, TOOL, TURNS, meaning
 
@@ -40,7 +41,7 @@ def openai_sent(**fields: Any) -> dict[str, Any]:
     return sent(parse(json.dumps(body).encode()).generation)
 
 
-@pytest.mark.parametrize("case", [one for one in cases() if one.dialect == "ollama_chat"], ids=str)
+@each_case("case", [one for one in cases() if one.dialect == "ollama_chat"], ids=str)
 def test_what_came_in_that_dialect_is_sent_as_it_came(case: Case) -> None:
     given = (case.path / "request.json").read_bytes()
     try:
@@ -97,7 +98,7 @@ def test_a_prompt_without_turns_is_generated() -> None:
         sent(GenerationRequest(model="far", input=TextInput(texts=["a", "b"])))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "expected"),
     [
         ({"temperature": 0.25, "seed": 3}, {"options": {"temperature": 0.25, "seed": 3}}),
@@ -141,7 +142,7 @@ def test_a_budget_is_thinking_without_a_bound() -> None:
 TOOLS = {"tools": [{"type": "function", "function": TOOL}]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "param"),
     [
         ({"n": 2}, "n"),

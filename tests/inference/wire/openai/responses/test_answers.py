@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from inference.protocol.events import Accepted, Delta, Failure, TextLogprob, UsedSampling
 from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.openai.responses import errors as openai_responses_errors
+from tests.cases import each_case
 from tests.inference.wire.golden import Case, cases
 from tests.inference.wire.openai.responses.answered import MADE, events_of, frames, parse, streamed
 
@@ -86,7 +87,7 @@ def test_what_was_answered_can_be_sent_back(
     assert parse(input=output).generation.input.messages == messages  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case("case", CASES, ids=str)
 def test_the_sdk_reads_every_event(case: Case) -> None:
     """Strictly by its types, and by the state machine behind its stream helper."""
     state = ResponseStreamState(text_format=NOT_GIVEN, input_tools=NOT_GIVEN)
@@ -116,7 +117,7 @@ OPEN_RESPONSES_FIELDS: dict[str, tuple[type, ...]] = {
 for a field that is missing or ``null`` where it may not be."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case("case", CASES, ids=str)
 def test_every_response_has_what_open_responses_requires(case: Case) -> None:
     expected = [
         event["response"]

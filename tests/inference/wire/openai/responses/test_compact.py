@@ -16,6 +16,7 @@ from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.compact import MAX_SUMMARY_TOKENS, SUMMARISE
 from inference.wire.openai.responses.summary import MAX_LAST_CHARS, Summary, settled
+from tests.cases import each_case
 
 CONVERSATION = [
     {"role": "developer", "content": "Be brief."},
@@ -70,7 +71,7 @@ def test_a_whole_summary_is_the_models_own() -> None:
     assert settled(" Sunny. \n", "stop", USAGE, items) == Summary(text="Sunny.")
 
 
-@pytest.mark.parametrize("reason", ["length", "context"])
+@each_case("reason", ["length", "context"])
 def test_a_summary_that_is_cut_off_ends_with_a_sentence_and_the_last_words(
     reason: FinishReason,
 ) -> None:
@@ -128,7 +129,7 @@ def test_it_continues_from_what_came_back() -> None:
     assert [item["type"] for item in again] == ["message"] * 3 + ["compaction"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "param"),
     [
         ({}, "input"),

@@ -13,6 +13,7 @@ from inference.wire.errors import ApiError
 from inference.wire.openai.responses import count as openai_responses_count
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.request import ResponsesRequest
+from tests.cases import each_case
 from tests.inference.wire.golden import cases
 from tests.inference.wire.random_bodies import random_bodies
 
@@ -42,7 +43,7 @@ def test_a_count_renders_what_the_response_would() -> None:
     assert counted.input == openai_responses.parse(orjson.dumps(body)).generation.input
 
 
-@pytest.mark.parametrize("name", ["stream", "store", "temperature", "max_output_tokens"])
+@each_case("name", ["stream", "store", "temperature", "max_output_tokens"])
 def test_a_count_has_nothing_to_generate(name: str) -> None:
     with pytest.raises(ApiError, match=name):
         parse(**{name: 1})

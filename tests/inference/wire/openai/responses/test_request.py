@@ -19,6 +19,7 @@ from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.reasoning import carried, encrypted_content
+from tests.cases import each_case
 from tests.inference.wire.openai.responses.answered import frames, parse
 
 
@@ -49,13 +50,13 @@ def test_a_thought_travels_whole(thought: str) -> None:
     assert encrypted_content(carried(thought), "p") == thought
 
 
-@pytest.mark.parametrize("given_text", ["", "helexa1", "helexa1.!", "helexa1._w==", "gAAAA"])
+@each_case("given_text", ["", "helexa1", "helexa1.!", "helexa1._w==", "gAAAA"])
 def test_thoughts_of_others_are_refused(given_text: str) -> None:
     with pytest.raises(ApiError):
         encrypted_content(given_text, "p")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "strict"),
     [
         ({"type": "object", "properties": {}, "additionalProperties": False}, True),
@@ -120,7 +121,7 @@ def test_strict_schemas(schema: dict[str, Any], strict: bool) -> None:
     assert chosen.tools[0].strict is not strict  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("effort", "thinking", "expected"),
     [
         ("none", False, None),

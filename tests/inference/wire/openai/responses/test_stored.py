@@ -24,6 +24,7 @@ from inference.wire.openai.responses.stored import (
     read_retrieval,
 )
 from inference.wire.openai.responses.turns import Referred
+from tests.cases import each_case
 from tests.inference.wire.golden import cases
 from tests.inference.wire.random_bodies import random_bodies
 
@@ -98,7 +99,7 @@ def test_the_page_asked_for() -> None:
     assert asked == ItemPage(limit=5, order="asc", after="msg_1")
 
 
-@pytest.mark.parametrize("query", [b"", b"stream=false", b"include=file_search_call.results"])
+@each_case("query", [b"", b"stream=false", b"include=file_search_call.results"])
 def test_a_response_as_it_is(query: bytes) -> None:
     assert read_retrieval(query) == Retrieval()
 
@@ -137,7 +138,7 @@ def test_one_that_has_ended_is_returned_again() -> None:
     assert (events[0]["response"]["output"], events[-1]["response"]) == ([], ENDED)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("status", "kind"),
     [("failed", "response.failed"), ("incomplete", "response.incomplete"), ("cancelled", "error")],
 )
