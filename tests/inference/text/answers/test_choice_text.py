@@ -13,6 +13,7 @@ from inference.text.answers.choice_text import ChoiceText, Piece, ThoughtPart, m
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart
 from inference.text.answers.reasoning import find_markers
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls
 
 
@@ -41,7 +42,7 @@ def _run(choice: ChoiceText, text: str) -> list[Piece]:
     return merged([*pieces, *choice.flush()[1]])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "pieces"),
     [
         ("Straße", [TextPart("Straße")]),
@@ -100,7 +101,7 @@ def test_calls_are_taken_out_of_the_visible_text(tokenizer: Tokenizer) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "thought"),
     [
         ("<|channel>thought\nso<channel|>yes", "so"),

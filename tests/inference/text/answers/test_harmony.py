@@ -19,6 +19,7 @@ from inference.text.grammars.parts import calls_part, json_part
 from inference.text.tokens.token_kinds import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.harmony import HarmonyFormat
+from tests.cases import each_case
 
 TEMPLATE = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ tools }}"
 SPECIAL = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"]
@@ -71,7 +72,7 @@ def test_only_templates_that_speak_so_have_channels(tokenizer: Tokenizer) -> Non
     assert find_markers(tokenizer, None) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "pieces"),
     [
         (f"{THOUGHT}{FINAL}Yes.", [SEEN, TextPart("Yes.")]),

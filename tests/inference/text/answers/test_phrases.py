@@ -21,6 +21,7 @@ from inference.text.answers.phrases import (
 )
 from inference.text.tokens.token_kinds import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 
 OPENS, CLOSES = SPOKEN.opens[0], SPOKEN.closes[0]
 GRANITE_32 = (
@@ -65,7 +66,7 @@ def _kinds(phrases: PhraseMarkers, text: str) -> list[tuple[str, str]]:
     return [(kind.value, run) for kind, run in _read(phrases, list(text))]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         (
@@ -94,7 +95,7 @@ def test_the_text_between_phrases(text: str, expected: list[tuple[str, str]]) ->
     assert _kinds(SPOKEN, text) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         (

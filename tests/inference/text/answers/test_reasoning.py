@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import tokenizers
 
 from inference.text.answers.reasoning import (
@@ -16,6 +15,7 @@ from inference.text.answers.reasoning import (
 )
 from inference.text.tokens.token_kinds import TokenKind
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 
 
 def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokenizer:
@@ -25,8 +25,8 @@ def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokeni
     return Tokenizer(backend.to_str(), {})
 
 
-@pytest.mark.parametrize("pair", MARKER_PAIRS)
-@pytest.mark.parametrize("special", [True, False])
+@each_case("pair", MARKER_PAIRS)
+@each_case("special", [True, False])
 def test_every_known_pair_is_found(
     byte_level_dir: Path, pair: tuple[str, str], special: bool
 ) -> None:
@@ -54,7 +54,7 @@ def test_the_pair_that_the_template_names_comes_first(byte_level_dir: Path) -> N
     assert first.opens == "<think>"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("prompt", "is_open"),
     [
         ("Hi<think>", True),
@@ -88,7 +88,7 @@ def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "kinds"),
     [
         ("<think>so</think>yes", "(t)a"),

@@ -22,6 +22,7 @@ from inference.text.grammars.compiling import problem_of
 from inference.text.grammars.parts import calls_part, json_part
 from inference.text.grammars.text_formats import text_part
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls
 
 END = 2
@@ -80,7 +81,7 @@ def test_what_a_schema_allows(accepts: Accepts) -> None:
     assert accepts(answer_grammar([json_part(True)]), "[1]")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("demand", "allowed", "not_allowed"),
     [
         ({"regex": r"[a-z]+/\d\n"}, "ab/1\n", "ab/1"),
@@ -132,7 +133,7 @@ def test_a_bare_call_or_the_json(accepts: Accepts) -> None:
         assert not accepts(grammar, text), text
 
 
-@pytest.mark.parametrize("with_calls", [False, True])
+@each_case("with_calls", [False, True])
 def test_a_block_that_the_model_may_open(
     accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers, with_calls: bool
 ) -> None:

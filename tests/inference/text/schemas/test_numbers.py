@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inference.text.errors import SchemaError
 from inference.text.schemas.schema_check import checked_schema
+from tests.cases import each_case
 from tests.inference.text.schema_walks import answers
 
 EXACTLY = Context(prec=700)
@@ -58,7 +59,7 @@ def _check(schema: dict[str, Any], *, seed: int = 1, num_walks: int = 15) -> Non
                 assert _matches(schema, Decimal(answer)), answer
 
 
-@pytest.mark.parametrize(
+@each_case(
     "schema",
     [
         {"type": "number", "minimum": 0, "maximum": 1},
@@ -81,7 +82,7 @@ def test_answers_are_within_the_bounds(schema: dict[str, Any]) -> None:
     _check(schema, num_walks=40)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "path"),
     [
         ({"type": "integer", "minimum": 1e20, "maximum": 1e21}, "S.minimum"),
@@ -114,7 +115,7 @@ THIRDS = BETWEEN | {"type": "integer", "multipleOf": 0.3}
 """Holds multiples of 0.3 and whole numbers, and no number that is both."""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "path"),
     [
         (THIRDS, "S.multipleOf"),
@@ -152,7 +153,7 @@ def test_multiples_that_no_number_between_the_bounds_has_are_refused(
     assert refused.value.path("S") == path
 
 
-@pytest.mark.parametrize(
+@each_case(
     "schema",
     [
         {"type": "object", "properties": {"a": THIRDS}, "additionalProperties": False},

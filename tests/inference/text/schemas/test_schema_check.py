@@ -13,6 +13,7 @@ from inference.text.grammars.compiling import find_problem, problem_of
 from inference.text.grammars.parts import grammar_text, json_part
 from inference.text.schemas import culprit as schema_culprit
 from inference.text.schemas.schema_check import KNOWN, checked_schema, leniently_checked
+from tests.cases import each_case
 
 PERSON = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -35,7 +36,7 @@ PERSON = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     "schema",
     [
         PERSON,
@@ -52,7 +53,7 @@ def test_what_can_be_enforced_passes(schema: dict[str, Any] | bool) -> None:
     assert checked_schema(schema) == schema
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "path"),
     [
         ({"properties": {"x": {"not": {}}}}, "S.properties.x.not"),
@@ -110,7 +111,7 @@ def test_what_forbids_nothing_is_left_out() -> None:
     assert checked_schema(schema) == {"properties": {"uniqueItems": numbers, "x": {}}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "read"),
     [
         ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
@@ -140,7 +141,7 @@ ROOT = {"$ref": "#"}
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "path"),
     [
         (ROOT, "S.$ref"),
@@ -167,7 +168,7 @@ def test_a_schema_without_an_end_is_refused(schema: dict[str, Any], path: str) -
         leniently_checked(schema)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "schema",
     [
         {"type": "object", "properties": {"a": ROOT}},
@@ -208,7 +209,7 @@ def test_messages_are_of_one_line_and_ours() -> None:
         checked_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]})
 
 
-@pytest.mark.parametrize("keyword", ["items", "anyOf"])
+@each_case("keyword", ["items", "anyOf"])
 def test_deep_nesting_is_refused(keyword: str) -> None:
     schema: dict[str, Any] = {}
     for _ in range(400):

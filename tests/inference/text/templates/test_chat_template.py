@@ -21,6 +21,7 @@ from inference.text.errors import (
 )
 from inference.text.templates.chat_template import ChatTemplate, Rendering, _keeps_system_texts
 from inference.text.templates.template_sources import TemplateSources, find_templates
+from tests.cases import each_case
 
 REFUSES_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
@@ -123,7 +124,7 @@ def test_identifiers_are_shortened_for_a_template_that_counts_them() -> None:
     assert called.isalnum()
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"tools": [TOOL]}])
+@each_case("kwargs", [{}, {"tools": [TOOL]}])
 def test_calls_that_a_template_cannot_show_are_refused(kwargs: dict[str, object]) -> None:
     for source in (None, "{{ messages }}", "{# tools #}{{ messages[0].content }}"):
         with pytest.raises(TemplateRenderError, match="no place for tool"):
@@ -160,7 +161,7 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
     assert _render("no place", chat) == "no place"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kwargs", "expected"),
     [
         ({}, "False"),
@@ -214,7 +215,7 @@ def test_a_template_without_tools_refuses_them() -> None:
         _render("{{ messages[0].content }}", _chat(("user", "x"), tools=[TOOL]))
 
 
-@pytest.mark.parametrize("source", [REFUSES_SYSTEM, FIRST_SYSTEM_ONLY, None])
+@each_case("source", [REFUSES_SYSTEM, FIRST_SYSTEM_ONLY, None])
 def test_a_forced_call_needs_no_place_for_tools(source: str | None) -> None:
     """The tools that may be called are described in a system turn, wherever that goes."""
     city = {"type": "object", "properties": {"city": {"type": "string"}}}

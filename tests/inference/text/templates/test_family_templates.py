@@ -8,6 +8,7 @@ from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, Tool
 from inference.text.errors import TemplateRenderError
 from inference.text.templates.chat_template import ChatTemplate
 from inference.text.templates.template_sources import TemplateSources
+from tests.cases import each_case
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 
 TOOL = ToolDefinition(
@@ -33,8 +34,8 @@ def _render(source: str, messages: list[ChatMessage], **kwargs: object) -> str:
     return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat).text
 
 
-@pytest.mark.parametrize("source", [QWEN, LLAMA, MISTRAL])
-@pytest.mark.parametrize("tools", [[TOOL], []])
+@each_case("source", [QWEN, LLAMA, MISTRAL])
+@each_case("tools", [[TOOL], []])
 def test_a_conversation_with_calls_renders_whole(source: str, tools: list[ToolDefinition]) -> None:
     rendered = _render(source, HISTORY, tools=tools)
     for text in ("Be brief.\n\nNow in French.", "Rain?", "And now?", "Yes.", "rain", "Köln"):
@@ -43,7 +44,7 @@ def test_a_conversation_with_calls_renders_whole(source: str, tools: list[ToolDe
     assert rendered.index("Be brief.") < rendered.index("And now?")
 
 
-@pytest.mark.parametrize("source", [QWEN, LLAMA, MISTRAL])
+@each_case("source", [QWEN, LLAMA, MISTRAL])
 def test_a_plain_conversation_renders(source: str) -> None:
     rendered = _render(source, [ChatMessage(role="user", content="Rain?")])
     assert "Rain?" in rendered

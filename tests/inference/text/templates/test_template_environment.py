@@ -12,6 +12,7 @@ from inference.protocol.generation import ChatMessage, ToolCall
 from inference.text.templates.chat_template import CHATML
 from inference.text.templates.template_environment import compiled
 from inference.text.templates.turns import plain_turns
+from tests.cases import each_case
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -73,7 +74,7 @@ def _theirs(source: str, **kwargs: Any) -> str:
     return str(rendered[0][0])
 
 
-@pytest.mark.parametrize(
+@each_case(
     "source",
     [
         *(pytest.param(source, id=name) for name, source in FEATURES.items()),
@@ -83,13 +84,13 @@ def _theirs(source: str, **kwargs: Any) -> str:
         pytest.param(CHATML, id="ChatML"),
     ],
 )
-@pytest.mark.parametrize("tools", [TOOLS, None], ids=["tools", "no tools"])
+@each_case("tools", [TOOLS, None], ids=["tools", "no tools"])
 def test_it_renders_as_transformers_does(source: str, tools: list[dict[str, Any]] | None) -> None:
     values = {"tools": tools, "add_generation_prompt": True, "bos_token": "<s>"}
     assert _ours(source, **values) == _theirs(source, **values)
 
 
-@pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED)
+@each_case("source", REFUSED.values(), ids=REFUSED)
 def test_it_refuses_as_transformers_does(source: str) -> None:
     refusals = []
     for render in (_ours, _theirs):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inference.text.errors import TooManyTokensError
 from inference.text.tokens.token_bounds import most_bytes_per_token
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 
 TEXTS = st.text(max_size=60) | st.sampled_from(
     [" " * 40, "The capital of France is Paris. " * 3, "\u1112\u1161\u11ab" * 9, "🙂" * 9]
@@ -52,7 +53,7 @@ def test_the_bound_is_the_longest_token(families: list[tuple[str, Tokenizer]]) -
     assert plain.least_tokens("é" * longest) == 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inference.text.errors import TokenizerFilesError
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 
 
 def _with_config(source: Path, target: Path, **changes: object) -> Path:
@@ -22,7 +23,7 @@ def _with_config(source: Path, target: Path, **changes: object) -> Path:
     return target
 
 
-@pytest.mark.parametrize("add_special_tokens", [True, False])
+@each_case("add_special_tokens", [True, False])
 def test_encodes_as_transformers_does(
     byte_level_dir: Path, sentencepiece_dir: Path, add_special_tokens: bool
 ) -> None:

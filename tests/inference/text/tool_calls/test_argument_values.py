@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text.tool_calls.argument_values import as_json, is_text
+from tests.cases import each_case
 
 INTEGER = {"type": "integer"}
 ROOT = {
@@ -66,14 +66,14 @@ CASES: list[tuple[Any, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "text", "value"), CASES)
+@each_case(("schema", "text", "value"), CASES)
 def test_a_value_follows_its_schema(schema: Any, text: str, value: Any) -> None:
     found = json.loads(as_json(text, schema, ROOT))
     assert found == value
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "expected"),
     [
         ({"type": "string"}, True),

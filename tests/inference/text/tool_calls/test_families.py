@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.text.tool_calls.call_parser import CallParser
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import TOOLS, merged, parts_of, read
 from tests.inference.text.tool_calls.family_cases import CASES, FAMILIES
 
@@ -17,13 +17,13 @@ def test_every_family_has_cases() -> None:
     assert CASES.keys() == FAMILIES.keys()
 
 
-@pytest.mark.parametrize(("name", "case"), EXAMPLES)
+@each_case(("name", "case"), EXAMPLES)
 def test_a_published_answer_is_read(name: str, case: str) -> None:
     text, expected = CASES[name][case]
     assert read(FAMILIES[name], text) == expected
 
 
-@pytest.mark.parametrize(("name", "case"), EXAMPLES)
+@each_case(("name", "case"), EXAMPLES)
 def test_its_pieces_give_the_same(name: str, case: str) -> None:
     text, expected = CASES[name][case]
     for size in (1, 2, 3, 7):
@@ -31,7 +31,7 @@ def test_its_pieces_give_the_same(name: str, case: str) -> None:
         assert merged(parts_of(FAMILIES[name], chunks)) == expected, size
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_case("name", FAMILIES)
 def test_text_without_markers_is_unchanged(name: str) -> None:
     for text in ("Hello\n\n {x} [1] <b>", " \n ", "<|", "a: <tool", "```json\n{}\n```"):
         assert read(FAMILIES[name], text) == [text], text

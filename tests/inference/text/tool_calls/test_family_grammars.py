@@ -14,6 +14,7 @@ from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tool_calls import deepseek as ds
 from inference.text.tool_calls.dsml_call import DSML
 from inference.text.tool_calls.errors import UnsupportedSchemaError
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import read, read_by_grammar, tool
 from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary, make_vocabulary
 from tests.inference.text.tool_calls.family_cases import FAMILIES
@@ -221,7 +222,7 @@ class Enforced:
         return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_a_forced_call_follows_its_schema(family: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(family, vocabulary, REQUIRED)
     assert enforced.accepts(written(family, GOOD))
@@ -232,21 +233,21 @@ def test_a_forced_call_follows_its_schema(family: str, vocabulary: Vocabulary) -
     assert not enforced.accepts("I do not want to.")
 
 
-@pytest.mark.parametrize("family", MANY)
+@each_case("family", MANY)
 def test_several_calls_where_they_are_allowed(family: str, vocabulary: Vocabulary) -> None:
     both = written(family, GOOD, NOW_CALL)
     assert Enforced(family, vocabulary, REQUIRED).accepts(both)
     assert not Enforced(family, vocabulary, REQUIRED, parallel=False).accepts(both)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_a_named_function(family: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(family, vocabulary, ToolChoice(mode="required", name="now"))
     assert enforced.accepts(written(family, NOW_CALL))
     assert not enforced.accepts(written(family, GOOD))
 
 
-@pytest.mark.parametrize("family", [name for name in MANY if name != "plain"])
+@each_case("family", [name for name in MANY if name != "plain"])
 def test_strict_tools_beside_free_text(family: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(family, vocabulary, AUTO)
     assert enforced.accepts("Text, <b> and é🙂.\n")
@@ -264,7 +265,7 @@ def test_text_of_harmony_is_in_its_channel(vocabulary: Vocabulary) -> None:
     assert not enforced.accepts("Yes.")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_nothing_to_enforce(family: str, vocabulary: Vocabulary) -> None:
     loose = [tool("f", {"a": {}})]
     for choice in (AUTO, ToolChoice(mode="none")):
@@ -272,8 +273,8 @@ def test_nothing_to_enforce(family: str, vocabulary: Vocabulary) -> None:
         assert text is None
 
 
-@pytest.mark.parametrize("keyword", ["pattern", "minLength"])
-@pytest.mark.parametrize("family", ["glm", "gemma_4", "dsml", "minimax", "seed"])
+@each_case("keyword", ["pattern", "minLength"])
+@each_case("family", ["glm", "gemma_4", "dsml", "minimax", "seed"])
 def test_what_cannot_be_enforced_is_refused_by_name(
     family: str, keyword: str, vocabulary: Vocabulary
 ) -> None:
@@ -318,7 +319,7 @@ def _walk(enforced: Enforced, chooser: random.Random) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "harmony"])
+@each_case("family", [name for name in FAMILIES if name != "harmony"])
 def test_what_a_grammar_lets_through_can_be_read(family: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(family, vocabulary, REQUIRED)
     chooser = random.Random(3)

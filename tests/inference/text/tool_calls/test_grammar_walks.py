@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import random
 
-import pytest
-
 from inference.protocol.generation import ToolChoice
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, Call, read
 from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary
 from tests.inference.text.tool_calls.enforced import (
@@ -63,9 +62,9 @@ def _follows_schema(call: Call) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("choice", [AUTO, REQUIRED], ids=["auto", "required"])
-@pytest.mark.parametrize("parallel", [True, False])
+@each_case("name", FORMATS)
+@each_case("choice", [AUTO, REQUIRED], ids=["auto", "required"])
+@each_case("parallel", [True, False])
 def test_what_a_grammar_lets_through_can_be_read(
     name: str, choice: ToolChoice, parallel: bool, vocabulary: Vocabulary
 ) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
 from inference.protocol.generation import ToolChoice
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, tool
 from tests.inference.text.tool_calls.conftest import Vocabulary
 from tests.inference.text.tool_calls.enforced import (
@@ -36,7 +36,7 @@ BAD_CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each_case("name", FORMATS)
 class TestRequired:
     def test_one_or_more_calls(self, name: str, vocabulary: Vocabulary) -> None:
         enforced = Enforced(name, vocabulary, [STRICT, NOW], REQUIRED)
@@ -57,7 +57,7 @@ class TestRequired:
         assert enforced.accepts(written(name, NOW_CALL))
         assert not enforced.accepts(written(name, GOOD_CALL))
 
-    @pytest.mark.parametrize("call", BAD_CALLS)
+    @each_case("call", BAD_CALLS)
     def test_schemas_hold(
         self, name: str, vocabulary: Vocabulary, call: tuple[str, dict[str, Any]]
     ) -> None:
@@ -79,7 +79,7 @@ class TestRequired:
         assert not enforced.accepts(written(name, ("count", {"minProperties": "x"})))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each_case("name", FORMATS)
 class TestAuto:
     def test_nothing_to_enforce(self, name: str, vocabulary: Vocabulary) -> None:
         tool_format = FORMATS[name]
@@ -112,14 +112,14 @@ class TestAuto:
         assert not enforced.accepts(written(name, ("other", {}), ("other", {})))
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
+@each_case("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
 def test_a_call_behind_text_is_enforced(name: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(name, vocabulary, [STRICT, NOW], AUTO)
     assert enforced.accepts(f"I look.\n{written(name, GOOD_CALL)}")
     assert not enforced.accepts(f"I look.\n{written(name, BAD_CALLS[0])}")
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
+@each_case("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
 def test_a_marker_that_is_spelled_out_is_enforced(name: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(name, vocabulary, [STRICT, NOW], AUTO)
     call = written(name, BAD_CALLS[0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -213,7 +212,7 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each_case("name", EXAMPLES)
 def test_example(name: str) -> None:
     text, expected = EXAMPLES[name]
     assert read(FORMATS["hermes"], text) == expected

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.text.tool_calls.json_scanner import MAX_DEPTH, JsonScanner, ReadState
+from tests.cases import each_case
 
 TEXTS = st.lists(
     st.sampled_from([*'{}[]":,\\ \n\x00-+.0123eEua', "true", "null", "None", "\\u00", '":', "é"])
@@ -52,9 +52,7 @@ def test_it_stops_behind_the_value() -> None:
     assert scanner.take() == '[1,{"a":"]"}]'
 
 
-@pytest.mark.parametrize(
-    "text", ["}", "{1", "[1}", '{"a" 1', '{"a": b ', "[01 ", "[1 2", "{,", "[,"]
-)
+@each_case("text", ["}", "{1", "[1}", '{"a" 1', '{"a": b ', "[01 ", "[1 2", "{,", "[,"])
 def test_what_is_no_json_breaks_it(text: str) -> None:
     assert _scan(text)[0] is ReadState.BROKEN
 

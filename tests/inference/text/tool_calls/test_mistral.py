@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -66,8 +65,8 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("tool_format", ["mistral", "mistral_named"])
+@each_case("name", EXAMPLES)
+@each_case("tool_format", ["mistral", "mistral_named"])
 def test_example(tool_format: str, name: str) -> None:
     text, expected = EXAMPLES[name]
     assert read(FORMATS[tool_format], text) == expected

@@ -20,6 +20,7 @@ import pytest
 
 from inference.text.answers.parts import ToolFormat
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, Merged, merged, parts_of, read
 from tests.inference.text.tool_calls.family_cases import FAMILIES
 from tests.inference.text.tool_calls.written_calls import (
@@ -141,7 +142,7 @@ def fault(name: str, written: str, call: tuple[str, dict[str, Any]], answer: Mer
     return None if is_strict else "another call"
 
 
-@pytest.mark.parametrize("name", WRITINGS)
+@each_case("name", WRITINGS)
 def test_valid_calls_are_read_wherever_they_are_cut(name: str) -> None:
     for called, arguments in ARGUMENTS:
         written = WRITINGS[name].write(called, arguments)
@@ -154,7 +155,7 @@ def test_valid_calls_are_read_wherever_they_are_cut(name: str) -> None:
 
 
 @pytest.mark.limit_s(max(LIMIT_S, MAX_S_OF_A_CHANGE * MANY / len(WRITINGS)))
-@pytest.mark.parametrize("name", WRITINGS)
+@each_case("name", WRITINGS)
 def test_a_changed_call_is_the_call_or_text(name: str) -> None:
     chooser = random.Random(f"{name} {MANY}{SEED}")
     for _ in range(max(1, MANY // len(WRITINGS))):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, Merged, read
 
 LS = "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>"
@@ -137,7 +136,7 @@ EXAMPLES: dict[str, tuple[str, Merged]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each_case("name", EXAMPLES)
 def test_example(name: str) -> None:
     text, expected = EXAMPLES[name]
     assert read(FORMATS["qwen_coder"], text) == expected

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.mistral import MistralFormat
 from inference.text.tool_calls.registry import find_tool_format
+from tests.cases import each_case
 from tests.inference.text.tool_calls.conftest import Vocabulary
 
 TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
@@ -44,14 +43,14 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@each_case("name", TEMPLATES)
 def test_a_template_shows_its_format(name: str, vocabularies: dict[str, Vocabulary]) -> None:
     found = find_tool_format(TEMPLATES[name], vocabularies["spelled"].text)
     assert found is not None
     assert found.name == name
 
 
-@pytest.mark.parametrize("prompt", GEMMA_3)
+@each_case("prompt", GEMMA_3)
 def test_gemma_3_writes_what_its_prompt_asks_for(
     prompt: str, vocabularies: dict[str, Vocabulary]
 ) -> None:
@@ -59,7 +58,7 @@ def test_gemma_3_writes_what_its_prompt_asks_for(
     assert isinstance(found, Llama3Format)
 
 
-@pytest.mark.parametrize("template", [TEMPLATES["glm"], TEMPLATES["deepseek"] + "```json"])
+@each_case("template", [TEMPLATES["glm"], TEMPLATES["deepseek"] + "```json"])
 def test_templates_show_which_of_two_forms(
     template: str, vocabularies: dict[str, Vocabulary]
 ) -> None:
@@ -75,7 +74,7 @@ def test_templates_show_which_of_two_forms(
     assert len(set(grammars)) == len(both)
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@each_case("name", UNKNOWN)
 def test_other_formats_are_not_guessed(name: str, vocabularies: dict[str, Vocabulary]) -> None:
     for vocabulary in vocabularies.values():
         assert find_tool_format(UNKNOWN[name], vocabulary.text) is None

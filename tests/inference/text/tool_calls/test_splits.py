@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.call_parser import CallParser
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, merged, parts_of, read
 
 FRAGMENTS = {
@@ -132,7 +133,7 @@ def test_a_call_that_is_cut_off_is_still_json(
         assert parts == [cut]
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@each_case("name", WRITTEN)
 def test_arguments_are_reported_as_they_come(name: str) -> None:
     text = WRITTEN[name].format('{"a": "' + "x" * 100 + '"}')
     """Where a grammar holds the answer to calls."""
@@ -145,7 +146,7 @@ def test_arguments_are_reported_as_they_come(name: str) -> None:
         assert [part.fragment for part in parser.feed("x")] == ["x"]
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@each_case("name", WRITTEN)
 def test_nothing_of_a_call_is_reported_before_it_is_whole(name: str) -> None:
     text = WRITTEN[name].format('{"a": "' + "x" * 9 + '"}')
     parser = FORMATS[name].parser([])
@@ -157,7 +158,7 @@ def test_nothing_of_a_call_is_reported_before_it_is_whole(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@each_case("name", WRITTEN)
 def test_streamed_arguments_that_are_cut_off_stay_unfinished(name: str) -> None:
     parser = FORMATS[name].parser([])
     assert isinstance(parser, CallParser)

@@ -9,6 +9,7 @@ import pytest
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.tool_calls.errors import UnsupportedSchemaError
+from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, read, tool
 from tests.inference.text.tool_calls.conftest import Vocabulary
 from tests.inference.text.tool_calls.enforced import REQUIRED, Enforced, written
@@ -47,14 +48,14 @@ def test_references_of_tags_start_at_the_tools_schema(vocabulary: Vocabulary) ->
     assert not accepts()
 
 
-@pytest.mark.parametrize("keyword", ["required", "properties"])
+@each_case("keyword", ["required", "properties"])
 def test_a_schema_that_is_none_is_refused(keyword: str, vocabulary: Vocabulary) -> None:
     broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
     with pytest.raises(UnsupportedSchemaError, match="properties an object"):
         Enforced("qwen_coder", vocabulary, [broken], REQUIRED)
 
 
-@pytest.mark.parametrize("key", ["Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"])
+@each_case("key", ["Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"])
 def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> None:
     properties = {key: {"type": "integer"}, "e": {"enum": [key]}}
     strict = tool("f", properties, required=list(properties), strict=True)
@@ -65,7 +66,7 @@ def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> 
     assert json.loads(arguments) == {key: 3, "e": key}
 
 
-@pytest.mark.parametrize("key", ["", "a>b", "<a", "a\nb", " a", "a" * 301])
+@each_case("key", ["", "a>b", "<a", "a\nb", " a", "a" * 301])
 def test_keys_that_no_tag_can_hold(key: str, vocabulary: Vocabulary) -> None:
     with pytest.raises(UnsupportedSchemaError):
         Enforced("qwen_coder", vocabulary, [tool("f", {key: {}}, strict=True)], REQUIRED)
