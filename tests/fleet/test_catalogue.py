@@ -14,32 +14,33 @@ from fleet.errors import CatalogueValueError
 from fleet.live.measurements import MeasuredLoad
 from inference.protocol.load import EarlierLoads, LoadSpec, spec_digest
 from inference.protocol.prefill_speed import PrefillSpeed
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize("name", ["tiny", "smollm2-135m-instruct", "qwen2.5-0.5b", "a_b", "7b"])
+@each_case("name", ["tiny", "smollm2-135m-instruct", "qwen2.5-0.5b", "a_b", "7b"])
 def test_names(name: str) -> None:
     catalogue.check_name(name)
 
 
-@pytest.mark.parametrize("name", ["", "Tiny", "-a", "a-", "a--b", "a b", "a/b", "é", "a\n", "a:b"])
+@each_case("name", ["", "Tiny", "-a", "a-", "a--b", "a b", "a/b", "é", "a\n", "a:b"])
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(CatalogueValueError) as caught:
         catalogue.check_name(name)
     assert caught.value.field == "name"
 
 
-@pytest.mark.parametrize("name", ["gpt-4o", "anthropic/claude", "Qwen3:8B", "a@b"])
+@each_case("name", ["gpt-4o", "anthropic/claude", "Qwen3:8B", "a@b"])
 def test_aliases(name: str) -> None:
     catalogue.check_alias_name(name)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "/a", "a//b", "a\n"])
+@each_case("name", ["", "a b", "/a", "a//b", "a\n"])
 def test_aliases_that_are_none(name: str) -> None:
     with pytest.raises(CatalogueValueError):
         catalogue.check_alias_name(name)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "source",
     [
         "huggingface:Qwen/Qwen3-0.6B",
@@ -52,7 +53,7 @@ def test_sources(source: str) -> None:
     catalogue.check_source(source)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "message"),
     [
         ("", "does not start with"),
@@ -179,7 +180,7 @@ def test_what_is_not_set_is_as_the_spec_has_it() -> None:
     assert spec.max_concurrent_sequences == by_default.max_concurrent_sequences
 
 
-@pytest.mark.parametrize("name", OTHER_VALUES)
+@each_case("name", OTHER_VALUES)
 def test_the_digest_changes_with_what_travels_and_with_nothing_else(name: str) -> None:
     is_outdated = entry_of(**{name: OTHER_VALUES[name]}).spec_digest() != entry_of().spec_digest()
     assert is_outdated == SETTINGS[name].travels
@@ -191,7 +192,7 @@ def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
     assert spec_digest(msgspec.json.decode(sent, type=LoadSpec)) == entry.spec_digest()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value", "message"),
     [
         ("pinned", 1, "neither true nor false"),

@@ -17,6 +17,7 @@ from fleet.lifecycles import (
     ensure_transition,
 )
 from inference.protocol.heartbeat import ReplicaStatus
+from tests.cases import each_case
 
 LEGAL_LOAD_JOB_STEPS = {
     ("pending", "running"),
@@ -29,7 +30,7 @@ LEGAL_LOAD_JOB_STEPS = {
 }
 
 
-@pytest.mark.parametrize(("current", "target"), [*product(LoadJobStatus, repeat=2)])
+@each_case(("current", "target"), [*product(LoadJobStatus, repeat=2)])
 def test_load_job_steps(current: LoadJobStatus, target: LoadJobStatus) -> None:
     if (current.value, target.value) in LEGAL_LOAD_JOB_STEPS:
         ensure_transition(LOAD_JOB_TRANSITIONS, current, target)
@@ -38,7 +39,7 @@ def test_load_job_steps(current: LoadJobStatus, target: LoadJobStatus) -> None:
             ensure_transition(LOAD_JOB_TRANSITIONS, current, target)
 
 
-@pytest.mark.parametrize(("current", "target"), [*product(NeuronStatus, repeat=2)])
+@each_case(("current", "target"), [*product(NeuronStatus, repeat=2)])
 def test_neuron_steps(current: NeuronStatus, target: NeuronStatus) -> None:
     if current != target:
         ensure_transition(NEURON_TRANSITIONS, current, target)

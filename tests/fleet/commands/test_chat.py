@@ -15,6 +15,7 @@ from django.core.management import CommandError, call_command
 
 from fleet.management.chat_client import Answer, ChatClient
 from helexa_site.exit_codes import ExitCode
+from tests.cases import each_case
 
 URL = "http://fleet.example:31313"
 
@@ -83,7 +84,7 @@ def test_the_newline_of_echo_is_no_part_of_the_question(
         call_command("chat", "some-model", "--url", URL)
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
+@each_case("is_terminal", [True, False])
 def test_an_answer_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     text = "\x1b[2Ja\tb\nc\r\x9b1m \u200d"
 
@@ -136,7 +137,7 @@ def test_a_chats_refusal_is_one_line() -> None:
     assert refused.value.returncode == ExitCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("status", "code"),
     [(404, ExitCode.NOT_FOUND), (401, ExitCode.DENIED), (503, ExitCode.UNAVAILABLE)],
 )
@@ -160,7 +161,7 @@ def test_a_page_that_is_no_api_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         ChatClient(URL, None).model_to_ask()
 
 
-@pytest.mark.parametrize("error", [IncompleteRead(b""), ConnectionResetError("reset")])
+@each_case("error", [IncompleteRead(b""), ConnectionResetError("reset")])
 def test_an_answer_that_breaks_off_is_one_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -22,6 +22,7 @@ from fleet.management.connect.clients import ANY_KEY, CLIENTS, NEED_TOOLS, Targe
 from fleet.management.connect.printing import settings_text
 from fleet.management.connect.settings_files import UnmergeableError, merged_json, merged_toml
 from helexa_site.exit_codes import ExitCode
+from tests.cases import each_case
 from tests.live.clients.documented import exported, settings_of
 
 URL = "http://fleet.example:31313"
@@ -58,7 +59,7 @@ def connect(*words: str) -> str:
     return out.getvalue() + err.getvalue()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("client", "scenario"), [("claude", "claude-code"), ("qwen", "qwen-code"), ("aider", "aider")]
 )
 def test_variables_are_those_of_the_documentation(client: str, scenario: str) -> None:

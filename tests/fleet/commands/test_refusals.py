@@ -15,6 +15,7 @@ from django.db import OperationalError
 
 from fleet.api.models.catalogue import CatalogueView
 from fleet.management.backend import refusal_of, refusal_text
+from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,8 +70,8 @@ def test_a_server_that_is_not_there_and_a_key_without_one() -> None:
         call_command("models", "list", "--key", "hx-1")
 
 
-@pytest.mark.parametrize("answer", [b"<!doctype html>", b'{"data": [7]}', b"[]", b"null"])
-@pytest.mark.parametrize(
+@each_case("answer", [b"<!doctype html>", b'{"data": [7]}', b"[]", b"null"])
+@each_case(
     "words",
     [
         ("status",),
@@ -113,8 +114,8 @@ def test_a_refusal_that_breaks_off_is_one_as_well() -> None:
     assert refusal_of(refused) == "the server answers 503"
 
 
-@pytest.mark.parametrize("command", ["chat", "status", "deploy_gate"])
-@pytest.mark.parametrize(
+@each_case("command", ["chat", "status", "deploy_gate"])
+@each_case(
     "url", ["http://127.0.0.1:port", "http://:1", "gpu-box:31313", "http://[::1", "http://a:70000"]
 )
 def test_an_address_that_is_none_is_one_line(command: str, url: str) -> None:

@@ -23,6 +23,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.actor import COMMAND
+from tests.cases import each_case
 
 BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
 GIB = 1024**3
@@ -240,7 +241,7 @@ def line(name: str, rank: int) -> ModelLine:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("page", "kept", "expected"),
     [
         (1, "", "db"),

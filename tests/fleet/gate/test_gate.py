@@ -11,6 +11,7 @@ from fleet.gate.asking import Probe, RefusedError, problem_of
 from fleet.gate.gate import ABSENT_LIMIT_S, MAX_TRIES, Fleet, Gate
 from fleet.gate.waiting import Loaded, failures, missing, ready_now
 from fleet.overview.lines import FleetOverview, JobLine, NeuronLine, ReplicaLine
+from tests.cases import each_case
 
 QWEN_ON_BEAST = Loaded("beast", "qwen")
 
@@ -197,7 +198,7 @@ def test_one_that_stays_busy_is_red() -> None:
     assert 300 <= fleet.now_s <= 360
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("answer", "words"),
     [
         (RefusedError(500, "broken"), "refused (500)"),

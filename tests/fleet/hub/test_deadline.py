@@ -13,11 +13,12 @@ from fleet.hub.errors import HubUnavailableError
 from inference.loading.sources import hub
 from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.hub import HuggingFaceHub
+from tests.cases import each_case
 
 LONG_S = 120.0
 
 
-@pytest.mark.parametrize("method", ["repository", "search"])
+@each_case("method", ["repository", "search"])
 def test_an_answer_that_drips_is_given_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read was in time, so it never ended, and held a thread of the admin's."""
     ended = threading.Event()

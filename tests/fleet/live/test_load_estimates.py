@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
+from tests.cases import each_case
 
 TABLE: dict[str, tuple[dict[str, Any], LoadEstimate]] = {
     "nothing is known": ({"stage": "preflight"}, NO_ESTIMATE),
@@ -62,7 +61,7 @@ TABLE: dict[str, tuple[dict[str, Any], LoadEstimate]] = {
 }
 
 
-@pytest.mark.parametrize(("known", "estimate"), TABLE.values(), ids=TABLE.keys())
+@each_case(("known", "estimate"), TABLE.values(), ids=TABLE.keys())
 def test_estimates(known: dict[str, Any], estimate: LoadEstimate) -> None:
     nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
     assert load_estimate(**{**nothing, "last_load_s": None, **known}) == estimate

@@ -10,6 +10,7 @@ from fleet.live.snapshot import build_snapshot, remaining_s
 from inference.protocol.heartbeat import PROTOCOL, ReplicaStatus, decode_heartbeat, encode_heartbeat
 from inference.protocol.held_stages import HeldStage, HeldStageStatus
 from inference.protocol.load_progress import LoadProgress, LoadStage
+from tests.cases import each_case
 
 GIB = 1024**3
 
@@ -74,7 +75,7 @@ def test_eta_is_a_straight_line(build) -> None:
     assert view.eta_s == 20.0  # three quarters took 60 s
 
 
-@pytest.mark.parametrize(("done", "total"), [(0, 100), (5, 0), (0, 0)])
+@each_case(("done", "total"), [(0, 100), (5, 0), (0, 0)])
 def test_without_a_rate_there_is_no_eta(done: int, total: int) -> None:
     assert remaining_s(10.0, done, total) is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from fleet.catalogue import CatalogueSettings
 from fleet.models_toml import Document, WrittenModel, read_document
 from fleet.models_toml.names import name_of_id
 from fleet.models_toml.problems import ModelsTomlError, Problem
+from tests.cases import each_case
 
 ORIGINAL = """
 [[models]]
@@ -54,9 +54,7 @@ def problems(text: str) -> tuple[Problem, ...]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("given", "quantization"), [("q5", "q5"), ("Q5_K", "q5"), ("q6k", "q6"), ("q8_0", "q8")]
-)
+@each_case(("given", "quantization"), [("q5", "q5"), ("Q5_K", "q5"), ("q6k", "q6"), ("q8_0", "q8")])
 def test_quantization_has_the_originals_names_too(given: str, quantization: str) -> None:
     text = f'[[models]]\nid = "tiny"\nsource = "pypi:tiny"\nquantization = "{given}"'
     assert model(text).settings.quantization == quantization
@@ -65,8 +63,8 @@ def test_quantization_has_the_originals_names_too(given: str, quantization: str)
 HUB = '[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\nquant = "{quant}"'
 
 
-@pytest.mark.parametrize("gguf", ["", "-GGUF"])
-@pytest.mark.parametrize("quant", ["q9z", "q4kk", "IQ4", "UD-Q7_K_M", "q1_2"])
+@each_case("gguf", ["", "-GGUF"])
+@each_case("quant", ["q9z", "q4kk", "IQ4", "UD-Q7_K_M", "q1_2"])
 def test_quant_of_no_known_name_is_refused(gguf: str, quant: str) -> None:
     (problem,) = problems(HUB.format(gguf=gguf, quant=quant))
     assert (problem.line, problem.key) == (3, "quant")
@@ -74,8 +72,8 @@ def test_quant_of_no_known_name_is_refused(gguf: str, quant: str) -> None:
     assert "q4k, q5k, q6k, q8_0" in problem.message
 
 
-@pytest.mark.parametrize("gguf", ["", "-GGUF"])
-@pytest.mark.parametrize(
+@each_case("gguf", ["", "-GGUF"])
+@each_case(
     "quant",
     ["Qwen3-8B-q9z.gguf", "Q4_K_M", "q3_k_s", "UD-Q4_K_XL", "IQ2_XXS", "Q4_0_4_4", "i1-IQ4_XS"],
 )
@@ -172,7 +170,7 @@ def test_our_own_keys() -> None:
 TINY = '[[models]]\nid = "tiny"\nsource = "pypi:tiny"\n'
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "line", "entry", "key", "message"),
     [
         ("[[models]]\nid = !\n", None, "", "", "This is not TOML: .*line 2"),
@@ -218,7 +216,7 @@ def test_lines_are_left_out_where_entries_are_written_otherwise() -> None:
     assert (problem.line, problem.key) == (None, "colour")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "name"),
     [
         ("tiny", "tiny"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueSettings
 from fleet.models_toml import CatalogueState, plan_import, read_document, write_document
+from tests.cases import each_case
 
 TINY = CatalogueSettings(source="pypi:tiny", max_context_tokens=512)
 STATE = CatalogueState(models={"other": TINY, "tiny": TINY}, aliases={"nick": "tiny"})
@@ -56,7 +56,7 @@ def test_aliases_are_added_and_changed() -> None:
     assert lines(text)[:2] == ["~ alias nick = other", "+ alias new = tiny"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "prune", "message"),
     [
         ("[aliases]\nx = 'nobody'", False, "There is no model 'nobody'"),

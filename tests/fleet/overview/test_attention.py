@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from fleet.overview import ModelLine, NeuronLine, ReplicaLine, attention
 from inference.protocol.refusals import Refused
 from metering.selectors import BudgetStatus
+from tests.cases import each_case
 
 VERSION = "2.0"
 
@@ -194,7 +193,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "expected"), CASES)
+@each_case(("changes", "expected"), CASES)
 def test_cases(changes: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
     found = attention(version=VERSION, **WELL | changes)
     assert [(one.level, one.kind) for one in found] == [case[:2] for case in expected]

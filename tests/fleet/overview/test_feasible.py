@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from fleet.catalogue import CatalogueEntry
 from fleet.overview import DeviceLine, NeuronLine
 from fleet.overview.feasible import why_no_host
+from tests.cases import each_case
 
 GIB = 1024**3
 
@@ -71,7 +70,7 @@ TABLE: dict[str, tuple[dict[str, Any], list[NeuronLine], str]] = {
 }
 
 
-@pytest.mark.parametrize(("settings", "hosts", "why"), TABLE.values(), ids=TABLE.keys())
+@each_case(("settings", "hosts", "why"), TABLE.values(), ids=TABLE.keys())
 def test_why_no_host_can_run_it(
     settings: dict[str, Any], hosts: list[NeuronLine], why: str
 ) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from fleet.live.snapshot import Absence
 from fleet.live.time_slices import TimeSlice
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
 from fleet.placement.devices.eviction_candidates import MIN_TIME_SLICE_S
 from fleet.placement.unmet import SUGGESTION
+from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     FAILED,
     LOADING,
@@ -202,7 +201,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("model", "neurons", "expected"), TABLE.values(), ids=TABLE.keys())
+@each_case(("model", "neurons", "expected"), TABLE.values(), ids=TABLE.keys())
 def test_where_a_model_is_loaded(model, neurons, expected: Decision) -> None:
     assert place(model, fleet(*neurons)) == expected
 
@@ -259,7 +258,7 @@ STANDING = {
 }
 
 
-@pytest.mark.parametrize(("neurons", "expected"), STANDING.values(), ids=STANDING.keys())
+@each_case(("neurons", "expected"), STANDING.values(), ids=STANDING.keys())
 def test_what_a_neurons_standing_means(neurons, expected: Decision) -> None:
     assert place(entry(), fleet(*neurons)) == expected
 

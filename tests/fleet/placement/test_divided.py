@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from fleet.placement.stages.plans import StagePlan
 from inference.protocol.heartbeat import device_name
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, LoadReport
+from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     FAILED,
     busy,
@@ -116,7 +116,7 @@ def test_it_stays_where_it_is_pinned() -> None:
     assert loaded(placed(large(pinned_on=("other",)), snapshot=boxes)).neuron == "other"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "why"),
     [
         ({"spread": "device"}, "spread is device"),
@@ -216,7 +216,7 @@ def failed(code: str, *devices: str, **changes: Any) -> ReplicaView:
     )
 
 
-@pytest.mark.parametrize("code", ["does_not_fit", "exceeds_device"])
+@each_case("code", ["does_not_fit", "exceeds_device"])
 def test_a_device_that_was_too_small_for_all_of_it_does_not_count(code: str) -> None:
     whole = failed(code, "cuda:0", status_age_s=0.0, num_failed_loads=3)
     load = loaded(placed(large(), snapshot=fleet(neuron("box", *MIXED, holds=(whole,)))))

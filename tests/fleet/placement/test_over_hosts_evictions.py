@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from fleet.placement.plan import Jobs, Observed
 from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import device_name
 from inference.protocol.load_progress import LoadFailure
+from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     GIB,
     busy,
@@ -79,9 +79,7 @@ def test_only_the_host_that_lacks_room_is_cleared() -> None:
     assert len(load.evictions) == 1 and load.evictions[0] == ("a", "old")
 
 
-@pytest.mark.parametrize(
-    "why", [{"pinned": True}, {"residency_priority": 900}], ids=["pinned", "worth more"]
-)
+@each_case("why", [{"pinned": True}, {"residency_priority": 900}], ids=["pinned", "worth more"])
 def test_what_is_pinned_or_worth_more_stays(why: dict[str, Any]) -> None:
     decision = placed(used(), **why)
     assert isinstance(decision, Reject) and decision.code == "not_enough_memory"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
-import pytest
 
 from fleet import placement
 from fleet.live.snapshot import NeuronView
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
+from tests.cases import each_case
 from tests.fleet.placement.placing import (
     DRAINING,
     FAILED,
@@ -138,7 +138,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("neurons", "expected"), TABLE.values(), ids=TABLE.keys())
+@each_case(("neurons", "expected"), TABLE.values(), ids=TABLE.keys())
 def test_order_of_preference(neurons: list[NeuronView], expected: Decision) -> None:
     assert decide(*neurons) == expected
 
@@ -203,7 +203,7 @@ def test_the_neuron_that_comes_closest_is_named() -> None:
     assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("stage", "ages", "waits"),
     [
         # Of a download that is at a quarter after 100 s.

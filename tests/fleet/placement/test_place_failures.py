@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Load, Reject, Wait, place
 from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
 from inference.protocol.load_progress import LoadFailure
+from tests.cases import each_case
 from tests.fleet.placement.placing import FAILED, GIB, MEASURED, TINY, decide, neuron, replica
 
 UNFIT = LoadFailure(code="does_not_fit", message="too big", needed_bytes=9 * GIB)
@@ -34,7 +33,7 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
     assert short.code == "not_enough_memory"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_failed_loads", "backoff_s"),
     [(1, UNFIT_BACKOFF_S), (2, 60.0), (3, 120.0), (5, 480.0), (6, 600.0), (99, 600.0)],
 )
@@ -87,7 +86,7 @@ def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
     assert isinstance(decide(neuron("a", replace(failed, is_unchanged=False))), Load)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "words"),
     [
         ("bad_file", "It is not tried again until its files or its catalogue entry change, or"),

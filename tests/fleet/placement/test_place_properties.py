@@ -6,7 +6,6 @@ import ast
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement import Reject, Route, Wait, place
 from fleet.placement.devices.sleeping import waking_bytes
 from inference.protocol.heartbeat import ReplicaStatus
+from tests.cases import each_case
 from tests.fleet.placement.placing import (
     DRAINING,
     FAILED,
@@ -123,7 +123,7 @@ def test_other_models_do_not_matter(fleet: FleetSnapshot) -> None:
     assert place(TINY, FleetSnapshot(neurons=without)) == place(TINY, fleet)
 
 
-@pytest.mark.parametrize("path", PURE, ids=lambda path: path.stem)
+@each_case("path", PURE, ids=lambda path: path.stem)
 def test_deciding_knows_neither_django_nor_redis_nor_torch(path: Path) -> None:
     imported = {
         name.split(".")[0]

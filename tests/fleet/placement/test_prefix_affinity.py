@@ -7,11 +7,10 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict
 
-import pytest
-
 from fleet.placement.place import choose_replica
 from inference.gateway.request.routing_hint import routing_hint
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
+from tests.cases import each_case
 from tests.fleet.placement.fleets import replica
 
 NUM_CONVERSATIONS, NUM_TURNS = 60, 6
@@ -67,7 +66,7 @@ def drive(names: list[str], cache_tokens: int, seed: int) -> tuple[float, Counte
     return num_found / num_read, got
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_case("seed", range(5))
 def test_three_replicas_find_prefixes_as_one_with_all_the_memory(seed: int) -> None:
     of_one, _ = drive(["a"], 3 * CACHE_TOKENS, seed)
     of_three, got = drive(["a", "b", "c"], CACHE_TOKENS, seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from fleet.placement.devices.surplus import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRA
 from fleet.placement.plan import Unload
 from fleet.placement.reconcile import MAX_LOADS_A_TICK
 from inference.protocol.load_progress import LoadFailure
+from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     DRAINING,
     FAILED,
@@ -82,7 +82,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize(("tiny", "hosts", "expected"), MISSING.values(), ids=MISSING.keys())
+@each_case(("tiny", "hosts", "expected"), MISSING.values(), ids=MISSING.keys())
 def test_what_is_missing(tiny, hosts, expected) -> None:
     offered = catalogue(tiny, entry("other", 10))
     assert list(act(offered, fleet(*hosts))) == expected
@@ -94,7 +94,7 @@ def test_a_load_that_no_heartbeat_has_yet_counts() -> None:
     assert act(catalogue(TWICE), two, loading=frozenset({("tiny", "a")})) == (load("b"),)
 
 
-@pytest.mark.parametrize(("num", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600), (99, 600)])
+@each_case(("num", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600), (99, 600)])
 def test_failures_put_off_the_next_try(num: int, wait_s: float) -> None:
     def tried(age_s: float) -> bool:
         known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
@@ -143,7 +143,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize(("most", "hosts", "long", "expected"), MORE.values(), ids=MORE.keys())
+@each_case(("most", "hosts", "long", "expected"), MORE.values(), ids=MORE.keys())
 def test_a_long_queue_calls_for_one_more(most, hosts, long, expected) -> None:
     tiny = entry("tiny", 10, max_replicas=most)
     offered = catalogue(tiny, entry("other", 10))
@@ -180,7 +180,7 @@ def test_an_outdated_surplus_goes_first() -> None:
     assert unload.neuron == "b"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tiny", "expected"),
     [
         (entry("tiny", 10, idle_ttl_s=600), 1),

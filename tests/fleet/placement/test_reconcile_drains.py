@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fleet.placement.plan import Unload
+from tests.cases import each_case
 from tests.fleet.placement.fleets import FAILED, LOADING, busy, catalogue, entry, fleet, replica
 from tests.fleet.placement.ticks import PINNED, PLAIN, act, host, load, plan
 
@@ -36,7 +35,7 @@ EMPTIED = {
 }
 
 
-@pytest.mark.parametrize(("tiny", "hosts", "expected"), EMPTIED.values(), ids=EMPTIED.keys())
+@each_case(("tiny", "hosts", "expected"), EMPTIED.values(), ids=EMPTIED.keys())
 def test_a_neuron_that_drains_is_emptied(tiny, hosts, expected) -> None:
     assert list(act(catalogue(tiny), fleet(*hosts))) == expected
 
@@ -91,9 +90,7 @@ RESTORED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("to_restore", "hosts", "expected", "restored"), RESTORED.values(), ids=RESTORED.keys()
-)
+@each_case(("to_restore", "hosts", "expected", "restored"), RESTORED.values(), ids=RESTORED.keys())
 def test_after_a_drain(to_restore, hosts, expected, restored) -> None:
     offered = catalogue(PLAIN, entry("other", 10))
     found = plan(offered, fleet(*hosts), to_restore=to_restore)

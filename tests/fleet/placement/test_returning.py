@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import Admission, DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement import Load, Reject, place, place_on
 from fleet.placement.returning import MAX_RETURN_S, MIN_RETURN_S
 from inference.protocol.load_progress import LoadFailure
+from tests.cases import each_case
 from tests.fleet.placement.fleets import FAILED, GIB, card, entry, fleet, neuron, processor, replica
 
 LARGE = entry(needs_gib=20)
@@ -68,7 +67,7 @@ RETURNING: dict[str, tuple[CatalogueEntry, FleetSnapshot]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "snapshot"), RETURNING.values(), ids=RETURNING.keys())
+@each_case(("model", "snapshot"), RETURNING.values(), ids=RETURNING.keys())
 def test_comes_back_with_its_host(model: CatalogueEntry, snapshot: FleetSnapshot) -> None:
     decision = place(model, snapshot)
     assert isinstance(decision, Reject)
@@ -120,7 +119,7 @@ NEVER: dict[str, tuple[CatalogueEntry, FleetSnapshot, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "snapshot", "code"), NEVER.values(), ids=NEVER.keys())
+@each_case(("model", "snapshot", "code"), NEVER.values(), ids=NEVER.keys())
 def test_no_host_of_the_fleet_holds_it(
     model: CatalogueEntry, snapshot: FleetSnapshot, code: str
 ) -> None:
@@ -135,7 +134,7 @@ def test_whoever_has_room_meanwhile_loads_it() -> None:
     assert decision == Load(neuron="other", model="tiny", devices=("cuda:0",))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("away_s", "retry_after_s"),
     [(None, MIN_RETURN_S), (1.0, MIN_RETURN_S), (70.0, 70.0), (86_400.0, MAX_RETURN_S)],
 )

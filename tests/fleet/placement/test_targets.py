@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.catalogue.targets import MAX_TARGETS, Target, TargetError, When, parse_target
 from fleet.placement.targets import TargetState, choose_target, may_fail_over, own_state
+from tests.cases import each_case
 from tests.fleet.placement.fleets import READY, entry, fleet, neuron, replica
 
 IDLE = TargetState(is_ready=True, queue=0, num_requests=0)
@@ -43,7 +44,7 @@ def test_ready_targets_are_taken_where_they_can_begin_at_once() -> None:
     assert chosen("own when ready", AWAY) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("own", "first", "taken"),
     [(4, 0, "own"), (5, 0, "a/m"), (30, 20, "a/m"), (30, 21, "b/m"), (20, 50, "a/m")],
 )
@@ -135,7 +136,7 @@ def test_the_state_of_replicas() -> None:
     assert (nowhere.is_ready, nowhere.queue, nowhere.num_requests) == (False, 3, 3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "status", "is_own", "is_sent", "fails_over"),
     [
         ("no_neuron", 503, True, False, True),
@@ -168,7 +169,7 @@ def test_which_failures_go_on(
     assert may_fail_over(code, status, is_own=is_own, is_sent=is_sent) is fails_over
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("written", "problem"),
     [
         ("", "is written as"),

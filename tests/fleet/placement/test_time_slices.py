@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from fleet.placement.devices.eviction_candidates import IDLE_TIME_SLICE_S, MIN_T
 from fleet.placement.plan import Jobs, Observed, Unload, Waiting
 from fleet.placement.reconcile import reconcile
 from fleet.placement.time_slices import MAX_PROMISE_S, time_slices_kept
+from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     DRAINING,
     LOADING,
@@ -216,7 +216,7 @@ def test_models_that_displace_each_other_have_time_slices(pattern) -> None:
     assert max(still, default=0.0) <= bound_s
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each_case("seed", range(3))
 def test_models_in_constant_use_keep_their_time_slices(seed: int) -> None:
     host = Host()
     for _ in range(300 + seed):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import UpstreamUnavailableError
 from fleet.upstreams.discovery import MAX_ID_CHARACTERS, KnownModel, models_of
+from tests.cases import each_case
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -17,7 +17,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("row", "known"),
     [
         ({"id": "gpt"}, KnownModel(id="gpt")),

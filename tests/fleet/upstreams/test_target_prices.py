@@ -19,6 +19,7 @@ from fleet.models_toml import plan_import, read_document, write_document
 from fleet.upstreams.discovery import models_of
 from metering.actor import COMMAND
 from metering.prices import Prices, UnitPrices
+from tests.cases import each_case
 from tests.fleet.api.api_support import key_api, need_keys
 
 PRICED = "box/m when queue_longer_than 4 input_price 0.5 cached_input_price 0.05 output_price 2"
@@ -43,7 +44,7 @@ def test_prices_are_usd_per_million_behind_a_target() -> None:
     assert parse_target("box/m").prices is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "problem"),
     [
         ("box/m input_price 1", "output_price is missing"),
@@ -87,7 +88,7 @@ def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
     assert highest("own", "box/m upstream_prices", upstream_prices={"box/m": named}) == named
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("row", "prices"),
     [
         (

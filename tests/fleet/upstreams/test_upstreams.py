@@ -23,6 +23,7 @@ from fleet.upstreams.probes.paid import STEPS as PAID
 from fleet.upstreams.secret import unseal
 from metering.actor import COMMAND
 from metering.models import AuditEntry
+from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api, need_keys
 from tests.servers.fake_upstream import (
     Asked,
@@ -106,7 +107,7 @@ def test_a_key_is_sent_to_no_other_host(api: Api) -> None:
     assert moved["has_key"] is True
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value"),
     [
         ("name", "Box One"),

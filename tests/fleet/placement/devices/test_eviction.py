@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from fleet.placement.devices.eviction_candidates import (
 )
 from fleet.placement.devices.needs import Needs
 from inference.protocol.heartbeat import ReplicaStatus
+from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     DRAINING,
     FAILED,
@@ -94,7 +94,7 @@ LEAVING = {
 }
 
 
-@pytest.mark.parametrize(("neurons", "expected"), LEAVING.values(), ids=LEAVING.keys())
+@each_case(("neurons", "expected"), LEAVING.values(), ids=LEAVING.keys())
 def test_who_leaves(neurons: list[NeuronView], expected: Load) -> None:
     offered = catalogue(NEW, OLD, OLDER, entry("third", 12))
     assert place(NEW, fleet(*neurons), catalogue=offered) == expected
@@ -112,7 +112,7 @@ STAYING = {
 }
 
 
-@pytest.mark.parametrize(("evictable", "old"), STAYING.values(), ids=STAYING.keys())
+@each_case(("evictable", "old"), STAYING.values(), ids=STAYING.keys())
 def test_who_does_not_leave_yet(evictable: ReplicaView, old) -> None:
     """The one that waits gets its time slice."""
     decision = place(NEW, fleet(full(evictable)), catalogue=catalogue(NEW, old))
@@ -129,8 +129,8 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("old", KEPT.values(), ids=KEPT.keys())
-@pytest.mark.parametrize("evictable", [replica("old"), busy("old")], ids=["idle", "in use"])
+@each_case("old", KEPT.values(), ids=KEPT.keys())
+@each_case("evictable", [replica("old"), busy("old")], ids=["idle", "in use"])
 def test_who_never_leaves(old, evictable: ReplicaView) -> None:
     decision = place(NEW, fleet(full(evictable)), catalogue=catalogue(NEW, old))
     assert isinstance(decision, Reject)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from fleet.placement import Load, place
 from fleet.placement.devices.moves import moves_for
 from fleet.placement.expected import with_load
 from inference.protocol.heartbeat import device_name
+from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     GIB,
     LOADING,
@@ -72,7 +72,7 @@ TABLE: dict[str, tuple[FleetSnapshot, Any, tuple[Load, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("snapshot", "old", "moves"), TABLE.values(), ids=TABLE.keys())
+@each_case(("snapshot", "old", "moves"), TABLE.values(), ids=TABLE.keys())
 def test_what_leaves(snapshot: FleetSnapshot, old: Any, moves: tuple[Load, ...]) -> None:
     offered = catalogue(NEW, *([] if old is None else [old]))
     assert moves_for(LOAD, snapshot, offered) == moves

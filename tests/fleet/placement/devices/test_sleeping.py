@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import pytest
 
 from fleet.live.snapshot import NeuronView, ReplicaView
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place, place_on
@@ -22,6 +21,7 @@ from inference.protocol.load_report import (
     AsleepBytes,
     DeviceMemory,
 )
+from tests.cases import each_case
 from tests.fleet.placement.devices.sleepers import host, report, sleeping
 from tests.fleet.placement.fleets import (
     GIB,
@@ -56,7 +56,7 @@ def divided() -> ReplicaView:
     return sleeping(gib=19, report=own, devices=("cuda:0", "cpu"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("card_gib", "host_gib", "others", "evicted"),
     [
         (9, 2, [], ()),
@@ -134,7 +134,7 @@ PLACED: dict[str, tuple[list[NeuronView], Decision]] = {
 }
 
 
-@pytest.mark.parametrize(("hosts", "expected"), PLACED.values(), ids=PLACED.keys())
+@each_case(("hosts", "expected"), PLACED.values(), ids=PLACED.keys())
 def test_where_a_request_for_a_sleeping_model_goes(
     hosts: list[NeuronView], expected: Decision | None
 ) -> None:
@@ -211,7 +211,7 @@ TICKS: dict[str, tuple[Any, list[NeuronView], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("model", "hosts", "expected"), TICKS.values(), ids=TICKS.keys())
+@each_case(("model", "hosts", "expected"), TICKS.values(), ids=TICKS.keys())
 def test_what_a_tick_does(model: Any, hosts: list[NeuronView], expected: list[Any]) -> None:
     assert act(catalogue(model), *hosts) == expected
 

@@ -21,6 +21,7 @@ from fleet.models_toml.problems import ModelsTomlError
 from fleet.overview import fleet_overview
 from inference.protocol.adapters import AdapterSpec
 from metering.actor import COMMAND
+from tests.cases import each_case
 from tests.fleet.admin.admin_pages import act
 from tests.fleet.api.api_support import key_api
 
@@ -51,7 +52,7 @@ def test_what_travels_of_an_adapter() -> None:
     assert spec.adapter_slots == 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("setting", "value"),
     [
         ("pinned", True),

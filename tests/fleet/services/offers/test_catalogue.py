@@ -13,6 +13,7 @@ from fleet.live.catalogue_cache import CACHE_S, CatalogueCache
 from fleet.models import Alias, CatalogueModel, LoadJob
 from metering.actor import COMMAND
 from metering.prices import Prices
+from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db
 
@@ -119,7 +120,7 @@ def test_the_catalogue_is_read_once_a_second(django_assert_num_queries, monkeypa
     assert len(queries) > 0 and CACHE_S <= 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "values"),
     [
         ("name", {"name": "Tiny"}),
@@ -235,7 +236,7 @@ def test_the_command_ensures_the_default_model(capsys) -> None:
     assert CatalogueModel.objects.count() == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     "values",
     [
         {"name": ""},
