@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from django.test import RequestFactory
 
 import helexa_site.urls  # registers the admin's models
+from tests.cases import each_case
 
 assert helexa_site.urls.urlpatterns
 CODED = re.compile(r"_|\b(num|ms|tls|gpus|mb|micro usd)\b| s$")
@@ -20,7 +21,7 @@ CODED = re.compile(r"_|\b(num|ms|tls|gpus|mb|micro usd)\b| s$")
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("model", list(admin.site._registry), ids=lambda model: model.__name__)
+@each_case("model", list(admin.site._registry), ids=lambda model: model.__name__)
 def test_labels_are_words(model: type[Model]) -> None:
     model_admin = admin.site._registry[model]
     request = RequestFactory().get("/")

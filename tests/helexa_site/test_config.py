@@ -8,9 +8,10 @@ import pytest
 
 from helexa_site.config import read_config
 from inference.settings.setting import SettingError
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("word", "wanted"), [("", False), ("0", False), ("off", False), ("1", True), ("Yes", True)]
 )
 def test_usage_of_every_stream_is_the_operators_to_set(

@@ -3,6 +3,7 @@ import pytest
 
 from helexa_site.databases import POSTGRESQL_OPTIONS, database_settings
 from inference.settings.setting import SettingError
+from tests.cases import each_case
 
 
 def test_postgresql_is_given_up_soon_where_the_network_hides_it() -> None:
@@ -29,7 +30,7 @@ def test_sqlite_waits_for_its_lock() -> None:
     assert database_settings("sqlite:////tmp/helexa.sqlite3")["OPTIONS"]["timeout"] == 20
 
 
-@pytest.mark.parametrize(
+@each_case(
     "url",
     ["helexa", "/var/lib/helexa.sqlite3", "mysql://user:sesame@db/helexa", "postgres://db:port/x"],
 )

@@ -7,9 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from helexa_site.instance import INSTANCE_FILE, instance_id, known_instance_id
+from tests.cases import each_case
 
 NUM_THREADS = 8
 
@@ -38,7 +37,7 @@ def test_a_copied_directory_is_another_instance(tmp_path: Path) -> None:
     assert fresh(original) == found
 
 
-@pytest.mark.parametrize("text", ["", "0123456789abcdef", "0123456789abcdef 1:1 1", "a b"])
+@each_case("text", ["", "0123456789abcdef", "0123456789abcdef 1:1 1", "a b"])
 def test_what_an_older_build_left_is_renewed(tmp_path: Path, text: str) -> None:
     (tmp_path / INSTANCE_FILE).write_text(text)
     assert known_instance_id(tmp_path) is None

@@ -9,9 +9,10 @@ import pytest
 from helexa_site.config import read_config
 from inference.settings.metrics_listen import MetricsListenError, parse_metrics_listen
 from inference.settings.setting import SettingError
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("word", "found"),
     [
         (None, "192.0.2.7:31314"),
@@ -32,7 +33,7 @@ def test_each_setting_and_what_it_means(word: str | None, found: str) -> None:
     assert str(parse_metrics_listen(word).at("192.0.2.7")) == found
 
 
-@pytest.mark.parametrize("word", ["::1", "::1:9100", "a b:1", ":0", ":65536", "http://x:1", "x:y"])
+@each_case("word", ["::1", "::1:9100", "a b:1", ":0", ":65536", "http://x:1", "x:y"])
 def test_what_it_cannot_be(word: str) -> None:
     with pytest.raises(MetricsListenError):
         parse_metrics_listen(word)

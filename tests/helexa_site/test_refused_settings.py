@@ -21,11 +21,12 @@ from helexa_site.doctor.examine import examine
 from inference.neuron.process import neuron_process as running
 from inference.settings.setting import EXIT_MISCONFIGURED, Setting, SettingError
 from inference.settings.table import SETTINGS
+from tests.cases import each_case
 from tests.inference.settings.samples import accepted, refused
 from tests.slow_cases import slow_but
 
 TIMEOUT_S = 300
-EACH = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+EACH = each_case("setting", SETTINGS, ids=lambda setting: setting.name)
 DOCTOR = DoctorOptions(host="127.0.0.1", port=1, as_json=False)
 NAMED = {
     "HELEXA_CSRF_TRUSTED_ORIGINS": "chat.example.org",
@@ -131,7 +132,7 @@ def test_a_neuron_refuses_a_data_directory_that_cannot_be_made(tmp_path: Path, p
     assert f"the data directory {data_dir} cannot be made: " in line and "HELEXA_DATA_DIR" in line
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "reason"),
     [
         ("no_such_module:devices", "No module named 'no_such_module'"),
@@ -172,7 +173,7 @@ def test_a_neuron_refuses_an_address_of_another_host_for_its_stages(
         assert running._stage_host() == "127.0.0.1", "one of its ports is free"
 
 
-@pytest.mark.parametrize("name", NAMED)
+@each_case("name", NAMED)
 def test_what_once_passed_is_refused(name: str) -> None:
     with pytest.raises(SettingError, match=name):
         read_config({name: NAMED[name]})

@@ -34,6 +34,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.version import VERSION
+from tests.cases import each_case
 
 
 def manage(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -56,7 +57,7 @@ def test_serve_flags() -> None:
     ) == ServeOptions(host="::", port=80, data_dir=Path("x"), with_model=False)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "flags", [["--port", "0"], ["--port", "65536"], ["--port", "http"], ["--colour"], ["extra"]]
 )
 def test_bad_serve_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +81,7 @@ def test_a_share_port_in_use_is_reported_before_anything_starts() -> None:
             check_ports(options)
 
 
-@pytest.mark.parametrize("name", ["", "Beast", "a b", "-x", "x..y"])
+@each_case("name", ["", "Beast", "a b", "-x", "x..y"])
 def test_bad_neuron_names(name: str) -> None:
     with pytest.raises(SystemExit):
         parse_neuron([f"--name={name}"])
@@ -125,7 +126,7 @@ def test_the_version_is_ours(word: str, log_format: str) -> None:
     assert manage(word, HELEXA_LOG_FORMAT=log_format).stdout == f"helexa {VERSION}\n"
 
 
-@pytest.mark.parametrize("installed", [Installation.WHEEL, Installation.PACKAGES])
+@each_case("installed", [Installation.WHEEL, Installation.PACKAGES])
 def test_without_a_checkout_there_are_no_tests_to_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], installed: Installation
 ) -> None:
@@ -159,7 +160,7 @@ def test_help_shows_ours_and_djangos(words: str, log_format: str) -> None:
     assert "createsuperuser" in outcome.stdout
 
 
-@pytest.mark.parametrize("command", ["serve", "neuron", "doctor"])
+@each_case("command", ["serve", "neuron", "doctor"])
 def test_help_of_a_command_of_ours(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(["help", command])
@@ -224,8 +225,8 @@ def test_an_environment_that_was_made_runs_every_command(tmp_path: Path) -> None
         assert output.endswith(f"manage.py {words}\n"), output
 
 
-@pytest.mark.parametrize("command", ["status", "gateway"])
-@pytest.mark.parametrize(
+@each_case("command", ["status", "gateway"])
+@each_case(
     ("name", "value"), [("HELEXA_MAX_BODY_BYTES", "32MB"), ("DATABASE_URL", "mysql://db/helexa")]
 )
 def test_a_setting_that_cannot_be_is_one_line(

@@ -8,6 +8,7 @@ import pytest
 
 from helexa_site.bootstrap.console import print_line, print_step, relay
 from helexa_site.bootstrap.processes.children import WARNINGS
+from tests.cases import each_case
 
 
 def test_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +36,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert json.loads(third)["message"].endswith("printed by a library")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "is_shown"),
     [
         ("2026-11-22 10:00:00,123 WARNING gateway fleet: m", True),

@@ -28,6 +28,7 @@ from helexa_site.doctor.settings_check import settings_findings
 from inference.protocol.refusals import Refused
 from inference.settings.metrics_listen import MetricsListen
 from inference.version import VERSION
+from tests.cases import each_case
 from tests.fleet.conftest import heartbeat
 from tests.servers.answering_server import answering
 
@@ -94,7 +95,7 @@ def test_the_cache_of_downloads_is_a_disk_as_well(config: Config, tmp_path: Path
     assert [str(tmp_path) in finding.text for finding in found] == [True, True]
 
 
-@pytest.mark.parametrize(("limit", "level"), [(1024, Level.WARNING), (524_288, Level.OK)])
+@each_case(("limit", "level"), [(1024, Level.WARNING), (524_288, Level.OK)])
 def test_file_descriptors(limit: int, level: Level) -> None:
     (found,) = descriptor_check.findings_of(limit, {Refused("queue_full", "research"): 3})
     assert found.level is level
@@ -129,7 +130,7 @@ def info(**changes: Any) -> dict[str, Any]:
     return {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "maxmemory": 0} | changes
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("facts", "level"),
     [
         (info(), Level.OK),
@@ -143,7 +144,7 @@ def test_redis(facts: dict[str, Any], level: Level) -> None:
     assert levels(list(redis_check.info_findings(facts, 0.3))) == [level]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("users", "clients_bytes", "value_bytes", "num_warnings"),
     [
         (["default"], 0, 512 << 20, 0),
@@ -186,7 +187,7 @@ def host(**changes: Any) -> dict[str, Any]:
     return {"problems": [], "torch": "2.13.0", "torch_cuda": "13.0", **card} | changes
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("facts", "level", "word"),
     [
         (host(), Level.OK, "RTX 4090"),

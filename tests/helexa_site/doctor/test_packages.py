@@ -9,11 +9,12 @@ import pytest
 
 from helexa_site.doctor import examine, gpu_check
 from helexa_site.program import Installation
+from tests.cases import each_case
 
 MET = f"psutil=={metadata.version('psutil')}"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("pins", "level", "text"),
     [
         ([MET, 'psutil==0.1; extra == "other"'], "ok", "as the wheel pins them"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from ipaddress import ip_address, ip_network
 
-import pytest
-
 from helexa_site.web.client_address import client_address, counted_address
+from tests.cases import each_case
 
 PROXIES = tuple(ip_network(word) for word in ("10.0.0.0/8", "127.0.0.1", "fd00::/8"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("peer", "forwarded_for", "address"),
     [
         ("192.0.2.1", "", "192.0.2.1"),
@@ -44,7 +43,7 @@ def test_without_trusted_proxies_the_peer_asks() -> None:
         assert client_address(peer, "198.51.100.7", ()) == ip_address(peer)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("address", "counted"),
     [
         ("192.0.2.1", "192.0.2.1"),

@@ -13,9 +13,10 @@ from django.urls import path
 
 from helexa_site import urls
 from helexa_site.web import error_pages
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize("accept", ["application/json", "*/*", ""])
+@each_case("accept", ["application/json", "*/*", ""])
 def test_json_names_what_may_have_been_meant(accept: str) -> None:
     response = Client().post("/openai/v1/chat/completions", HTTP_ACCEPT=accept)
     assert (response.status_code, response["content-type"]) == (404, "application/json")
@@ -53,7 +54,7 @@ handler400, handler500 = urls.handler400, urls.handler500
 
 
 @pytest.mark.urls(__name__)
-@pytest.mark.parametrize(
+@each_case(
     ("address", "status", "words"),
     [("/bad", 400, "This request cannot be read"), ("/broken", 500, "The server failed.")],
 )

@@ -20,6 +20,7 @@ from helexa_site.web import https
 from helexa_site.web.hosts import allowed_hosts
 from inference.settings.addresses import Networks
 from inference.settings.setting import SettingError
+from tests.cases import each_case
 
 PUBLIC = "https://chat.example.org"
 PROXY = "10.1.0.7"
@@ -80,7 +81,7 @@ def test_the_redirect_can_be_turned_off(
     assert not hasattr(asked(behind_tls, PROXY, "http"), "status_code")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("variables", "secure", "redirects", "hsts_s"),
     [
         ({}, False, False, 0),

@@ -6,19 +6,19 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
-import pytest
 from django.conf import settings
 from django.template import Context, Template
 from django.utils.formats import localize
 
 from helexa_site.web.moments import moment_text
+from tests.cases import each_case
 
 NOON = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 WORDS = "2026-01-31 12:00:05 UTC"
 FORMATTING = re.compile(r"""\|(?:date|time|timesince|timeuntil)\b(?!:["']Y-m-d["'])""")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("moment", "words"),
     [(NOON, WORDS), (NOON.astimezone(timezone(timedelta(hours=2))), WORDS), (None, "")],
 )

@@ -20,6 +20,7 @@ from helexa_site.bootstrap.installing.lock_files import (
     not_locked,
 )
 from helexa_site.bootstrap.installing.requirements import LINE, Requirement, normal_name
+from tests.cases import each_case
 
 GATEWAY = REPOSITORY_DIR / "requirements-gateway.txt"
 TEXT = """\
@@ -44,7 +45,7 @@ def pins_of(name: str) -> set[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["gateway", "neuron"])
+@each_case("kind", ["gateway", "neuron"])
 def test_each_pin_is_locked_in_its_version_and_no_other(kind: str) -> None:
     pins = pins_of(f"requirements-{kind}.txt")
     locked = list(locked_in(REPOSITORY_DIR / f"requirements-{kind}.lock"))

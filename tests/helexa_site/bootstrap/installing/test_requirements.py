@@ -16,9 +16,10 @@ from helexa_site.bootstrap.installing.requirements import (
     read_requirements,
     unmet_requirements,
 )
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+@each_case("name", ["requirements.txt", "requirements-dev.txt"])
 def test_our_own_files_are_understood_and_met(name: str) -> None:
     assert unmet_requirements(REPOSITORY_DIR / name) == []
 
@@ -39,14 +40,14 @@ def test_reads_what_our_files_hold(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("line", ["one>=1.0", "one", "one==1.0,!=2", "git+https://example.org/x"])
+@each_case("line", ["one>=1.0", "one", "one==1.0,!=2", "git+https://example.org/x"])
 def test_a_line_that_is_no_exact_pin_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "all.txt").write_text(f"ok==1\n{line}\n")
     with pytest.raises(ValueError, match=r"all\.txt:2"):
         list(read_requirements(tmp_path / "all.txt"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("installed", "wanted", "is_met"),
     [
         ("2.13.0+cpu", "2.13.0", True),
@@ -80,7 +81,7 @@ def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_installed(wanted)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("marker", "applies"),
     [
         (None, True),
@@ -95,7 +96,7 @@ def test_markers(marker: str | None, applies: bool) -> None:
     assert marker_applies(marker) is applies
 
 
-@pytest.mark.parametrize("marker", ["nobody_knows == 'x'", "python_version in '3.11'", "f()"])
+@each_case("marker", ["nobody_knows == 'x'", "python_version in '3.11'", "f()"])
 def test_a_marker_that_is_not_understood_is_reported(marker: str) -> None:
     with pytest.raises(ValueError, match="marker not understood"):
         marker_applies(marker)

@@ -18,6 +18,7 @@ from helexa_site.bootstrap.installing.torch_build import (
     choose_torch,
 )
 from inference.settings.installation import TORCH_CPU_INDEX, TORCH_CPU_INDEX_URL
+from tests.cases import each_case
 
 TORCH = Requirement("torch", "2.13.0")
 OTHER = Requirement("redis", "8.1.0")
@@ -41,9 +42,7 @@ def test_with_a_driver_it_is_the_one_with_cuda() -> None:
     assert CUDA_SIZE in build.words
 
 
-@pytest.mark.parametrize(
-    "changes", [{"answers": lambda url: False}, {"index": None, "answers": None}]
-)
+@each_case("changes", [{"answers": lambda url: False}, {"index": None, "answers": None}])
 def test_where_the_index_is_not_there_the_size_is_reported_all_the_same(changes: Any) -> None:
     build = chosen(**changes)
     assert build is not None and build.index is None

@@ -24,6 +24,7 @@ from helexa_site.bootstrap.private_redis.redis_server import (
 from helexa_site.bootstrap.private_redis.sharing import Share, ensure_tls
 from inference.protocol.joining import Joining, JoinLineError, decode_joining, encode_joining
 from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
+from tests.cases import each_case
 from tests.live.fleets.certificates import Authority
 
 JOINING = Joining(neuron="beast", redis_url="redis://neuron-beast:secret@10.0.0.5:31315/0")
@@ -36,7 +37,7 @@ def test_a_line_is_read_as_it_was_written_also_when_a_terminal_broke_it() -> Non
     assert "secret" not in repr(JOINING)
 
 
-@pytest.mark.parametrize("line", ["", "hello", "hx1.", "hx1.!!", LINE[:-8], LINE[4:], "hx1.e30"])
+@each_case("line", ["", "hello", "hx1.", "hx1.!!", LINE[:-8], LINE[4:], "hx1.e30"])
 def test_what_is_no_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(JoinLineError):
         decode_joining(line)
@@ -163,7 +164,7 @@ def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> No
             process.kill()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("output", "has_tls"),
     [
         ("# Failed to configure TLS. Check logs for more info.", True),

@@ -24,6 +24,7 @@ from helexa_site.bootstrap.private_redis.redis_server import (
     find_redis_server,
     wait_for_redis,
 )
+from tests.cases import each_case
 from tests.servers.private_redis import running_redis
 
 
@@ -64,7 +65,7 @@ def test_a_client_that_does_not_read_takes_no_more_than_clients_may(tmp_path: Pa
         greedy.disconnect()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("version_output", "is_limited"),
     [("Redis server v=7.0.15 sha=0", True), ("v=6.2.1", False), ("", False)],
 )
@@ -79,7 +80,7 @@ def test_an_older_server_gets_no_directive_that_it_does_not_know(
     assert ("maxmemory-clients" in (tmp_path / "redis.conf").read_text()) is is_limited
 
 
-@pytest.mark.parametrize("name", ["x" * MAX_SOCKET_PATH_BYTES, "with space & ünïcode #1"])
+@each_case("name", ["x" * MAX_SOCKET_PATH_BYTES, "with space & ünïcode #1"])
 def test_awkward_directories_get_a_socket_elsewhere(tmp_path: Path, name: str) -> None:
     run_dir = tmp_path / name
     with running_redis(run_dir) as url, redis.Redis.from_url(url) as client:

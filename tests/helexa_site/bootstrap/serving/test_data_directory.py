@@ -14,6 +14,7 @@ import pytest
 from helexa_site.bootstrap.errors import DataDirectoryError
 from helexa_site.bootstrap.serving import data_directory
 from helexa_site.bootstrap.serving.data_directory import LOCK_FILE, claimed_data_directory
+from tests.cases import each_case
 
 
 def test_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_a_disk_that_is_full_is_reported_as_such(tmp_path: Path) -> None:
             raise PermissionError(errno.EACCES, "of something else")
 
 
-@pytest.mark.parametrize("place", ["/proc/helexa", "{file}", "{file}/below"])
+@each_case("place", ["/proc/helexa", "{file}", "{file}/below"])
 def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     file = tmp_path / "file"
     file.touch()

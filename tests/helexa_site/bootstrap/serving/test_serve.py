@@ -19,6 +19,7 @@ from helexa_site.bootstrap.processes.children import (
     neuron_spec,
 )
 from inference.settings.gateway import DRAIN_SECONDS
+from tests.cases import each_case
 
 END_TIMEOUT_S = 150.0
 SERVE = """
@@ -109,7 +110,7 @@ def test_its_programs_are_given_ten_seconds_beside_open_answers() -> None:
     assert GATEWAY_GRACE_S + CONTROL_GRACE_S + NEURON_GRACE_S + REDIS_GRACE_S < 10.0
 
 
-@pytest.mark.parametrize("setting", [None, "7"])
+@each_case("setting", [None, "7"])
 def test_its_gateway_drains_as_long_as_any_other(
     monkeypatch: pytest.MonkeyPatch, setting: str | None
 ) -> None:
