@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.money import cost_text, micro_usd_of, usd_text
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "micro_usd"),
     [
         ("0.1", 100_000),
@@ -25,15 +26,13 @@ def test_read(text: str, micro_usd: int) -> None:
     assert micro_usd_of(text) == micro_usd
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "-1", "0.0000001", "nan", "inf", "1e400", "9000000001", "1,5"]
-)
+@each_case("text", ["", "x", "-1", "0.0000001", "nan", "inf", "1e400", "9000000001", "1,5"])
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"US dollars|decimals"):
         micro_usd_of(text)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("micro_usd", "text"),
     [
         (0, "$0.00"),
@@ -53,7 +52,7 @@ def test_what_is_shown_is_read_again(micro_usd: int) -> None:
     assert micro_usd_of(usd_text(micro_usd).replace(",", "")) == micro_usd
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("micro_usd", "text"),
     [
         (0, "$0.00"),

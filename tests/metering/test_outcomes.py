@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from metering.ledger.entries import Outcome, outcome_of
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "error_status", "is_placed", "outcome"),
     [
         ("finished", 0, True, Outcome.ANSWERED),

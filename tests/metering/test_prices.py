@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from metering.prices import Metered, Prices, UnitPrices
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(("percent", "expected"), [(0, 3), (50, 2), (99, 1), (100, 0)])
+@each_case(("percent", "expected"), [(0, 3), (50, 2), (99, 1), (100, 0)])
 def test_a_discount_rounds_up(percent: int, expected: int) -> None:
     prices = Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=3).less(percent)
     assert prices == Prices(

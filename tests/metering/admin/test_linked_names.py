@@ -18,6 +18,7 @@ from metering.actor import COMMAND
 from metering.links import audited_url
 from metering.models import Account, ApiKey, LedgerEntry, RequestRecord, SetAsideReport, UsageHour
 from metering.services import Cap
+from tests.cases import each_case
 from tests.metering.api.api_support import person
 
 pytestmark = pytest.mark.django_db
@@ -82,7 +83,7 @@ def text_of(client: Client, path: str) -> str:
 
 
 @pytest.mark.usefixtures("rows")
-@pytest.mark.parametrize(
+@each_case(
     ("path", "links"),
     [
         ("/admin/fleet/loadjob/", (MODEL, NEURON)),

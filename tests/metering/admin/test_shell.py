@@ -10,6 +10,7 @@ from django.test import Client
 
 from helexa_site.web.navigation import GROUPS
 from metering.models import Account
+from tests.cases import each_case
 from tests.metering.api.api_support import person
 
 pytestmark = pytest.mark.django_db
@@ -43,7 +44,7 @@ def links(text: str) -> list[str]:
     return [address for address, _ in LINK.findall(text)]
 
 
-@pytest.mark.parametrize("path", PAGES)
+@each_case("path", PAGES)
 def test_operators_have_one_navigation_everywhere(operator: Client, path: str) -> None:
     text = page(operator, path)
     assert len(links(text)) == sum(len(items) for _, items in GROUPS)

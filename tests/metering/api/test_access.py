@@ -9,6 +9,7 @@ asks for one. Members are people with a session, operators are staff.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 from django.contrib.admin import site
@@ -20,6 +21,7 @@ from metering import services
 from metering.actor import COMMAND
 from metering.models import Account
 from metering.services import CreatedKey
+from tests.cases import each_case
 from tests.metering.api.api_support import person
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
@@ -213,23 +215,23 @@ def ask(account: Account, made: CreatedKey) -> Callable[[str, str], int]:
         "narrow": services.key_create(actor=COMMAND, account=account, scopes=["inference"]).key,
     }
 
-    def ask(role: str, path: str) -> int:
-        if role in keys:
-            found = Client().get(path, headers={"authorization": f"Bearer {keys[role]}"})
-        elif role == "member":
-            found = person("alice", account).get(path)
-        elif role == "operator":
-            client = Client()
+    @cache
+    def client_of(role: str) -> Client:
+        if role == "member":
+            return person("alice", account)
+        client = Client()
+        if role == "operator":
             client.force_login(User.objects.create_superuser("root"))
-            found = client.get(path)
-        else:
-            found = Client().get(path)
-        return found.status_code
+        return client
+
+    def ask(role: str, path: str) -> int:
+        headers = {"authorization": f"Bearer {keys[role]}"} if role in keys else {}
+        return client_of(role).get(path, headers=headers).status_code
 
     return ask
 
 
-@pytest.mark.parametrize("row", ROWS)
+@each_case("row", ROWS)
 def test_access(ask: Callable[[str, str], int], row: str) -> None:
     path, expected = ROWS[row]
     assert {role: ask(role, path) for role in ROLES} == expected

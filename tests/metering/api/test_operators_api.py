@@ -11,6 +11,7 @@ from django.test import Client
 from metering import services
 from metering.actor import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
+from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api, need_keys
 
 pytestmark = pytest.mark.django_db
@@ -134,7 +135,7 @@ def test_a_budget_from_first_to_last(api: Api, account: Account) -> None:
     assert not Budget.objects.exists()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("method", "path", "body", "status", "code", "param"),
     [
         ("post", "accounts", {}, 400, "invalid_value", "name"),

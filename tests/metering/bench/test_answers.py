@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from metering.bench.errors import SampleFailedError
 from metering.bench.sweeps import cases, probing, prompts
 from metering.bench.sweeps.answers import Answer, AnthropicFold, OpenAiFold, ServerTiming, timing_of
+from tests.cases import each_case
 
 
 def delta(**fields: Any) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def test_anthropics_events_are_folded_too() -> None:
     assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, 0, 7)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fold", "event"),
     [
         (OpenAiFold(), {"error": {"message": "out of memory"}}),
@@ -102,7 +103,7 @@ def test_every_case_can_be_answered_rightly_and_wrongly() -> None:
         assert cases.fault_of_json(schema, "[]") == "it is no object"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("answer", "fault"),
     [
         ({"value": 21, "unit": "celsius"}, ""),
@@ -125,7 +126,7 @@ def test_prompts_are_as_long_as_they_should_be(num_tokens: int, salt: str) -> No
     assert text == prompts.filler(num_tokens, salt)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("version", "build"),
     [
         ({"git_sha": "abc1234", "package_version": "0.2"}, "abc1234"),
@@ -147,7 +148,7 @@ def test_places_are_reported_in_two_shapes() -> None:
     assert probing.other_places(None, "beast") == []
 
 
-@pytest.mark.parametrize("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
+@each_case("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
 def test_what_an_unknown_server_reports_is_nothing_rather_than_an_error(body: Any) -> None:
     assert probing.neuron_models(body) == probing.listed_models(body) == ()
     assert probing.build_of_version(body) == ""

@@ -18,6 +18,7 @@ from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget
 from metering.bench.results.run_rows import run_row
 from metering.models import AuditEntry
+from tests.cases import each_case
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import Script
 
@@ -105,7 +106,7 @@ def test_fields_of_a_file_without_meaning_here_are_reported() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "reason"),
     [
         ("[bench", "no TOML"),

@@ -12,6 +12,7 @@ from metering.bench.sweeps.scenarios import (
     parse_scenarios,
     why_not,
 )
+from tests.cases import each_case
 
 IDS = (
     *DEFAULT_SCENARIOS,
@@ -24,7 +25,7 @@ IDS = (
 )
 
 
-@pytest.mark.parametrize("text", IDS)
+@each_case("text", IDS)
 def test_an_id_is_read_as_it_is_written(text: str) -> None:
     assert parse_scenario(text).id == text
 
@@ -33,7 +34,7 @@ def test_every_kind_has_an_id_here() -> None:
     assert {parse_scenario(text).kind for text in IDS} == set(ScenarioKind)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "",
@@ -63,7 +64,7 @@ def test_each_is_measured_once() -> None:
     assert [scenario.id for scenario in found] == ["tools", "chat:8"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "capabilities", "is_measured"),
     [
         ("chat:128", {"chat", "completions"}, True),

@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.bench.results import statistics as ours
+from tests.cases import each_case
 
 MALES = [19, 22, 16, 29, 24]
 FEMALES = [20, 11, 17, 12]
 """Ages at which diabetes was found: the example of SciPy's manual."""
 
 
-@pytest.mark.parametrize(
-    ("percent", "value"), [(50, 20), (5, 15), (30, 20), (40, 20), (100, 50), (95, 50)]
-)
+@each_case(("percent", "value"), [(50, 20), (5, 15), (30, 20), (40, 20), (100, 50), (95, 50)])
 def test_percentiles_are_by_nearest_rank(percent: int, value: int) -> None:
     assert ours.percentile([50, 20, 15, 40, 20], percent) == value
 

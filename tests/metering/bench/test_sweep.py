@@ -16,6 +16,7 @@ from metering.bench.sweeps.probing import BuildInfo, HostInfo, ModelInfo, Probed
 from metering.bench.sweeps.scenarios import parse_scenario
 from metering.bench.sweeps.settings import SweepSettings, TargetSpec
 from metering.bench.sweeps.sweep import Kept, Sweep, SweepResult
+from tests.cases import each_case
 
 
 @dataclass
@@ -192,7 +193,7 @@ class CountingTarget(FakeTarget):
         return 30 + len(prompt) // 7
 
 
-@pytest.mark.parametrize("scenario", ["chat:4096", "prefill:2048", "context:8192", "chat:512:warm"])
+@each_case("scenario", ["chat:4096", "prefill:2048", "context:8192", "chat:512:warm"])
 def test_prompts_are_as_long_as_the_endpoint_counts(scenario: str) -> None:
     kit, target = Kit(), CountingTarget()
     parsed = parse_scenario(scenario)

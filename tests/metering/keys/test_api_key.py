@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.keys import api_key as keys
+from tests.cases import each_case
 
 SECRET = keys.digest_secret("django's")
 
@@ -25,7 +25,7 @@ def test_a_key_does_not_show_where_it_is_printed_by_accident() -> None:
     assert made.key not in repr(made)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "word",
     [
         "",

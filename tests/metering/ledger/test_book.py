@@ -13,6 +13,7 @@ from metering.ledger.book import (
 from metering.ledger.entries import Granted
 from metering.ledger.windows import DAY_S, Window
 from metering.prices import Prices
+from tests.cases import each_case
 from tests.metering.operations import NOON_UNIX_S, book, narrow, reserve, settle, state
 
 NOON = int(NOON_UNIX_S)
@@ -41,7 +42,7 @@ def test_a_refusal_names_a_prompts_bound_as_one_and_money_as_money() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("left", "num_choices", "granted"),
     [(1000, 1, 200), (250, 1, 150), (101, 1, 1), (250, 4, 148), (104, 4, 4)],
 )
@@ -52,7 +53,7 @@ def test_otherwise_it_gets_what_the_budget_buys(left: int, num_choices: int, gra
     assert budget.reserved == 100 + granted
 
 
-@pytest.mark.parametrize(("left", "num_choices"), [(100, 1), (0, 1), (103, 4)])
+@each_case(("left", "num_choices"), [(100, 1), (0, 1), (103, 4)])
 def test_less_than_a_token_for_each_choice_is_refused(left: int, num_choices: int) -> None:
     with pytest.raises(QuotaExceededError) as refused:
         book(state(cap=left)).reserve(reserve(num_choices=num_choices))
@@ -107,7 +108,7 @@ def test_a_cap_that_was_lowered_leaves_nothing() -> None:
     assert state(cap=10, spent=8, reserved=7).left == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("budget", "retry_after_s"),
     [
         (state(cap=200, spent=200), None),
@@ -126,8 +127,8 @@ def test_when_it_is_worth_another_try(budget: BudgetState, retry_after_s: float 
     assert refused.value.retry_after_s == retry_after_s
 
 
-@pytest.mark.parametrize("window", [Window.BALANCE, Window.DAY, Window.SECONDS])
-@pytest.mark.parametrize(
+@each_case("window", [Window.BALANCE, Window.DAY, Window.SECONDS])
+@each_case(
     ("spent", "reserved", "is_reserved"), [(0, 200, True), (150, 50, False), (100, 100, True)]
 )
 def test_what_is_only_reserved_comes_back_in_seconds(
@@ -152,7 +153,7 @@ def test_a_budget_that_is_spent_speaks_before_one_that_is_only_reserved() -> Non
     assert (refused.value.budget, refused.value.is_reserved) == (1, False)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("spent", "reserved", "granted"),
     [
         (0, 0, 900),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.limits.headers import anthropic_headers, duration, openai_headers
 from metering.limits.state import NO_LIMITS, LimitState, LimitStatus
+from tests.cases import each_case
 
 STATE = LimitState(
     now_ms=1_795_345_071_250,
@@ -56,7 +56,7 @@ def test_no_header_names_limits_that_are_not_there() -> None:
     assert len(openai_headers(only_requests)) == len(anthropic_headers(only_requests)) == 3
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("milliseconds", "written"),
     [
         (0, "0s"),

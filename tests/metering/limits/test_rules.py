@@ -17,6 +17,7 @@ from metering.limits.rules import (
 )
 from metering.limits.state import LimitKind, LimitStatus
 from metering.principal import Principal, RateLimits, anonymous_principal
+from tests.cases import each_case
 
 KEY = Subject(SubjectKind.KEY, "hx-abc", RateLimits(requests_per_minute=60, tokens_per_minute=1000))
 ACCOUNT = Subject(SubjectKind.ACCOUNT, "lab", RateLimits(tokens_per_minute=600, max_concurrent=4))
@@ -48,7 +49,7 @@ def test_more_than_the_limit_is_owed_after_a_request_used_more_than_its_bound() 
     assert state.tokens == LimitStatus(limit=1000, remaining=0, reset_ms=90_000)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("counts", "tokens", "kind", "subject", "retry_after_s"),
     [
         # A whole minute of requests is owed: one more fits when one has drained.
@@ -86,9 +87,7 @@ def test_a_request_bigger_than_a_minute_is_refused_for_good() -> None:
     assert "never" in str(error)
 
 
-@pytest.mark.parametrize(
-    "limits", [RateLimits(requests_per_minute=0), RateLimits(max_concurrent=0)]
-)
+@each_case("limits", [RateLimits(requests_per_minute=0), RateLimits(max_concurrent=0)])
 def test_a_limit_of_nothing_lets_nothing_through(limits: RateLimits) -> None:
     with pytest.raises(RateLimitedError) as refused:
         refuse_impossible([Subject(SubjectKind.KEY, "hx-abc", limits)], 0)

@@ -18,6 +18,7 @@ from helexa_site.exit_codes import ExitCode
 from metering.models import Account
 from metering.request_records import rows
 from metering.services import CreatedKey
+from tests.cases import each_case
 from tests.metering.api.api_support import get, ok, person, refused
 from tests.metering.request_records.records import ended
 
@@ -132,7 +133,7 @@ class TestFilters:
             assert ids(ok(operator, f"requests?key={word}")) == [wanted]
         assert ids(ok(operator, "requests?key=hx-unknown000")) == []
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("query", "param"),
         [
             ("status=5x3", "status"),

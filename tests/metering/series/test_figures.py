@@ -17,6 +17,7 @@ from metering.series.histogram import MAX_ERROR, bucket_of, percentile
 from metering.series.kinds import Kind
 from metering.series.ranges import MAX_POINTS, RANGES, USUAL_POINTS, kind_of, range_of
 from metering.series.steps import KEPT_S, TIERS, boundary_s, finest_step_s, floor_s, points_of
+from tests.cases import each_case
 
 NOW_UNIX_S = 1_780_000_123
 VALUES = st.lists(st.integers(1, 10**9), min_size=1, max_size=15)
@@ -101,7 +102,7 @@ def test_a_range_has_few_points_and_ends_now(word: str, shift_s: int) -> None:
     assert found.step_s % finest_step_s(found.since_unix_s, now_unix_s) == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("word", "step", "parameter"),
     [
         ("4m", "", "range"),

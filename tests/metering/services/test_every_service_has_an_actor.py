@@ -9,9 +9,8 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
 from metering.actor import Actor
+from tests.cases import each_case
 
 PACKAGES = ("fleet.services", "metering.services", "inference.conversations.services")
 WITHOUT_AN_ACTOR = {
@@ -115,7 +114,7 @@ def public_functions(name: str) -> dict[str, Callable[..., Any]]:
 SERVICES = {path: service for name in PACKAGES for path, service in public_functions(name).items()}
 
 
-@pytest.mark.parametrize("path", SERVICES)
+@each_case("path", SERVICES)
 def test_takes_an_actor(path: str) -> None:
     parameter = inspect.signature(SERVICES[path], eval_str=False).parameters.get("actor")
     if path in WITHOUT_AN_ACTOR:
