@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from inference.gateway.background_loops import BackgroundLoops
 from inference.supervised_threads import thread_problems
+from tests.cases import each_case
 
 
 class PanicError(BaseException):
     """Stands for PyO3's ``PanicException``."""
 
 
-@pytest.mark.parametrize(
+@each_case(
     "error",
     [PanicError("oh"), SystemExit(1), ValueError("no"), asyncio.CancelledError()],
     ids=["a panic", "an exit", "an error", "something else was cancelled"],

@@ -10,9 +10,10 @@ import pytest
 from inference.gateway import database
 from inference.gateway.database import DatabaseThreads
 from inference.wire.errors import ServiceUnavailableError
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize("num_turns", range(6))
+@each_case("num_turns", range(6))
 async def test_a_cancellation_that_comes_with_the_result(
     monkeypatch: pytest.MonkeyPatch, num_turns: int
 ) -> None:

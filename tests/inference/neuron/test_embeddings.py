@@ -38,6 +38,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
+from tests.cases import each_case
 from tests.inference.neuron.recording_engine import RecordingEngine
 from tests.sandbox_workers import WORKERS
 
@@ -123,7 +124,7 @@ def test_a_text_without_tokens_is_refused(byte_level_dir: Path) -> None:
     assert refused.value.failure.code == "empty_prompt"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("declared", "asked", "code"),
     [
         ({}, DIMENSIONS, None),

@@ -8,6 +8,7 @@ import pytest
 
 from inference.gateway.batches.uploads import read_upload
 from inference.wire.errors import ApiError
+from tests.cases import each_case
 
 BOUNDARY = "a-boundary"
 FORM = f"multipart/form-data; boundary={BOUNDARY}"
@@ -34,7 +35,7 @@ def test_a_file_and_its_fields() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content_type", "body"),
     [
         ("application/json", b"{}"),

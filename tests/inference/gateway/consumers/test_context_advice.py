@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.gateway.consumers.context_advice import CLIENTS, HEADER, advice_for, advice_headers
 from inference.protocol.events import Failure
 from inference.wire.errors import ModelNotFoundError, RequestFailedError
+from tests.cases import each_case
 
 FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too long."))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("agent", "name"),
     [
         ("claude-cli/2.1.76 (external, cli)", "Claude Code"),
@@ -36,7 +35,7 @@ def test_known_clients(agent: str, name: str) -> None:
     assert advice is not None and advice.startswith(f"{name}:")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "agent",
     [
         "",

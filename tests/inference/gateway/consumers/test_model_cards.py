@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import MeasuredLoad
 from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
@@ -14,6 +12,7 @@ from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.wire.common.model_card import ModelPrices, own_fields
+from tests.cases import each_case
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
 
@@ -67,7 +66,7 @@ def measured(context_tokens: int | None, *capabilities: str) -> MeasuredLoad:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("loads", "settings", "context", "tool_call"),
     [
         ((), {}, None, None),
@@ -108,7 +107,7 @@ def test_prices_are_the_catalogues() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("digests", "status"),
     [
         (["old"], "outdated"),

@@ -22,12 +22,13 @@ from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import InvalidImageError
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.chat.request import ChatRequest
+from tests.cases import each_case
 from tests.inference.image_files import png
 
 CAT = png(30, 20)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("url", "hosts"),
     [
         ("https://images.example.org/a.png?b=1", ("images.example.org",)),
@@ -43,7 +44,7 @@ def test_hosts_that_are_named(url: str, hosts: tuple[str, ...]) -> None:
     assert image_address(url, hosts).target.startswith("/")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "url",
     [
         "https://example.org/",
@@ -66,7 +67,7 @@ def test_hosts_that_are_not(url: str) -> None:
         image_address(url, ("images.example.org", "*.cdn.example.org"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "resolved",
     [
         "127.0.0.1",
@@ -150,12 +151,12 @@ def host() -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.parametrize("path", ["/cat.png", "/moved"])
+@each_case("path", ["/cat.png", "/moved"])
 def test_an_image_is_fetched(host: str, path: str) -> None:
     assert fetch_image(f"http://{host}{path}", (host,), max_bytes=len(CAT)) == CAT
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "problem"),
     [
         ("/none.png", "status 404"),

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inference.gateway.metrics import requests as metrics_module
 from inference.gateway.metrics.requests import MAX_NAMES, OTHER, Metrics
 from metering.ledger.entries import Outcome
+from tests.cases import each_case
 
 ENDED: dict[str, Any] = {
     "model": "tiny",
@@ -69,7 +70,7 @@ def test_counters_have_the_names_and_labels_that_users_know() -> None:
         assert value(metrics, name, **KEY_LABELS) == expected, name
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "bounds", "total"),
     [
         (
@@ -119,7 +120,7 @@ def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
     assert value(metrics, "helexa_requests_ended_total", status="0", code="cancelled") == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "reason"),
     [
         ("queue_full", "queue_full"),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.gateway.request.identify import MAX_CHARS, cleaned, end_user_of_headers
 from metering.principal import Principal
+from tests.cases import each_case
 
 TRUSTED = Principal(account="lab", names_end_user=True)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("headers", "end_user"),
     [
         ({}, ""),

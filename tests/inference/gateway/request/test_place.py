@@ -16,6 +16,7 @@ from inference.gateway.request.settle import UsageCounter
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
+from tests.cases import each_case
 from tests.inference.gateway.answers import any_answer
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 
@@ -93,7 +94,7 @@ async def test_a_load_is_asked_for_once_however_many_wait(
     assert catalogue.loads == [("tiny", "ant")]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("snapshot", "code"),
     [
         (FleetSnapshot(neurons=()), "no_neuron"),

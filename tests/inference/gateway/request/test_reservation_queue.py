@@ -11,6 +11,7 @@ from inference.gateway.request.reservation_queue import ReservationQueue
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.book import Book
 from metering.ledger.entries import Granted, Reserve
+from tests.cases import each_case
 from tests.inference.gateway.waiting import until
 from tests.metering.operations import reserve, settle, state
 
@@ -96,7 +97,7 @@ async def test_a_budget_that_is_spent_meanwhile_ends_the_waiting() -> None:
     assert not refused.value.is_reserved
 
 
-@pytest.mark.parametrize("num_waiting", [1, 3])
+@each_case("num_waiting", [1, 3])
 async def test_waiting_has_an_end(num_waiting: int) -> None:
     queue, ledger = queue_of(wait_s=0.05)
     await queue.reserve(asked("r1"))
@@ -164,7 +165,7 @@ async def test_a_ledger_that_stands_still_ends_the_waiting_of_all_at_once() -> N
     assert queue.num_waiting == 0
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@each_case("waits", [True, False])
 async def test_a_failing_ledger_ends_the_waiting(waits: bool) -> None:
     queue, ledger = queue_of()
     if waits:

@@ -16,6 +16,7 @@ from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
 from inference.protocol.keys import heartbeat_key, preparing_key
 from inference.protocol.preparing import broke_worker
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris, silent
@@ -29,7 +30,7 @@ def _quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "REFUSED_S", 0.01)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "is_accepted", "num_attempts", "again"),
     [
         ("neuron_lost", False, 1, True),

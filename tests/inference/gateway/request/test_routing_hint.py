@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pytest
-
 from inference.gateway.request.routing_hint import MAX_HINTS, routing_hint
 from inference.protocol.generation import (
     ChatInput,
@@ -16,6 +14,7 @@ from inference.protocol.generation import (
     TextInput,
     TokensInput,
 )
+from tests.cases import each_case
 
 
 def hints(*contents: str, model: str = "tiny", salt: str = "me") -> tuple[bytes, ...]:
@@ -73,7 +72,7 @@ def test_all_turns_of_a_long_conversation_share_the_first_hint() -> None:
     assert len(of_turns[-1]) == MAX_HINTS
 
 
-@pytest.mark.parametrize("length", [0, 10, 5_000, 500_000])
+@each_case("length", [0, 10, 5_000, 500_000])
 def test_texts_and_tokens(length: int) -> None:
     text = GenerationRequest(model="tiny", input=TextInput(texts=["x" * length]))
     tokens = GenerationRequest(model="tiny", input=TokensInput(prompts=[[7] * length]))

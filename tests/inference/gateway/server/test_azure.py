@@ -14,6 +14,7 @@ import pytest_asyncio
 from inference.gateway.server.paths import api_path_of_azure, deployment_of, with_model
 from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import Submit
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
@@ -87,7 +88,7 @@ async def test_the_key_comes_in_its_own_header(make_client: MakeClient, neuron: 
         assert answer.status == status
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "api_path", "model"),
     [
         ("/openai/deployments/tiny/completions", "/v1/completions", "tiny"),

@@ -10,6 +10,7 @@ import pytest
 
 from inference.descriptors import DescriptorMarks
 from inference.gateway.server.client_connections import LOG_INTERVAL_S, ClientConnections
+from tests.cases import each_case
 
 FEW = 20
 """A file descriptor of a process that has plenty."""
@@ -52,12 +53,12 @@ def test_an_ipv6_client_has_a_network() -> None:
     assert _codes(_connections(), *hosts) == [None, None, "too_many_connections", None]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3"])
+@each_case("host", ["127.0.0.1", "::1", "10.1.2.3"])
 def test_this_host_and_trusted_proxies_are_not_counted(host: str) -> None:
     assert _codes(_connections(), *5 * [host]) == 5 * [None]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("limit", "refuse_from", "stop_from"),
     [(128, 80, 96), (1024, 832, 896), (20_000, 19_808, 19_872)],
 )

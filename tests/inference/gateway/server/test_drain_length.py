@@ -7,10 +7,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from inference.gateway.server.lifespan import LifespanConsumer
 from inference.gateway.server.run import _Stopper
+from tests.cases import each_case
 
 DRAIN_S = 517.0
 
@@ -46,7 +45,7 @@ async def under_uvicorn(gateway: Any) -> None:
     await LifespanConsumer(gateway)({}, receive, send)
 
 
-@pytest.mark.parametrize("stop", [under_daphne, under_uvicorn])
+@each_case("stop", [under_daphne, under_uvicorn])
 async def test_the_setting_is_how_long_it_waits(stop: Any) -> None:
     gateway = DrainedGateway()
     await stop(gateway)

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from twisted.internet.abstract import FileDescriptor
 from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.tcp import Connection as TcpConnection
@@ -21,6 +20,7 @@ from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.common.failures import FAILURES
 from inference.wire.errors import ApiError, RequestTooLargeError
 from inference.wire.openai import errors as openai_errors
+from tests.cases import each_case
 
 EVERY_ERROR = [ApiError]
 for one in EVERY_ERROR:
@@ -32,7 +32,7 @@ REQUEST_ID = "0123456789abcdef"
 CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
 
 
-@pytest.mark.parametrize("status", sorted(STATUSES))
+@each_case("status", sorted(STATUSES))
 def test_every_status_has_its_phrase(status: int) -> None:
     request = StreamRequest.__new__(StreamRequest)
     request.setResponseCode(status)
@@ -120,7 +120,7 @@ class Connection:
         return status, json.loads(body)["error"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("target", "origin"),
     [
         (b"http://gpu-box:31313/v1/models", (b"gpu-box:31313", b"/v1/models")),
@@ -139,7 +139,7 @@ def test_the_parts_of_an_absolute_target(target: bytes, origin: tuple[bytes, byt
     assert origin_target(target) == origin
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 1000])
+@each_case("piece_bytes", [1, 1000])
 def test_an_absolute_target_names_the_host(piece_bytes: int) -> None:
     connection = Connection()
     head = b"GET http://gpu-box:1/v1/models?limit=2 HTTP/1.1\r\nHost: evil.example\r\n\r\n"
@@ -148,8 +148,8 @@ def test_an_absolute_target_names_the_host(piece_bytes: int) -> None:
     assert connection.wire.written == b""
 
 
-@pytest.mark.parametrize("piece_bytes", [997, LIMIT * 4])
-@pytest.mark.parametrize(
+@each_case("piece_bytes", [997, LIMIT * 4])
+@each_case(
     ("head", "status", "code"),
     [
         (b"GET %s?q=" + b"x" * LIMIT + b" HTTP/1.1\r\n\r\n", 414, "uri_too_long"),
@@ -235,7 +235,7 @@ def channel_on(socket: Socket) -> StreamChannel:
     return channel
 
 
-@pytest.mark.parametrize(("takes", "sent"), [(100, b"abcdef"), (4, b"abcd"), (0, b""), (None, b"")])
+@each_case(("takes", "sent"), [(100, b"abcdef"), (4, b"abcd"), (0, b""), (None, b"")])
 def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: bytes) -> None:
     """Unsent bytes stay in the write buffer. On a lost connection all of them do: Twisted sees the
     loss when it sends the buffer, and closes the connection."""
@@ -269,7 +269,7 @@ def test_what_waits_goes_first() -> None:
     assert socket.sent == b"abcdefgh"
 
 
-@pytest.mark.parametrize("state", ["disconnecting", "disconnected"])
+@each_case("state", ["disconnecting", "disconnected"])
 def test_nothing_is_sent_past_a_goodbye(state: str) -> None:
     socket = Socket(takes=100)
     socket.disconnecting = state == "disconnecting"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.gateway.server.paths import (
     KNOWN_PATHS,
     REFERENCE,
@@ -12,14 +10,15 @@ from inference.gateway.server.paths import (
     near_path,
     unknown_url,
 )
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize("path", [*KNOWN_PATHS, "/v1", "/v1/", "/v1/nothing", "/v1/models/a/b"])
+@each_case("path", [*KNOWN_PATHS, "/v1", "/v1/", "/v1/nothing", "/v1/models/a/b"])
 def test_the_apis_own_paths_are_as_they_are(path: str) -> None:
     assert api_path(path) == path
 
 
-@pytest.mark.parametrize(
+@each_case(
     "path",
     [
         "/chat/completions",
@@ -37,7 +36,7 @@ def test_a_base_url_without_the_version(path: str) -> None:
     assert api_path(path) == "/v1" + path
 
 
-@pytest.mark.parametrize("path", ["/", "/admin/", "/api/me", "/chat", "/messages/x", "/v10", "/v"])
+@each_case("path", ["/", "/admin/", "/api/me", "/chat", "/messages/x", "/v10", "/v"])
 def test_what_is_not_the_apis(path: str) -> None:
     assert api_path(path) is None
 
@@ -46,7 +45,7 @@ def test_a_query_is_not_part_of_the_path() -> None:
     assert api_path_of(b"/messages?beta=true") == "/v1/messages"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "near"),
     [
         ("/v1/v1/messages", "/v1/messages"),
@@ -70,14 +69,14 @@ def test_it_is_reported() -> None:
     assert unknown_url("GET", "/v1/nothing") == f"There is no GET /v1/nothing here. {REFERENCE}"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/v1/metrics"])
+@each_case("path", ["/metrics", "/metrics/", "/v1/metrics"])
 def test_metrics_are_elsewhere(path: str) -> None:
     answer = unknown_url("GET", path)
     assert "HELEXA_METRICS_LISTEN" in answer
     assert "31314" in answer
 
 
-@pytest.mark.parametrize("path", ["/v1/videos", "/v1/realtime/x", "/v1/assistants"])
+@each_case("path", ["/v1/videos", "/v1/realtime/x", "/v1/assistants"])
 def test_what_is_not_served_names_what_is(path: str) -> None:
     answer = unknown_url("POST", path)
     assert answer.startswith("This server ")

@@ -19,6 +19,7 @@ import websockets
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import ChatInput, Submit
 from inference.request_ids import new_request_id
+from tests.cases import each_case
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 from tests.inference.gateway.servers.chats import CHAT, MAX_BODY_BYTES, MODEL, QUESTION
 from tests.inference.gateway.servers.running_server import RunningServer, served_by, start
@@ -109,7 +110,7 @@ async def test_a_body_over_the_limit(
     assert expected.items() <= response.json()["error"].items()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "expected"),
     [
         (CHAT, {"code": "invalid_api_key"}),
@@ -138,7 +139,7 @@ async def test_a_body_is_not_read_for_whoever_may_not_ask(
 
 
 @pytest.mark.parametrize("server", ["daphne"], indirect=True)
-@pytest.mark.parametrize(
+@each_case(
     ("head", "status", "code"),
     [
         ("GET /v1/nothing?{long} HTTP/1.1\r\nHost: localhost", 414, "uri_too_long"),

@@ -13,6 +13,7 @@ from inference.gateway.upstreams.http_messages import (
     Headers,
     RequestWriter,
 )
+from tests.cases import each_case
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -39,8 +40,8 @@ def fed(data: bytes, *, by_byte: bool = False) -> tuple[AnswerParser, bytes]:
     return parser, body
 
 
-@pytest.mark.parametrize("by_byte", [False, True])
-@pytest.mark.parametrize(("data", "keeps_alive"), WHOLE.values(), ids=WHOLE)
+@each_case("by_byte", [False, True])
+@each_case(("data", "keeps_alive"), WHOLE.values(), ids=WHOLE)
 def test_an_answer_is_read_however_it_is_cut(data: bytes, keeps_alive: bool, by_byte: bool) -> None:
     parser, body = fed(data, by_byte=by_byte)
     assert (parser.status, body, parser.keeps_alive) == (200, b"hello", keeps_alive)
@@ -60,8 +61,8 @@ def test_the_next_answer_of_a_connection_has_nothing_of_the_last_one() -> None:
     assert parser.headers == [(b"a", b""), (b"content-length", b"2")]
 
 
-@pytest.mark.parametrize("by_byte", [False, True])
-@pytest.mark.parametrize("behind", [LENGTH + b"other", b"rubbish"])
+@each_case("by_byte", [False, True])
+@each_case("behind", [LENGTH + b"other", b"rubbish"])
 def test_what_comes_behind_an_answer_is_not_of_the_next_one(behind: bytes, by_byte: bool) -> None:
     parser, body = fed(LENGTH + b"hello" + behind, by_byte=by_byte)
     assert (body, parser.is_complete, parser.fault) == (b"hello", True, "")
@@ -89,8 +90,8 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("by_byte", [False, True])
-@pytest.mark.parametrize("data", FAULTS, ids=[one[:60].decode("latin-1") for one in FAULTS])
+@each_case("by_byte", [False, True])
+@each_case("data", FAULTS, ids=[one[:60].decode("latin-1") for one in FAULTS])
 def test_what_is_no_answer_is_a_fault(data: bytes, by_byte: bool) -> None:
     parser, _ = fed(data, by_byte=by_byte)
     assert parser.fault
@@ -98,7 +99,7 @@ def test_what_is_no_answer_is_a_fault(data: bytes, by_byte: bool) -> None:
     assert not parser.keeps_alive
 
 
-@pytest.mark.parametrize("data", [b"", OK, LENGTH + b"hell", CHUNKED + b"1\r\na\r\n"])
+@each_case("data", [b"", OK, LENGTH + b"hell", CHUNKED + b"1\r\na\r\n"])
 def test_an_answer_that_breaks_off_is_a_fault_behind_what_came(data: bytes) -> None:
     parser, body = fed(data)
     assert not parser.fault

@@ -17,6 +17,7 @@ from inference.gateway.upstreams import transport as transport_module
 from inference.gateway.upstreams.connection import MAX_UNREAD_BYTES
 from inference.gateway.upstreams.http_messages import MAX_HEAD_BYTES
 from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
+from tests.cases import each_case
 from tests.inference.gateway.waiting import until
 from tests.live.fleets.certificates import Authority
 
@@ -298,7 +299,7 @@ async def test_no_more_is_read_than_is_taken() -> None:
         await response.aclose()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "answer",
     [
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2 * MAX_HEAD_BYTES,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from inference.protocol.events import (
     decode_event,
     encode_event,
 )
+from tests.cases import each_case
 
 MAX_BYTES = 4096
 ID = "a-request"
@@ -86,7 +86,7 @@ def _meaning(events: list[Event]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("event", LARGE, ids=lambda event: type(event).__name__)
+@each_case("event", LARGE, ids=lambda event: type(event).__name__)
 def test_a_large_event_is_split_and_means_the_same(event: Event) -> None:
     batches = list(batches_within(MAX_BYTES, [event]))
     assert len(batches) > 5

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pynvml
-import pytest
 
 from inference.neuron.host.discovery import Discovery
+from tests.cases import each_case
 from tests.inference.neuron.host.fake_nvml import GIB, FakeNvml, discovered
 
 
@@ -31,7 +31,7 @@ def test_the_kernel_is_not_the_system() -> None:
     assert host.kernel == f"{platform.system()} {platform.release()}" != host.os
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("visible", "names"),
     [
         ("1", ["Card 1"]),
@@ -75,7 +75,7 @@ class DividedNvml(FakeNvml):
         return super().nvmlDeviceGetMemoryInfo(handle)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("visible", "names"),
     [
         ("MIG-part2", ["Card 1 MIG part 2"]),
@@ -121,7 +121,7 @@ def test_no_visible_device_is_a_cpu_host() -> None:
     assert device.kind == "cpu"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "words"),
     [
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "different versions"),

@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 import pynvml
-import pytest
 
 from inference.neuron.host.device_sampler import PROBE_AGAIN_S, SILENT_AFTER_S, DeviceSampler
 from inference.neuron.host.torch_probe import TorchProblem, torch_problem
+from tests.cases import each_case
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.neuron.host.fake_nvml import GIB, FakeNvml, discovered
 
@@ -122,7 +122,7 @@ def test_cards_that_engines_cannot_use_are_no_devices() -> None:
     assert sampler.host().cuda_unavailable == "torch is too old"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "words"),
     [("print(0)", "cannot use the NVIDIA"), ("print(2)", None), ("raise SystemExit(1)", None)],
 )

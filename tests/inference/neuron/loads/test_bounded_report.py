@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.neuron.loads.bounded_report import bounded_report
 from inference.protocol.downloads import (
     CachedFile,
@@ -11,6 +9,7 @@ from inference.protocol.downloads import (
     CacheReport,
     encode_cache_report,
 )
+from tests.cases import each_case
 
 
 def model(name: str, num_files: int, used_s: float = 1.0) -> CachedModel:
@@ -46,7 +45,7 @@ def test_the_largest_lose_their_file_names_first() -> None:
     assert "org/large" in words and "org/small" not in words
 
 
-@pytest.mark.parametrize("num_models", [40, 400])
+@each_case("num_models", [40, 400])
 def test_models_unused_for_longest_go_where_that_is_not_enough(num_models: int) -> None:
     whole = report(*(model(f"m{number}", 2, float(number)) for number in range(num_models)))
     sent, words = bounded_report(whole, max_bytes=1000)

@@ -8,6 +8,7 @@ import pytest
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.device_choice import choose_devices
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 from tests.inference.neuron.devices import card, host
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/m.gguf")
@@ -57,7 +58,7 @@ def test_ranks_get_a_card_each_and_share_a_hosts_processors() -> None:
         chosen(CARDS, tensor_parallel=4)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("devices", "named", "words"),
     [
         (CARDS, ["cuda:7"], "'cuda:7' is not here; this neuron has cuda:0, cuda:1, cuda:2"),

@@ -17,6 +17,7 @@ from inference.neuron.loads.failed_loads import ASK_HUB_S, FailedLoads
 from inference.neuron.loads.load import Load
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
+from tests.cases import each_case
 from tests.inference.neuron.loads.test_downloads import ENGINE_THAT_REFUSES, PYTHON
 
 
@@ -70,11 +71,11 @@ def completed(folder: Path) -> None:
     (folder / "tokenizer.json").write_bytes(b"{}")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "is_mended"),
     [(unchanged, False), (rewritten, True), (replaced, True), (completed, True)],
 )
-@pytest.mark.parametrize("names", ["", "a.gguf"])
+@each_case("names", ["", "a.gguf"])
 def test_files_on_disk(
     tmp_path: Path, change: Callable[[Path], None], is_mended: bool, names: str
 ) -> None:
@@ -89,7 +90,7 @@ def test_files_on_disk(
     assert failed.is_dropped == is_mended and not others.is_dropped
 
 
-@pytest.mark.parametrize("is_removed", [False, True])
+@each_case("is_removed", [False, True])
 def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
     """A refused load removes only an unchanged file; one that was written again stays."""
     file = tmp_path / "model.safetensors"
@@ -132,7 +133,7 @@ def test_another_commit_in_the_hub() -> None:
     assert failed.is_dropped
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "device", "is_changed"),
     [
         ("out_of_memory", "cuda:0", True),
@@ -184,7 +185,7 @@ def test_a_repository_that_the_hub_refused_is_tried_once_it_answers() -> None:
     assert failed.is_dropped
 
 
-@pytest.mark.parametrize("source", ["pypi:tiny", "path:/nowhere", "nonsense"])
+@each_case("source", ["pypi:tiny", "path:/nowhere", "nonsense"])
 def test_what_no_hub_has_is_not_asked_of_it(source: str) -> None:
     assert hub_identity(spec_of(source)) is None
 

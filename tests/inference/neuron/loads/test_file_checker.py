@@ -12,6 +12,7 @@ import pytest
 from inference.neuron.loads.file_checker import FileChecker
 from inference.neuron.replicas.engine_process import engine_command, is_own_engine
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 from tests.processes import command_line
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
@@ -52,7 +53,7 @@ def test_a_load_without_files_starts_no_process(caplog: pytest.LogCaptureFixture
     assert caplog.records
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("command", "is_own"),
     [
         ("", True),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.neuron.loads.retry_conditions import (
     MAX_CHANCES,
     MORE_MEMORY_BYTES,
@@ -12,6 +10,7 @@ from inference.neuron.loads.retry_conditions import (
     waits_for_time,
 )
 from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
+from tests.cases import each_case
 
 GIB = 1024**3
 LITTLE = Conditions(device_free_bytes={"cuda:0": GIB, "cuda:1": GIB}, disk_free_bytes=GIB)
@@ -22,21 +21,21 @@ def failure(code: str, needed_bytes: int | None = None) -> LoadFailure:
     return LoadFailure(code=code, message="", needed_bytes=needed_bytes)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "code", ["download_failed", "load_stalled", "stage_unreachable", "lost_its_room", "no_device"]
 )
 def test_what_this_host_cannot_see_waits_for_time(code: str) -> None:
     assert waits_for_time(failure(code), 99)
 
 
-@pytest.mark.parametrize("code", ["engine_crashed", "engine_hung", "engine_error", "device_fault"])
+@each_case("code", ["engine_crashed", "engine_hung", "engine_error", "device_fault"])
 def test_chance_explains_a_few_failures(code: str) -> None:
     assert waits_for_time(failure(code), MAX_CHANCES)
     assert not waits_for_time(failure(code), MAX_CHANCES + 1)
     assert has_improved(failure(code), ["cuda:0"], LITTLE, MUCH)
 
 
-@pytest.mark.parametrize("code", ["does_not_fit", "out_of_memory", "disk_full"])
+@each_case("code", ["does_not_fit", "out_of_memory", "disk_full"])
 def test_what_lacks_room_waits_for_room(code: str) -> None:
     assert not waits_for_time(failure(code), 1)
     assert has_improved(failure(code), ["cuda:0"], LITTLE, MUCH)
@@ -48,7 +47,7 @@ def test_a_load_that_reported_what_it_needs_is_placed_by_that() -> None:
     assert waits_for_time(failure("does_not_fit", 5 * GIB), 99)
 
 
-@pytest.mark.parametrize("code", sorted(PERMANENT_FAILURES))
+@each_case("code", sorted(PERMANENT_FAILURES))
 def test_nothing_that_is_freed_mends_files_and_settings(code: str) -> None:
     assert not waits_for_time(failure(code), 1)
     assert not has_improved(failure(code), ["cuda:0"], LITTLE, MUCH)

@@ -12,6 +12,7 @@ from inference.neuron.loads.watch import (
 )
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from inference.settings.setting import SettingError
+from tests.cases import each_case
 
 PREFLIGHT = LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf")
 
@@ -31,7 +32,7 @@ def test_a_stage_that_never_ends() -> None:
     assert watched(watch, 1000, 50) == 1050, "the same again is no progress"
 
 
-@pytest.mark.parametrize(
+@each_case(
     "progress",
     [
         LoadProgress(stage=LoadStage.WEIGHTS),

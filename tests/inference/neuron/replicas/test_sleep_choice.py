@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.replicas.sleep_choice import Leaving, choose_sleepers
 from inference.protocol.load_report import AsleepBytes
+from tests.cases import each_case
 
 
 def leaving(model: str, held: int, device: int | None, host: int = 0) -> Leaving:
@@ -28,7 +28,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("who", "lacking", "host", "expected"), CASES.values(), ids=CASES.keys())
+@each_case(("who", "lacking", "host", "expected"), CASES.values(), ids=CASES.keys())
 def test_who_sleeps(who: list[Leaving], lacking: int | None, host: int, expected: set[str]) -> None:
     assert choose_sleepers(who, lacking_bytes=lacking, host_bytes=host) == expected
 

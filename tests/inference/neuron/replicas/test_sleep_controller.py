@@ -6,8 +6,6 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.load import Load
 from inference.neuron.replicas.record import ReplicaRecord
@@ -16,6 +14,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import AsleepBytes
+from tests.cases import each_case
 
 WAIT_S = 30.0
 
@@ -33,7 +32,7 @@ def sleeping_record() -> ReplicaRecord:
     return record
 
 
-@pytest.mark.parametrize(
+@each_case(
     "problem",
     [LoadRefusedError(LoadFailure(code="does_not_fit", message="no room")), ZeroDivisionError()],
     ids=["refused", "broken"],

@@ -27,6 +27,7 @@ from inference.protocol.generation import (
 )
 from inference.settings.accounts import Accounts, LoggedBodies
 from inference.text.tool_calls.hermes import HermesFormat
+from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
 from tests.inference.text.family_templates import QWEN
 
@@ -155,7 +156,7 @@ def test_a_prompt_that_is_text(caplog: pytest.LogCaptureFixture, text: ModelText
     assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
 
 
-@pytest.mark.parametrize("word", ["", " , "])
+@each_case("word", ["", " , "])
 def test_a_list_without_an_account_is_refused(word: str) -> None:
     with pytest.raises(ValueError):
         Accounts().parse(word)

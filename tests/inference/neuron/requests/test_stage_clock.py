@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from inference.neuron.errors import engine_crashed
 from inference.neuron.events.usage_report_book import UsageReportBook
@@ -20,6 +19,7 @@ from inference.protocol.engine import (
 from inference.protocol.events import Cancelled, Failed, Finished, StageTimes
 from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 from tests.inference.neuron.recording_engine import RecordingEngine
 from tests.inference.neuron.requests.running_requests import answer_of, output_of, submit_of
 
@@ -38,7 +38,7 @@ def cut(used: SequenceUsage) -> SequenceOutput:
     return SequenceFailed(sequence_id="r/0", code="queue_timeout", message="", used=used)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("submit", "outputs", "expected"),
     [
         # Its engine has it after 1 s; each output comes 3 s after the one before, the end 3 s on.
@@ -83,8 +83,8 @@ def test_one_that_is_never_prepared_spent_all_in_preparing() -> None:
     assert times == StageTimes(request_id="r", total_ms=2000.0, prepare_ms=2000.0)
 
 
-@pytest.mark.parametrize("is_traced", [True, False])
-@pytest.mark.parametrize("end", ["finish", "engine_cancelled", "crash", "refuse"])
+@each_case("is_traced", [True, False])
+@each_case("end", ["finish", "engine_cancelled", "crash", "refuse"])
 def test_it_is_reported_before_every_end_of_a_traced_request_and_no_other(
     tokenizer: Tokenizer, end: str, is_traced: bool
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from inference.protocol.events import (
 from inference.protocol.sampling import TokenLogprob
 from inference.text.answers.choice_text import ChoiceText
 from inference.text.tokens.tokenizer import Tokenizer
+from tests.cases import each_case
 from tests.inference.neuron.folded_answers import (
     Folded,
     answer_of,
@@ -89,7 +89,7 @@ def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> Non
     assert [len(token.top) for token in echo.logprobs] == [1]
 
 
-@pytest.mark.parametrize("echo", [Echo("The "), None])
+@each_case("echo", [Echo("The "), None])
 def test_a_prompt_alone_reports_and_counts_no_token(
     tokenizer: Tokenizer, echo: Echo | None
 ) -> None:

@@ -17,6 +17,7 @@ from inference.protocol.generation import (
     TokensInput,
 )
 from inference.protocol.sampling import SamplingOptions
+from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
 
 
@@ -44,7 +45,7 @@ def test_echo_with_logprobs_scores_the_prompt(byte_level_dir: Path) -> None:
     assert first.logprob is None and first.top == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("echo", "top", "of_prompt", "scored"),
     [
         (False, 2, None, None),

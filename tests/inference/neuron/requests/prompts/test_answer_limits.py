@@ -16,6 +16,7 @@ from inference.protocol.generation import (
     TokensInput,
 )
 from inference.protocol.sampling import SamplingOptions
+from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
 from tests.inference.neuron.prepared import prepared, request_for_model
 
@@ -26,7 +27,7 @@ def test_the_rest_of_the_context_is_the_default_limit(byte_level_dir: Path) -> N
     assert prepared(text, TokensInput(prompts=[[5] * 90]), max_tokens=10).params.max_tokens == 10
 
 
-@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(100, None), (90, 11)])
+@each_case(("num_prompt", "max_tokens"), [(100, None), (90, 11)])
 def test_what_does_not_fit_is_refused(
     byte_level_dir: Path, num_prompt: int, max_tokens: int | None
 ) -> None:
@@ -43,7 +44,7 @@ def test_what_does_not_fit_is_refused(
     )
 
 
-@pytest.mark.parametrize("given", ["q7" * 60, "x" * 100_000], ids=["by tokens", "by bytes alone"])
+@each_case("given", ["q7" * 60, "x" * 100_000], ids=["by tokens", "by bytes alone"])
 def test_a_text_that_alone_is_too_long_is_refused_with_both_limits(
     byte_level_dir: Path, given: str
 ) -> None:
@@ -56,7 +57,7 @@ def test_a_text_that_alone_is_too_long_is_refused_with_both_limits(
     assert failure.message.endswith("What always fits is 90 of input beside 10 of output")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("asked", "bound", "ends_at_context", "max_tokens", "reason"),
     [
         (None, None, False, 10, "length"),
@@ -114,7 +115,7 @@ def test_a_prompt_over_the_budget_is_refused_with_both_numbers(byte_level_dir: P
     assert "50 tokens" in failure.message and "49" in failure.message
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cap", "asked", "operators", "expected"),
     [
         (8, None, None, 8),

@@ -26,6 +26,7 @@ from inference.protocol.generation import (
 from inference.text.answers.parts import CallArguments, CallStarted
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat
+from tests.cases import each_case
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.sandbox.jobs import PANICS
 from tests.inference.text.marked_calls import MarkedCalls
@@ -57,9 +58,7 @@ def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any
     return found
 
 
-@pytest.mark.parametrize(
-    "demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("}]
-)
+@each_case("demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("}])
 def test_what_is_no_grammar_is_refused_at_its_place(
     text: ModelText, demand: dict[str, Any]
 ) -> None:
@@ -182,7 +181,7 @@ def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText)
     assert failure.param == "tools[1].function.parameters.properties.x.type"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("parameters", "place"),
     [
         ({"properties": {"a": {}, "x": PANICS}}, ".properties.x.minLength"),
@@ -202,7 +201,7 @@ def test_a_tools_schema_that_panics_the_compiler_is_named_by_its_place(
     assert failure.param == f"tools[1].function.parameters{place}"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("chat", "param"),
     [
         ({"tools": [TOOL], "tool_choice": ToolChoice(mode="required", name="h")}, "tool_choice"),

@@ -36,6 +36,7 @@ from inference.protocol.images import ImageRef, TokenRun, VisionInput
 from inference.protocol.inbox_parts import PART_BYTES, image_fields
 from inference.protocol.keys import images_key
 from inference.protocol.sampling import SamplingOptions
+from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
 
 PAD = 90
@@ -170,7 +171,7 @@ def test_what_a_template_writes_for_an_image_is_replaced_before_it_is_tokenized(
     assert narrow.images[0].num_tokens == 9
 
 
-@pytest.mark.parametrize("pretended", ["<|vision_start|>", "<|image_pad|>"])
+@each_case("pretended", ["<|vision_start|>", "<|image_pad|>"])
 def test_a_text_may_not_pretend_to_be_a_placeholder(seeing_dir: Path, pretended: str) -> None:
     failure = _refusal(_placing(seeing_dir), _user(pretended, SMALL))
     assert failure.code == "invalid_value"

@@ -12,6 +12,7 @@ from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     TextInput,
 )
+from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
 from tests.inference.neuron.prepared import prepared
 
@@ -37,7 +38,7 @@ def test_stop_token_ids_hold_eos_unless_it_is_ignored(byte_level_dir: Path) -> N
     assert ignoring.params.stop_token_ids == [9]
 
 
-@pytest.mark.parametrize("field", [{"logit_bias": {5000: 1.0}}, {"stop_token_ids": [5000]}])
+@each_case("field", [{"logit_bias": {5000: 1.0}}, {"stop_token_ids": [5000]}])
 def test_token_ids_outside_the_vocabulary_are_refused(
     byte_level_dir: Path, field: dict[str, object]
 ) -> None:
