@@ -12,6 +12,7 @@ import pytest
 from helexa_acp.config import WireApi, config_path, data_dir, from_table, load_config
 from helexa_acp.errors import ConfigError
 from helexa_acp.selectors import Selector, parse_selector
+from tests.cases import each_case
 
 TWO = """
 default_endpoint = "cloud"
@@ -93,7 +94,7 @@ def test_where_things_are() -> None:
     assert config_path(home | {"HELEXA_ACP_CONFIG_PATH": "/etc/acp.toml"}) == Path("/etc/acp.toml")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("table", "message"),
     [
         ({}, "at least one"),

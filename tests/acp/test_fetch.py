@@ -20,6 +20,7 @@ from helexa_acp.tools.addresses import checked_address, is_allowed_address, is_a
 from helexa_acp.tools.base import ToolContext
 from helexa_acp.tools.web_text import page_text
 from tests.acp.editor import BARE, Editor
+from tests.cases import each_case
 
 HTML = b"<head><title>t</title></head><h1>Head</h1><p>A <a href='http://x/y'>link</a>.</p><script>no</script>"
 
@@ -104,7 +105,7 @@ async def test_pages_that_are_not_taken(site: Site, path: str, why: str) -> None
         await fetched(f"http://localhost:{site.port}/{path}", "localhost")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("url", "why"),
     [
         ("file:///etc/passwd", "only http"),
@@ -131,7 +132,7 @@ def test_hosts() -> None:
         assert not is_allowed_host(host, allowed)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("address", "when_named"),
     [
         ("127.0.0.1", True),

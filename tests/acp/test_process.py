@@ -22,6 +22,7 @@ from tests.acp.bridge import bridge_process, environment
 from tests.acp.editor import WITH_TERMINALS
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
+from tests.cases import each_case
 
 BROKEN = "def total(prices):\n    return sum(prices) + 1\n"
 TESTS = """
@@ -195,7 +196,7 @@ def test_a_level_that_is_none_ends_the_start(tmp_path: Path) -> None:
     assert done.stderr.startswith("helexa-acp: HELEXA_LOG_LEVEL='loud' is not one of debug, info")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "word",
     [
         *(" ", "info", "info,debug", "info,", "a.b=info", "debug, httpx = info", "=info", "1=info"),

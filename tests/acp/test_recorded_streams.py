@@ -14,6 +14,7 @@ from helexa_acp.wire.base import CallMade, Finished, TextDelta, ThoughtDelta, Wi
 from helexa_acp.wire.openai_chat import ChatAnswer
 from helexa_acp.wire.openai_responses import ResponseAnswer
 from helexa_acp.wire.tolerant import fed, is_readable
+from tests.cases import each_case
 
 LS = CallMade("call_1", "bash", '{"command": "ls"}')
 Json = dict[str, Any]
@@ -202,7 +203,7 @@ def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
     return "".join(texts), [event for event in events if isinstance(event, CallMade)]
 
 
-@pytest.mark.parametrize("name", CHAT)
+@each_case("name", CHAT)
 def test_chat_completions(name: str) -> None:
     answer = ChatAnswer()
     events = [event for one in CHAT[name] for event in fed(answer.feed, one)] + answer.finish()
@@ -212,8 +213,8 @@ def test_chat_completions(name: str) -> None:
     assert isinstance(events[-1], Finished)
 
 
-@pytest.mark.parametrize("ids", [("call_0", "call_1"), ("", "")], ids=["ids", "no ids"])
-@pytest.mark.parametrize("index", [0, None])
+@each_case("ids", [("call_0", "call_1"), ("", "")], ids=["ids", "no ids"])
+@each_case("index", [0, None])
 def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str]) -> None:
     """Ollama and Gemini give every call the index 0, in chunks of their own or in one."""
     written = ('{"command": "ls"}', '{"command": "pwd"}')
@@ -229,7 +230,7 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
         assert text_and_calls([*events, *answer.finish()]) == ("", calls)
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@each_case("name", MESSAGES)
 def test_messages(name: str) -> None:
     answer = MessageAnswer()
     events = [event for one in MESSAGES[name] for event in fed(answer.feed, one)]
@@ -237,7 +238,7 @@ def test_messages(name: str) -> None:
     assert answer.is_ended
 
 
-@pytest.mark.parametrize("name", RESPONSES)
+@each_case("name", RESPONSES)
 def test_responses(name: str) -> None:
     answer = ResponseAnswer()
     events = [event for one in RESPONSES[name] for event in fed(answer.feed, one)]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import pytest
 from gguf.constants import GGMLQuantizationType
 
 from benchmarks.weights.gguf_types import Reading, row_of
@@ -14,6 +13,7 @@ from benchmarks.weights.random_blocks import random_blocks
 from benchmarks.weights.random_gguf import DenseShape, write
 from inference.loading.gguf.header import read_header
 from inference.models.families.gguf_types import GGUF_TYPES
+from tests.cases import each_case
 from tests.inference.loading.gguf.quantised_types import QUANTISED_TYPES
 
 SHAPE = DenseShape(
@@ -27,7 +27,7 @@ SHAPE = DenseShape(
 )
 
 
-@pytest.mark.parametrize("type", sorted(QUANTISED_TYPES), ids=lambda type: type.name)
+@each_case("type", sorted(QUANTISED_TYPES), ids=lambda type: type.name)
 def test_all_matrices_are_of_the_type(type: GGMLQuantizationType, tmp_path: Path) -> None:
     write(SHAPE, tmp_path / "x.gguf", type)
     infos = read_header(tmp_path / "x.gguf").tensors.values()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from benchmarks.stage_links import Peer, gigabit_ms
 from inference.engine.stages.row_link import HEADER, RowLink
+from tests.cases import each_case
 
 
 def test_each_number_of_rows_is_measured() -> None:
@@ -34,7 +34,7 @@ class Counted:
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("is_narrow", "num_bytes", "least_ms", "most_ms"), [(True, 2, 2.7, 3), (False, 4, 5.4, 6)]
 )
 def test_32_rows_of_5120_features_at_1_gbit_per_s(

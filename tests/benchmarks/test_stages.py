@@ -18,6 +18,7 @@ from benchmarks.stages import (
     rows_of,
 )
 from inference.loading.costs.model_costs import KindBytes, LayerCost, ModelCosts
+from tests.cases import each_case
 
 
 def costs(num_layers: int = 30, head_weights: int = 28_000_000) -> ModelCosts:
@@ -35,7 +36,7 @@ def costs(num_layers: int = 30, head_weights: int = 28_000_000) -> ModelCosts:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_layers", "head_weights", "num_first"), [(30, 28_000_000, 11), (30, 0, 15), (2, 10**9, 1)]
 )
 def test_the_first_stage_has_fewer_layers_for_its_head(

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.cases import each_case
 
 AUDIT = Path(__file__).resolve().parents[2] / "packaging" / "audit"
 CLEAN = "No known vulnerabilities found"
@@ -25,7 +25,7 @@ def audit(folder: Path, output: str | None, code: int = 0) -> int:
     return subprocess.run((AUDIT,), env=environment, capture_output=True).returncode
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("output", "code", "expected"),
     [(CLEAN, 0, 0), (FOUND, 1, 1), (UNANSWERED, 0, 75), ("no such host", 1, 75)],
 )

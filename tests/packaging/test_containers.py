@@ -11,6 +11,7 @@ import yaml
 
 from helexa_site.config import read_config
 from inference.settings.table import NAMES
+from tests.cases import each_case
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "packaging" / "container"
@@ -116,7 +117,7 @@ def directives(name: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["nginx.conf", "nginx-compose.conf"])
+@each_case("name", ["nginx.conf", "nginx-compose.conf"])
 def test_nginx_streams(name: str) -> None:
     recipe = directives(name)
     assert recipe["proxy_buffering"] == ["off"]

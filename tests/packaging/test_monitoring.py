@@ -20,6 +20,7 @@ from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.ledger.entries import outcome_of
+from tests.cases import each_case
 from tests.fleet.conftest import device, heartbeat, replica, stats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,12 +136,12 @@ def faults(expression: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", expressions())
+@each_case("name", expressions())
 def test_what_is_asked_for_is_exported(name: str) -> None:
     assert faults(expressions()[name]) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     "expression",
     [
         "sum(cortex_requests)",

@@ -13,6 +13,7 @@ import pytest
 from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S
 from inference.settings.setting import EXIT_MISCONFIGURED
+from tests.cases import each_case
 
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 UNITS = sorted(path.name for path in (PACKAGING / "units").glob("*.service"))
@@ -42,20 +43,20 @@ def analyze(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", UNITS)
+@each_case("name", UNITS)
 def test_systemd_understands_it(units: Path, name: str) -> None:
     lines = analyze("verify", "--man=no", str(units / name)).stderr.splitlines()
     assert [line for line in lines if name in line and not NO_HOST.search(line)] == []
 
 
-@pytest.mark.parametrize("name", UNITS)
+@each_case("name", UNITS)
 def test_it_is_confined(units: Path, name: str) -> None:
     limit = str(MOST_EXPOSED.get(name, 20))
     done = analyze("security", "--offline=true", f"--threshold={limit}", str(units / name))
     assert done.returncode == 0, done.stdout[-300:]
 
 
-@pytest.mark.parametrize("name", UNITS)
+@each_case("name", UNITS)
 def test_a_unit_its_user_and_its_settings_belong_together(units: Path, name: str) -> None:
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
@@ -84,6 +85,6 @@ def test_the_neuron_has_time_to_drain_and_stops_trying() -> None:
     assert f"RestartPreventExitStatus={EXIT_MISCONFIGURED}\n" in text
 
 
-@pytest.mark.parametrize("name", ["helexa", "helexa-unit"])
+@each_case("name", ["helexa", "helexa-unit"])
 def test_a_shell_understands_it(name: str) -> None:
     subprocess.run(("sh", "-n", str(PACKAGING / "files" / name)), check=True)

@@ -29,6 +29,7 @@ from helexa_acp.conversation.history_json import turn_from_json, turn_to_json
 from helexa_acp.conversation.store import SessionStore, StoredSession, new_session_id
 from helexa_acp.errors import StoreError
 from tests.acp.bridge import PACKAGE_DIR
+from tests.cases import each_case
 
 HISTORY: tuple[Turn, ...] = (
     UserTurn((Text("Look."), Image("image/png", "AAAA"))),
@@ -109,9 +110,7 @@ def test_a_process_that_dies_releases_its_file(tmp_path: Path) -> None:
         store.hold("hxa-1").release()
 
 
-@pytest.mark.parametrize(
-    "session_id", ["../hxa-1", "hxa-../x", "hxa-", "", "x", "hxa-\0", "hxa-a/b"]
-)
+@each_case("session_id", ["../hxa-1", "hxa-../x", "hxa-", "", "x", "hxa-\0", "hxa-a/b"])
 def test_ids_lead_nowhere_else(tmp_path: Path, session_id: str) -> None:
     store = SessionStore(tmp_path)
     with pytest.raises(StoreError, match="not a session's id"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from helexa_acp.tools import TOOLS
 from inference.protocol.generation import ToolDefinition
 from inference.text.answers.parts import CallArguments, CallStarted, TextPart
 from inference.text.tool_calls.hermes import HermesFormat
+from tests.cases import each_case
 
 SIGNATURES = [
     Signature(
@@ -25,7 +25,7 @@ SIGNATURES = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "written", "understood"),
     [
         ("read_file", '{"path": "a"}', ("read_file", {"path": "a"})),
@@ -62,7 +62,7 @@ def test_understood(name: str, written: str, understood: tuple[str, dict[str, An
     assert understand(name, written, SIGNATURES) == Understood(*understood)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "written", "why"),
     [
         ("", '{"path": "a"}', "names no tool"),
@@ -103,7 +103,7 @@ def test_surrogates_do_not_get_through() -> None:
     assert found == Understood("read_file", {"path": "a?"})
 
 
-@pytest.mark.parametrize(
+@each_case(
     "written",
     [
         *('{"name": "bash", "arguments": {"command": "ls"}}', '{"arguments": {"command": "ls"}}'),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa_acp.rounds.splitting import Kind, Splitter
+from tests.cases import each_case
 
 T, H, C = Kind.TEXT, Kind.THOUGHT, Kind.CALL
 CASES = [
@@ -40,7 +40,7 @@ def split(pieces: list[str], *, finds_calls: bool = True) -> list[tuple[Kind, st
     return joined
 
 
-@pytest.mark.parametrize(("text", "expected"), CASES)
+@each_case(("text", "expected"), CASES)
 def test_whole_and_character_by_character(text: str, expected: list[tuple[Kind, str]]) -> None:
     assert split([text]) == expected
     assert split(list(text)) == expected

@@ -19,6 +19,7 @@ from benchmarks.cuda.first_hour.runner import run_part
 from benchmarks.cuda.first_hour.state import Result, State, StateError, open_parts
 from benchmarks.cuda.first_hour.table import row_of, summary_of
 from benchmarks.subject import REPOSITORY_DIR
+from tests.cases import each_case
 
 MUCH = 10**12
 
@@ -138,7 +139,7 @@ def test_no_log_is_overwritten(tmp_path: Path) -> None:
     assert logs == ["kill-in-mid-step.1", "kill-in-mid-step.2"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("code", "outcome", "summary"),
     [
         ("print('12 passed')", "passed", "12 passed"),
@@ -197,7 +198,7 @@ BENCH = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "output", "errors", "expected"),
     [
         ("facts", f"{MARK}{json.dumps({'x': 1})}\n{MARK}{json.dumps({'y': True})}\n", "", "y yes"),

@@ -16,11 +16,12 @@ from benchmarks.cuda.shapes import projection_weights
 from inference.models.decoder import DecoderModel
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.mlp import DenseMlp
+from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
-@pytest.mark.parametrize("benchmark", [attention, step, drawer])
+@each_case("benchmark", [attention, step, drawer])
 def test_without_a_card_every_row_is_unmeasured(
     benchmark: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +72,7 @@ def test_all_drawers_draw_the_same(device: torch.device, sampling: str) -> None:
     assert len(set(found[0])) > 1
 
 
-@pytest.mark.parametrize("weight_format", ["bf16", "int8", "int4"])
+@each_case("weight_format", ["bf16", "int8", "int4"])
 @torch.inference_mode()
 def test_random_weights_make_a_model_and_the_floor_counts_them(
     device: torch.device, weight_format: step.WeightFormat

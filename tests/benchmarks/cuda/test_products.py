@@ -34,6 +34,7 @@ from benchmarks.cuda.product_weights import (
 from benchmarks.cuda.products import Deadline, Subject, measured_lines
 from benchmarks.cuda.shapes import SHAPES, TINY, projection_weights
 from inference.models.cuda.packed import PackedLinear
+from tests.cases import each_case
 
 CPU = torch.device("cpu")
 
@@ -47,7 +48,7 @@ def test_the_projections_are_those_of_the_model() -> None:
     assert str(shapes_of("8B", SHAPES["8B"])[0]) == "8B q/k/v 6144 x 4096"
 
 
-@pytest.mark.parametrize("kind", BITS)
+@each_case("kind", BITS)
 def test_every_kernel_that_is_measured_is_compiled_before(kind: product_plan.Kind) -> None:
     shapes = shapes_of("8B", SHAPES["8B"])
     jobs = compile_jobs([kind], shapes)
@@ -74,7 +75,7 @@ def test_the_best_tile_is_that_of_a_whole_layer() -> None:
     assert lines == [f"best q4 8B, 32 rows: A 8.0 us a layer (); (4, 32): {TILES['A']}"]
 
 
-@pytest.mark.parametrize("error", [0.02, float("nan")])
+@each_case("error", [0.02, float("nan")])
 def test_a_column_that_is_wrong_is_named(error: float) -> None:
     (line,) = summary([reading("A", 1.0, error=error)], 0.01)
     assert line.startswith("WRONG q4 8B o 4096 x 4096, 32 rows, A: off by")

@@ -27,6 +27,7 @@ from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.loading.sources.sources import directory_files
 from inference.models.weights.stored import DenseWeight
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_a_load_finds_the_whole_model_in_its_shards(folder: Path) -> None:
     assert set(index["weight_map"].values()) == {path.name for path in paths}
 
 
-@pytest.mark.parametrize("config", [TINY, *SHAPES.values()])
+@each_case("config", [TINY, *SHAPES.values()])
 def test_its_config_is_read_as_the_shape(config: object, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(hub_config(config)))  # type: ignore[arg-type]
     assert read_directory_config(tmp_path) == config

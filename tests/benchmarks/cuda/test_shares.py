@@ -9,6 +9,7 @@ from benchmarks.cuda.report import print_table, report_lines
 from benchmarks.cuda.run import DEVICE
 from benchmarks.cuda.shares import Limits, ratio_goal, share_goal, share_of_limit
 from benchmarks.run import Results
+from tests.cases import each_case
 
 LIMITS = Limits(copy_bytes_per_s=4e12, matmul_flops_per_s=800e12)
 ROWS = {row.name: row for row in chosen_rows(["1.7B", "8B"], WEIGHTS, MEASURES)}
@@ -24,11 +25,11 @@ def at_the_limit(row: Row, step_bytes: float) -> float:
     return row.size * LIMITS.copy_bytes_per_s / step_bytes
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("weights", "per_weight", "per_head_weight"),
     [("bf16", 2, 2), ("q8", 34 / 32, 34 / 32), ("q4", 20 / 32, 34 / 32)],
 )
-@pytest.mark.parametrize("size", [1, 32])
+@each_case("size", [1, 32])
 def test_a_decode_step_reads_projections_head_and_contexts(
     weights: str, per_weight: float, per_head_weight: float, size: int
 ) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.gateway.hostile import Beside, over_bounds
 from benchmarks.gateway.measure import Reading
+from tests.cases import each_case
 
 MB = 1_000_000
 
@@ -23,7 +22,7 @@ def beside(attacked_p99_ms: float, **grown: int) -> Beside:
     return Beside(reading(40.0), reading(attacked_p99_ms), grown)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("one", "over"),
     [
         (beside(140.0, gateway=50 * MB, control=0, redis=0), []),

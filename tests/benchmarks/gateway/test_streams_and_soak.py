@@ -12,6 +12,7 @@ import pytest
 from benchmarks.gateway.processes import ProcessFailedError
 from benchmarks.gateway.streams import result_of
 from helexa_site.config import REPOSITORY_DIR
+from tests.cases import each_case
 
 
 def run_module(name: str, *arguments: str) -> Any:
@@ -65,7 +66,7 @@ def test_tokens_that_did_not_come_are_counted() -> None:
     assert result.tokens_lost == 2 + 5
 
 
-@pytest.mark.parametrize("numbers", [(0, 2, 1), (0, 1, 1)])
+@each_case("numbers", [(0, 2, 1), (0, 1, 1)])
 def test_tokens_that_come_twice_or_out_of_order_are_no_result(numbers: tuple[int, ...]) -> None:
     stream = [(number, 0.0, 0.1) for number in numbers]
     with pytest.raises(ProcessFailedError, match="out of order"):

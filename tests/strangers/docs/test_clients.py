@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each_case
 from tests.live.clients.agent import Stage, try_agent
 from tests.live.clients.agents import AGENTS
 from tests.live.clients.documented import exported, filled_in, settings_of
@@ -39,7 +40,7 @@ def test_placeholders_stand_alone() -> None:
     }
 
 
-@pytest.mark.parametrize("scenario", AGENT_OF)
+@each_case("scenario", AGENT_OF)
 def test_settings_name_the_server_and_the_model(scenario: str) -> None:
     filled = settings_of(scenario, url="http://gateway:1", model="some-model", key="some-key")
     assert "http://gateway:1" in filled

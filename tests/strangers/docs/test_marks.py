@@ -20,6 +20,7 @@ from django.core.management.base import CommandError
 
 from helexa_acp.config import load_config
 from helexa_site.bootstrap.arguments import parse_doctor, parse_serve
+from tests.cases import each_case
 from tests.strangers.docs.blocks import (
     REPOSITORY_DIR,
     Block,
@@ -66,7 +67,7 @@ def test_there_are_blocks() -> None:
     assert {block.page for block in BLOCKS} >= {"README.md", "docs/clients.md"}
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@each_case("block", BLOCKS, ids=str)
 def test_a_block_declares_how_it_is_run(block: Block) -> None:
     assert block.scenario or block.reason, (
         f"{block}: the line before it is neither <!-- run: SCENARIO --> nor "
@@ -84,7 +85,7 @@ def test_every_scenario_is_used_and_tested() -> None:
         assert f'"{scenario}"' in (Path(__file__).parent / file).read_text(), scenario
 
 
-@pytest.mark.parametrize("block", [one for one in BLOCKS if one.language], ids=str)
+@each_case("block", [one for one in BLOCKS if one.language], ids=str)
 def test_a_block_is_of_its_language(block: Block) -> None:
     match block.language:
         case "sh":
@@ -109,7 +110,7 @@ def parser_of(command: str) -> ArgumentParser:
     return load_command_class(app, command).create_parser("manage.py", command)
 
 
-@pytest.mark.parametrize("block", SHELL, ids=str)
+@each_case("block", SHELL, ids=str)
 def test_commands_take_what_they_are_given(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their own parsers decide, which know every flag."""
     monkeypatch.delenv("REDIS_URL", raising=False)  # with it serve has nothing to share
@@ -127,7 +128,7 @@ def test_commands_take_what_they_are_given(block: Block, monkeypatch: pytest.Mon
                 pytest.fail(f"{block}: {line}: {error}")
 
 
-@pytest.mark.parametrize("page", pages())
+@each_case("page", pages())
 def test_commands_in_the_prose_exist(page: str) -> None:
     """Their flags as well. What a flag takes is a placeholder there."""
     for line in inline_commands(text_of(page)):
