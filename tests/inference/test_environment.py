@@ -22,6 +22,7 @@ from inference.loading.sources.wheels import pypi
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import DownloadFailedError
+from tests.cases import each_case
 
 SECRETS = {
     "DATABASE_URL": "postgres://u:sesame-db@db/helexa",
@@ -81,14 +82,14 @@ def held(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("role", Role, ids=lambda role: role.name)
+@each_case("role", Role, ids=lambda role: role.name)
 def test_who_knows_what(role: Role) -> None:
     given = environment_for(role, SECRETS | HARMLESS)
     assert given.keys() - HARMLESS.keys() == KNOWN[role]
     assert given.keys() >= HARMLESS.keys()
 
 
-@pytest.mark.parametrize("role", Role, ids=lambda role: role.name)
+@each_case("role", Role, ids=lambda role: role.name)
 def test_whoever_lists_or_downloads_models_gets_the_tokens_of_named_sources(role: Role) -> None:
     """Whatever their names are."""
     named = {
@@ -105,7 +106,7 @@ def test_whoever_lists_or_downloads_models_gets_the_tokens_of_named_sources(role
     assert environment_for(role, wrong).keys() - HARMLESS.keys() - {"HELEXA_SOURCES"} == KNOWN[role]
 
 
-@pytest.mark.parametrize("role", Role, ids=lambda role: role.name)
+@each_case("role", Role, ids=lambda role: role.name)
 def test_the_control_alone_gets_the_keys_of_bench_targets(role: Role) -> None:
     """Whatever their names are."""
     setting = {"HELEXA_BENCH_VARIABLES": "OPENAI_API_KEY, peers_word"}

@@ -17,6 +17,7 @@ from inference.conversations.models import StoredResponse
 from inference.conversations.records import ResponseRecord
 from inference.conversations.services import response_save
 from inference.quotas import Quota, QuotaFullError, Used
+from tests.cases import each_case
 from tests.metering.databases import metering_database
 from tests.servers.private_postgres import new_database, running_postgres
 
@@ -89,7 +90,7 @@ def _add_response(number: int, using: str) -> Any:
     return response_save(record=record, quota=Quota(ROOM), using=using)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("model", "account", "add"),
     [
         (StoredFile, "lab", _add_file),

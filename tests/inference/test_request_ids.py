@@ -9,6 +9,7 @@ import pytest
 
 from inference import request_ids
 from inference.request_ids import new_request_id
+from tests.cases import each_case
 
 
 def test_an_id_is_a_uuid_of_version_7_with_the_time_in_it() -> None:
@@ -28,7 +29,7 @@ def test_later_ids_are_greater(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == sorted(made)
 
 
-@pytest.mark.parametrize("byte", [0x00, 0xFF])
+@each_case("byte", [0x00, 0xFF])
 def test_random_bits_leave_version_and_variant_alone(
     byte: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

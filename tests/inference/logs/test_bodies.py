@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.logs.bodies import MAX_BODY_CHARACTERS, digest_of, masked_body
 from inference.logs.redaction import Redactor
+from tests.cases import each_case
 
 REDACT = Redactor(frozenset({"operators-own"}))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "shown"),
     [
         ("look: data:image/png;base64,iVBORw0KGgo= ok", "look: data:image/png;base64,*** ok"),

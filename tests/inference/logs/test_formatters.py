@@ -9,12 +9,12 @@ import sys
 from datetime import datetime
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.logs.formatters import INDENT, JsonFormatter, TextFormatter, one_line
 from inference.logs.redaction import Redactor
+from tests.cases import each_case
 
 FORGED = "tiny\n2026-11-22 10:00:00,000 INFO gateway helexa.requests: req-1 model=tiny finished"
 RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ gateway [\w.]+: ")
@@ -43,7 +43,7 @@ def test_a_newline_in_an_argument_forges_no_record() -> None:
     assert r"model=tiny\n2026-11-22" in line
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "shown"),
     [
         ("plain", "plain"),

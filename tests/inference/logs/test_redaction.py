@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.logs.redaction import Redactor, secrets_of
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "shown"),
     [
         ("lost redis://:p@ss.word/0?", "lost redis://:***@ss.word/0?"),

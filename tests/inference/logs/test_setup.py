@@ -12,6 +12,7 @@ import pytest
 from helexa_site.config import REPOSITORY_DIR
 from inference.logs.setup import configure_logging
 from inference.settings.setting import SettingError
+from tests.cases import each_case
 
 PROGRAM = """
 import logging, sys, threading, warnings
@@ -85,7 +86,7 @@ for name in ("inference.neuron.app", "inference.gateway", "httpx", "celery"):
 """
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("word", "num_records"),
     [
         ("", (3, 3, 2, 2)),
@@ -111,7 +112,7 @@ def test_levels_are_the_operators(word: str, num_records: tuple[int, ...]) -> No
     assert tuple(loggers[name] for name in names) == num_records
 
 
-@pytest.mark.parametrize("word", ["loud", "info,debug", "info,a b=debug", "a=info,a=debug", "a="])
+@each_case("word", ["loud", "info,debug", "info,a b=debug", "a=info,a=debug", "a="])
 def test_levels_that_do_not_exist_are_refused(word: str) -> None:
     with pytest.raises(SettingError, match="HELEXA_LOG_LEVEL="):
         configure_logging("gateway", environment={"HELEXA_LOG_LEVEL": word})

@@ -16,6 +16,7 @@ from inference.protocol.image_layout import (
     num_image_tokens,
 )
 from inference.protocol.images import VisionInput
+from tests.cases import each_case
 
 QWEN = VisionInput(
     pad_token_id=151655, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216
@@ -32,7 +33,7 @@ TILES = VisionInput(
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("width_px", "height_px", "qwen", "small"),
     [
         (640, 480, (1, 30, 40), (1, 26, 36)),
@@ -57,7 +58,7 @@ def test_a_grid_is_what_transformers_makes_of_the_size(
     assert image_grid(width_px, height_px, SMALL) == small
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("width_px", "height_px", "qwen", "small"),
     [
         (640, 480, (1, 26, 36), (1, 26, 36)),

@@ -17,6 +17,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.image_layout import image_layout
 from inference.protocol.images import ImageRef, VisionInput
+from tests.cases import each_case
 
 CAT = ImageRef(
     digest="c" * 64, media_type="image/png", width_px=640, height_px=480, num_bytes=1_000
@@ -38,8 +39,8 @@ TILES = VisionInput(
 """SmolVLM's."""
 
 
-@pytest.mark.parametrize("size", [(640, 480), (480, 640), (3000, 20), (512, 512)], ids=str)
-@pytest.mark.parametrize("is_low_detail", [False, True])
+@each_case("size", [(640, 480), (480, 640), (3000, 20), (512, 512)], ids=str)
+@each_case("is_low_detail", [False, True])
 def test_the_text_of_tiles_is_transformers(size: tuple[int, int], is_low_detail: bool) -> None:
     """Its processor repeats the pad for each token; here that comes after tokenizing."""
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor

@@ -15,6 +15,7 @@ from inference.protocol.inbox_parts import (
     inbox_entries,
 )
 from inference.protocol.keys import INBOX_FRAME_FIELD, INBOX_PART_FIELD
+from tests.cases import each_case
 
 NUM_BYTES = st.integers(PART_BYTES + 1, 5 * PART_BYTES)
 
@@ -48,7 +49,7 @@ def test_a_frame_whose_rest_comes_too_late_is_none() -> None:
     assert [assembler.add(entry, 10.0) for entry in rest] == [None, None]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "part",
     [b"", b"\xc1", b"\x93\xc4\x01a\x05\x05", b"\x93\xc4\x01a\xff\x05", b"\x93\xc4\x01a\x00\x00"],
     ids=["nothing", "no msgpack", "the number after the last", "a negative one", "of none"],

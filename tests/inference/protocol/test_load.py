@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from inference.protocol.load import EarlierLoads, LoadSpec, spec_digest
 from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
+from tests.cases import each_case
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [
         {"job_id": "other"},
@@ -26,7 +26,7 @@ def test_where_a_load_goes_and_what_is_known_of_it_changes_no_digest(changes: di
     assert spec_digest(msgspec.structs.replace(SPEC, **changes)) == spec_digest(SPEC)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [
         {"model": "n"},

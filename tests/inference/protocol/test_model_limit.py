@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,9 +9,10 @@ from inference.neuron.requests.prompts.output_rules import answer_limit
 from inference.protocol.generation import GenerationRequest, TokensInput
 from inference.protocol.model_limit import ModelLimit, model_limit
 from inference.protocol.sampling import SamplingOptions
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("context", "bound", "limit"),
     [
         (8192, None, ModelLimit(context=8192, input=6144, output=2048)),

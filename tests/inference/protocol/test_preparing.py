@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.protocol.preparing import blame, decode_marks
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("marks", "request_ids", "deaths_before", "deaths", "again"),
     [
         ({}, ["r"], 0, 0, True),

@@ -24,6 +24,7 @@ from inference.settings.table import (
     refusals,
     unknown_names,
 )
+from tests.cases import each_case
 from tests.inference.settings.samples import accepted, refused
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +44,7 @@ OF_LIBRARIES = {
     *("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"),
 }
 """Read by those libraries, or by all who start a compiler."""
-EACH = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+EACH = each_case("setting", SETTINGS, ids=lambda setting: setting.name)
 
 
 def sources(*folders: str) -> Iterator[tuple[Path, str]]:
