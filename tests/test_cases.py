@@ -25,12 +25,12 @@ def test_some_fail(text, kind, number):
 async def test_the_rest_is_parametrized(other, number):
     pytest.fail("no") if (other, number) == ("y", 1) else None
 
-@each_case("name", ["HELEXA_A", "HELEXA_B"])
+@each_case("name", ["NAME_A", "NAME_B"])
 class TestCases:
     @each_case("value", ["1", "2"])
     def test_have_their_own(self, name, value, tmp_path, monkeypatch, capsys):
         import os
-        assert not list(tmp_path.iterdir()) and not {"HELEXA_A", "HELEXA_B"} & os.environ.keys()
+        assert not list(tmp_path.iterdir()) and not {"NAME_A", "NAME_B"} & os.environ.keys()
         (tmp_path / "left").touch()
         monkeypatch.setenv(name, value)
         print(name)
@@ -38,7 +38,7 @@ class TestCases:
         print("left")
 
     def test_once_for_each(self, name):
-        assert name == "HELEXA_A"
+        assert name == "NAME_A"
 
 @each_case("number", [1, 2])
 def test_one_is_skipped(number):
@@ -71,7 +71,7 @@ def test_every_case_runs_and_those_that_fail_are_named(tmp_path: Path) -> None:
         "FAILED test_some_fail",
         "SUBFAILED[1] test_the_rest_is_parametrized[y]",
         "FAILED test_the_rest_is_parametrized[y]",
-        "SUBFAILED[HELEXA_B] TestCases::test_once_for_each",
+        "SUBFAILED[NAME_B] TestCases::test_once_for_each",
         "FAILED TestCases::test_once_for_each",
     ], done.stdout + done.stderr
     assert "3 passed" in done.stdout, done.stdout

@@ -29,6 +29,7 @@ from inference.models.weights.lazy import LazyWeight, lazy
 from inference.models.weights.stored import GroupedWeight, stack
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob
+from tests.cases import each_case
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 12
@@ -144,7 +145,7 @@ def watch(engine: Engine, sequence_id: str) -> list[TokenLogprob]:
     return found
 
 
-@pytest.mark.parametrize("mate_lengths", [[3], [3, 5, 9, 17, 33, 65, 90], [40] * 15])
+@each_case("mate_lengths", [[3], [3, 5, 9, 17, 33, 65, 90], [40] * 15])
 def test_alone_and_among_mates(model: AnyModel, mate_lengths: list[int]) -> None:
     alone = engine_for(model)
     submit(alone, "watched", 37, NUM_TOKENS)

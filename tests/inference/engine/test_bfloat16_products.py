@@ -30,6 +30,7 @@ from inference.models.registry import build_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams, TokenLogprob
+from tests.cases import each_case
 from tests.inference.engine.test_batch_independence import TOLERANCE
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.slow_cases import slow_but
@@ -47,8 +48,8 @@ MOST_UNITS = 2
 """How many bfloat16 numbers apart the largest logit may be; seen is one."""
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("shape", [(64, 96), (96, 64), (512, 256)])
+@each_case("bits", [4, 8])
+@each_case("shape", [(64, 96), (96, 64), (512, 256)])
 def test_a_row_of_a_packed_product_is_the_same_in_every_batch(
     bits: Any, shape: tuple[int, int]
 ) -> None:

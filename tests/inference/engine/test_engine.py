@@ -14,6 +14,7 @@ from inference.protocol.engine import (
     SequenceTiming,
     SequenceUsage,
 )
+from tests.cases import each_case
 from tests.inference.engine.counting_engine import Harness, TimedExecutor
 
 
@@ -120,7 +121,7 @@ def test_newest_is_preempted_and_everybody_finishes() -> None:
     assert finished[0] == "a"
 
 
-@pytest.mark.parametrize("phase", ["queued", "prefilling", "decoding", "preempted"])
+@each_case("phase", ["queued", "prefilling", "decoding", "preempted"])
 def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
     harness = Harness(num_blocks=6, context_tokens=24, prefill_tokens_per_step=4, max_running=2)
     harness.submit("other", num_tokens=4, max_tokens=20)

@@ -22,6 +22,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
+from tests.cases import each_case
 
 END_ID, END_THINK_ID = 96, 98
 PEOPLE = {
@@ -115,7 +116,7 @@ def test_any_model_answers_in_the_schema(
         assert ends[name].num_output_tokens == len(tokens[name])
 
 
-@pytest.mark.parametrize("stop_token_ids", [[END_ID], []])
+@each_case("stop_token_ids", [[END_ID], []])
 def test_a_complete_answer_ends_before_min_tokens(
     llama: Any, compiler: GrammarCompiler, stop_token_ids: list[int]
 ) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, ThinkingLimit
+from tests.cases import each_case
 from tests.inference.engine.counting_engine import STOP_ID, Harness, TimedExecutor
 
 
@@ -21,7 +20,7 @@ def test_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
     assert "10 tokens" in refused.message and "holds 10" in refused.message
 
 
-@pytest.mark.parametrize("token_ids", [[], [3, 100], [-1]])
+@each_case("token_ids", [[], [3, 100], [-1]])
 def test_token_outside_the_vocabulary_is_refused(token_ids: list[int]) -> None:
     harness = Harness()
     params = SamplingParams(max_tokens=1)
@@ -31,8 +30,8 @@ def test_token_outside_the_vocabulary_is_refused(token_ids: list[int]) -> None:
     assert refused.code == "bad_token_id"
 
 
-@pytest.mark.parametrize("token_id", [-1, 100, 2**40])
-@pytest.mark.parametrize(
+@each_case("token_id", [-1, 100, 2**40])
+@each_case(
     ("field", "given"),
     [
         ("logit_bias", lambda token_id: {"logit_bias": {5: 1.0, token_id: 1.0}}),

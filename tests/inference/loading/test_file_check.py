@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from inference.loading.loader import open_model
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import LoadError
 from inference.protocol.load_progress import LoadFailure
+from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.models.vision.tiny_qwen import QWEN3_VL
 
@@ -75,14 +77,15 @@ def _refused_by_load(source: Path, cache_dir: Path) -> LoadFailure:
     return refused.value.failure
 
 
-@pytest.mark.parametrize("case", BREAKS)
+@each_case("case", BREAKS)
 def test_a_directory_is_refused_as_by_its_load(
     tiny_directory: Path, tmp_path: Path, case: str
 ) -> None:
-    assert _checked(tiny_directory) is None
-    BREAKS[case](tiny_directory)
-    failure = _checked(tiny_directory)
-    assert failure == _refused_by_load(tiny_directory, tmp_path)
+    directory = copytree(tiny_directory, tmp_path / "broken")
+    assert _checked(directory) is None
+    BREAKS[case](directory)
+    failure = _checked(directory)
+    assert failure == _refused_by_load(directory, tmp_path)
     assert failure.code == case.partition(":")[0]
 
 

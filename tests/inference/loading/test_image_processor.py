@@ -23,6 +23,7 @@ from inference.models.errors import InvalidImageError
 from inference.models.families.processor_sizes import with_pixels
 from inference.protocol.image_layout import LOW_DETAIL_PIXELS, image_grid, image_layout
 from inference.protocol.load_errors import BadSettingError
+from tests.cases import each_case
 from tests.inference.models.vision import tiny_gemma3, tiny_idefics3, tiny_pixtral
 from tests.inference.models.vision.test_vision_config import PROCESSOR, QWEN3_VL_8B
 
@@ -140,8 +141,8 @@ class TestFiles:
         assert wanted["image_grid_thw"].tolist() == [list(grid)]
         assert np.array_equal(processor.patches(data, grid), wanted["pixel_values"])
 
-    @pytest.mark.parametrize("size", [(200, 120), (7, 300), (12, 12), (1000, 3)], ids=str)
-    @pytest.mark.parametrize("is_low_detail", [False, True])
+    @each_case("size", [(200, 120), (7, 300), (12, 12), (1000, 3)], ids=str)
+    @each_case("is_low_detail", [False, True])
     def test_squares_as_transformers(
         self, pillow: Any, tmp_path: Path, size: tuple[int, int], is_low_detail: bool
     ) -> None:
@@ -167,9 +168,9 @@ class TestFiles:
         assert np.array_equal(found[4].reshape(3, 2, 2), wanted[:, :2, 4:6])
         assert np.array_equal(found[-1].reshape(3, 2, 2), wanted[:, -2:, -2:])
 
-    @pytest.mark.parametrize("size", [(200, 120), (7, 300), (12, 12), (33, 34)], ids=str)
-    @pytest.mark.parametrize("is_low_detail", [False, True])
-    @pytest.mark.parametrize("is_cut", [False, True])
+    @each_case("size", [(200, 120), (7, 300), (12, 12), (33, 34)], ids=str)
+    @each_case("is_low_detail", [False, True])
+    @each_case("is_cut", [False, True])
     def test_tiles_as_transformers(
         self,
         pillow: Any,
@@ -201,8 +202,8 @@ class TestFiles:
             assert np.array_equal(patches[0].reshape(3, 2, 2), tile[:, :2, :2])
             assert np.array_equal(patches[-1].reshape(3, 2, 2), tile[:, 10:12, 10:12])
 
-    @pytest.mark.parametrize("size", [(20, 12), (7, 300), (1, 1), (600, 700)], ids=str)
-    @pytest.mark.parametrize("is_low_detail", [False, True])
+    @each_case("size", [(20, 12), (7, 300), (1, 1), (600, 700)], ids=str)
+    @each_case("is_low_detail", [False, True])
     def test_rows_as_transformers(
         self, pillow: Any, tmp_path: Path, size: tuple[int, int], is_low_detail: bool
     ) -> None:

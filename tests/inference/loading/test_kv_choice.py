@@ -15,6 +15,7 @@ from inference.models.cache.kv_format import KVFormat
 from inference.models.native import build
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
+from tests.cases import each_case
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
@@ -27,7 +28,7 @@ def test_the_words_of_a_spec_are_the_formats_and_auto() -> None:
     assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("features", "chosen"), [(b"flags : avx2 avx512_vnni", "int8"), (b"flags : avx2", "bf16")]
 )
 def test_automatic_is_bytes_where_the_cpu_multiplies_them(
@@ -42,20 +43,20 @@ def test_automatic_on_torch_is_what_it_computes_in() -> None:
     assert planned_kv_format(spec(dtype="float16"), CUDA, is_native=False) == "fp16"
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+@each_case("kv_dtype", ["fp32", "bf16", "int8"])
 def test_what_the_native_decoder_has_is_had(kv_dtype: KVDtype) -> None:
     assert planned_kv_format(spec(kv_dtype), CPU, is_native=True) == kv_dtype
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "fp16"])
+@each_case("kv_dtype", ["fp8", "fp16"])
 def test_what_it_has_not_is_refused_by_name(kv_dtype: KVDtype) -> None:
     words = f"kv_dtype {kv_dtype} is not built for the native decoder .* fp32, bf16, int8"
     with pytest.raises(BadSourceError, match=words):
         planned_kv_format(spec(kv_dtype), CPU, is_native=True)
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
-@pytest.mark.parametrize("kv_dtype", get_args(KVFormat))
+@each_case("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
+@each_case("kv_dtype", get_args(KVFormat))
 def test_fp8_is_for_cards_that_convert_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kv_dtype: KVFormat
 ) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from inference.loading.loader import open_model
 from inference.protocol.load_errors import BadFileError, WrongShapeError
+from tests.cases import each_case
 from tests.inference.loading.config.test_checked_shapes import spec
 from tests.inference.loading.editable_gguf import EditableGGUF
 from tests.inference.loading.mutations.subjects import SUBJECTS
@@ -39,7 +40,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize(("subject", "name", "shape", "words"), UNFIT)
+@each_case(("subject", "name", "shape", "words"), UNFIT)
 def test_a_tensor_of_another_size_is_named(
     subject: str, name: str, shape: tuple[int, ...], words: str, tmp_path: Path
 ) -> None:
@@ -56,7 +57,7 @@ def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
         open_model(spec(file.write(tmp_path / "y.gguf")), tmp_path, lambda _: None)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "words"),
     [
         ({"pad_token_id": 64}, "padding token 64 is outside the vocabulary of 64"),

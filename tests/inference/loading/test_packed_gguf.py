@@ -17,6 +17,7 @@ from inference.models.native.build import find_compiler
 from inference.models.registry import build_fastest_model, build_model
 from inference.models.step_input import ALL_ROWS, StepInput
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 from tests.inference.loading.conftest import (
     NUM_HEADS,
     NUM_KV_HEADS,
@@ -109,7 +110,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@each_case("mix", MIXES)
 def test_a_mixed_file_stays_packed_in_the_native_decoder(
     tmp_path: Path, mix: str, native_cache_dir: Path
 ) -> None:
@@ -127,7 +128,7 @@ def test_a_mixed_file_stays_packed_in_the_native_decoder(
     assert "dense" not in report and "dequantised" not in report
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@each_case("mix", MIXES)
 def test_torch_computes_with_the_same_values(tmp_path: Path, mix: str) -> None:
     file = mixed_file(tmp_path, mix)
     model = opened(file, tmp_path, dtype="float32")

@@ -24,6 +24,7 @@ from inference.protocol.load_errors import (
     MissingFileError,
     UnknownArchitectureError,
 )
+from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf
 
 CONFIG = ModelConfig(
@@ -61,7 +62,7 @@ def test_the_native_decoder_packs_every_format() -> None:
     assert memory_need(CONFIG, tensors, 4, kv_format="fp32").weight_bytes == 16000 + 4 * 25600 + 40
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("format", "num_bytes"),
     [("Q5_K", 2800), ("Q6_K", 2800), ("q5", 2600), ("q6", 2600), ("Q4_K", 2000), ("Q8_0", 3600)],
 )
@@ -198,7 +199,7 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
     assert lean.prefill_weight is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("devices", "named"),
     [
         (["cpu", "cuda:0"], "2 devices are given to a replica of 1 rank"),
@@ -212,7 +213,7 @@ def test_devices_that_cannot_be_used(devices: list[str], named: str) -> None:
         choose_device(LoadSpec(job_id="1", model="m", source="path:x", devices=devices))
 
 
-@pytest.mark.parametrize(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
+@each_case(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
 def test_a_card_becomes_the_current_one_before_anything_is_loaded(
     asked: list[str], used: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from inference.models.weights.stored import GroupedWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import MissingTensorError
 from inference.protocol.load_progress import LoadStage
+from tests.cases import each_case
 from tests.inference.loading.conftest import save_directory, save_gguf
 
 
@@ -24,7 +25,7 @@ def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:
     return open_model(spec, tmp_path / "cache", lambda progress: None)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@each_case("model_type", ["llama", "qwen2", "qwen3"])
 def test_gguf_and_safetensors_agree(tmp_path: Path, model_type: str) -> None:
     directory = save_directory(tmp_path / "hf", model_type)
     weights = load_file(directory / "model.safetensors")
@@ -72,7 +73,7 @@ def test_tied_embeddings_show_in_both(tmp_path: Path) -> None:
     assert opened(file, tmp_path).config.tie_embeddings
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each_case("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_files_come_in_the_activation_dtype(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:

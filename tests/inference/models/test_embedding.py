@@ -15,6 +15,7 @@ from inference.loading.embedding.embedding_config import DECODERS, ENCODERS
 from inference.models.embedding import EmbeddingModel, pool
 from inference.models.embedding_config import EmbeddingConfig, Pooling
 from inference.models.errors import MissingWeightsError
+from tests.cases import each_case
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -61,7 +62,7 @@ def prompts() -> list[torch.Tensor]:
     return [torch.randint(2, 64, (length,), generator=generator) for length in LENGTHS]
 
 
-@pytest.mark.parametrize("model_type", ENCODERS + DECODERS)
+@each_case("model_type", ENCODERS + DECODERS)
 def test_a_batch_of_mixed_lengths_is_what_one_by_one_is(tmp_path: Path, model_type: str) -> None:
     """Both are transformers' own hidden states, pooled by hand."""
     directory = save(tmp_path, model_type)
@@ -87,7 +88,7 @@ def test_vectors_of_length_one(tmp_path: Path) -> None:
     assert not torch.allclose(plain, unit)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("pooling", "expected"),
     [
         ("cls", [[1.0, -9.0], [7.0, -1.0]]),

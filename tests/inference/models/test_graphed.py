@@ -16,6 +16,7 @@ from inference.models.cache.paged_kv import PagedKV
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedDecoder, Replay, row_buckets
 from inference.models.step_input import StepInput, block_table_of
+from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 from tests.inference.models.fake_capture import FakeCapture
 
@@ -205,7 +206,7 @@ def test_in_words() -> None:
     assert tiny_model(CPU).capture_in_words == ""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("max_rows", "expected"),
     [
         (1, [1]),

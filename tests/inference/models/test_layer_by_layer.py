@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import HEAD_ROWS, largest_layer_bytes, prompt_logits
 from inference.models.registry import build_model
 from inference.models.step_input import StepInput
+from tests.cases import each_case
 from tests.inference.models.dense_weights import DenseWeights
 
 NUM_TOKENS = 40
@@ -74,7 +74,7 @@ def prompt(block_tokens: int) -> StepInput:
     return StepInput.of_sequence(ids, block_tokens, logit_rows=slice(3, None))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each_case("name", CONFIGS)
 def test_it_computes_what_the_whole_model_does(name: str) -> None:
     config, weights = CONFIGS[name], random_weights(CONFIGS[name])
     whole = build_model(config, weights, NUM_TOKENS)

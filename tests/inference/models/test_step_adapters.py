@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from inference.models.adapter import (
@@ -16,6 +15,7 @@ from inference.models.adapter import (
 )
 from inference.models.layers.linear import DenseLinear
 from inference.models.step_input import StepInput
+from tests.cases import each_case
 
 CPU = torch.device("cpu")
 IN_FEATURES, OUT_FEATURES, NUM_DECODES, NUM_ROWS = 8, 6, 5, 8
@@ -53,7 +53,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
+@each_case("step", STEPS)
 def test_together_or_one_by_one_are_the_same_sums(step: str) -> None:
     x = torch.randn(NUM_ROWS, IN_FEATURES, generator=torch.Generator().manual_seed(7))
     given = step_with(*STEPS[step])

@@ -21,6 +21,7 @@ from inference.neuron.requests.prompts.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequencesEmbedded
 from inference.protocol.generation import PairsInput, ScoreRequest
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 from tests.sandbox_workers import WORKERS
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "what", "is", "red", "blood", "grass", "a", "rose"]
@@ -88,7 +89,7 @@ def _expected(directory: Path) -> list[float]:
     return numbers
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "qwen3"])
+@each_case("model_type", ["bert", "xlm-roberta", "modernbert", "qwen3"])
 def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     opened = _opened(_save(tmp_path, model_type))
     spec = LoadSpec(job_id="j", model="m", source="path:")

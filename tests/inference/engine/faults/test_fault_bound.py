@@ -18,6 +18,7 @@ from inference.engine.stages.stage_processes import ROWS_END_S, StageProcesses
 from inference.engine.stages.stage_runner import ALIVE_INTERVAL_S, LOST_LINK_S
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.stage_links.connection import STALL_TIMEOUT_S
+from tests.cases import each_case
 
 FAULT_S = 10.0
 SPEC = LoadSpec(
@@ -28,7 +29,7 @@ SPEC = LoadSpec(
 )
 
 
-@pytest.mark.parametrize("silent_index", [0, 1, 2])
+@each_case("silent_index", [0, 1, 2])
 def test_a_silent_child_is_found_in_time(silent_index: int) -> None:
     """Its last message came just before a check."""
     silent, num_checks, found = SilentChildren(3), 0, None

@@ -21,6 +21,7 @@ from inference.engine.faults.kinds import (
     StepFault,
     StepInputFault,
 )
+from tests.cases import each_case
 
 EXABYTE = 1 << 60
 dist: Any = torch.distributed
@@ -39,7 +40,7 @@ REAL: list[tuple[Callable[[], object], type[StepFault]]] = [
 ]
 
 
-@pytest.mark.parametrize(("do", "fault"), REAL)
+@each_case(("do", "fault"), REAL)
 def test_what_torch_raises_here(do: Callable[[], object], fault: type[StepFault]) -> None:
     with pytest.raises(Exception) as raised:
         do()
@@ -89,7 +90,7 @@ TEXTS: list[tuple[Exception, type[StepFault]]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "fault"), TEXTS, ids=lambda value: str(value)[:40])
+@each_case(("error", "fault"), TEXTS, ids=lambda value: str(value)[:40])
 def test_what_is_raised_elsewhere(error: Exception, fault: type[StepFault]) -> None:
     assert classify(error, "cuda") is fault
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.engine.images.prompt_images import PromptImages
 from inference.engine.scheduling.pace import PrefillAverage, StepTimes
 from inference.engine.scheduling.schedule import PrefillChunk, Schedule
@@ -12,6 +10,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 IMAGE = SequenceImage(digest="a", data=b"", runs=[TokenRun(40, 4)], grid=(1, 4, 4))
 
@@ -36,7 +35,7 @@ def test_which_steps_have_rows_of_an_image() -> None:
     assert not chunk(0, 100, has_image=False).has_image_rows
 
 
-@pytest.mark.parametrize("has_image", [True, False])
+@each_case("has_image", [True, False])
 def test_the_towers_time_is_no_measure_of_prompt_tokens(has_image: bool) -> None:
     times = StepTimes(
         SchedulerLimits(target_step_s=0.1), PrefillAverage(PrefillSpeed(token_s=0.001))

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from inference.engine.images.prompt_images import PromptImages, image_problem
@@ -18,6 +17,7 @@ from inference.models.vision.tower import ImageEmbeddings
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 PAD = 9
 VISION = VisionConfig(
@@ -67,7 +67,7 @@ def test_outputs_continue_where_the_prompt_ends() -> None:
     assert images.places(3, 7).tolist() == [[1, 1, 3, 4], [2, 2, 3, 4], [1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("cut", range(1, 14))
+@each_case("cut", range(1, 14))
 def test_places_do_not_depend_on_where_a_prompt_is_cut(cut: int) -> None:
     images = PromptImages([image(2, 2, 2), image(7, 1, 3, "b")], 12, merge=2)
     whole = images.places(0, 14).tolist()
@@ -98,7 +98,7 @@ def test_a_model_that_reads_text_only() -> None:
     assert problem == ("vision_unsupported", "this model reads text only")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [
         {"runs": [TokenRun(0, 4)]},
@@ -257,7 +257,7 @@ def test_no_chunk_ends_between_the_runs_of_an_image_that_is_seen_whole() -> None
     assert images.end_of_whole(4, 5, may_exceed=True) == 12
 
 
-@pytest.mark.parametrize("cuts", [(), (3,), (4,), (5, 6), (2, 9, 11), tuple(range(1, 14))], ids=str)
+@each_case("cuts", [(), (3,), (4,), (5, 6), (2, 9, 11), tuple(range(1, 14))], ids=str)
 def test_each_run_reads_its_part_of_the_rows(cuts: tuple[int, ...]) -> None:
     """Whatever chunks a prompt is computed in, each of its pads has one row, in order."""
     sequence = Sequence(

@@ -12,6 +12,7 @@ from inference.models.cache.kv_format import ELEMENT_BYTES
 from inference.models.errors import UnsupportedKVError
 from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError
+from tests.cases import each_case
 
 KV_MEMORY_BYTES = 4 * 1024**2
 HEAD_DIM = 16
@@ -29,7 +30,7 @@ def spec(directory: Path, kv_dtype: KVDtype) -> LoadSpec:
     )
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+@each_case("kv_dtype", ["fp32", "bf16", "int8"])
 def test_a_load_reports_what_it_stores(
     tiny_model_dir: Path, data_dir: Path, kv_dtype: KVDtype
 ) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.protocol.engine import SamplingParams, SequenceFailed, SubmitSequence
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 
 
 def loaded(directory: Path, data_dir: Path, **queue: int | float) -> Engine:
@@ -44,7 +44,7 @@ def refused(engine: Engine, num_sequences: int) -> list[tuple[str, str]]:
     return [(one.sequence_id, one.code) for one in outputs if isinstance(one, SequenceFailed)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("queue", "expected"),
     [
         ({"max_queue_depth": 2, "max_queue_share_percent": 100}, [("3", "queue_full")]),

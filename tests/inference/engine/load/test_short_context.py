@@ -20,11 +20,12 @@ from inference.models.step_input import StepInput, block_table_of
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
-@pytest.mark.parametrize("context_tokens", [50, 128])
+@each_case("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
+@each_case("context_tokens", [50, 128])
 def test_a_clamped_context_loads_and_is_used_to_its_end(
     tiny_model_dir: Path,
     data_dir: Path,

@@ -22,6 +22,7 @@ from inference.protocol.load import (
     LoadSpec,
 )
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 PROMPT = [(7 * n) % 100 + 1 for n in range(100)]
 NUM_TOKENS = 12
@@ -186,7 +187,7 @@ def test_pages_are_locked_while_they_are_away(monkeypatch: pytest.MonkeyPatch) -
     assert away.problem == ""
 
 
-@pytest.mark.parametrize("refuses", ["register", "unregister"])
+@each_case("refuses", ["register", "unregister"])
 def test_pages_that_a_card_does_not_lock_are_copied_all_the_same(
     refuses: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ from inference.models.step_input import StepImages, StepInput, block_table_of
 from inference.models.vision.tower import ImageEmbeddings
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.engine.ranks.thread_ranks import (
     StreamGroup,
     ThreadFollowers,
@@ -205,7 +206,7 @@ def has_prompt(step: StepInput, token_id: int) -> bool:
     return token_id in step.token_ids[step.query_start[step.num_decodes] :].tolist()
 
 
-@pytest.mark.parametrize("num_decodes", [0, 2])
+@each_case("num_decodes", [0, 2])
 def test_a_step_is_the_same_on_the_other_side(num_decodes: int) -> None:
     step = queries(
         ([3, 4], 7, [5, 1]),

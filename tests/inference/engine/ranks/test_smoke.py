@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.ranks.smoke import chosen_devices, main
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_ranks", "kind", "cards", "num_cards", "expected"),
     [
         (2, None, None, 4, ["cuda:0", "cuda:1"]),
@@ -21,7 +22,7 @@ def test_devices(num_ranks, kind, cards, num_cards: int, expected: list[str]) ->
     assert chosen_devices(num_ranks, kind, cards, num_cards) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_ranks", "kind", "cards", "num_cards", "expected_error"),
     [
         (2, "cuda", None, 0, "this host has no CUDA devices, and 2 ranks need one each"),

@@ -14,6 +14,7 @@ from inference.engine.sampling import drawer_choice
 from inference.engine.sampling.drawer_choice import choose_drawer, drawer_on_card, try_drawer
 from inference.engine.sampling.drawing import Draw, TorchDrawer, TritonDrawer
 from inference.models.cuda.setup import WrongResultError
+from tests.cases import each_case
 from tests.inference.models.cuda.tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -80,13 +81,13 @@ class BlindToNumbers(TorchDrawer):
         return super().likeliest(scores.nan_to_num(0.0))
 
 
-@pytest.mark.parametrize("vocab_size", [61, 50_000])
+@each_case("vocab_size", [61, 50_000])
 def test_rounding_is_not_wrong(vocab_size: int) -> None:
     try_drawer(Wrong(CPU), vocab_size, CPU)
 
 
-@pytest.mark.parametrize("vocab_size", [61, 50_000])
-@pytest.mark.parametrize(
+@each_case("vocab_size", [61, 50_000])
+@each_case(
     "drawer",
     [
         Wrong(CPU, temperature=1.0),
@@ -109,7 +110,7 @@ def _refuses(device: torch.device) -> TritonDrawer:
     raise RuntimeError("no compiler")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("triton_drawer", "reason"), [(Neighbour, "WrongResultError"), (_refuses, "RuntimeError")]
 )
 def test_what_fails_there_leaves_torch(

@@ -21,6 +21,7 @@ from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
 from inference.models.weights.stored import DenseWeight
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 ROUNDING = 2e-5
 """The rounding of a cumulative probability in float32."""
@@ -171,8 +172,8 @@ def test_the_likeliest_is_the_first_of_equals(
     assert are_finite.all()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 20, 52])
+@each_case("value", [math.nan, math.inf, -math.inf])
+@each_case("place", [0, 20, 52])
 def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: int) -> None:
     """A token may be impossible, a row may not."""
     scores = torch.zeros(3, 53)

@@ -13,6 +13,7 @@ from inference.engine.errors import GrammarError
 from inference.engine.sampling import grammars
 from inference.engine.sampling.grammars import GrammarCompiler, GrammarState
 from inference.protocol.sampling import Grammar
+from tests.cases import each_case
 
 VOCAB_SIZE = 128
 END_ID, END_THINK_ID = 96, 98
@@ -60,7 +61,7 @@ def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
     assert compiler.compile(long) is not compiler.compile(long)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     ["", "no grammar", '{"grammars": []}', '{"grammars": [{"json_schema": {"type": "nothing"}}]}'],
 )

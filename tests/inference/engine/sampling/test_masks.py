@@ -18,6 +18,7 @@ from inference.engine.sampling.masks import apply_masks
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
+from tests.cases import each_case
 
 VOCAB_SIZE = 128
 END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
@@ -148,7 +149,7 @@ def test_thinking_limit_closes_the_block_and_the_grammar_begins(compiler: Gramma
     assert taken == [id_of("z"), id_of("z"), END_THINK_ID, id_of("a")]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@each_case("temperature", [0.0, 1.0])
 def test_thinking_limit_without_a_grammar(temperature: float) -> None:
     limit = ThinkingLimit(max_tokens=1, end_token_id=END_THINK_ID, start_token_id=THINK_ID)
     params = SamplingParams(

@@ -24,6 +24,7 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.engine.conftest import ROPE, SIZES, Pair, our_config
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
@@ -46,8 +47,8 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("num_different", [1, 63, 64, 65, 128, 129, 500])
-@pytest.mark.parametrize("num_prompt_tokens", [1, 64, 400])
+@each_case("num_different", [1, 63, 64, 65, 128, 129, 500])
+@each_case("num_prompt_tokens", [1, 64, 400])
 def test_counts_are_those_of_the_output(num_different: int, num_prompt_tokens: int) -> None:
     numbers = random.Random(num_different)
     prompt = numbers.choices(range(num_different), k=num_prompt_tokens)

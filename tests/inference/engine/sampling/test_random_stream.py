@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.engine.sampling.random_stream import RandomStream
+from tests.cases import each_case
 
 
 def drawn(seed: int) -> list[float]:
@@ -12,12 +11,12 @@ def drawn(seed: int) -> list[float]:
     return [stream.uniform(place) for place in range(4)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
+@each_case("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
 def test_a_seed_draws_the_same_again(seed: int) -> None:
     assert drawn(seed) == drawn(seed)
 
 
-@pytest.mark.parametrize("seed", [1, 42, 2**63 - 1])
+@each_case("seed", [1, 42, 2**63 - 1])
 def test_a_negative_seed_is_another_than_its_absolute_value(seed: int) -> None:
     assert drawn(-seed) != drawn(seed)
 

@@ -21,6 +21,7 @@ from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
+from tests.cases import each_case
 from tests.inference.engine.load.trial.test_trial_steps import TimedModel
 
 VOCAB_SIZE = 3000
@@ -35,7 +36,7 @@ def scores() -> torch.Tensor:
     return torch.randn(NUM_ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(4)) * 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_rows", "vocab_size", "sizes"),
     [(3, 49_152, [3]), (256, 151_936, [55] * 4 + [36]), (2, 10**9, [1, 1]), (0, 100, [])],
 )
@@ -45,7 +46,7 @@ def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
     assert [row for piece in pieces for row in range(piece.start, piece.stop)] == [*range(num_rows)]
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
+@each_case("at_once", [1, 4])
 def test_draws_in_pieces_are_the_same_and_none_is_larger(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
@@ -64,7 +65,7 @@ def test_draws_in_pieces_are_the_same_and_none_is_larger(
     assert max(seen) <= at_once and sum(seen) == NUM_ROWS
 
 
-@pytest.mark.parametrize("rows", [[2, 0, 9, 5], list(range(NUM_ROWS))])
+@each_case("rows", [[2, 0, 9, 5], list(range(NUM_ROWS))])
 def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
     bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
     whole, pieces = scores(), scores()

@@ -15,6 +15,7 @@ from inference.engine.sampling.penalties import UsedTokens
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 VOCAB_SIZE = 50
 NEUTRAL = SamplingParams(max_tokens=100)
@@ -239,7 +240,7 @@ def test_logprobs_of_the_sampled_token_only() -> None:
     assert sampled.logprobs[0].top == []
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-50, 1e-39, 1e-30, 1e-6])
+@each_case("temperature", [0.0, 1e-320, 1e-50, 1e-39, 1e-30, 1e-6])
 def test_temperatures_that_scores_cannot_be_divided_by_are_greedy(temperature: float) -> None:
     logits = torch.linspace(-30, 30, VOCAB_SIZE).unsqueeze(0)
     params = {"temperature": temperature, "seed": 1}

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.engine.scheduling.fake_device import (
     BLOCK_TOKENS,
     VOCAB_SIZE,
@@ -243,7 +243,7 @@ class FailingAhead(FakeDevice):
         return super().launch(schedule, after)
 
 
-@pytest.mark.parametrize("num_failures", [1, 3, 100])
+@each_case("num_failures", [1, 3, 100])
 def test_a_launch_ahead_that_raises_leaves_the_step_before_it_as_it_was(num_failures: int) -> None:
     client = Client(device=FailingAhead(num_failures))
     client.submit(never_stops(3, 12), 12)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.protocol.engine import (
@@ -15,6 +13,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 
@@ -74,9 +73,9 @@ class Faulty:
 GOOD = {"greedy": [5, 6, 7], "drawn": [8, 9], "third": [11]}
 
 
-@pytest.mark.parametrize("stage", ["forward", "sampling"])
-@pytest.mark.parametrize("after", [0, 1, 4])
-@pytest.mark.parametrize(
+@each_case("stage", ["forward", "sampling"])
+@each_case("after", [0, 1, 4])
+@each_case(
     ("kind", "code"),
     [(Kind.NOT_A_NUMBER, "numerical_error"), (Kind.BAD_SHAPE, "engine_error")],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,6 +16,7 @@ from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.sampling import Grammar, SamplingParams
+from tests.cases import each_case
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 8
@@ -307,7 +307,7 @@ def chunks(length: int, budget: int) -> list[int]:
     return [end - start for start, end in pairwise(ends)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("length", "budget", "expected"),
     [
         (100, 512, [100]),

@@ -9,6 +9,7 @@ from inference.engine.scheduling.schedule import PrefillChunk
 from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
+from tests.cases import each_case
 from tests.inference.engine.scheduling.small_scheduler import (
     BLOCK_TOKENS,
     PACE,
@@ -60,7 +61,7 @@ def test_prompts_are_those_that_wait_or_are_being_computed() -> None:
     assert not scheduler.has_prompts
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tokens", "wanted"),
     [
         (1, [("a", 0, 1, False)]),
@@ -82,7 +83,7 @@ def test_a_step_holds_its_prompt_tokens_and_no_more(
     assert [s.sequence_id for s in schedule.sampled] == [name for name, *_, last in wanted if last]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tokens", "wanted"),
     [
         (0, []),
@@ -113,7 +114,7 @@ def test_a_prompt_that_continues_takes_the_whole_budget() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("paced_limit", "max_running", "running_limit"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
 )
 def test_as_many_run_as_there_are_slots(

@@ -6,13 +6,13 @@ import random
 from functools import partial
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.emission import Sampled
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.step_groups import StepGroups
+from tests.cases import each_case
 from tests.inference.engine.scheduling.fake_device import FakeDevice, FakeStep
 from tests.inference.engine.scheduling.test_run_ahead import ACTIONS, Client, never_stops
 
@@ -101,7 +101,7 @@ def test_any_order_of_events_gives_the_same_answers(
     client.check()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_sequences", "num_groups", "shares"),
     [(8, 2, {4}), (7, 2, {3, 4}), (8, 3, {2, 3}), (1, 2, {1}), (2, 4, {1})],
 )
@@ -120,7 +120,7 @@ def test_those_that_decode_are_shared_evenly(
     client.check()
 
 
-@pytest.mark.parametrize("cancelled", range(4))
+@each_case("cancelled", range(4))
 def test_a_sequence_is_not_failed_for_another_that_has_left(cancelled: int) -> None:
     """A step of two could not begin, and one of them is cancelled before the step's turn comes: the
     other one alone is at no fault."""
@@ -157,7 +157,7 @@ def test_who_is_under_way_when_cancelled_is_computed_for_nobody() -> None:
     assert not stages.under_way
 
 
-@pytest.mark.parametrize("cancelled", range(4))
+@each_case("cancelled", range(4))
 def test_a_sequence_is_not_failed_for_rows_that_its_step_has_lost(cancelled: int) -> None:
     """Steps of two are under way when one sequence is cancelled. Its row, which is computed all the
     same, makes the stages fail: the other one runs again by itself."""

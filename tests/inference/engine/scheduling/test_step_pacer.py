@@ -10,6 +10,7 @@ import pytest
 
 from inference.engine.scheduling.pace import MEMORY_STEPS, MIN_RUNNING, StepPacer
 from inference.engine.scheduling.schedule import SMALLEST_CHUNK
+from tests.cases import each_case
 
 TARGET_S = 0.1
 MAX_RUNNING = 256
@@ -47,7 +48,7 @@ def run_full(pacer: StepPacer, cost: Cost, num_steps: int, noise: float = 0.0) -
     return limits
 
 
-@pytest.mark.parametrize(("cost", "expected"), [(cpu, 64), (gpu, MAX_RUNNING), (slow, MIN_RUNNING)])
+@each_case(("cost", "expected"), [(cpu, 64), (gpu, MAX_RUNNING), (slow, MIN_RUNNING)])
 def test_settles_where_a_full_step_takes_the_target(cost: Cost, expected: int) -> None:
     limits = run_full(pacer_for(), cost, 40)
     assert limits[-1] == pytest.approx(expected, abs=2)
@@ -102,7 +103,7 @@ def test_operator_who_wants_few_slots_has_them() -> None:
     assert run_full(pacer_for(max_running=20), gpu, 20)[-1] == 20
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 20, 50])
+@each_case("num_rows", [0, 1, 20, 50])
 def test_mixed_steps_take_the_target_together(num_rows: int) -> None:
     pacer, token_s = pacer_for(), 0.0005
     for _ in range(60):
@@ -119,9 +120,7 @@ def test_a_full_running_limit_still_lets_prompts_through() -> None:
     assert pacer.prefill_tokens(settled) == SMALLEST_CHUNK
 
 
-@pytest.mark.parametrize(
-    ("tokens_per_s", "expected"), [(2000.0, 200), (1e9, MAX_TOKENS), (50.0, SMALLEST_CHUNK)]
-)
+@each_case(("tokens_per_s", "expected"), [(2000.0, 200), (1e9, MAX_TOKENS), (50.0, SMALLEST_CHUNK)])
 def test_prompt_chunks_alone(tokens_per_s: float, expected: int) -> None:
     pacer = pacer_for()
     for _ in range(40):
@@ -146,7 +145,7 @@ def test_without_a_target_always_the_most() -> None:
     assert pacer.prefill_tokens(200) == MAX_TOKENS
 
 
-@pytest.mark.parametrize("target_s", [TARGET_S, None])
+@each_case("target_s", [TARGET_S, None])
 def test_what_does_not_fit_the_memory_is_not_tried_again_for_a_while(
     target_s: float | None,
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inference.engine.scheduling.pace import StepPacer
 from inference.engine.scheduling.schedule import SMALLEST_CHUNK
 from inference.engine.scheduling.step_time import StepTimeModel
+from tests.cases import each_case
 
 TARGET_S, MAX_RUNNING, MAX_TOKENS = 0.1, 256, 2048
 
@@ -60,8 +61,8 @@ def settled(card: Card, num_rows: int) -> tuple[StepPacer, int]:
     return pacer, int(median(chunks_of(pacer, card, num_rows, 15)))
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 16])
-@pytest.mark.parametrize("unpacking_s", [0.08, 0.12, 0.3])
+@each_case("num_rows", [0, 1, 16])
+@each_case("unpacking_s", [0.08, 0.12, 0.3])
 def test_a_fixed_cost_of_prompts_does_not_shorten_chunks_to_nothing(
     unpacking_s: float, num_rows: int
 ) -> None:
@@ -73,8 +74,8 @@ def test_a_fixed_cost_of_prompts_does_not_shorten_chunks_to_nothing(
     assert card.seconds(num_rows, num_tokens) < max(TARGET_S, 2.5 * unpacking_s), "nor is it long"
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 16])
-@pytest.mark.parametrize("unpacking_s", [0.0, 0.02, 0.04])
+@each_case("num_rows", [0, 1, 16])
+@each_case("unpacking_s", [0.0, 0.02, 0.04])
 def test_chunks_take_the_target_where_they_can(unpacking_s: float, num_rows: int) -> None:
     card = Card(unpacking_s)
     _, num_tokens = settled(card, num_rows)

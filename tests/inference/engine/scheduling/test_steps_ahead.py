@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from inference.protocol.sampling import Grammar
+from tests.cases import each_case
 from tests.inference.engine.scheduling.small_scheduler import (
     PACE,
     scheduler_of,
@@ -46,7 +45,7 @@ def test_no_step_ahead_without_a_block_for_each() -> None:
     assert roomy.schedule_ahead(roomy.schedule(PACE), PACE) is not None
 
 
-@pytest.mark.parametrize(("max_running", "is_ahead"), [(1, True), (2, False), (3, False)])
+@each_case(("max_running", "is_ahead"), [(1, True), (2, False), (3, False)])
 def test_no_step_ahead_of_who_has_a_slot_and_blocks(max_running: int, is_ahead: bool) -> None:
     scheduler = scheduler_of([sequence_of("a", 3)], max_running=max_running)
     schedule = scheduler.schedule(PACE)
@@ -54,7 +53,7 @@ def test_no_step_ahead_of_who_has_a_slot_and_blocks(max_running: int, is_ahead: 
     assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
 
 
-@pytest.mark.parametrize(("num_blocks", "is_ahead"), [(2, True), (3, False)])
+@each_case(("num_blocks", "is_ahead"), [(2, True), (3, False)])
 def test_a_step_ahead_of_who_lacks_blocks(num_blocks: int, is_ahead: bool) -> None:
     scheduler = scheduler_of([sequence_of("a", 3)], num_blocks=num_blocks)
     schedule = scheduler.schedule(PACE)

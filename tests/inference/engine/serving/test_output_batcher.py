@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.engine.scheduling.fake_device import BLOCK_TOKENS, VOCAB_SIZE, FakeDevice
 
 FIRST = SequenceStep(sequence_id="s", token_ids=[1], num_cached_tokens=0)
@@ -74,7 +74,7 @@ def test_long_steps_are_reported_each() -> None:
     assert neuron.sizes == [1] * 5
 
 
-@pytest.mark.parametrize("output", [FIRST, LAST, FAILED, CANCELLED])
+@each_case("output", [FIRST, LAST, FAILED, CANCELLED])
 def test_what_is_waited_for_is_reported_at_once(output: Any) -> None:
     neuron = Neuron()
     neuron.batcher.add(step(TOKEN), now_s=0.001, next_step_s=0.001)

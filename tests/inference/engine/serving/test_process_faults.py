@@ -19,6 +19,7 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.engine.faulty_executor import Kind
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess, started
 
@@ -108,15 +109,13 @@ def test_what_it_cannot_survive_ends_it_by_its_name(
     assert logged in log_file.read_text(), "the log names the place"
 
 
-@pytest.mark.parametrize(
-    ("word", "seconds"), [(None, 120.0), ("", 120.0), ("7.5", 7.5), ("0", None)]
-)
+@each_case(("word", "seconds"), [(None, 120.0), ("", 120.0), ("7.5", 7.5), ("0", None)])
 def test_the_timeout_is_the_operators(word: str | None, seconds: float | None) -> None:
     environment = {} if word is None else {"HELEXA_STEP_TIMEOUT_S": word}
     assert step_timeout_s(environment) == seconds
 
 
-@pytest.mark.parametrize("word", ["soon", "-1", "nan", "inf"])
+@each_case("word", ["soon", "-1", "nan", "inf"])
 def test_a_timeout_that_is_none_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match="HELEXA_STEP_TIMEOUT_S"):
         step_timeout_s({"HELEXA_STEP_TIMEOUT_S": word})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from inference.engine.sampling.sampler import Sampler
@@ -10,6 +9,7 @@ from inference.engine.sampling.verifying import choose_drafted, read_drafted
 from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 NUM_DRAWS = 1500
 VOCAB_SIZE = 6
@@ -45,8 +45,8 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
     return float(((counts[possible] - wanted) ** 2 / wanted).sum())
 
 
-@pytest.mark.parametrize("name", list(PARAMS))
-@pytest.mark.parametrize("draft", [[4, 0], [1, 1]], ids=["likely", "unlikely"])
+@each_case("name", list(PARAMS))
+@each_case("draft", [[4, 0], [1, 1]], ids=["likely", "unlikely"])
 def test_tokens_of_a_run_are_drawn_from_the_models_distribution(
     name: str, draft: list[int]
 ) -> None:

@@ -14,6 +14,7 @@ from inference.engine.speculation.speculator import (
     most_drafts,
 )
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 
 
 class Each:
@@ -80,7 +81,7 @@ def paced(device: Device, rows: list[int], *, target_s: float | None = 0.1) -> S
 FIXED, STEEP = Device(0.020, 0.0002), Device(0.001, 0.010)
 
 
-@pytest.mark.parametrize("target_s", [0.1, None])
+@each_case("target_s", [0.1, None])
 def test_drafts_are_weighed_by_the_steps_that_pace_prompts(target_s: float | None) -> None:
     """No step with drafts has run yet: steps of several sequences have shown the cost of rows."""
     rows = [1, 2, 3, 5, 8, 4, 2] * 6

@@ -8,6 +8,7 @@ import pytest
 
 from inference.engine.speculation import prompt_lookup
 from inference.engine.speculation.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, PromptLookup
+from tests.cases import each_case
 
 
 def longest_match(text: list[int]) -> int:
@@ -45,12 +46,12 @@ def test_a_text_that_goes_in_circles_continues() -> None:
     assert proposal.token_ids == [5, 6, 4, 5, 6, 4, 5, 6]
 
 
-@pytest.mark.parametrize("text", [[], [1], [1, 1], [1, 2, 3, 4], [1, 2, 1]])
+@each_case("text", [[], [1], [1, 1], [1, 2, 3, 4], [1, 2, 1]])
 def test_nothing_to_go_by(text: list[int]) -> None:
     assert PromptLookup().propose(text, 4) is None
 
 
-@pytest.mark.parametrize("num_words", [2, 3, 8])
+@each_case("num_words", [2, 3, 8])
 def test_as_good_as_looking_everywhere(num_words: int) -> None:
     """One that grows token by token and one that sees it whole propose the same; where a match is
     short only the last few places are looked at."""

@@ -13,6 +13,7 @@ from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.stages.layer_range import LayerRange, stage_config
+from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import config_of
 
 CONFIG = stage_config(config_of("llama"), LayerRange(1, 2))
@@ -39,7 +40,7 @@ def test_an_adapter_crosses_byte_for_byte() -> None:
     assert (one.up.shape, one.scale) == ((OUT, RANK), 2.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "lie",
     [
         message(torch.ones(RANK, IN + 1), torch.ones(OUT, RANK)),
@@ -63,9 +64,7 @@ def test_what_would_be_read_past_its_end_is_refused(lie: AddAdapter) -> None:
         adapter_of(lie, CONFIG)
 
 
-@pytest.mark.parametrize(
-    "name", ["model.layers.1.self_attn.v_proj", "lm_head", "model.embed_tokens", ""]
-)
+@each_case("name", ["model.layers.1.self_attn.v_proj", "lm_head", "model.embed_tokens", ""])
 def test_weights_that_are_not_the_stages_are_refused(name: str) -> None:
     arrays: LowRankArrays = GOOD.modules[NAME]
     with pytest.raises(UnsupportedAdapterError, match="no weight of this stage"):

@@ -14,6 +14,7 @@ from inference.protocol.load import (
     spec_digest,
 )
 from inference.protocol.load_errors import BadSourceError, PartFailedError
+from tests.cases import each_case
 from tests.inference.engine.stages.loads import PROMPT, answers, load, spec_of
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.models.families import tiny_hybrid
@@ -91,7 +92,7 @@ def test_layers_that_are_not_the_models_are_refused(tiny_model_dir: Path, data_d
         load(spec_of(tiny_model_dir, 1, 2), data_dir)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [
         {"tensor_parallel": 2},

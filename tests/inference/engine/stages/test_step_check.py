@@ -15,6 +15,7 @@ from inference.engine.faults.kinds import StepInputFault
 from inference.engine.stages.step_check import StorageSize, checked_step
 from inference.models.step_input import StepImages, StepInput
 from inference.models.vision.tower import ImageEmbeddings
+from tests.cases import each_case
 
 SIZE = StorageSize(num_blocks=6, block_tokens=16, num_state_slots=4)
 NUM_POSITIONS = 64
@@ -52,7 +53,7 @@ def test_a_step_is_what_it_was() -> None:
     assert found.images is not None and torch.equal(found.images.row_ids, IMAGES.row_ids)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "at", "value"),
     [
         ("token_ids", 0, -1),
@@ -75,7 +76,7 @@ def test_an_index_beyond_the_storage_is_refused(field: str, at: Any, value: int)
         _check(replace(STEP, **{field: array}))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "field",
     [
         "token_ids",
@@ -94,7 +95,7 @@ def test_arrays_of_other_lengths_are_refused(field: str) -> None:
             _check(replace(STEP, **{field: array}))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [
         {"block_tokens": 32},
@@ -114,13 +115,13 @@ def test_what_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
         _check(replace(STEP, **changes))
 
 
-@pytest.mark.parametrize("num_rows", [0, 4, 6])
+@each_case("num_rows", [0, 4, 6])
 def test_hidden_rows_of_another_number_are_refused(num_rows: int) -> None:
     with pytest.raises(StepInputFault):
         _check(STEP, num_rows)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "array",
     [
         Array("int32", (2**40,), b""),
@@ -145,7 +146,7 @@ def test_arrays_that_are_not_their_bytes_are_refused(array: Array) -> None:
             )
 
 
-@pytest.mark.parametrize(
+@each_case(
     "array",
     [
         Array("int64", (3, 2**40), b""),
@@ -169,7 +170,7 @@ def test_tensors_that_are_not_their_bytes_are_refused(array: Array) -> None:
         checked_step(changed, torch.zeros(5, NUM_FEATURES), SIZE, NUM_POSITIONS)
 
 
-@pytest.mark.parametrize("names", [{"unread_ids": Array("int32", (1,), bytes(4))}, None])
+@each_case("names", [{"unread_ids": Array("int32", (1,), bytes(4))}, None])
 def test_arrays_of_other_names_are_refused(names: dict[str, Array] | None) -> None:
     message = message_of(STEP)
     arrays = {} if names is None else {**message.arrays, **names}

@@ -23,6 +23,7 @@ from inference.protocol.load_errors import (
     LoadError,
     MissingFileError,
 )
+from tests.cases import each_case
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
 
 CONFIG = ModelConfig(
@@ -89,14 +90,14 @@ def test_rank_stabilized_scale() -> None:
     assert read_adapter_config(MINIMAL).scale_of("q") == 2.0
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["all-linear"], r".*\.(q|v)_proj"])
+@each_case("targets", ["all-linear", ["all-linear"], r".*\.(q|v)_proj"])
 def test_targets_as_one_word_or_an_expression(tmp_path: Path, targets: Any) -> None:
     write_adapter(tmp_path, BASE, seed=1, targets=("q_proj", "v_proj"))
     edit(tmp_path, target_modules=targets)
     assert len(opened(tmp_path).weights.modules) == 4
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value", "words"),
     [
         ("use_dora", True, "DoRA"),
@@ -137,7 +138,7 @@ def change(directory: Path, **tensors: torch.Tensor | None) -> None:
 LAYER = "model__layers__0__"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tensors", "words"),
     [
         ({f"{LAYER}self_attn__q_proj__lora_A__weight": torch.zeros(4, 31)}, "4 x 31 and should be"),

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.models.layers.recurrent.state_config import ShortConvConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.loading.config.test_checked_shapes import spec
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.loading.editable_gguf import FLOAT32, EditableGGUF
@@ -75,14 +77,15 @@ WRONG_JSON: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "words"), WRONG_JSON, ids=lambda value: str(value)[:40])
+@each_case(("changes", "words"), WRONG_JSON, ids=lambda value: str(value)[:40])
 def test_config_json_is_refused_by_the_value_and_the_rule(
     changes: dict[str, Any], words: str, tiny_directory: Path, tmp_path: Path
 ) -> None:
-    (tiny_directory / "generation_config.json").unlink(missing_ok=True)
-    path = tiny_directory / "config.json"
+    directory = copytree(tiny_directory, tmp_path / "changed")
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    assert words in refusal(tiny_directory, tmp_path)
+    assert words in refusal(directory, tmp_path)
 
 
 def test_nested_json_is_refused(tiny_directory: Path) -> None:
@@ -108,7 +111,7 @@ WRONG_GGUF: list[tuple[str, Any, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "kind", "words"), WRONG_GGUF)
+@each_case(("key", "value", "kind", "words"), WRONG_GGUF)
 def test_gguf_metadata_is_refused_by_the_value_and_the_rule(
     key: str, value: Any, kind: int, words: str, tiny_directory: Path, tmp_path: Path
 ) -> None:
@@ -123,7 +126,7 @@ def test_gguf_metadata_is_refused_by_the_value_and_the_rule(
     assert words in refusal(source, tmp_path)
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf, -2.0, 0.0])
+@each_case("factor", [math.nan, math.inf, -2.0, 0.0])
 def test_a_yarn_factor_that_is_no_factor(
     factor: float, tiny_directory: Path, tmp_path: Path
 ) -> None:
@@ -203,7 +206,7 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "words"), WRONG_CONFIGS, ids=lambda value: str(value)[:40])
+@each_case(("changes", "words"), WRONG_CONFIGS, ids=lambda value: str(value)[:40])
 def test_a_config_that_makes_no_sense(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadFileError, match="makes no sense") as caught:
         check_config(replace(CONFIG, **changes))

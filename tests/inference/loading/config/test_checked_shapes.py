@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.recurrent.mamba_config import MambaConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, MissingTensorError, WrongShapeError
+from tests.cases import each_case
 from tests.inference.loading.conftest import save_directory, save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF
 
@@ -51,8 +53,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("save", [in_safetensors, in_gguf])
-@pytest.mark.parametrize(("name", "shape", "words"), WRONG)
+@each_case("save", [in_safetensors, in_gguf])
+@each_case(("name", "shape", "words"), WRONG)
 def test_a_tensor_of_another_shape_is_named(
     save: Callable[[Weights, Path, Path], Path],
     name: str,
@@ -61,10 +63,11 @@ def test_a_tensor_of_another_shape_is_named(
     tiny_directory: Path,
     tmp_path: Path,
 ) -> None:
-    weights = load_file(tiny_directory / "model.safetensors")
+    directory = copytree(tiny_directory, tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
     weights[LAYER + name] = torch.zeros(shape)
     with pytest.raises(WrongShapeError, match=f"{LAYER}{name} is {words}") as caught:
-        open_model(spec(save(weights, tiny_directory, tmp_path)), tmp_path, lambda _: None)
+        open_model(spec(save(weights, directory, tmp_path)), tmp_path, lambda _: None)
     assert caught.value.failure.code == "bad_file"
 
 

@@ -19,6 +19,7 @@ from inference.models.config import RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
 from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
+from tests.cases import each_case
 from tests.inference.loading.conftest import SIZES, save_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
@@ -73,7 +74,7 @@ def test_generation_config_gives_ends_and_defaults() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("written", "read"),
     [
         ({"top_k": 50.0}, {"top_k": 50}),
@@ -88,7 +89,7 @@ def test_defaults_as_files_write_them(written: dict[str, object], read: dict[str
     assert text_facts(spelt)["generation_defaults"] == read
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value"),
     [
         ("temperature", -0.1),
@@ -121,7 +122,7 @@ def test_qwen2_declares_a_window_that_is_off() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "named"),
     [
         ({"hidden_act": "gelu"}, "gelu"),
@@ -186,7 +187,7 @@ def test_gguf_rope_divisors_of_another_rule_are_refused(tmp_path: Path) -> None:
         read_gguf_config(read_header(path))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "message"),
     [
         ("llama3", r"read from the tensor rope_freqs\.weight, which the file lacks"),
@@ -235,7 +236,7 @@ def test_gguf_ends_turns_where_its_chat_template_does(tmp_path: Path) -> None:
     assert read_gguf_config(renamed).eos_token_ids == (2, 5, 3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("metadata", "named"),
     [
         ({"llama.expert_count": 8}, "mixture-of-experts"),
@@ -257,7 +258,7 @@ def test_gguf_of_an_unknown_architecture(tmp_path: Path) -> None:
         read_gguf_config(read_header(path))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("architectures", "model_type"),
     [
         (["LlamaForCausalLM"], "llama"),
@@ -271,7 +272,7 @@ def test_a_missing_model_type_is_inferred(architectures: list[str], model_type: 
     assert found["model_type"] == model_type
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "message"),
     [
         ({}, "config.json has neither model_type nor architectures"),

@@ -11,6 +11,7 @@ from transformers import GPTNeoXConfig, MambaConfig, PreTrainedConfig
 from inference.loading.config.hub_config import parse_config
 from inference.loading.config.learnt_config import learnt_config
 from inference.protocol.load_errors import LoadError
+from tests.cases import each_case
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}
 HUB_CONFIGS: dict[str, PreTrainedConfig] = {
@@ -58,7 +59,7 @@ def test_the_configs_as_they_are() -> None:
         assert model_type == config["model_type"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("model_type", "path", "value"),
     [
         *(("mamba", "layer_norm_epsilon", value) for value in ("x", None, [1], -1.0)),

@@ -13,6 +13,7 @@ from inference.loading.costs.stored_tensors import config_tensors
 from inference.loading.preflight import CARD_BYTES_PER_WEIGHT, NATIVE_BYTES_PER_WEIGHT
 from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.protocol.load_errors import BadSourceError
+from tests.cases import each_case
 
 LLAMA = {
     "model_type": "llama",
@@ -76,7 +77,7 @@ def test_routed_experts_are_apart_from_the_rest_of_a_layer() -> None:
     assert all(layer.num_expert_weights == 0 for layer in costs_of(LLAMA).layers)
 
 
-@pytest.mark.parametrize("quantization", ["q4", "q8"])
+@each_case("quantization", ["q4", "q8"])
 def test_a_load_that_quantises_takes_what_its_formats_take(quantization: str) -> None:
     costs = costs_of(LLAMA, quantization)
     least = CARD_BYTES_PER_WEIGHT[quantization] * (ATTENTION + MLP)

@@ -10,6 +10,7 @@ import pytest
 
 from inference.loading.embedding.embedding_config import read_embedding_config
 from inference.protocol.load_errors import BadFileError, LoadError, UnknownArchitectureError
+from tests.cases import each_case
 
 BERT: dict[str, Any] = {
     "model_type": "bert",
@@ -79,7 +80,7 @@ def test_a_decoder_that_sentence_transformers_declares(tmp_path: Path) -> None:
     assert (config.architecture, config.pooling, config.normalize) == ("qwen3", "last", False)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("pooling", "expected"),
     [
         ({"pooling_mode_cls_token": True}, "cls"),
@@ -93,7 +94,7 @@ def test_pooling(tmp_path: Path, pooling: dict[str, Any], expected: str) -> None
     assert config is not None and config.pooling == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     "pooling",
     [
         {},
@@ -115,7 +116,7 @@ def test_the_length_that_the_model_was_made_for(tmp_path: Path) -> None:
     assert config is not None and config.max_input_tokens == 256
 
 
-@pytest.mark.parametrize(("declared_length", "expected"), [(300, 300), (int(1e30), 512)])
+@each_case(("declared_length", "expected"), [(300, 300), (int(1e30), 512)])
 def test_the_tokenizers_length(tmp_path: Path, declared_length: int, expected: int) -> None:
     files = declared(tokenizer_config={"model_max_length": declared_length})
     config = read_embedding_config(write(tmp_path, files))
@@ -144,7 +145,7 @@ def test_shorter_vectors_are_for_models_that_declare_them(tmp_path: Path) -> Non
     assert config is not None and config.is_matryoshka and not config.matryoshka_dimensions
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("declared_fields", "activation"),
     [
         ({}, "sigmoid"),
@@ -170,7 +171,7 @@ def test_prompts_are_reported_and_not_applied(tmp_path: Path) -> None:
     assert "query" in config.describe()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("files", "error", "message"),
     [
         (

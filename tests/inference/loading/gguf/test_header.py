@@ -11,6 +11,7 @@ import torch
 
 from inference.loading.gguf.header import read_header, read_headers
 from inference.protocol.load_errors import BadFileError, MissingFileError
+from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf
 from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
 
@@ -52,7 +53,7 @@ def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
             read_header(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"GGU", b"<!doctype html>", b"GGUF" + b"\xff" * 64])
+@each_case("content", [b"", b"GGU", b"<!doctype html>", b"GGUF" + b"\xff" * 64])
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
@@ -134,9 +135,7 @@ CHANGES: list[tuple[str, Callable[[EditableGGUF], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"), [case[1:] for case in CHANGES], ids=[c[0] for c in CHANGES]
-)
+@each_case(("change", "words"), [case[1:] for case in CHANGES], ids=[c[0] for c in CHANGES])
 def test_a_header_that_makes_no_sense_is_refused_before_anything_is_allocated(
     change: Callable[[EditableGGUF], None], words: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
 from inference.models.families.gguf_types import GGUF_TYPES
 from inference.models.weights.codebook import CodebookWeight
 from inference.models.weights.stored import DenseWeight, GroupedWeight, SuperBlockWeight
+from tests.cases import each_case
 from tests.inference.loading.conftest import RANDOM_VALUE
 from tests.inference.loading.gguf.quantised_types import QUANTISED_TYPES
 
@@ -83,7 +84,7 @@ def dequantized(blocks: np.ndarray, type: GGMLQuantizationType) -> npt.NDArray[n
     return values
 
 
-@pytest.mark.parametrize("type", sorted(READABLE_TYPES), ids=lambda type: type.name)
+@each_case("type", sorted(READABLE_TYPES), ids=lambda type: type.name)
 def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantizationType) -> None:
     expected = torch.from_numpy(write_blocks(tmp_path / "x.gguf", type))
     info = read_header(tmp_path / "x.gguf").tensors["blk.0.ffn_up.weight"]
@@ -114,7 +115,7 @@ infinity, no number."""
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("type", sorted(QUANTISED_TYPES), ids=lambda type: type.name)
+@each_case("type", sorted(QUANTISED_TYPES), ids=lambda type: type.name)
 def test_any_bits_mean_what_they_mean_to_gguf(type: GGMLQuantizationType) -> None:
     """Random blocks, blocks of equal bytes, and scales at the ends of float16's range."""
     block_features, block_bytes = GGML_QUANT_SIZES[type]

@@ -15,6 +15,7 @@ from inference.loading.gguf.pre_tokenizers import PRE_TOKENIZERS
 from inference.loading.gguf.tokenizer import convert_tokenizer
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 
 BYTE_ALPHABET = [
     *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),
@@ -40,7 +41,7 @@ def pieces(pre: str, text: str) -> list[str]:
     return [text[start:end] for _, (start, end) in PRE_TOKENIZERS[pre]().pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("pre", "expected"),
     [
         ("gpt-2", "Don|'t| add| 12345|+|x|  | y|\n|\n|z"),
@@ -73,7 +74,7 @@ def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None
     assert pieces(pre, "Don't add 12345+x   y\n\nz") == expected.split("|")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("pre", "expected"),
     [
         ("hunyuan-dense", "a|世界カタ|bc| (|foo|)Bar"),
@@ -109,7 +110,7 @@ def test_llama3_takes_a_word_whole_when_it_has_it() -> None:
     assert merged.encode("abc").tokens == ["ab", "c"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("metadata", "begins"),
     [
         (byte_level("smollm"), False),

@@ -22,12 +22,13 @@ from inference.models.registry import build_model
 from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.loading.safetensors.packed_formats import CASES, Tensors, groups_of
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case("case", CASES)
 def test_a_matrix_comes_out_as_the_format_defines_it(case: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     declared, format, make = CASES[case]
@@ -80,7 +81,7 @@ def saved(case: str, folder: Path) -> PreTrainedModel:
     return reference
 
 
-@pytest.mark.parametrize("case", ["awq", "gptq of 8 bits", "fp8 of blocks"])
+@each_case("case", ["awq", "gptq of 8 bits", "fp8 of blocks"])
 def test_a_model_answers_as_transformers_does(case: str, tmp_path: Path) -> None:
     reference = saved(case, tmp_path / "model")
     model = parity.opened(tmp_path / "model", tmp_path)
@@ -119,7 +120,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@each_case("words", REFUSED)
 def test_what_is_not_read_is_refused_by_name(words: str) -> None:
     with pytest.raises(BadFileError, match="quantised with") as refusal:
         read_quantization({"quantization_config": REFUSED[words]})
@@ -185,7 +186,7 @@ UNFIT: list[tuple[str, Callable[[Tensors], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "change", "words"), UNFIT)
+@each_case(("case", "change", "words"), UNFIT)
 def test_parts_of_a_matrix_that_do_not_fit_each_other_are_named(
     case: str, change: Callable[[Tensors], None], words: str, tmp_path: Path
 ) -> None:
@@ -200,7 +201,7 @@ def test_a_group_that_has_no_scales_is_refused_when_it_is_read(tmp_path: Path) -
         files.stored("m.q_proj.weight")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("scales", "dtype"),
     [
         *((scales, torch.float8_e4m3fn) for scales in ((3, 1), (64, 2, 1), (64, 7), (65, 1))),

@@ -16,6 +16,7 @@ from inference.loading.gguf.tokenizer import convert_tokenizer
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.sources.base_repo import base_repositories
 from inference.protocol.load_errors import BadFileError, DownloadFailedError
+from tests.cases import each_case
 
 ALPHABET = [
     *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),
@@ -76,7 +77,7 @@ def base_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "expected"),
     [
         ({"general.source.repo_url": "https://huggingface.co/a/b/"}, ["a/b"]),

@@ -11,9 +11,10 @@ from inference.loading.sources import checksum
 from inference.loading.sources.checksum import check_sha256
 from inference.protocol.load_errors import HashMismatchError
 from inference.protocol.load_progress import LoadProgress, LoadStage
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 50_000])
+@each_case("size", [0, 1, 4095, 4096, 4097, 50_000])
 def test_progress_and_verdict(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum, "BUFFER_BYTES", 1000)
     monkeypatch.setattr(checksum, "CHUNK_BYTES", 4096)

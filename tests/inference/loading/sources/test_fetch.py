@@ -15,6 +15,7 @@ from inference.loading.sources.hub_cache import hub_cache_dir, repository_dir
 from inference.loading.sources.pending import PendingFile, pending_add
 from inference.neuron.loads.fetcher import Fetcher
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 
 
 def order(cache_dir: Path, source: str) -> FetchOrder:
@@ -29,9 +30,7 @@ def test_what_is_there_is_reported(tmp_path: Path) -> None:
     assert outcome == Fetched(weights=[str(file)], weight_bytes=7)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(errno.ENOSPC, "disk_full"), (errno.EACCES, "download_failed")]
-)
+@each_case(("number", "code"), [(errno.ENOSPC, "disk_full"), (errno.EACCES, "download_failed")])
 def test_a_disk_that_takes_nothing_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: str
 ) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from inference.loading.sources.files import check_shards, choose_weights, gguf_variants
 from inference.protocol.load_errors import MissingFileError, QuantizationNotFoundError
+from tests.cases import each_case
 
 GB = 10**9
 QUANTS = {
@@ -21,12 +22,12 @@ def test_quants_are_read_off_names() -> None:
     assert quants == ["Q4_0", None, "Q4_K_M", "Q8_0", "F16"]
 
 
-@pytest.mark.parametrize("wanted", ["Q8_0", "q8_0", "tiny-Q8_0.gguf", "tiny-Q8_0"])
+@each_case("wanted", ["Q8_0", "q8_0", "tiny-Q8_0.gguf", "tiny-Q8_0"])
 def test_a_quant_is_found_by_its_name_or_its_file(wanted: str) -> None:
     assert choose_weights(QUANTS, wanted, GB) == ("tiny-Q8_0.gguf",)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("wanted", "found"),
     [
         ("q4k", "tiny-Q4_K_M.gguf"),
@@ -63,7 +64,7 @@ def test_parts_come_together_and_in_order() -> None:
     assert choose_weights(SHARDS, "big-Q4_0-00001-of-00003.gguf", GB) == tuple(sorted(SHARDS))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("wanted", "nearest"),
     [("Q4_K_S", "Q4_K_M"), ("Q8", "Q8_0"), ("tiny-Q8_1.gguf", r"tiny-Q8_0\.gguf")],
 )

@@ -14,6 +14,7 @@ from inference.loading.sources.projectors import (
 )
 from inference.loading.sources.sources import directory_files, path_files
 from inference.protocol.load_errors import BadSourceError, QuantizationNotFoundError
+from tests.cases import each_case
 
 GB = 10**9
 TYPES = {
@@ -26,7 +27,7 @@ TYPES = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "weights", "projector"),
     [
         (None, None, None),
@@ -50,7 +51,7 @@ def test_two_mmproj_files_are_refused() -> None:
         wanted_files("Q4_K_M+none+mmproj-F16.gguf")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("without", "found"),
     [
         ((), "mmproj-BF16.gguf"),
@@ -72,7 +73,7 @@ def test_the_preferred_type(without: tuple[str, ...], found: str | None) -> None
     assert projector_beside(sizes | {"model.safetensors": GB}, ["model.safetensors"]) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("weights", "found"),
     [
         ("Qwen3-VL-2B-Q4_K_M.gguf", "mmproj-Qwen3-VL-2B-F16.gguf"),

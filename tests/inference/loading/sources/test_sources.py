@@ -14,6 +14,7 @@ from inference.protocol.load_errors import (
     MissingFileError,
     QuantizationNotFoundError,
 )
+from tests.cases import each_case
 
 FREE_BYTES = 10**9
 
@@ -36,7 +37,7 @@ def shelf(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("text", ["", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x"])
+@each_case("text", ["", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x"])
 def test_misspelt_sources_name_the_schemes(text: str) -> None:
     with pytest.raises(BadSourceError, match="huggingface:, path:, pypi:"):
         parse_source(text)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from inference.loading.tokenizers.directory_tokenizer import directory_tokenizer
 from inference.protocol.load_errors import BadFileError, MissingFileError
 from inference.text.templates.template_sources import find_templates
+from tests.cases import each_case
 
 
 def test_a_tokenizer_json_is_used_where_it_lies(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def _slow_tokenizer(tmp_path: Path, **config: str) -> Path:
     return model
 
 
-@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json"])
+@each_case("name", ["chat_template.jinja", "chat_template.json"])
 def test_a_converted_one_keeps_its_directorys_template(tmp_path: Path, name: str) -> None:
     model = _slow_tokenizer(tmp_path, chat_template="of the configuration")
     own = "own" if name.endswith(".jinja") else json.dumps({"chat_template": "own"})

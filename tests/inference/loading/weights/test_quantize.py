@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from inference.loading.weights.quantize import CHUNK_WEIGHTS, quantize
 from inference.models.weights.stored import GroupedWeight
+from tests.cases import each_case
 
 FLOAT16_STEP = 2**-11
 """Half of float16's distance between neighbours, as a part of the number."""
@@ -97,7 +98,7 @@ def test_each_bit_more_leaves_about_half_the_error(threads: ThreadPoolExecutor) 
     assert errors[8] < 0.3 * errors[6]
 
 
-@pytest.mark.parametrize(("bits", "theirs"), [(4, "Q4_1"), (5, "Q5_0"), (8, "Q8_0")])
+@each_case(("bits", "theirs"), [(4, "Q4_1"), (5, "Q5_0"), (8, "Q8_0")])
 def test_no_more_error_than_ggufs_own_reference(
     threads: ThreadPoolExecutor, bits: int, theirs: str
 ) -> None:
@@ -128,7 +129,7 @@ def test_four_bits_leave_a_tenth_less_than_smallest_and_largest(
     assert ours < 0.9 * plain
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@each_case("bits", [4, 5, 6, 8])
 def test_what_groups_can_hold_they_hold_exactly(threads: ThreadPoolExecutor, bits: int) -> None:
     generator = torch.Generator().manual_seed(3)
     scales = (torch.rand(40, 2, generator=generator) + 0.5).half()
@@ -151,15 +152,15 @@ def test_what_groups_can_hold_they_hold_exactly(threads: ThreadPoolExecutor, bit
     assert torch.equal(grouped.dequantize(), source.dequantize())
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
-@pytest.mark.parametrize("value", [0.0, -0.25, 3.0])
+@each_case("bits", [4, 5, 6, 8])
+@each_case("value", [0.0, -0.25, 3.0])
 def test_a_group_of_one_value(threads: ThreadPoolExecutor, bits: int, value: float) -> None:
     weight = torch.full((2, 32), value)
     off = error(weight, quantize(weight, bits, threads))
     assert (off <= abs(value) * FLOAT16_STEP * 2).all()
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+@each_case("bits", [4, 5, 6, 8])
 def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
     features = 256
     num_rows = 2 * CHUNK_WEIGHTS // features + 3
@@ -171,8 +172,8 @@ def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
         assert torch.equal(part.scales, whole.scales[rows])
 
 
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e6])
+@each_case("bits", [4, 5, 6, 8])
+@each_case("value", [float("nan"), float("inf"), -1e6])
 def test_values_that_no_group_can_hold(
     threads: ThreadPoolExecutor, bits: int, value: float
 ) -> None:

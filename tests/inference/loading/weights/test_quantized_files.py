@@ -23,6 +23,7 @@ from inference.models.weights.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, DoesNotFitError
 from inference.protocol.load_progress import LoadProgress, LoadStage
+from tests.cases import each_case
 from tests.inference.loading.conftest import save_directory, save_gguf
 
 
@@ -31,8 +32,8 @@ def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:
     return open_model(spec, tmp_path / "cache", lambda progress: None)
 
 
-@pytest.mark.parametrize(("bits", "group_bytes"), [(4, 20), (5, 22), (6, 26)])
-@pytest.mark.parametrize("tied", [False, True])
+@each_case(("bits", "group_bytes"), [(4, 20), (5, 22), (6, 26)])
+@each_case("tied", [False, True])
 def test_tables_take_eight_bits_and_projections_what_was_asked_for(
     tmp_path: Path, tied: bool, bits: int, group_bytes: int
 ) -> None:
@@ -74,7 +75,7 @@ def test_biases_come_along(tmp_path: Path) -> None:
     assert torch.equal(stored.bias, load_file(directory / "model.safetensors")[f"{name}.bias"])
 
 
-@pytest.mark.parametrize("type", ["F32", "F16", "BF16"])
+@each_case("type", ["F32", "F16", "BF16"])
 def test_dense_gguf_is_quantised_in_natural_order(tmp_path: Path, type: str) -> None:
     directory = save_directory(tmp_path / "hf", "llama")
     weights = load_file(directory / "model.safetensors")
@@ -97,7 +98,7 @@ def mixed_gguf(tmp_path: Path, **types: GGMLQuantizationType) -> Path:
     return save_gguf(tmp_path / "x.gguf", weights, types=by_name)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("quantization", "found"),
     [("q8", "Q4_1"), ("q4", "Q8_0"), ("q6", "Q4_1, Q8_0"), ("none", "Q4_1, Q8_0")],
 )
@@ -122,7 +123,7 @@ def test_what_has_the_wanted_bits_already_is_kept(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("quantization", "has"), [("q5", "Q5_0"), ("q5", "Q5_1")])
+@each_case(("quantization", "has"), [("q5", "Q5_0"), ("q5", "Q5_1")])
 def test_five_bits_of_a_file_are_kept(tmp_path: Path, quantization: str, has: str) -> None:
     file = mixed_gguf(tmp_path, up=GGMLQuantizationType[has])
     weights = opened(file, tmp_path, quantization=quantization).weights
@@ -141,7 +142,7 @@ def test_a_file_that_is_what_was_asked_for_is_left_alone(tmp_path: Path) -> None
     assert model.unquantized is None
 
 
-@pytest.mark.parametrize("quantization", ["auto", "none"])
+@each_case("quantization", ["auto", "none"])
 def test_dense_files_stay_dense_unless_asked(tiny_directory, tmp_path, quantization: str) -> None:
     model = opened(tiny_directory, tmp_path, quantization=quantization)
     assert isinstance(model.weights.stored("lm_head"), DenseWeight)
@@ -153,7 +154,7 @@ def test_fp8_is_refused_on_a_cpu(tiny_directory: Path, tmp_path: Path) -> None:
         opened(tiny_directory, tmp_path, quantization="fp8")
 
 
-@pytest.mark.parametrize(("capability", "is_refused"), [((8, 0), True), ((8, 9), False)])
+@each_case(("capability", "is_refused"), [((8, 0), True), ((8, 9), False)])
 def test_fp8_is_for_cards_that_have_it(
     tiny_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -170,7 +171,7 @@ def test_fp8_is_for_cards_that_have_it(
         assert check_quantization(files, read_directory_config(tiny_directory), spec, card) == "fp8"
 
 
-@pytest.mark.parametrize("quantization", ["q4", "q5", "q6", "q8"])
+@each_case("quantization", ["q4", "q5", "q6", "q8"])
 def test_float32_products_on_a_card_take_dense_weights(
     tiny_directory: Path, quantization: str
 ) -> None:

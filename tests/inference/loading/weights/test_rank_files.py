@@ -15,6 +15,7 @@ from inference.loading.loader import OpenedModel, open_model
 from inference.loading.safetensors.tensors import SafetensorsFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadSourceError
+from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf
 
 QUERIES = "model.layers.1.self_attn.q_proj"
@@ -73,7 +74,7 @@ def test_packed_weights_are_cut_where_their_groups_end(
         assert torch.equal(found, whole.stored(name).dequantize())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "message"),
     [
         ({"tensor_parallel": 3}, "3 ranks cannot share 4 attention heads evenly"),
@@ -87,7 +88,7 @@ def test_what_cannot_be_shared_is_refused_by_name(
         opened(tiny_directory, tmp_path, **changes)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "message"),
     [
         ({"prefix_disk_bytes": 1}, "prefix_disk_bytes is not built"),

@@ -15,6 +15,7 @@ from inference.models.device_step import DeviceStep
 from inference.models.layers import attention as attention_module
 from inference.models.layers.attention import TorchAttention, gathered_bytes
 from inference.models.step_input import StepInput
+from tests.cases import each_case
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 8
@@ -22,8 +23,8 @@ LARGEST_ERROR = {"fp32": 0.0, "bf16": 2**-8, "fp16": 2**-11, "int8": 0.5 / 127, 
 """Relative to the largest value of a group."""
 
 
-@pytest.mark.parametrize("kv_format", get_args(KVFormat))
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@each_case("kv_format", get_args(KVFormat))
+@each_case("head_dim", [16, 64, 80, 128])
 def test_what_is_written_is_read(kv_format: KVFormat, head_dim: int) -> None:
     generator = torch.Generator().manual_seed(head_dim)
     keys, values = torch.randn(2, 5, 3, head_dim, generator=generator)
@@ -35,7 +36,7 @@ def test_what_is_written_is_read(kv_format: KVFormat, head_dim: int) -> None:
         assert float((found - wanted).abs().max() / wanted.abs().max()) <= LARGEST_ERROR[kv_format]
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@each_case("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_zeros_stay_zeros_and_what_is_no_number_is_seen(dtype: torch.dtype) -> None:
     values = torch.zeros(2, 96)
     values[1, 70] = float("nan")
@@ -46,7 +47,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_is_seen(dtype: torch.dtype) -> N
     assert bool(read[1, 64:].isnan().all())
 
 
-@pytest.mark.parametrize("kv_format", get_args(KVFormat))
+@each_case("kv_format", get_args(KVFormat))
 def test_bytes_are_what_placement_counts(kv_format: KVFormat) -> None:
     config = ModelConfig(
         architecture="llama",
@@ -67,7 +68,7 @@ def test_bytes_are_what_placement_counts(kv_format: KVFormat) -> None:
     assert num_bytes == (4 + 1) * kv_bytes_per_block(config, BLOCK_TOKENS, kv_format)
 
 
-@pytest.mark.parametrize("kv_format", get_args(KVFormat))
+@each_case("kv_format", get_args(KVFormat))
 def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> None:
     """It also does as a prompt cut in two: a preempted sequence is computed again in other
     pieces."""
@@ -102,8 +103,8 @@ def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> Non
     assert torch.allclose(attended(9, 13, num_decodes=1), whole[9:], atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("window", [None, 11])
+@each_case("kv_format", ["fp32", "bf16", "int8"])
+@each_case("window", [None, 11])
 def test_rows_times_the_longest_context_are_never_copied_at_once(
     kv_format: KVFormat, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

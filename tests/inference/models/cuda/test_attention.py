@@ -17,6 +17,7 @@ from inference.models.cuda.attention import TritonAttention, Tuning, row_tiles
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import TorchAttention
 from inference.models.step_input import StepInput, block_table_of
+from tests.cases import each_case
 
 NUM_BLOCKS = 24
 TUNING = Tuning(
@@ -206,8 +207,8 @@ def test_heads_that_share_keys(device: torch.device, heads: tuple[int, int]) -> 
     check_prefill(case, [3, 0])
 
 
-@pytest.mark.parametrize("kv_format", get_args(KVFormat))
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@each_case("kv_format", get_args(KVFormat))
+@each_case("dtype", TOLERANCE)
 def test_formats(device: torch.device, kv_format: KVFormat, dtype: torch.dtype) -> None:
     case = Case(device, [21], head_dim=80, dtype=dtype, kv_format=kv_format)
     if DTYPE_OF[kv_format].itemsize >= dtype.itemsize or kv_format in ("int8", "fp8"):

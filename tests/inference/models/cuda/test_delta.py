@@ -12,10 +12,11 @@ from inference.models.cuda import setup
 from inference.models.cuda.delta import triton_chunk_states
 from inference.models.decoder import DecoderModel
 from inference.models.layers.recurrent.delta_net import torch_chunk_states
+from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid as tiny
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 16, 16), (5, 3, 32, 24), (4, 1, 128, 40), (2, 2, 24, 8)])
+@each_case("sizes", [(1, 2, 16, 16), (5, 3, 32, 24), (4, 1, 128, 40), (2, 2, 24, 8)])
 def test_states_are_torchs(device: torch.device, sizes: tuple[int, int, int, int]) -> None:
     chunks, heads, keys, values = sizes
     generator = torch.Generator().manual_seed(1)

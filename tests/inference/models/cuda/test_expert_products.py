@@ -21,6 +21,7 @@ from inference.models.weights.stored import (
     ExpertWeight,
     GroupedWeight,
 )
+from tests.cases import each_case
 from tests.inference.models.cuda.random_experts import (
     IN_FEATURES,
     K_KINDS,
@@ -73,8 +74,8 @@ def test_every_format_multiplies_as_its_dequantised_weight(device: torch.device,
     check(device, kind, RAGGED)
 
 
-@pytest.mark.parametrize("counts", [[0, 0, 0, 5], [1, 1, 1, 1], [0, 9, 0, 0], [17, 16, 0, 33]])
-@pytest.mark.parametrize("kind", ["dense", "MXFP4"])
+@each_case("counts", [[0, 0, 0, 5], [1, 1, 1, 1], [0, 9, 0, 0], [17, 16, 0, 33]])
+@each_case("kind", ["dense", "MXFP4"])
 def test_experts_with_few_rows_many_and_none(
     device: torch.device, kind: str, counts: list[int]
 ) -> None:

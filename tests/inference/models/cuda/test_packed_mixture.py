@@ -21,6 +21,7 @@ from inference.models.layers.experts import Routes
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.experts_loading import load_grouped, load_mixture
+from tests.cases import each_case
 from tests.inference.models.cuda.random_experts import IN_FEATURES, OUT_FEATURES, random_expert
 from tests.slow_cases import slow_but
 
@@ -129,7 +130,7 @@ KIND_OF = {
 } | {f"Q{bits}_K": f"Q{bits}_K" for bits in (2, 3, 4, 5, 6)}
 
 
-@pytest.mark.parametrize("format", KIND_OF)
+@each_case("format", KIND_OF)
 def test_the_memory_estimate_is_what_packed_experts_take(device: torch.device, format: str) -> None:
     expert = random_expert(KIND_OF[format], 0)
     product = stacked_product(lambda _: expert, 2, device, torch.bfloat16)

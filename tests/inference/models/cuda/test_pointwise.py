@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.layers.pointwise import TorchPointwise
+from tests.cases import each_case
 
 EPS = 1e-5
 
@@ -16,8 +16,8 @@ def random(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tenso
     return torch.randn(shape, generator=generator).to(device, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_rows", "features"), [(1, 64), (3, 576), (2, 2048)])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case(("num_rows", "features"), [(1, 64), (3, 576), (2, 2048)])
 def test_a_sum_and_its_norm(
     device: torch.device, dtype: torch.dtype, num_rows: int, features: int
 ) -> None:
@@ -42,8 +42,8 @@ def test_nothing_added(device: torch.device) -> None:
     assert all(torch.equal(ours, right) for ours, right in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("features", [48, 1536])
+@each_case("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("features", [48, 1536])
 def test_a_gate(device: torch.device, dtype: torch.dtype, features: int) -> None:
     gate_up = random(device, dtype, 3, 2 * features) * 4
     gate_up[0, :4] = torch.tensor([-1e4, 1e4, 0.0, float("nan")])

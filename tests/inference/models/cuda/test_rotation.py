@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import get_args
 
 import numpy as np
-import pytest
 import torch
 
 from inference.models.cache.kv_format import KVFormat
@@ -18,6 +17,7 @@ from inference.models.layers.linear import DenseLinear
 from inference.models.layers.rope import rope_table
 from inference.models.layers.rotation import torch_rotation
 from inference.models.step_input import StepInput
+from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG
 
 NUM_SLOTS = 16
@@ -70,19 +70,19 @@ def check(
     assert torch.allclose(our_stored, stored, atol=error)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
-@pytest.mark.parametrize("norm", [False, True])
+@each_case("head_dim", [16, 64, 80, 128])
+@each_case("norm", [False, True])
 def test_head_dims(device: torch.device, head_dim: int, norm: bool) -> None:
     check(device, head_dim, "fp32", torch.float32, norm=norm)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("head_dim", [64, 80])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_norms_of_rotated_heads(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
     check(device, head_dim, "fp32", dtype, norm=True, norms_rotated=True)
 
 
-@pytest.mark.parametrize("kv_format", get_args(KVFormat))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("kv_format", get_args(KVFormat))
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_formats(device: torch.device, kv_format: KVFormat, dtype: torch.dtype) -> None:
     check(device, 80, kv_format, dtype, norm=True)

@@ -21,6 +21,7 @@ from inference.models.graphed import GraphedDecoder
 from inference.models.layers.attention import Attend, TorchAttention
 from inference.models.layers.rope import RopeTable
 from inference.models.layers.rotation import Rotation, torch_rotation
+from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
 
@@ -169,7 +170,7 @@ def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> Non
             setup.try_pointwise(model, wrong)
 
 
-@pytest.mark.parametrize("kv_format", get_args(KVFormat))
+@each_case("kv_format", get_args(KVFormat))
 def test_a_rotation_that_is_wrong_is_found(device: torch.device, kv_format: KVFormat) -> None:
     def unrotated(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
         nowhere = torch.zeros_like(step.positions)

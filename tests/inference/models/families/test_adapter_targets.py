@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import PreTrainedModel
 
 from inference.loading.config.hub_config import read_directory_config
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.families.registry import family_of
+from tests.cases import each_case
 from tests.inference.models.families import parity, tiny_hybrid, tiny_states
 from tests.inference.models.families.rows import ROWS
 
@@ -30,7 +30,7 @@ REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {
 LAYER_MLP = re.compile(r"model\.layers\.(\d+)\.mlp\.")
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@each_case("name", REFERENCES)
 def test_all_linear_layers_are_adapted(name: str, tmp_path: Path) -> None:
     reference = REFERENCES[name]()
     reference.config.save_pretrained(tmp_path)

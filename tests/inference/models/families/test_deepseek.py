@@ -21,6 +21,7 @@ from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
 from inference.models.step_input import StepInput
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.models.families import parity
 from tests.inference.models.families.latent_gguf import save_latent
 from tests.inference.models.families.latent_rows import ROWS, V2, V3
@@ -63,7 +64,7 @@ def native_of(
     return native
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each_case("name", ROWS)
 def test_natively(library: ctypes.CDLL, name: str, tmp_path: Path) -> None:
     reference, folder = saved(name, tmp_path / "model")
     native = native_of(library, folder, tmp_path)
@@ -84,8 +85,8 @@ def gguf_reference(name: str, **changes: Any) -> PreTrainedModel:
     return reference_of(name, replace(row, config=config))
 
 
-@pytest.mark.parametrize("is_split", [True, False], ids=["in two", "whole"])
-@pytest.mark.parametrize("name", GGUF_ROWS)
+@each_case("is_split", [True, False], ids=["in two", "whole"])
+@each_case("name", GGUF_ROWS)
 def test_gguf(name: str, is_split: bool, tmp_path: Path) -> None:
     reference = gguf_reference(name)
     path = save_latent(reference, tmp_path / "model.gguf", is_split=is_split)
@@ -96,7 +97,7 @@ def test_gguf(name: str, is_split: bool, tmp_path: Path) -> None:
     parity.check_batch_mates(reference, built)
 
 
-@pytest.mark.parametrize("name", ["V2-Lite", "V3"])
+@each_case("name", ["V2-Lite", "V3"])
 def test_both_layouts_of_gguf_natively(library: ctypes.CDLL, name: str, tmp_path: Path) -> None:
     reference = gguf_reference(name)
     found = []
@@ -182,9 +183,7 @@ PUBLISHED: dict[str, Any] = {
 """DeepSeek-V2-Lite's config.json."""
 
 
-@pytest.mark.parametrize(
-    ("kv_format", "of_layer"), [("bf16", 2 * 576), ("fp32", 4 * 576), ("int8", 576 + 4 * 9)]
-)
+@each_case(("kv_format", "of_layer"), [("bf16", 2 * 576), ("fp32", 4 * 576), ("int8", 576 + 4 * 9)])
 def test_a_token_keeps_one_latent_for_all_heads(kv_format: KVFormat, of_layer: int) -> None:
     config = parse_config(PUBLISHED, {})
     assert kv_bytes_of_layer(config, 3, kv_format) == of_layer
@@ -203,7 +202,7 @@ def test_blocks_take_what_is_planned(tmp_path: Path) -> None:
     assert held == 8 * kv_bytes_per_token(built.config, "int8")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "changes", "message"),
     [
         (V2, {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported; known: greedy"),

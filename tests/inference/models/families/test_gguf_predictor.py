@@ -22,6 +22,7 @@ from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.test_hybrid import prompt_of
 from tests.inference.models.families.tiny_predictors import (
@@ -77,7 +78,7 @@ def predicted(source: Path, cache_dir: Path) -> tuple[torch.Tensor, torch.Tensor
     return hidden, predictor.logits(rows)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each_case("name", KINDS)
 def test_the_same_as_from_safetensors(name: str, tmp_path: Path) -> None:
     directory, file = KINDS[name](tmp_path / "saved")
     expected, found = (predicted(source, tmp_path / "cache") for source in (directory, file))

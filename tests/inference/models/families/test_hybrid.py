@@ -27,6 +27,7 @@ from inference.models.graphed import GraphedDecoder
 from inference.models.step_input import LONE_STATE, NUM_LONE_STATES, StepInput
 from inference.protocol.engine import CancelSequence, SequenceStep
 from inference.protocol.load import LoadSpec, Quantization
+from tests.cases import each_case
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.greedy import greedy
 from tests.inference.models.fake_capture import FakeCapture
@@ -225,8 +226,8 @@ def test_a_cancelled_sequence_leaves_its_neighbours_alone(model: AnyModel, answe
 
 
 @pytest.mark.parametrize("name", DELTAS, indirect=True)
-@pytest.mark.parametrize("stage", ["forward", "sampling"])
-@pytest.mark.parametrize("kind", [Kind.BAD_SHAPE, Kind.NOT_A_NUMBER])
+@each_case("stage", ["forward", "sampling"])
+@each_case("kind", [Kind.BAD_SHAPE, Kind.NOT_A_NUMBER])
 def test_a_step_that_failed_is_run_again_from_the_same_states(
     model: AnyModel, answers: Answer, kind: Kind, stage: Literal["forward", "sampling"]
 ) -> None:

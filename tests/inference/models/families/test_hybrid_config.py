@@ -12,6 +12,7 @@ from inference.models.config import ModelConfig
 from inference.models.families.registry import check_architecture
 from inference.models.layers.recurrent.state_config import state_bytes
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 
 QWEN3_5_27B: dict[str, Any] = {
     "model_type": "qwen3_5",
@@ -126,7 +127,7 @@ def test_layer_types_report_which_layers_are_attention_whatever_the_interval() -
     assert config.mixer_kinds == ("attention",) * 2 + ("delta",) * 62
 
 
-@pytest.mark.parametrize(
+@each_case(
     "kinds", [["full_attention"] * 63, ["sliding_attention"] * 64], ids=["too few", "unknown"]
 )
 def test_layers_of_another_kind_are_refused(kinds: list[str]) -> None:
@@ -134,7 +135,7 @@ def test_layers_of_another_kind_are_refused(kinds: list[str]) -> None:
         read(with_text(layer_types=kinds))
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda config: config["model_type"])
+@each_case("published", PUBLISHED, ids=lambda config: config["model_type"])
 def test_a_published_checkpoint_holds_what_is_expected(published: dict[str, Any]) -> None:
     """Names and shapes, beside those of transformers' text model."""
     config = read(published)

@@ -16,6 +16,7 @@ from inference.loading.config.hub_config import parse_config
 from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
 
@@ -45,7 +46,7 @@ def test_safetensors(name: str, tmp_path: Path) -> None:
     parity.check_source(reference, folder, tmp_path)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each_case("name", ROWS)
 def test_natively(library: ctypes.CDLL, name: str, tmp_path: Path) -> None:
     reference = parity.build_reference(ROWS[name])
     model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
@@ -90,7 +91,7 @@ def test_every_fourth_layer_sees_all() -> None:
     assert config.grows_queries("unrotated") and not config.grows_queries("chunked")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "message"),
     [
         ({"layer_types": ["chunked_attention"] * 4}, "rotate nothing within chunks"),

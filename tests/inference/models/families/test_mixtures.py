@@ -29,6 +29,7 @@ from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from inference.protocol.sampling import SamplingParams
+from tests.cases import each_case
 from tests.inference.greedy import check_greedy
 from tests.inference.loading.conftest import SIZES
 from tests.inference.models.families.mixtures import (
@@ -87,8 +88,8 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(3, 64), k=length)
 
 
-@pytest.mark.parametrize("build", [torch_model, native_model])
-@pytest.mark.parametrize("format", ["safetensors", "gguf"])
+@each_case("build", [torch_model, native_model])
+@each_case("format", ["safetensors", "gguf"])
 def test_the_engine_answers_as_transformers_does(
     files: Files,
     tmp_path: Path,
@@ -166,7 +167,7 @@ def test_stacked_experts_of_a_file_stay_packed(tmp_path: Path) -> None:
     found.close()
 
 
-@pytest.mark.parametrize(("bits", "most"), [(4, 0.35), (5, 0.37), (6, 0.4)])
+@each_case(("bits", "most"), [(4, 0.35), (5, 0.37), (6, 0.4)])
 def test_experts_are_quantised_while_loading_and_their_router_is_not(
     tmp_path: Path, bits: int, most: float
 ) -> None:
@@ -194,7 +195,7 @@ def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
         family.read_config(config.to_dict(), {})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "message"),
     [
         ({"n_group": 4}, "6 experts are not 4 groups of the same two or more"),

@@ -20,6 +20,7 @@ from inference.models.backend import AnyModel
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.step_input import ALL_ROWS, EMPTY_STATE, NUM_LONE_STATES, StepInput
+from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
 from tests.inference.models.steps import step_of
@@ -134,7 +135,7 @@ class Sequences:
 TOKENS = prompt_of(150)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@each_case("threads", [1, 2, 3])
 def test_a_row_is_the_same_in_every_batch(
     library: ctypes.CDLL, directory: Path, one_by_one: torch.Tensor, threads: int
 ) -> None:
@@ -190,7 +191,7 @@ def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
         assert changed.nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@each_case("threads", [1, 2])
 def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, threads: int) -> None:
     """It goes through all rows, also where only some have logits."""
     files = tiny.opened(directory, directory / "cache")

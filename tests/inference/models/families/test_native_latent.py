@@ -21,6 +21,7 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
 from inference.models.step_input import StepInput
 from inference.protocol.load import LoadSpec
+from tests.cases import each_case
 from tests.inference.models.families.rows import CONTEXT_TOKENS
 from tests.inference.models.families.test_deepseek import saved
 from tests.inference.models.steps import Query, step_of
@@ -81,7 +82,7 @@ def steps_of(model: AnyModel, adapter: AdapterWeights | None = None) -> torch.Te
     return torch.cat([torch.log_softmax(model.forward(step, kv), dim=-1) for step in steps])
 
 
-@pytest.mark.parametrize("kv_format", LOOSEST)
+@each_case("kv_format", LOOSEST)
 def test_both_paths_keep_the_same(library: ctypes.CDLL, folder: Path, kv_format: KVFormat) -> None:
     native, torchs = both(library, folder, kv_format, dtype="float32")
     error = (steps_of(native) - steps_of(torchs)).abs().max()
@@ -106,7 +107,7 @@ def test_adapters_change_all_projections(library: ctypes.CDLL, folder: Path) -> 
         assert (changed - steps_of(native)).abs().max() > 0.05, name
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@each_case("bits", [4, 8])
 def test_projections_and_experts_stay_packed(library: ctypes.CDLL, folder: Path, bits: int) -> None:
     """The native decoder rounds activations to 8 bits or 14, and torch's operators do not. Half the
     sum of probabilities' differences: of unrelated answers it is near 1."""

@@ -17,6 +17,7 @@ from inference.models.cache.layout import cache_layout
 from inference.models.families.gemma4 import layer_kv
 from inference.models.registry import build_model
 from inference.models.transformers_backend.model import TransformersModel, inspect_config
+from tests.cases import each_case
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 
@@ -137,7 +138,7 @@ def nest(folder: Path, outer: str, *, is_new: bool) -> None:
     save_file(renamed | {tower: torch.ones(2, 2)}, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "is_new"),
     [("mistral", False), ("mistral", True), ("ministral3", True), ("gemma4", True)],
 )

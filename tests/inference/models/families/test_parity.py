@@ -14,6 +14,7 @@ from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 from tests.inference.models.vision.image_models import IMAGE_MODELS
@@ -21,7 +22,7 @@ from tests.inference.models.vision.image_models import IMAGE_MODELS
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
+@each_case("row", ROWS, ids=lambda row: row.model_type)
 def test_safetensors(row: Row, tmp_path: Path) -> None:
     reference = parity.build_reference(row)
     folder = parity.save_safetensors(reference, tmp_path / "model")
@@ -38,7 +39,7 @@ def test_gguf(row: Row, tmp_path: Path) -> None:
     parity.check_source(reference, path, tmp_path)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
+@each_case("row", ROWS, ids=lambda row: row.model_type)
 def test_natively(library: ctypes.CDLL, row: Row, tmp_path: Path) -> None:
     """A window and a prompt's chunks in one: the other ways through the engine are the same for all
     families."""
@@ -122,7 +123,7 @@ TESTED_IN = HYBRIDS | MIXTURES | LATENT | VISION | OTHERS
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@each_case("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_its_rows(family: Family) -> None:
     if "vision" in family.features:
         assert IMAGE_MODELS.keys() & set(family.model_types)

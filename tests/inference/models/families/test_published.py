@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.loading.config.hub_config import parse_config
 from inference.models.families.registry import family_of
 from inference.models.families.tower import TOWER
+from tests.cases import each_case
 
 PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.json"))
 
 
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+@each_case("path", PUBLISHED, ids=lambda path: path.stem)
 def test_the_declared_tensors_are_the_models(path: Path) -> None:
     """The first layers are compared: the others are like them."""
     facts = json.loads(path.read_bytes())

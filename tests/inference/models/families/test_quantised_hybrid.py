@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.weights.random_blocks import random_blocks
+from tests.cases import each_case
 from tests.inference.loading.conftest import RANDOM_VALUE
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.hybrid_gguf import (
@@ -39,7 +40,7 @@ ROUNDED_ACTIVATIONS = 0.3
 wrong order make it more than one."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_quantised_gguf(name: str, library: ctypes.CDLL, tmp_path: Path) -> None:
     """Weights of 8 bits. torch computes in float32 what they stand for, as transformers does; the
     native decoder rounds its activations, too."""

@@ -15,6 +15,7 @@ from inference.models.families.registry import (
     check_gguf_architecture,
 )
 from inference.protocol.load_errors import BadFileError, UnknownArchitectureError
+from tests.cases import each_case
 
 
 def test_no_architecture_belongs_to_two_families() -> None:
@@ -23,14 +24,14 @@ def test_no_architecture_belongs_to_two_families() -> None:
         assert declared and len(declared) == len(set(declared))
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@each_case("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_names_its_builder_and_reads_what_it_lists(family: Family) -> None:
     module, _, name = family.builder.partition(":")
     assert callable(getattr(import_module(module), name))
     assert bool(family.gguf_architectures) == (family.read_gguf is not None)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("check", "name", "nearest"),
     [
         (check_architecture, "lama", ("llama", "llama4")),

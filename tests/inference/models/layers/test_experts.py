@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import (
@@ -36,6 +35,7 @@ from inference.models.layers.experts import (
 from inference.models.layers.experts_config import ExpertsConfig
 from inference.models.layers.linear import LinearFactory
 from inference.models.weights.experts_loading import load_grouped, load_mixture
+from tests.cases import each_case
 
 HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40
 CPU = torch.device("cpu")
@@ -112,8 +112,8 @@ def opened(block: torch.nn.Module, folder: Path, *, stacked: bool) -> OpenedWeig
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("stacked", [False, True], ids=["each by itself", "stacked"])
-@pytest.mark.parametrize("name", BLOCKS)
+@each_case("stacked", [False, True], ids=["each by itself", "stacked"])
+@each_case("name", BLOCKS)
 def test_rows_are_as_the_reference_has_them(tmp_path: Path, name: str, stacked: bool) -> None:
     block = random_block(name)
     x = torch.randn(NUM_ROWS, HIDDEN)
@@ -124,7 +124,7 @@ def test_rows_are_as_the_reference_has_them(tmp_path: Path, name: str, stacked: 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe"])
+@each_case("name", ["qwen3_moe", "olmoe"])
 def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
     block, config = random_block(name), BLOCKS[name][1]
     x = torch.randn(NUM_ROWS, HIDDEN)
@@ -200,9 +200,9 @@ ROUTERS: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("normalizes", [False, True])
-@pytest.mark.parametrize(("num_groups", "chosen"), [(1, 1), (2, 1), (4, 3), (6, 2), (12, 12)])
-@pytest.mark.parametrize("name", ROUTERS)
+@each_case("normalizes", [False, True])
+@each_case(("num_groups", "chosen"), [(1, 1), (2, 1), (4, 3), (6, 2), (12, 12)])
+@each_case("name", ROUTERS)
 def test_experts_of_groups_are_those_of_transformers(
     name: str, num_groups: int, chosen: int, normalizes: bool
 ) -> None:

@@ -21,6 +21,7 @@ from inference.models.layers.linear import (
     StackedLinear,
 )
 from inference.models.weights.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
+from tests.cases import each_case
 
 CPU = torch.device("cpu")
 RELATIVE_TOLERANCE = 0.01
@@ -81,10 +82,10 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @requires_int4
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("bits", [4, 5, 6, 8])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(48, 64), (192, 576), (64, 1536)])
-@pytest.mark.parametrize("num_rows", [1, 3, 32, 100])
+@each_case("bits", [4, 5, 6, 8])
+@each_case("bias", [False, True])
+@each_case("shape", [(48, 64), (192, 576), (64, 1536)])
+@each_case("num_rows", [1, 3, 32, 100])
 def test_both_phases_match_the_dequantised_weight(
     device: str, bits: int, bias: bool, shape: tuple[int, int], num_rows: int
 ) -> None:
@@ -105,7 +106,7 @@ def test_both_phases_match_the_dequantised_weight(
 
 
 @requires_int4
-@pytest.mark.parametrize("bits", [4, 8])
+@each_case("bits", [4, 8])
 def test_a_row_alone_equals_the_row_in_a_batch(bits: int) -> None:
     """Decoding is exact: every row is summed in the same order. The prompt kernel is a library's
     matrix product, whose order may depend on the number of rows: up to float rounding."""
@@ -150,8 +151,8 @@ def test_exact_products_dequantise() -> None:
     assert torch.allclose(linear.decode(x).double(), expected(stored, x), atol=1e-5)
 
 
-@pytest.mark.parametrize("stored_dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("stored_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_dense_weights_answer_in_the_activation_dtype(
     stored_dtype: torch.dtype, dtype: torch.dtype
 ) -> None:
@@ -172,7 +173,7 @@ def test_stacked_parts_stand_side_by_side() -> None:
     assert torch.equal(stacked.prefill(x), stacked.decode(x))
 
 
-@pytest.mark.parametrize("bits", [4, 6, 8])
+@each_case("bits", [4, 6, 8])
 def test_embeddings_are_looked_up_exactly(bits: int) -> None:
     stored = grouped(bits, 64, 32)
     ids = torch.tensor([3, 0, 63, 3])
@@ -213,8 +214,8 @@ def test_fp8_rows_keep_each_value_within_half_a_step() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 3, 33])
+@each_case("bias", [False, True])
+@each_case("num_rows", [1, 3, 33])
 def test_fp8_multiplies_what_it_rounded(device: str, bias: bool, num_rows: int) -> None:
     """On a CPU torch computes the same operator without the hardware."""
     if device == "cuda" and not has_fp8(torch.device(device)):
@@ -240,7 +241,7 @@ def through_fp8(matrix: torch.Tensor) -> torch.Tensor:
     return codes.float() * scales
 
 
-@pytest.mark.parametrize(("shape", "prefills"), [((40, 64), True), ((48, 64), False)])
+@each_case(("shape", "prefills"), [((40, 64), True), ((48, 64), False)])
 def test_fp8_leaves_other_shapes_and_output_heads_dense(
     shape: tuple[int, int], prefills: bool
 ) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import pytest
 import torch
 
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
 from inference.models.native.packing import Format
+from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
     BLOCK_TOKENS,
     HEAD_DIM,
@@ -93,7 +93,7 @@ def test_narrower_panels_are_near_floats(library: ctypes.CDLL) -> None:
         assert torch.equal(found[format][0], base[0]), "rows without it are as they were"
 
 
-@pytest.mark.parametrize("format", LowRankFormat)
+@each_case("format", LowRankFormat)
 def test_rows_are_the_same_whoever_is_beside_them(
     library: ctypes.CDLL, format: LowRankFormat
 ) -> None:

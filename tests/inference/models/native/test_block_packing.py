@@ -27,6 +27,7 @@ from inference.models.weights.lazy import (
     stack_lazy,
 )
 from inference.models.weights.stored import StoredWeight, stack
+from tests.cases import each_case
 
 EXTREMES = (0x0000, 0x8000, 0x0001, 0x0080, 0x83FF, 0x0400, 0x63FF, 0x7000, 0x7BFF, 0xFC00, 0x7C01)
 """The extreme values as float16: zeros, numbers below the smallest normal one, the largest,
@@ -76,7 +77,7 @@ def test_types_have_ggufs_numbers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that are none
-@pytest.mark.parametrize("type", BlockType, ids=lambda type: type.name)
+@each_case("type", BlockType, ids=lambda type: type.name)
 def test_blocks_become_the_same_panels(library: ctypes.CDLL, type: BlockType) -> None:
     """Two stacked weights, the first in another order, whose rows do not fill the last panel; a row
     of no whole tiles where the type allows it."""

@@ -12,6 +12,7 @@ import torch
 
 from inference.models.native import build
 from inference.models.native.packing import Format
+from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import VOCAB_SIZE, Sequences, decoder
 
 FORMATS = (Format.Q4, Format.Q6_K)
@@ -42,9 +43,7 @@ def wavefront_check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.parametrize(
-    ("threads", "blocks"), [(1, 3), (2, 1), (2, 2), (2, 7), (4, 3), (4, 4), (6, 16)]
-)
+@each_case(("threads", "blocks"), [(1, 3), (2, 1), (2, 2), (2, 7), (4, 3), (4, 4), (6, 16)])
 def test_stages_wait_for_the_blocks_in_front(
     wavefront_check: Path, threads: int, blocks: int
 ) -> None:
@@ -68,7 +67,7 @@ def expected(library: ctypes.CDLL) -> torch.Tensor:
     return torch.cat(few_at_a_time)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5, 10])
+@each_case("threads", [1, 2, 3, 5, 10])
 def test_rows_in_blocks_are_as_a_few_at_a_time(
     library: ctypes.CDLL, expected: torch.Tensor, threads: int
 ) -> None:
@@ -79,7 +78,7 @@ def test_rows_in_blocks_are_as_a_few_at_a_time(
     native.close()
 
 
-@pytest.mark.parametrize("logit_rows", [[], [99], [161, 3, 130], list(range(40, 162))])
+@each_case("logit_rows", [[], [99], [161, 3, 130], list(range(40, 162))])
 def test_rows_without_logits_leave_the_others_as_they_are(
     library: ctypes.CDLL, expected: torch.Tensor, logit_rows: list[int]
 ) -> None:

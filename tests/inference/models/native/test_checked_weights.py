@@ -21,6 +21,7 @@ from inference.models.native.layers import (
 )
 from inference.models.native.packing import Format, PackedLinear, pack
 from inference.models.weights.stored import DenseWeight
+from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
     CONFIG,
     HEAD_DIM,
@@ -118,7 +119,7 @@ UNFIT: list[tuple[Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), UNFIT)
+@each_case(("change", "words"), UNFIT)
 def test_a_part_that_is_too_small_is_named(
     change: Change, words: str, library: ctypes.CDLL
 ) -> None:
@@ -145,7 +146,7 @@ UNFIT_EXPERTS: list[tuple[Callable[[NativeExperts], NativeExperts], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), UNFIT_EXPERTS)
+@each_case(("change", "words"), UNFIT_EXPERTS)
 def test_an_expert_that_is_too_small_is_named(
     change: Callable[[NativeExperts], NativeExperts], words: str, library: ctypes.CDLL
 ) -> None:
@@ -160,7 +161,7 @@ def test_tables_and_the_last_norm_are_checked(library: ctypes.CDLL) -> None:
         check(library, layer(), width=255)
 
 
-@pytest.mark.parametrize("format", list(Format))
+@each_case("format", list(Format))
 def test_every_format_is_packed_into_as_many_bytes_as_are_read(
     format: Format, library: ctypes.CDLL
 ) -> None:

@@ -19,6 +19,7 @@ from inference.models.native.packer import Packer
 from inference.models.native.packing import Format, pack
 from inference.models.weights.experts_loading import load_mixture
 from inference.models.weights.stored import DenseWeight
+from tests.cases import each_case
 from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.native.packed_decoder import (
     CONFIG,
@@ -105,7 +106,7 @@ def only_experts(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", MIXTURES)
+@each_case("name", MIXTURES)
 def test_the_sum_of_experts_is_torchs(library: ctypes.CDLL, name: str) -> None:
     config = MIXTURES[name]
     weights = mixture_weights(config)
@@ -120,9 +121,7 @@ def test_the_sum_of_experts_is_torchs(library: ctypes.CDLL, name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "format", [f for f in Format if f is not Format.F32], ids=lambda format: format.name
-)
+@each_case("format", [f for f in Format if f is not Format.F32], ids=lambda format: format.name)
 def test_packed_experts_equal_their_dequantized_weights(
     library: ctypes.CDLL, format: Format
 ) -> None:
@@ -175,8 +174,8 @@ def one_by_one(library: ctypes.CDLL, kind: str) -> torch.Tensor:
     return torch.cat([rows.run([t], [s]) for t, s in zip(TOKEN_IDS, LONG, strict=True)])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-@pytest.mark.parametrize("at_once", [3, 17, len(LONG)])
+@each_case("threads", [1, 2, 3, 5])
+@each_case("at_once", [3, 17, len(LONG)])
 def test_a_row_is_the_same_in_every_batch(
     library: ctypes.CDLL, kind: str, one_by_one: torch.Tensor, threads: int, at_once: int
 ) -> None:

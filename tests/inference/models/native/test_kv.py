@@ -6,13 +6,13 @@ import ctypes
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 from inference.models.cache.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.config import ModelConfig
 from inference.models.native.model import NativeModel
 from inference.models.step_input import StepInput, block_table_of
+from tests.cases import each_case
 from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.steps import step_of
 
@@ -94,8 +94,8 @@ def cosines(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cosine_similarity(actual, expected, dim=-1)
 
 
-@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 112, 128])
+@each_case("kv_format", NATIVE_FORMATS)
+@each_case("head_dim", [16, 48, 64, 80, 112, 128])
 def test_memory_is_what_placement_counts(
     library: ctypes.CDLL, kv_format: KVFormat, head_dim: int
 ) -> None:
@@ -105,8 +105,8 @@ def test_memory_is_what_placement_counts(
     assert num_bytes == 4 * kv_bytes_per_block(model.config, BLOCK_TOKENS, kv_format)
 
 
-@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128])
+@each_case("kv_format", NATIVE_FORMATS)
+@each_case("head_dim", [16, 48, 64, 80, 128])
 def test_rounding_costs_little(library: ctypes.CDLL, kv_format: KVFormat, head_dim: int) -> None:
     exact = whole(build(library, "fp32", head_dim))
     found = cosines(whole(build(library, kv_format, head_dim)), exact)
@@ -121,8 +121,8 @@ def test_features_that_stand_out_cost_the_other_features_little(library: ctypes.
     assert found.mean() > 0.999 and found.min() > 0.99
 
 
-@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
-@pytest.mark.parametrize("window", [None, 40])
+@each_case("kv_format", NATIVE_FORMATS)
+@each_case("window", [None, 40])
 def test_chunks_and_batch_mates_change_no_bit(
     library: ctypes.CDLL, kv_format: KVFormat, window: int | None
 ) -> None:
@@ -138,7 +138,7 @@ def test_chunks_and_batch_mates_change_no_bit(
     assert torch.equal(torch.cat((first[20:], second, last[1:])), alone)
 
 
-@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@each_case("kv_format", NATIVE_FORMATS)
 def test_what_a_block_held_before_weighs_nothing(library: ctypes.CDLL, kv_format: KVFormat) -> None:
     model = build(library, kv_format)
     fresh, used = model.new_kv(1, BLOCK_TOKENS), model.new_kv(1, BLOCK_TOKENS)
@@ -147,8 +147,8 @@ def test_what_a_block_held_before_weighs_nothing(library: ctypes.CDLL, kv_format
     assert torch.equal(model.forward(short, used), model.forward(short, fresh))
 
 
-@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
-@pytest.mark.parametrize("num_tokens", [1, 4, 5, 31, 32, 33, 50])
+@each_case("kv_format", NATIVE_FORMATS)
+@each_case("num_tokens", [1, 4, 5, 31, 32, 33, 50])
 def test_what_is_no_number_in_a_block_before_is_left_out(
     library: ctypes.CDLL, kv_format: KVFormat, num_tokens: int
 ) -> None:
@@ -168,9 +168,9 @@ def test_what_is_no_number_in_a_block_before_is_left_out(
     assert torch.equal(logits, wanted)
 
 
-@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
-@pytest.mark.parametrize("projection", ["k_proj", "v_proj"])
-@pytest.mark.parametrize("feature", [0, 17, 63])
+@each_case("kv_format", NATIVE_FORMATS)
+@each_case("projection", ["k_proj", "v_proj"])
+@each_case("feature", [0, 17, 63])
 def test_what_is_no_number_is_seen_in_the_logits(
     library: ctypes.CDLL, kv_format: KVFormat, projection: str, feature: int
 ) -> None:

@@ -31,6 +31,7 @@ from inference.models.weights.stored import (
     with_tensors,
 )
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import (
     CONFIG,
     HIDDEN,
@@ -49,7 +50,7 @@ EXACT = 1e-5
 NEAR = 2e-4
 """The same with some numbers rounded to bfloat16: another order moves a few to their neighbours."""
 
-each_format = pytest.mark.parametrize(
+each_format = each_case(
     "format", [f for f in Format if f is not Format.F32], ids=lambda format: format.name
 )
 
@@ -75,7 +76,7 @@ def test_parts_of_a_projection_in_different_formats(library: ctypes.CDLL) -> Non
 
 
 @each_format
-@pytest.mark.parametrize("out_features", [48, 50])
+@each_case("out_features", [48, 50])
 def test_the_library_packs_the_same_bytes(
     library: ctypes.CDLL, format: Format, out_features: int
 ) -> None:
@@ -83,7 +84,7 @@ def test_the_library_packs_the_same_bytes(
     assert torch.equal(pack(stored, library).panels, pack(stored).panels)
 
 
-@pytest.mark.parametrize("format", [Format.Q4, Format.Q6_K, Format.T4H, None])
+@each_case("format", [Format.Q4, Format.Q6_K, Format.T4H, None])
 def test_threads_pack_the_same_bytes_in_chunks(library: ctypes.CDLL, format: Format | None) -> None:
     """Two stacked weights of several chunks, the rows of the first in another order; ``None``: of
     floats."""
@@ -117,7 +118,7 @@ def test_what_a_thread_cannot_read_is_raised(library: ctypes.CDLL) -> None:
 
 
 @each_format
-@pytest.mark.parametrize("out_features", [48, 50])
+@each_case("out_features", [48, 50])
 def test_panels_are_as_large_as_they_report(format: Format, out_features: int) -> None:
     """``packed_bytes`` is the load report's figure; the last panel is padded."""
     stored = stored_as(format, out_features, HIDDEN, 1)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from inference.models.native.packing import Format
+from tests.cases import each_case
 from tests.inference.models.native.packed_decoder import VOCAB_SIZE, Sequences, decoder
 
 
-@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 2**31 - 1, -(2**31)])
+@each_case("token_id", [-1, VOCAB_SIZE, 2**31 - 1, -(2**31)])
 def test_a_token_outside_the_vocabulary_stops_the_step(library: ctypes.CDLL, token_id: int) -> None:
     native = decoder(library, Format.Q8, dequantized=False)
     expected = Sequences(native, 2).run([1, 2, 3], [0, 0, 1])

@@ -31,6 +31,7 @@ from inference.models.step import Step
 from inference.models.step_input import Ints, StepImages, StepInput
 from inference.models.vision.tower import ImageEmbeddings
 from inference.models.weights.stored import StoredWeight
+from tests.cases import each_case
 from tests.inference.models.parallel.ranks import (
     MemoryFiles,
     TwoRanks,
@@ -113,7 +114,7 @@ def check(ranks: TwoRanks, config: ModelConfig, files: TensorFiles) -> None:
     assert expected[0].std() > 0.1, "logits that differ between tokens"
 
 
-@pytest.mark.parametrize("name", ALL_FACTS)
+@each_case("name", ALL_FACTS)
 def test_logits_are_one_ranks(ranks: TwoRanks, name: str) -> None:
     config = config_of(name)
     check(ranks, config, MemoryFiles(random_tensors(config)))
@@ -140,8 +141,8 @@ class PackedFiles(MemoryFiles):
         return "F32" if packed is None else f"q{packed.bits}"
 
 
-@pytest.mark.parametrize("bits", [(4, 8), (6, 5)], ids=["4 and 8", "6 and 5"])
-@pytest.mark.parametrize("name", ["llama", "phi3", "qwen2_moe"])
+@each_case("bits", [(4, 8), (6, 5)], ids=["4 and 8", "6 and 5"])
+@each_case("name", ["llama", "phi3", "qwen2_moe"])
 def test_packed_weights_are_cut_between_their_groups(
     ranks: TwoRanks, name: str, bits: tuple[Bits, Bits]
 ) -> None:
@@ -241,7 +242,7 @@ class Identity:
     prefill = decode
 
 
-@pytest.mark.parametrize("is_split", [False, True], ids=["on cards", "on processors"])
+@each_case("is_split", [False, True], ids=["on cards", "on processors"])
 def test_ranks_make_as_many_sums_whatever_kernels_they_chose(is_split: bool) -> None:
     """A mixed step of one decode row and five of a prompt."""
     config = config_of("olmo2")

@@ -12,6 +12,7 @@ from inference.models.errors import UnsplittableError
 from inference.models.families.registry import family_of
 from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
 from inference.models.parallel.shares import rank_config, rank_share
+from tests.cases import each_case
 from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of, missing_families
 
 SPLIT_ROLES = {"embedding", "head", "column", "row", "experts"}
@@ -21,7 +22,7 @@ def test_every_family_is_among_the_configs() -> None:
     assert missing_families() == set()
 
 
-@pytest.mark.parametrize("name", ALL_FACTS)
+@each_case("name", ALL_FACTS)
 def test_declared_sections_are_the_tensors(name: str) -> None:
     config = config_of(name)
     for tensor in family_of(config).tensors(config):
@@ -31,7 +32,7 @@ def test_declared_sections_are_the_tensors(name: str) -> None:
             assert sum(s.features for s in tensor.sections) == tensor.shape[axis], tensor
 
 
-@pytest.mark.parametrize("name", ALL_FACTS)
+@each_case("name", ALL_FACTS)
 def test_a_ranks_cuts_are_what_its_own_config_declares(name: str) -> None:
     """Preflight, memory and the builder agree about a rank's shapes by that. Experts are counted by
     their names."""
@@ -50,7 +51,7 @@ def test_a_ranks_cuts_are_what_its_own_config_declares(name: str) -> None:
             assert tuple(shape) == tensor.shape, tensor.name
 
 
-@pytest.mark.parametrize("name", ALL_FACTS)
+@each_case("name", ALL_FACTS)
 def test_two_ranks_have_everything_once(name: str) -> None:
     """Heads of keys and values of which there are fewer than ranks are the exception."""
     config = config_of(name)
@@ -98,7 +99,7 @@ def test_tiled_value_heads_stay_with_their_key_heads() -> None:
     assert cut.ranges == ((1, 2), (3, 4)), "value heads 1 and 3 belong to key head 1"
 
 
-@pytest.mark.parametrize(("num_ranks", "kv_heads"), [(2, 1), (4, 2), (4, 4)])
+@each_case(("num_ranks", "kv_heads"), [(2, 1), (4, 2), (4, 4)])
 def test_heads_of_keys_go_where_their_queries_are(num_ranks: int, kv_heads: int) -> None:
     config = config_of("llama", num_attention_heads=8, num_key_value_heads=kv_heads)
     for rank in range(num_ranks):
@@ -107,7 +108,7 @@ def test_heads_of_keys_go_where_their_queries_are(num_ranks: int, kv_heads: int)
         assert set(range(*units["kv_heads"])) == needed
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "changes", "num_ranks", "message"),
     [
         ("llama", {}, 3, "3 ranks cannot share 4 attention heads evenly; .* to one of 2, 4, or 1"),

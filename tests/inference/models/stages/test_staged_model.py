@@ -17,6 +17,7 @@ from inference.models.native.support import unsupported_reason
 from inference.models.stages.layer_range import LayerRange, check_ranges
 from inference.models.step_input import StepImages, StepInput
 from inference.models.vision.tower import ImageEmbeddings
+from tests.cases import each_case
 from tests.inference.models.parallel.ranks import MemoryFiles, random_tensors
 from tests.inference.models.parallel.test_rank_forward import PackedFiles
 from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
@@ -52,7 +53,7 @@ def check(
     assert expected[0].std() > 0.1, "logits that differ"
 
 
-@pytest.mark.parametrize("name", ALL_FACTS)
+@each_case("name", ALL_FACTS)
 def test_every_family_on_torch(name: str) -> None:
     config = config_of(name)
     files = MemoryFiles(random_tensors(config))
@@ -62,7 +63,7 @@ def test_every_family_on_torch(name: str) -> None:
         check(logits_of(model), expected, exactly=False)
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@each_case("name", NATIVE)
 def test_native_stages_are_exact(name: str, library: ctypes.CDLL) -> None:
     config = config_of(name)
     assert unsupported_reason(config, library) is None
@@ -94,7 +95,7 @@ def test_blocks_of_rows_are_exact(library: ctypes.CDLL) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("is_native_first", [True, False])
+@each_case("is_native_first", [True, False])
 def test_native_stages_beside_torchs(library: ctypes.CDLL, is_native_first: bool) -> None:
     """A card and processors share a model so: each has keys and values of its own kind."""
     config = config_of("qwen3_next")
@@ -115,7 +116,7 @@ def images_of(config: ModelConfig, num_deep: int) -> StepImages:
     )
 
 
-@pytest.mark.parametrize("is_native", [True, False], ids=["native", "torch"])
+@each_case("is_native", [True, False], ids=["native", "torch"])
 def test_images(library: ctypes.CDLL, is_native: bool) -> None:
     """What the tower adds goes to the layers that it is for, on whichever stage those are."""
     text = ALL_FACTS["qwen3_vl"]["text_config"] | {"num_hidden_layers": 4}
@@ -153,7 +154,7 @@ def adapter(config: ModelConfig, *layers: int) -> AdapterWeights:
     )
 
 
-@pytest.mark.parametrize("is_native", [True, False], ids=["native", "torch"])
+@each_case("is_native", [True, False], ids=["native", "torch"])
 def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
     """Two sequences, of which one has an adapter, of all layers or of one stage's alone."""
     config = config_of("qwen3_5")
@@ -190,7 +191,7 @@ def test_adapters_of_what_no_stage_adapts_are_refused(library: ctypes.CDLL) -> N
             model.prepare_adapter(odd)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "ranges",
     [
         ranges_of(1),

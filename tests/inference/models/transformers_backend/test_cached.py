@@ -23,6 +23,7 @@ from inference.models.transformers_backend.cached_model import CachedModel
 from inference.models.transformers_backend.learning import learnt_config
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import UnknownArchitectureError
+from tests.cases import each_case
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS
 from tests.inference.models.transformers_backend.cached_rows import cached_row
@@ -107,7 +108,7 @@ def test_entries_of_several_tokens_lie_in_blocks_as_well() -> None:
     assert [shape for layer, _, shape in shapes if layer == 2] == [(16, 16)] * 2
 
 
-@pytest.mark.parametrize("model_type", (HYBRID, "rwkv"))
+@each_case("model_type", (HYBRID, "rwkv"))
 def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -> None:
     """So it can be run again where it failed."""
     _, model = built(model_type, tmp_path)

@@ -19,6 +19,7 @@ from inference.protocol.load_errors import (
     LoadError,
     MissingTensorError,
 )
+from tests.cases import each_case
 from tests.inference.models.vision.image_models import IMAGE_MODELS
 
 Changes = dict[str, Any]
@@ -69,7 +70,7 @@ OF_ANOTHER_MODEL = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "changes", "reason"),
     [(name, *row) for name, rows in OF_ANOTHER_MODEL.items() for row in rows],
     ids=str,
@@ -138,7 +139,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "changes", "reason"),
     [(name, *row) for name, rows in MALFORMED.items() for row in rows],
     ids=str,
@@ -178,7 +179,7 @@ WRONGLY_COMPUTED: dict[str, list[tuple[Changes, Changes, Changes, str]]] = {
 """By model: changes to config.json, to its vision_config and to preprocessor_config.json."""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "outer", "vision", "processor", "reason"),
     [(name, *row) for name, rows in WRONGLY_COMPUTED.items() for row in rows],
     ids=str,

@@ -11,6 +11,7 @@ from inference.loading.config.hub_config import parse_config
 from inference.models.families.processor_sizes import with_pixels
 from inference.protocol.image_layout import image_layout
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision import llama_gguf
 from tests.inference.models.vision.tiny_images import TinyModel
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_OUTPUTS = 8
 
 
-@pytest.mark.parametrize("tiny", [MISTRAL3, PIXTRAL], ids=["mistral3", "llava"])
+@each_case("tiny", [MISTRAL3, PIXTRAL], ids=["mistral3", "llava"])
 def test_answers_follow_from_where_rows_are(tiny: TinyModel) -> None:
     """Else no test would see how an image is turned, or what its positions are."""
     prompt = tiny.prompt(*tiny.parts()["one"])

@@ -14,6 +14,7 @@ from inference.loading.config.hub_config import parse_config, read_directory_con
 from inference.loading.weights.named_files import without_absent_tower
 from inference.models.families.registry import family_of
 from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.inference.models.families.test_hybrid_config import QWEN3_5_27B
 
 TOWER: dict[str, Any] = {
@@ -103,7 +104,7 @@ PROCESSOR: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     "published", [QWEN2_5_VL_3B, QWEN3_VL_8B, QWEN3_5], ids=lambda facts: facts["model_type"]
 )
 def test_the_declared_tensors_are_the_models(published: dict[str, Any]) -> None:
@@ -154,7 +155,7 @@ def test_pixels_as_older_processors_write_them(tmp_path: Path) -> None:
     assert vision is not None and (vision.min_pixels, vision.max_pixels) == (3136, 12845056)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "processor"),
     [
         (QWEN3_VL_8B, None),
@@ -177,7 +178,7 @@ def test_a_tower_that_is_described_and_not_there(tmp_path: Path) -> None:
     assert without_absent_tower(config, ["lm_head.weight"]).vision is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "message"),
     [
         ({"hidden_act": "relu"}, "'relu' is not gelu"),
@@ -191,7 +192,7 @@ def test_towers_that_would_be_computed_wrongly(changes: dict[str, Any], message:
         parse_config(QWEN3_VL_8B | {"vision_config": TOWER | changes}, {})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "'gelu' is not supported"),
@@ -205,7 +206,7 @@ def test_windows_that_would_be_computed_wrongly(changes: dict[str, Any], message
         parse_config(QWEN2_5_VL_3B | {"vision_config": tower}, {})
 
 
-@pytest.mark.parametrize(
+@each_case(
     "processor",
     [{"patch_size": 14}, {"size": {}}, {"max_pixels": 10, "min_pixels": 100}],
     ids=str,

@@ -154,7 +154,7 @@ def test_valid_calls_are_read_wherever_they_are_cut(name: str) -> None:
         assert merged(parts_of(format_of(name), [written[:cut], written[cut:]], TOOLS)) == whole
 
 
-@pytest.mark.limit_s(max(LIMIT_S, MAX_S_OF_A_CHANGE * MANY / len(WRITINGS)))
+@pytest.mark.limit_s(max(LIMIT_S, MAX_S_OF_A_CHANGE * MANY))
 @each_case("name", WRITINGS)
 def test_a_changed_call_is_the_call_or_text(name: str) -> None:
     chooser = random.Random(f"{name} {MANY}{SEED}")

@@ -25,6 +25,7 @@ from inference.models.adapter_targets import PLANNED_RANK, planned_adapter_bytes
 from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
+from tests.cases import each_case
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -129,7 +130,7 @@ def test_whole_blocks_are_kept_and_never_more_than_there_are() -> None:
     assert plan(40 * BLOCK_BYTES, kept_bytes=70 * BLOCK_BYTES).kept_blocks == 40
 
 
-@pytest.mark.parametrize("word", ["0", "1.5", "-1", "much"])
+@each_case("word", ["0", "1.5", "-1", "much"])
 def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
     with pytest.raises(ValueError, match=word):
@@ -189,7 +190,7 @@ def test_a_planned_adapter_changes_every_projection() -> None:
     assert planned_adapter_bytes(CONFIG, 2) == 2 * CONFIG.num_layers * PLANNED_RANK * of_layer
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("device", "changes", "is_planned"),
     [
         ("cuda", {}, True),
@@ -224,7 +225,7 @@ def test_a_card_keeps_room_for_the_adapters_of_all_slots(
     assert found.adapter_bytes == (3 * planned_adapter_bytes(CONFIG, 2) if is_planned else 0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("free", "taken"),
     [
         (10_000, 400),  # a few contexts

@@ -14,6 +14,7 @@ from inference.engine.serving import process
 from inference.protocol.engine import EngineStats, SequenceFailed, StepOutputs
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
+from tests.cases import each_case
 
 STATS = EngineStats(
     in_flight=0,
@@ -42,7 +43,7 @@ def something_else() -> None:
     raise OSError(errno.EIO, "Input/output error")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fails", "code"),
     [
         (no_memory_of_torch, "does_not_fit"),

@@ -26,6 +26,7 @@ from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_mess
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_report import LoadReport
 from inference.protocol.prefill_speed import PrefillSpeed
+from tests.cases import each_case
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[5]
 MB = 10**6
@@ -96,7 +97,7 @@ class Card:
         return [others, own] if self.lists_us else []
 
 
-@pytest.mark.parametrize("lists_us", [True, False], ids=["on the host", "in a container"])
+@each_case("lists_us", [True, False], ids=["on the host", "in a container"])
 def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_process(
     lists_us: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import CacheLayout, cache_layout
 from inference.models.config import ModelConfig
 from inference.models.layers.recurrent.delta_config import DeltaConfig
+from tests.cases import each_case
 
 DELTA = DeltaConfig(
     num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=6, conv_kernel=4
@@ -49,7 +50,7 @@ def test_all_sequences_get_slots_and_snapshots_where_there_is_room() -> None:
     assert plan.in_words() == "states of 8 sequences and 16 snapshots take 0.1 MB"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_slots", "num_sequences", "num_snapshots"), [(3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)]
 )
 def test_fewer_run_where_memory_is_short(

@@ -22,6 +22,7 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
 from inference.protocol.load import LoadSpec, Quantization
 from inference.protocol.load_progress import LoadProgress
+from tests.cases import each_case
 from tests.inference.engine.conftest import CONTEXT_TOKENS
 
 CALMER = 0.3
@@ -79,9 +80,9 @@ def words(
     )
 
 
-@pytest.mark.parametrize("execution", ["torch", "native"])
-@pytest.mark.parametrize("quantization", ["q8", "q6", "q5", "q4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@each_case("execution", ["torch", "native"])
+@each_case("quantization", ["q8", "q6", "q5", "q4"])
+@each_case("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_a_quantised_model_stays_close_to_its_dense_self(
     tiny_model_dir: Path,
     native_cache_dir: Path,
@@ -172,7 +173,7 @@ def test_a_load_reports_what_quantising_cost(tiny_model_dir: Path, data_dir: Pat
     assert dense.report.quality == ""
 
 
-@pytest.mark.parametrize("change", ["other bits", "a file written since"])
+@each_case("change", ["other bits", "a file written since"])
 def test_what_changes_the_figure_is_measured_anew(
     tiny_model_dir: Path, tmp_path: Path, change: str
 ) -> None:

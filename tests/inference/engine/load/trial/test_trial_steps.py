@@ -15,6 +15,7 @@ from inference.models.config import ModelConfig
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.prefill_speed import PrefillSpeed
+from tests.cases import each_case
 from tests.inference.engine.conftest import Pair
 
 CONFIG = ModelConfig(
@@ -98,8 +99,8 @@ def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
     return measure_prefill(as_model, LIMITS, context_tokens, clock=lambda: model.now_s)
 
 
-@pytest.mark.parametrize("window_tokens", [None, 2048])
-@pytest.mark.parametrize("token_s", [0.01, 0.001, 0.00001])
+@each_case("window_tokens", [None, 2048])
+@each_case("token_s", [0.01, 0.001, 0.00001])
 def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -> None:
     speed = PrefillSpeed(token_s=token_s, growth_s=token_s / 3000, window_tokens=window_tokens)
     found = measured(TimedModel(speed), 32_768)
@@ -152,8 +153,8 @@ def test_a_large_model_on_a_cpu_is_tried_with_fewer_rows() -> None:
     assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
 
 
-@pytest.mark.parametrize("context_tokens", [20, 64, 250])
-@pytest.mark.parametrize("copies_context", [False, True])
+@each_case("context_tokens", [20, 64, 250])
+@each_case("copies_context", [False, True])
 def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_context: bool) -> None:
     """The engine fills its prompt rows with several prompts then, none beyond its context."""
     model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)

@@ -28,6 +28,7 @@ from inference.protocol.load_errors import (
     MissingFileError,
 )
 from inference.protocol.load_progress import LoadProgress, LoadStage
+from tests.cases import each_case
 from tests.inference.loading.range_hub import RangeHub, running_range_hub
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[5]
@@ -92,7 +93,7 @@ def test_pip_reports_why_it_could_not(wheel: Path, tmp_path: Path) -> None:
         download("tiny-model==2.0", None, tmp_path, lambda _: None)
 
 
-@pytest.mark.parametrize("name", ["--index-url=x", "a b", "x>=1", "x==", "../x", "x[extra]"])
+@each_case("name", ["--index-url=x", "a b", "x>=1", "x==", "../x", "x[extra]"])
 def test_only_a_name_and_a_version_reach_pip(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadSourceError, match="name==version"):
         download(name, None, tmp_path, lambda _: None)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import causal_conv1d_fn
 
 from inference.models.layers.recurrent.causal_conv import conv_span, conv_step
+from tests.cases import each_case
 
 CHANNELS, KERNEL = 5, 4
 
@@ -21,7 +21,7 @@ def _expected(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return causal_conv1d_fn(inputs.t().unsqueeze(0), weight.t(), activation=None)[0].t()
 
 
-@pytest.mark.parametrize("ends", [[20], [1, 2, 20], [3, 4, 20], [19, 20]])
+@each_case("ends", [[20], [1, 2, 20], [3, 4, 20], [19, 20]])
 def test_spans(ends: list[int]) -> None:
     inputs, weight = _inputs()
     state, start, parts = torch.zeros(KERNEL - 1, CHANNELS), 0, []

@@ -20,6 +20,7 @@ from inference.models.layers.recurrent.delta_net import (
     gates,
     unit_length,
 )
+from tests.cases import each_case
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 8, 6
 STATE_SHAPE = (VALUE_HEADS, KEY_DIM, VALUE_DIM)
@@ -108,7 +109,7 @@ def check_close(
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 63, 64, 65, 150])
+@each_case("num_tokens", [1, 2, 63, 64, 65, 150])
 def test_chunks_are_transformers(num_tokens: int) -> None:
     raw = RawInputs(num_tokens)
     ours = delta_chunks(raw.ours(), torch.zeros(STATE_SHAPE))
@@ -121,7 +122,7 @@ def test_steps_are_transformers() -> None:
     check_close(step_by_step(raw.ours()), raw.recurrent())
 
 
-@pytest.mark.parametrize("ends", [[150], [1, 150], [64, 150], [63, 65, 66, 149, 150], [100, 150]])
+@each_case("ends", [[150], [1, 150], [64, 150], [63, 65, 66, 149, 150], [100, 150]])
 def test_a_prompt_may_be_cut_anywhere(ends: list[int]) -> None:
     raw = RawInputs(150, seed=1)
     check_close(in_parts(raw.ours(), ends), raw.chunked())
@@ -162,7 +163,7 @@ def test_a_prompt_that_repeats_one_token_stays_finite() -> None:
     check_close(ours, raw.recurrent())
 
 
-@pytest.mark.parametrize("difference", [0.0, 1e-7, 1e-4, 1e-2])
+@each_case("difference", [0.0, 1e-7, 1e-4, 1e-2])
 def test_keys_that_are_nearly_the_same(difference: float) -> None:
     raw = RawInputs(200, seed=5, forgets=1e-3)
     raw.keys[:] = raw.keys[:, :1] + difference * raw.keys

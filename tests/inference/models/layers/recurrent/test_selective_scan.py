@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
 
 from inference.models.layers.recurrent.selective_scan import ScanInputs, scan_chunks, scan_step
+from tests.cases import each_case
 
 HEADS, GROUPS, HEAD_DIM, STATE_SIZE = 4, 2, 6, 8
 STATE_SHAPE = (HEADS, HEAD_DIM, STATE_SIZE)
@@ -58,13 +58,13 @@ def check_close(ours: Scanned, theirs: Scanned) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 63, 64, 65, 150])
+@each_case("num_tokens", [1, 63, 64, 65, 150])
 def test_chunks(num_tokens: int) -> None:
     raw = RawInputs(num_tokens)
     check_close(in_parts(raw, [num_tokens]), raw.theirs())
 
 
-@pytest.mark.parametrize("ends", [[1, 150], [64, 65, 150], [70, 150]])
+@each_case("ends", [[1, 150], [64, 65, 150], [70, 150]])
 def test_a_prompt_may_be_cut_anywhere(ends: list[int]) -> None:
     raw = RawInputs(150)
     check_close(in_parts(raw, ends), raw.theirs())
