@@ -44,7 +44,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in listed.split("\0"):
         source = REPOSITORY / path
         is_wanted = path.startswith(wanted) or "/migrations/" in path
-        if source.is_file() and (is_wanted or path == "CHANGELOG.md"):
+        if source.is_file() and (is_wanted or path in ("CHANGELOG.md", ".gitignore")):
             (origin / path).parent.mkdir(parents=True, exist_ok=True)
             (origin / path).write_bytes(source.read_bytes())
             (origin / path).chmod(source.stat().st_mode)
