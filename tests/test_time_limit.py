@@ -11,6 +11,8 @@ import pytest
 
 from tests.time_limit import END_S, End
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 CONFTEST = """
 from tests.time_limit import (

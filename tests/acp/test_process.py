@@ -24,6 +24,8 @@ from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
 from tests.cases import each_case
 
+pytestmark = pytest.mark.slow
+
 BROKEN = "def total(prices):\n    return sum(prices) + 1\n"
 TESTS = """
 import unittest
@@ -107,7 +109,6 @@ async def test_after_a_crash_the_rounds_are_there(tmp_path: Path, endpoint: Fake
         assert await process.wait() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wire_api", ["openai-responses", "anthropic-messages"])
 async def test_the_other_apis(tmp_path: Path, endpoint: FakeEndpoint, wire_api: str) -> None:
     """Their SDKs are imported in parts, in a process alone: calls, errors and images are there."""

@@ -11,6 +11,8 @@ from benchmarks.weights.native_builds import Pass, main
 from helexa_site.config import REPOSITORY_DIR
 from inference.models.native import build
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_pass_is_read_from_its_words() -> None:
     assert Pass.parse("512", is_prompt=True) == Pass(512, 0, is_prompt=True)

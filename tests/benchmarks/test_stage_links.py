@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks.stage_links import Peer, gigabit_ms
 from inference.engine.stages.row_link import HEADER, RowLink
 from tests.cases import each_case
+
+pytestmark = pytest.mark.slow
 
 
 def test_each_number_of_rows_is_measured() -> None:

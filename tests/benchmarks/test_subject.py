@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.subject import SubjectError, SubjectProcess
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_subject_that_cannot_be_opened_reports_it() -> None:
     with pytest.raises(SubjectError, match="no_such_subject ended with exit code 1"):

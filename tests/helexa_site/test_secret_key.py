@@ -31,6 +31,7 @@ def start(data_dir: Path, *arguments: str, **variables: str) -> subprocess.Popen
     )
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_agree(tmp_path: Path) -> None:
     data_dir = tmp_path / "var"
     processes = [start(data_dir, "-c", SHOW) for _ in range(NUM_PROCESSES)]
@@ -66,6 +67,7 @@ def test_who_signs_refuses_to_start_where_none_can_be_kept(
     assert "Traceback" not in complaint
 
 
+@pytest.mark.slow
 def test_what_signs_nothing_needs_none_and_makes_none(tmp_path: Path) -> None:
     process = start(tmp_path / "var", "manage.py", "check", DATABASE_URL="sqlite://")
     assert process.wait() == 0

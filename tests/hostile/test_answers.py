@@ -62,6 +62,8 @@ from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
 from tests.slow_cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 GENEROUS_S = 60.0
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (

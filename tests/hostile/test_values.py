@@ -33,6 +33,8 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.slow_cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 

@@ -20,6 +20,8 @@ from inference.supervised_threads import (
     thread_problems,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class PanicError(BaseException):
     """Stands for PyO3's ``PanicException``, which Python code cannot create."""

@@ -21,6 +21,8 @@ from benchmarks.cuda.first_hour.table import row_of, summary_of
 from benchmarks.subject import REPOSITORY_DIR
 from tests.cases import each_case
 
+pytestmark = pytest.mark.slow
+
 MUCH = 10**12
 
 
@@ -269,7 +271,6 @@ def test_wrong_words_are_refused(run, capsys: pytest.CaptureFixture[str]) -> Non
     assert "stands alone" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
     """One part of all, whole: its engine is a process of its own, as on a card."""
     make("packed", "tiny-dense", tmp_path, "cpu")

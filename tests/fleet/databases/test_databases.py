@@ -57,6 +57,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.slow
 def test_racing_starts_make_one_job(
     database_url: str, migrated_sqlite: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path:
     assert result["codes"] == [0, 0, 0], result["outputs"]
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("frozen_control.py"))
@@ -120,6 +122,7 @@ def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path
     assert " passed" in output
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> None:
     """Each of its threads has one, and a new one when that is lost; pages leave none behind."""
@@ -133,6 +136,7 @@ def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> N
     assert result["left_of_pages"] == []
 
 
+@pytest.mark.slow
 def test_load_jobs_from_before_they_had_kinds_are_kept(tmp_path: Path) -> None:
     check_filled_migration(f"sqlite:///{tmp_path / 'helexa.sqlite3'}", tmp_path)
 

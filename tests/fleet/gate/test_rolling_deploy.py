@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "rolling-deploy"
 FAKE_MANAGE = """
 import json, pathlib, sys

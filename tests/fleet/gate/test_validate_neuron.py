@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "validate-neuron"
 FAKE_MANAGE = """
 import json, pathlib, sys

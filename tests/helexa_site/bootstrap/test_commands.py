@@ -35,6 +35,7 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStag
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.version import VERSION
 from tests.cases import each_case
+from tests.slow_cases import slow_but
 
 
 def manage(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -280,7 +281,9 @@ def test_a_failed_load_is_reported_in_its_words() -> None:
     assert line.startswith("cannot be loaded: pip could not download it")
 
 
-@pytest.mark.parametrize("command", ["migrate", "ensure_default_model", "createsuperuser"])
+@pytest.mark.parametrize(
+    "command", slow_but(["migrate", "ensure_default_model", "createsuperuser"], "createsuperuser")
+)
 def test_a_database_that_cannot_be_opened_is_one_line(command: str, tmp_path: Path) -> None:
     """The rule holds for Django's own commands too."""
     outcome = manage(command, HELEXA_DATA_DIR=str(tmp_path / "nothing"), DATABASE_URL="")

@@ -25,6 +25,8 @@ from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from inference.settings.table import NAMES
 from tests.servers.private_redis import running_redis
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("helexa_site", "fleet", "inference", "metering", "templates")
 FILES = (
     "manage.py",

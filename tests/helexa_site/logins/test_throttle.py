@@ -133,6 +133,7 @@ def test_others_are_not_locked_out_with_a_user() -> None:
     assert log_in(PASSWORD).status_code == 429
 
 
+@pytest.mark.slow
 def test_an_address_that_goes_through_names_is_locked_out() -> None:
     for number in range(PER_ADDRESS):
         assert log_in(user=f"nobody{number}").status_code == (
@@ -174,6 +175,7 @@ def test_after_the_cool_off_it_works_and_tries_meanwhile_do_not_prolong_it(clock
     assert is_in(log_in(PASSWORD))
 
 
+@pytest.mark.slow
 def test_an_address_is_free_when_enough_of_its_failures_are_old(clock) -> None:
     for number in range(PER_ADDRESS):
         log_in(user=f"nobody{number}")

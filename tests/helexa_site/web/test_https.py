@@ -172,6 +172,7 @@ for name, cookie in {{**page.cookies, **logged_in.cookies}}.items():
 """
 
 
+@pytest.mark.slow
 def test_a_login_behind_tls_sets_secure_cookies(tmp_path: Path, migrated_sqlite: Path) -> None:
     shutil.copy(migrated_sqlite, tmp_path)
     done = manage(tmp_path, "shell", "--verbosity", "0", "-c", LOG_IN)

@@ -200,8 +200,9 @@ def pair(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
     return build_pair(name, path, native_cache_dir)
 
 
-@pytest.fixture(scope="session", params=["torch", "native"])
+@pytest.fixture(scope="session", params=[pytest.param("torch", marks=pytest.mark.slow), "native"])
 def llama(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
+    """``pair`` runs on torch every time."""
     return build_pair("llama", request.param, native_cache_dir)
 
 

@@ -72,7 +72,7 @@ class Adapted:
         return list(greedy(reference, tuple(prompt), num_tokens))
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+@pytest.fixture(scope="module", params=[pytest.param("torch", marks=pytest.mark.slow), "native"])
 def adapted(
     request: pytest.FixtureRequest,
     native_cache_dir: Path,

@@ -78,7 +78,7 @@ def wide(made: PreTrainedModel) -> PreTrainedModel:
     return tiny.randomised(type(made)(config))
 
 
-@pytest.mark.parametrize("copies", [True, False], ids=["copies", "no copies"])
+@pytest.mark.parametrize("copies", slow_but([True, False], True))
 @pytest.mark.parametrize("quantization", slow_but(["q4", "q8"], "q4"))
 @pytest.mark.parametrize("made", [tiny.qwen3_next, tiny.qwen3_5], ids=lambda made: made.__name__)
 def test_batches_and_chunks_round_to_a_neighbour(

@@ -28,6 +28,8 @@ from inference.sandbox.pool import WorkerPool
 from tests.inference.neuron.model_texts import template_file
 from tests.inference.sandbox.jobs import LOOPS, TEMPLATE
 
+pytestmark = pytest.mark.slow
+
 MakeService = Callable[..., NeuronService]
 LEAST = -(2**63)
 EMOJI = "😀" * 50

@@ -175,6 +175,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_name(loaded: Any, gatewa
     assert (failure.code, failure.param) == ("invalid_schema", "response_format.not")
 
 
+@pytest.mark.slow
 def test_requests_of_a_dead_gateway_are_dropped(
     loaded: Any, gateway: Any, redis_db: redis.Redis, wait_until: Any
 ) -> None:
@@ -186,6 +187,7 @@ def test_requests_of_a_dead_gateway_are_dropped(
     assert redis_db.ttl("helexa:neuron:n1:events:gw") > 0
 
 
+@pytest.mark.slow
 def test_it_lists_the_requests_that_it_holds(
     loaded: Any, gateway: Any, redis_db: redis.Redis, wait_until: Any
 ) -> None:

@@ -17,6 +17,8 @@ from inference.protocol.events import Delta, Failed, Finished
 from inference.protocol.keys import specs_key
 from tests.inference.neuron.fake_engines import running_engines
 
+pytestmark = pytest.mark.slow
+
 MakeService = Callable[..., NeuronService]
 
 
@@ -52,7 +54,6 @@ def test_a_lost_device_fails_its_requests_by_that_name_and_comes_back(
     assert "exited with code 70 (device fault)" in caplog.text
 
 
-@pytest.mark.slow
 def test_an_engine_that_reports_nothing_any_more_is_killed(
     make_service: MakeService, fake_spec: Any, gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

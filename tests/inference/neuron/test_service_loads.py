@@ -21,6 +21,8 @@ from inference.protocol.load import EarlierLoads, spec_digest
 from inference.protocol.load_progress import LOADED
 from tests.inference.neuron.fake_engines import running_engines
 
+pytestmark = pytest.mark.slow
+
 MakeService = Callable[..., NeuronService]
 
 

@@ -20,6 +20,8 @@ from inference.settings.memory_limits import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
 
+pytestmark = pytest.mark.slow
+
 MakeService = Callable[..., NeuronService]
 MakeSpec = Callable[..., LoadSpec]
 

@@ -19,6 +19,8 @@ from tests.inference.neuron.fake_engines import running_engines
 from tests.inference.neuron.loads.test_queue import Machine, begun, load_of, loaded
 from tests.inference.neuron.test_service_memory import Host, needing
 
+pytestmark = pytest.mark.slow
+
 MakeService = Callable[..., NeuronService]
 MakeSpec = Callable[..., LoadSpec]
 

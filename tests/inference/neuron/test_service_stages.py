@@ -18,6 +18,8 @@ from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
 from tests.inference.neuron.test_service_memory import Host
 
+pytestmark = pytest.mark.slow
+
 MakeService = Callable[..., NeuronService]
 IDENTITY = LinkIdentity(certificate="its certificate", private_key="its secret")
 OF = StageOf(index=1, engine_neuron="far", engine_certificate="the engine's")

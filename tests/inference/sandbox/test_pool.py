@@ -33,6 +33,8 @@ from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, check, render
 from tests.processes import command_line, has_ended
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 ANYBODY = Caller()
 CRASH = LossReason.CRASH

@@ -21,6 +21,8 @@ from inference.stage_links.identities import new_identity
 from tests.inference.stage_links.conftest import LONG_S, SHORT_S, Wait
 from tests.inference.stage_links.peer import NUM_FEATURES, Order
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 60.0
 MAX_ROWS = 4096
 STALLING = ("half a header", "half its rows", "reads nothing")

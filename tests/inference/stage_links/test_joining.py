@@ -23,6 +23,8 @@ from inference.stage_links.identities import (
 from inference.stage_links.listener import MAX_HANDSHAKES, LinkListener
 from tests.inference.stage_links.conftest import LOOPBACK, WAIT_S, Wait, Waiting
 
+pytestmark = pytest.mark.slow
+
 ENGINE, BEFORE, STAGE = new_identity(), new_identity(), new_identity()
 EXPECTED: dict[Purpose, str] = {
     "control": ENGINE.certificate,

@@ -11,6 +11,8 @@ import pytest
 
 from tests.own_python import run_python
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 WITH_A_KEY = {"HELEXA_SECRET_KEY": "of this test alone, and long enough to be one"}
 DATABASE_TESTS = (
@@ -29,7 +31,6 @@ def test_another_process_revokes_a_key(migrated_sqlite: Path, tmp_path: Path) ->
     check_revoking(f"sqlite:///{tmp_path / migrated_sqlite.name}", tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.postgres
 def test_on_postgresql_as_well(postgres_url: str, tmp_path: Path) -> None:
     check_revoking(postgres_url, tmp_path)
@@ -46,7 +47,6 @@ def check_revoking(database_url: str, data_dir: Path) -> None:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.postgres
 def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
     paths = [str(FOLDER.parent / name) for name in DATABASE_TESTS]

@@ -123,7 +123,7 @@ class Walk(RuleBasedStateMachine):
         assert not LoadJob.objects.exclude(stage_links="").exists()
 
 
-@pytest.mark.parametrize("num_walks", slow_but([4, 15], 4))
+@pytest.mark.parametrize("num_walks", slow_but([2, 15], 2))
 def test_any_order_of_loads_and_faults_leaves_nothing(
     build: Any, sent: Any, num_walks: int
 ) -> None:

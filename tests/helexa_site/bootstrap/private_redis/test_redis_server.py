@@ -27,6 +27,8 @@ from helexa_site.bootstrap.private_redis.redis_server import (
 from tests.cases import each_case
 from tests.servers.private_redis import running_redis
 
+pytestmark = pytest.mark.slow
+
 
 def test_answers_and_leaves_no_socket(tmp_path: Path) -> None:
     with running_redis(tmp_path) as url, redis.Redis.from_url(url) as client:

@@ -22,6 +22,8 @@ from helexa_site.bootstrap.processes.log_file import LogFile
 from helexa_site.bootstrap.processes.supervisor import StoppingError, Supervisor
 from tests.processes import command_line, has_ended
 
+pytestmark = pytest.mark.slow
+
 WAIT_TIMEOUT_S = 120.0
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); "
 SLEEP = "time.sleep(60)"

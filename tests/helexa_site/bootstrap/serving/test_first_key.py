@@ -42,6 +42,7 @@ def test_the_usual_data_directory_is_not_named() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_works(tmp_path: Path, migrated_sqlite: Path) -> None:
     """It runs in a directory whose name needs quotes, with nothing else in the environment."""
     data_dir = tmp_path / "some data"

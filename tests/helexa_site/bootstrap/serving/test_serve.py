@@ -21,6 +21,8 @@ from helexa_site.bootstrap.processes.children import (
 from inference.settings.gateway import DRAIN_SECONDS
 from tests.cases import each_case
 
+pytestmark = pytest.mark.slow
+
 END_TIMEOUT_S = 150.0
 SERVE = """
 import os, signal, sys, threading, time, weakref

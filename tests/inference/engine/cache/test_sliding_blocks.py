@@ -19,7 +19,7 @@ from tests.inference.engine.test_parity import engine_for, prompt_of, run, submi
 NUM_TOKENS = 120
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=[pytest.param("torch", marks=pytest.mark.slow), "native"])
 def sliding(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
     """A window of 24 tokens."""
     return build_pair("mistral", request.param, native_cache_dir)

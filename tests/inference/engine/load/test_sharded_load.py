@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 HIDDEN, INTERMEDIATE, NUM_LAYERS, VOCAB = 1024, 2816, 8, 16_000
 LAYERS_PER_SHARD = 2

@@ -86,7 +86,7 @@ def reference() -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+@pytest.fixture(scope="module", params=[pytest.param("torch", marks=pytest.mark.slow), "native"])
 def wide(
     request: pytest.FixtureRequest, reference: PreTrainedModel, native_cache_dir: Path
 ) -> Pair:

@@ -40,6 +40,8 @@ from inference.protocol.load import (
 )
 from inference.protocol.sampling import Grammar, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 EXIT_TIMEOUT_S = 120
 KV_MEMORY_BYTES = 4 * 1024**2

@@ -23,6 +23,8 @@ from tests.cases import each_case
 from tests.inference.engine.faulty_executor import Kind
 from tests.inference.engine.serving.test_process import EXIT_TIMEOUT_S, EngineProcess, started
 
+pytestmark = pytest.mark.slow
+
 FAULTY_ENGINE = "tests.inference.engine.faulty_engine"
 
 

@@ -36,6 +36,8 @@ from tests.inference.engine.stages.test_staged_engine import answers as engine_a
 from tests.inference.loading.conftest import save_directory
 from tests.inference.models.families import tiny_hybrid
 
+pytestmark = pytest.mark.slow
+
 EXACT = {"dtype": "float32"}
 """The setting with which rows to other hosts are not rounded: a CPU computes alike without it."""
 
@@ -77,7 +79,6 @@ ORDERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("neurons", "ends"), ORDERS.values(), ids=ORDERS)
 def test_in_any_order(
     tiny_model_dir: Path, data_dir: Path, neurons: list[str], ends: tuple[int, ...]
@@ -137,7 +138,6 @@ def scores(loaded: LoadedEngine) -> list[float]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"quantization": "q8", **EXACT}, {"dtype": "bfloat16"}], ids=str
 )
@@ -150,7 +150,6 @@ def test_quantised_and_on_torchs_operators(
         close_all()
 
 
-@pytest.mark.slow
 def test_a_hybrid_that_crosses_three_hosts(tmp_path: Path, data_dir: Path) -> None:
     """States of two neurons, and keys of a third."""
     directory = tiny_hybrid.save(tiny_hybrid.qwen3_next(), tmp_path / "hybrid")
@@ -160,7 +159,6 @@ def test_a_hybrid_that_crosses_three_hosts(tmp_path: Path, data_dir: Path) -> No
         close_all()
 
 
-@pytest.mark.slow
 def test_a_mixture(tmp_path: Path, data_dir: Path) -> None:
     directory = save_directory(tmp_path / "mixture", "qwen3_moe")
     prompt = [1 + token % 60 for token in PROMPT]
@@ -170,7 +168,6 @@ def test_a_mixture(tmp_path: Path, data_dir: Path) -> None:
         close_all()
 
 
-@pytest.mark.slow
 def test_it_sleeps_and_wakes_with_all_its_stages(tiny_model_dir: Path, data_dir: Path) -> None:
     with remote_stages(tiny_model_dir, data_dir, [HERE, "b"], 2, 3) as there:
         staged = load(there.spec, data_dir)
@@ -186,7 +183,6 @@ def test_it_sleeps_and_wakes_with_all_its_stages(tiny_model_dir: Path, data_dir:
         close_all()
 
 
-@pytest.mark.slow
 def test_whatever_is_asked_and_cancelled(tiny_model_dir: Path, data_dir: Path) -> None:
     """Grammars, drawing, scores, drafts, choices and preemption, then cancels in every phase."""
     expected, _ = engine_answers(engine_of(tiny_model_dir, data_dir))
@@ -201,7 +197,6 @@ def test_whatever_is_asked_and_cancelled(tiny_model_dir: Path, data_dir: Path) -
         close_all()
 
 
-@pytest.mark.slow
 def test_an_adapter_over_two_hosts(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
     base = load_file(tiny_model_dir / "model.safetensors")
     write_adapter(tmp_path / "adapter", base, seed=3)

@@ -16,6 +16,8 @@ from benchmarks.gateway.processes import HOST
 from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
 from benchmarks.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 GIVE_UP_S = 60.0
 QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 

@@ -19,6 +19,8 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.fake_neuron import FakeNeuron, silent
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 
 

@@ -16,7 +16,7 @@ from tests.inference.gateway.redis.trouble import begun, config, mortal, redis_u
 from tests.servers.private_redis import MortalRedis
 
 __all__ = ["begun", "config", "mortal", "redis_url", "stall_limit_s"]
-pytestmark = pytest.mark.usefixtures("begun")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("begun")]
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

@@ -29,7 +29,7 @@ from tests.inference.gateway.waiting import until
 from tests.servers.private_redis import MortalRedis
 
 __all__ = ["begun", "config", "mortal", "redis_url", "stall_limit_s"]
-pytestmark = pytest.mark.usefixtures("begun")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("begun")]
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 NUM_TOKENS = 60

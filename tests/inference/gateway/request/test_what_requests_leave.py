@@ -19,6 +19,8 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, failing
 from tests.inference.gateway.waiting import until
 
+pytestmark = pytest.mark.slow
+
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 TURNS = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT_BODY: dict[str, Any] = {"model": "tiny", "messages": TURNS}

@@ -28,6 +28,8 @@ from tests.inference.gateway.servers.running_server import (
 )
 from tests.migrated_database import MakeSqlite
 
+pytestmark = pytest.mark.slow
+
 MODEL = "smollm2-135m-instruct"
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -145,7 +147,6 @@ async def quiet(submit: Submit) -> AsyncIterator[list[Event]]:
             yield events
 
 
-@pytest.mark.slow
 async def test_an_answer_may_take_its_time(server: RunningServer, ready: FakeNeuron) -> None:
     ready.script = quiet
     body = {"model": MODEL, "messages": QUESTION}
@@ -158,7 +159,6 @@ async def test_an_answer_may_take_its_time(server: RunningServer, ready: FakeNeu
         assert b"s." in answer.content
 
 
-@pytest.mark.slow
 async def test_a_websocket_may_be_quiet(server: RunningServer, ready: FakeNeuron) -> None:
     create = {"type": "response.create", "model": MODEL, "input": "Hi", "store": False}
     url = f"ws://127.0.0.1:{server.port}/v1/responses"

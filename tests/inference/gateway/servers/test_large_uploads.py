@@ -19,6 +19,8 @@ from tests.inference.gateway.servers.running_server import RunningServer, gatewa
 from tests.inference.gateway.upstreams.passing import FORM, TRANSCRIPTIONS, form, part
 from tests.migrated_database import MakeSqlite
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 UPLOAD_BYTES = 60 * MIB
 MAX_GROWTH_BYTES = 20 * MIB

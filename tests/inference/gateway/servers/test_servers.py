@@ -24,6 +24,8 @@ from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 from tests.inference.gateway.servers.chats import CHAT, MAX_BODY_BYTES, MODEL, QUESTION
 from tests.inference.gateway.servers.running_server import RunningServer, served_by, start
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=["daphne", "uvicorn"])
 def server(

@@ -9,12 +9,16 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from helexa_site.config import REPOSITORY_DIR
 from inference.protocol.events import Accepted, Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 from tests.inference.gateway.servers.chats import CHAT, MODEL, QUESTION
 from tests.inference.gateway.servers.running_server import accepts_connections, command, start
+
+pytestmark = pytest.mark.slow
 
 
 async def test_daphne_drains(

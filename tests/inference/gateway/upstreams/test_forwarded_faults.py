@@ -152,6 +152,7 @@ async def test_a_fault_before_the_first_token_is_an_error_and_free(
     assert [settled.prompt_tokens for settled in ledger.settled] == [0]
 
 
+@pytest.mark.slow
 async def test_an_upstream_that_is_away_or_silent(
     client: AsgiClient, upstream: FakeUpstream, far: CatalogueEntry, catalogue: FakeCatalogue
 ) -> None:

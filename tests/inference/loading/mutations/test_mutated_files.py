@@ -48,6 +48,7 @@ def check(subjects: Iterable[str], num_cases: int, folder: Path, native_cache_di
         assert found.counts["answered"] >= 1, f"{subject}: the files as they are"
 
 
+@pytest.mark.slow
 def test_some_mutated_files(tmp_path: Path, native_cache_dir: Path) -> None:
     check(EACH_TIME, FEW, tmp_path, native_cache_dir)
 

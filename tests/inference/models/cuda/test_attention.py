@@ -18,6 +18,7 @@ from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import TorchAttention
 from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
+from tests.slow_cases import slow_but
 
 NUM_BLOCKS = 24
 TUNING = Tuning(
@@ -149,14 +150,14 @@ def check_prefill(case: Case, starts: list[int], scores: Scores = PLAIN) -> None
     check(case, case.step(starts), scores)
 
 
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("window", slow_but([None, 9], 9))
 def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, window: int | None) -> None:
     """Is one operation: a row that decodes, one with three drafts, and two prompts."""
     case = Case(device, [21, 40, 19, 33])
     check(case, case.step([20, 36, 0, 17], num_decodes=2), Scores(window))
 
 
-@pytest.mark.parametrize("chunk", [8, 13, 64])
+@pytest.mark.parametrize("chunk", slow_but([8, 13, 64], 13))
 def test_rows_that_see_their_chunk_alone(device: torch.device, chunk: int) -> None:
     case = Case(device, [21, 40, 19, 33])
     case.poison_the_rest()
@@ -166,7 +167,7 @@ def test_rows_that_see_their_chunk_alone(device: torch.device, chunk: int) -> No
     check_prefill(case, [0, 1, 18, 32], scores)
 
 
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("window", slow_but([None, 9], 9))
 def test_rows_that_see_those_behind_them(device: torch.device, window: int | None) -> None:
     """Positions 5 to 28 of one prompt see each other, across tiles, and 17 to 25 of another; a row
     that decodes is beside them."""
@@ -181,14 +182,14 @@ def test_rows_that_see_those_behind_them(device: torch.device, window: int | Non
     check(case, case.step([20, 3, 17], num_decodes=1), Scores(window, sees_ahead=True))
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", slow_but([64, 80, 96, 128, 256], 80, 128))
 def test_head_dims(device: torch.device, head_dim: int) -> None:
     case = Case(device, [19, 3], head_dim=head_dim)
     check_decode(case)
     check_prefill(case, [0, 1])
 
 
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("window", slow_but([None, 9], 9))
 @pytest.mark.parametrize("kind", ["sinks", "soft cap"])
 def test_sinks_and_soft_caps(device: torch.device, kind: str, window: int | None) -> None:
     case = Case(device, [19, 3, 40])

@@ -32,6 +32,7 @@ on_processors = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @on_processors
 @torch.inference_mode()
 def test_a_hybrid_reads_prompts_by_them(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from inference.models.native.structs import Draw
 from inference.models.step_input import StepInput
 from tests.inference.models.native.packed_decoder import BLOCK_TOKENS, CONFIG, Sequences, decoder
 
+pytestmark = pytest.mark.slow
+
 MB = 1024**2
 MANY_ROWS = 1_000_000
 """Their first buffer is 1 GB."""

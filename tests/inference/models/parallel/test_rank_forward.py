@@ -41,7 +41,7 @@ from tests.inference.models.parallel.ranks import (
 from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
 from tests.inference.models.steps import step_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CONTEXT_TOKENS, BLOCK_TOKENS = 64, 8
 TOLERANCE = 1e-4

@@ -61,7 +61,7 @@ def natively(directory: Path, library: ctypes.CDLL) -> NativeModel:
     return tiny_hybrid.natively(library, directory, directory / "cache")
 
 
-@pytest.fixture(params=["on_torch", "natively"])
+@pytest.fixture(params=[pytest.param("on_torch", marks=pytest.mark.slow), "natively"])
 def model(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 

@@ -134,6 +134,7 @@ def _reported(client: redis.Redis) -> list[UsageReport]:
     return [decode_usage_report(fields[USAGE_REPORT_FIELD]) for _, fields in entries]
 
 
+@pytest.mark.slow
 def test_a_dead_gateways_requests_are_reported_with_what_they_used(
     make_service: Callable[..., NeuronService],
     fake_spec: Callable[..., LoadSpec],

@@ -162,6 +162,7 @@ channel.send(encode_engine_frame(LoadFailedMessage(failure=failure)))
 )
 
 
+@pytest.mark.slow
 def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
     make_service: MakeService,
     shelf: Path,

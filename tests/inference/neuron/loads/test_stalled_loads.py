@@ -29,6 +29,8 @@ from tests.inference.neuron.fake_engines import running_engines
 from tests.inference.neuron.loads.test_queue import Machine, begun, load_of, loaded
 from tests.processes import command_line
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 900.0
 MakeService = Callable[..., NeuronService]
 WaitUntil = Callable[[Callable[[], object]], None]

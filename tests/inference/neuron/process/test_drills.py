@@ -16,6 +16,8 @@ from inference.protocol.drills import Fault, FaultOrder
 from inference.protocol.events import Failed, Finished
 from tests.inference.neuron.fake_engines import running_engines
 
+pytestmark = pytest.mark.slow
+
 MakeService = Callable[..., NeuronService]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import redis
 
 from benchmarks.ports import free_port
@@ -24,6 +25,8 @@ from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL
 from tests.inference.neuron.conftest import TestGateway
 from tests.servers.private_redis import MortalRedis
+
+pytestmark = pytest.mark.slow
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 SECRET = "a-secret-of-this-test-alone"

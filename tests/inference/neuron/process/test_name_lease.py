@@ -24,6 +24,8 @@ from tests.live.fleets.certificates import Authority
 from tests.servers.private_redis import mortal_redis
 from tests.servers.tls_front import tls_front
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def make_lease(redis_url: str):

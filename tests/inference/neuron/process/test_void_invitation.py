@@ -22,6 +22,8 @@ from inference.neuron.process.redis_client import (
 )
 from inference.settings.setting import EXIT_MISCONFIGURED
 
+pytestmark = pytest.mark.slow
+
 REFUSED = redis.AuthenticationError("invalid username-password pair or user is disabled.")
 
 

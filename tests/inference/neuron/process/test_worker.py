@@ -37,6 +37,8 @@ from inference.protocol.keys import (
 )
 from tests.inference.neuron.fake_engines import running_engines
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
 StartNeuron = Callable[..., subprocess.Popen[bytes]]
 

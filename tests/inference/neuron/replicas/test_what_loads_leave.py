@@ -19,6 +19,8 @@ from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.service import NeuronService
 from inference.text.tokens.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow
+
 KINDS = (ModelText, Tokenizer, Replica, EngineRun, EngineProcess)
 
 

@@ -31,6 +31,8 @@ from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 from tests.inference.loading.range_hub import RangeHub, running_range_hub
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY_DIR = Path(__file__).resolve().parents[5]
 GGUF = b"GGUF" + bytes(50_000)
 

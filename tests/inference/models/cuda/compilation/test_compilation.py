@@ -56,6 +56,7 @@ def test_kernels_compile_for_cards_that_are_not_here(model_cache_dir: Path) -> N
         assert all(float(instructions) <= most for instructions in per_weight)
 
 
+@pytest.mark.slow
 @pytest.mark.limit_s(120)
 def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
     """Slices of a step's upload begin anywhere, and Triton would compile another kernel for those
@@ -63,6 +64,7 @@ def test_no_step_compiles_a_kernel_again(model_cache_dir: Path) -> None:
     assert run_program("specialisations", cache=model_cache_dir) == []
 
 
+@pytest.mark.slow
 @pytest.mark.limit_s(300)
 def test_every_kernel_compiles(model_cache_dir: Path) -> None:
     assert len(run_program("few_cases", cache=model_cache_dir)) == len(few_cases()) == 8
