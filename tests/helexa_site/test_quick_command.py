@@ -12,6 +12,7 @@ import pytest
 from tests.own_python import REPOSITORY_DIR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["keys list", "changepassword admin"])
 def test_a_command_leaves_no_database_behind(tmp_path: Path, words: str) -> None:
     """Django's own neither."""

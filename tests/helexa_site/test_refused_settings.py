@@ -110,7 +110,7 @@ def test_the_gateway_accepts_its_least_default_and_greatest(setting: Setting[Any
         read_config({setting.name: word})
 
 
-@pytest.mark.parametrize("program", slow_but(PROGRAMS, "serve", "control", "doctor"))
+@pytest.mark.parametrize("program", slow_but(PROGRAMS, "serve"))
 def test_a_program_ends_with_one_line(program: str, tmp_path: Path) -> None:
     """The bad settings are of the log, of a gateway and of an engine."""
     arguments, exit_code = PROGRAMS[program]
@@ -122,6 +122,7 @@ def test_a_program_ends_with_one_line(program: str, tmp_path: Path) -> None:
         assert len(rest) == (1 if program == "doctor" else 0), "the doctor prints a remedy"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["/proc/helexa/var", "file/var"])
 def test_a_neuron_refuses_a_data_directory_that_cannot_be_made(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()

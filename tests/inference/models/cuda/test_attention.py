@@ -20,6 +20,8 @@ from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
 from tests.slow_cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 NUM_BLOCKS = 24
 TUNING = Tuning(
     decode_tile_tokens=16,
@@ -217,7 +219,6 @@ def test_formats(device: torch.device, kv_format: KVFormat, dtype: torch.dtype) 
         check_prefill(case, [17])
 
 
-@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_shapes_at_random(data: st.DataObject) -> None:

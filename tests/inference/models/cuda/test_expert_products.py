@@ -32,6 +32,8 @@ from tests.inference.models.cuda.random_experts import (
 )
 from tests.slow_cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 NUM_EXPERTS = 4
 RAGGED = [3, 0, 1, 40]
 """Entries of each expert."""

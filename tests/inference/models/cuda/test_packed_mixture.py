@@ -25,6 +25,8 @@ from tests.cases import each_case
 from tests.inference.models.cuda.random_experts import IN_FEATURES, OUT_FEATURES, random_expert
 from tests.slow_cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 HIDDEN, INNER, NUM_EXPERTS, NUM_ROWS = 64, 32, 4, 5
 PREFIX = "model.layers.0.mlp"
 CONFIG = ExpertsConfig(num_experts=NUM_EXPERTS, experts_per_token=2, intermediate_size=INNER)

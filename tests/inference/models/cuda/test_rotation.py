@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import get_args
 
 import numpy as np
+import pytest
 import torch
 
 from inference.models.cache.kv_format import KVFormat
@@ -19,6 +20,8 @@ from inference.models.layers.rotation import torch_rotation
 from inference.models.step_input import StepInput
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG
+
+pytestmark = pytest.mark.slow
 
 NUM_SLOTS = 16
 HALF_A_CODE = {"bf16": 2**-8, "fp16": 2**-11, "int8": 0.5 / 127, "fp8": 2**-4}

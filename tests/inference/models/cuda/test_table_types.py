@@ -17,6 +17,8 @@ from inference.models.families.gguf_types import GGUF_TYPES
 from inference.models.weights.codebook import CodebookWeight
 from tests.slow_cases import slow_but
 
+pytestmark = pytest.mark.slow
+
 OUT_FEATURES, IN_FEATURES = 16, 1024
 TABLE_TYPES = [type.name for type in GGUF_TYPES if type.is_table]
 

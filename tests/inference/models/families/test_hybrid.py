@@ -277,6 +277,7 @@ def test_gguf(name: str, directory: Path, answers: Answer) -> None:
     assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["q6", "q8"])
 @pytest.mark.parametrize("name", LOADED, indirect=True)
 def test_a_load(directory: Path, data_dir: Path, quantization: Quantization) -> None:

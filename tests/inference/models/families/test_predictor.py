@@ -290,6 +290,7 @@ def loaded_engine(directory: Path, data_dir: Path, dtype: Any) -> tuple[Engine, 
     return loaded.engine, loaded.report.speculation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_loaded(directory: Path, data_dir: Path, dtype: str) -> None:
     """The native decoder computes in float32, torch's operators in the other."""

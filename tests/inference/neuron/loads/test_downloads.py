@@ -25,6 +25,8 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LOADED
 
+pytestmark = pytest.mark.slow
+
 SOURCE = "pypi:tiny-model==1.0"
 CACHED = "pypi:tiny-model-1.0"
 MakeService = Callable[..., NeuronService]
@@ -162,7 +164,6 @@ channel.send(encode_engine_frame(LoadFailedMessage(failure=failure)))
 )
 
 
-@pytest.mark.slow
 def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
     make_service: MakeService,
     shelf: Path,

@@ -319,6 +319,7 @@ def _walk(enforced: Enforced, chooser: random.Random) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @each_case("family", [name for name in FAMILIES if name != "harmony"])
 def test_what_a_grammar_lets_through_can_be_read(family: str, vocabulary: Vocabulary) -> None:
     enforced = Enforced(family, vocabulary, REQUIRED)

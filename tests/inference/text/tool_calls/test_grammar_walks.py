@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from inference.protocol.generation import ToolChoice
 from tests.cases import each_case
 from tests.inference.text.tool_calls.calls import FORMATS, Call, read
@@ -18,6 +20,8 @@ from tests.inference.text.tool_calls.enforced import (
     STRICT,
     Enforced,
 )
+
+pytestmark = pytest.mark.slow
 
 SNIPPETS = [
     *('"', "}", "]", ",", "</parameter>", "<tool_call>", "[TOOL_CALLS]", "<function=", "1", ": "),
