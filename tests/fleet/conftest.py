@@ -27,6 +27,7 @@ from inference.protocol.heartbeat import (
 )
 from inference.protocol.held_stages import HeldStage, HeldStageStatus
 from inference.protocol.load_report import LoadReport
+from inference.version import VERSION
 from metering.actor import COMMAND
 from tests.fleet.ordered import ordered
 
@@ -95,7 +96,7 @@ def heartbeat(name: str = "beast", **changes: Any) -> NeuronHeartbeat:
     values: dict[str, Any] = {
         "name": name,
         "epoch": "epoch-1",
-        "version": "0.1.0",
+        "version": VERSION,
         "protocol": PROTOCOL,
         "started_unix_s": NOW_UNIX_S - 600,
         "time_unix_s": NOW_UNIX_S,

@@ -11,6 +11,7 @@ from fleet import services
 from fleet.models import LoadJob
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure
+from inference.version import VERSION
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import Api, key_api, need_keys
 
@@ -72,7 +73,7 @@ def test_what_a_neuron_reports_in_the_originals_shapes(reader: Api, model, beat,
     )
     beat(devices=[card], replicas=[ready, failed], host=host)
     version = reader.get("neurons/beast/version")
-    assert (version["package_version"], version["torch_version"]) == ("0.1.0", "2.13.0+cu130")
+    assert (version["package_version"], version["torch_version"]) == (VERSION, "2.13.0+cu130")
     found = reader.get("neurons/beast/discovery")
     assert (found["hostname"], found["devices"][0]["vram_total_mb"]) == ("beast.local", 8192)
     assert (found["os"], found["kernel"]) == ("Debian 12", "Linux 6.1.0")
