@@ -10,6 +10,7 @@ import pytest
 
 from fleet import services
 from fleet.lifecycles import NeuronStatus
+from fleet.live import reports
 from fleet.live.load_orders import LoadOrders
 from fleet.live.reports import MAX_REPLICAS, Report, log_refusal, read_report
 from fleet.live.snapshot import build_snapshot
@@ -75,6 +76,7 @@ KINDS = (
 @pytest.mark.parametrize("kind", KINDS)
 def test_refused_by_name_and_reported_once(kind: str, build, caplog) -> None:
     payload = encode_heartbeat(hostile(build)[kind])
+    reports._log.forget("beast")  # what other tests reported of it
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             report = read_report("beast", payload)

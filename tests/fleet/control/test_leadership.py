@@ -24,7 +24,7 @@ from helexa_site.celery import (
 )
 from inference.protocol.keys import CONTROL_LEADER
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 
 class Clock:
