@@ -71,7 +71,7 @@ class ReplicaRow:
     is_kept_loaded: bool
     """The model would be loaded or woken again at once, so unload and sleep are refused."""
     lies_on_hosts: bool
-    """It is only unloaded: sleep and reload are refused."""
+    """Other neurons have stages of it: it may be unloaded, but not sleep or reload in place."""
     progress: ProgressRow | None
 
 

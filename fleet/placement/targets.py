@@ -32,7 +32,7 @@ class TargetState:
     queue: int
     """Requests that wait for it."""
     num_requests: int
-    """Those that wait and those that run."""
+    """Requests that wait or run there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def own_state(
 
 
 def _queue(replica: ReplicaView, sent: Mapping[str, int]) -> int:
-    """Those sent since the last heartbeat run as far as there are places."""
+    """Requests sent since the last heartbeat count as running while the replica has places."""
     num_sent = sent.get(replica.neuron, 0)
     if replica.max_in_flight is None:
         return replica.queue_depth + num_sent

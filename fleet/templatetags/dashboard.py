@@ -24,7 +24,7 @@ from fleet.dashboard.words import asks_first, count_words
 from fleet.management.sizes import size_text
 
 GAP = '<span class="hx-gap"></span>'
-"""It stands in the place of a button that is not offered."""
+"""Placeholder of a button that is not offered."""
 
 register = template.Library()
 register.filter("size", size_text)

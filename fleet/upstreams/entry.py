@@ -19,12 +19,12 @@ class UpstreamEntry:
 
     name: str
     url: str
-    """It has no slash at its end."""
+    """Without a slash at its end."""
     dialect: Dialect = "openai"
     sealed_secret: str = field(default="", repr=False)
     """Empty: it is sent none."""
     leaves_network: bool = False
-    """Its requests leave the operator's network."""
+    """Whether requests to it leave the operator's network."""
     concurrency: int = DEFAULT_CONCURRENCY
     """How many requests each gateway sends it at once; the others wait."""
     connect_timeout_s: int = DEFAULT_CONNECT_TIMEOUT_S

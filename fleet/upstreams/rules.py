@@ -53,7 +53,7 @@ def check_url(url: str) -> None:
 
 
 def check_secret(secret: str) -> None:
-    """It goes into a header."""
+    """Raises ``UpstreamValueError`` for a key that cannot stand in an HTTP header."""
     if len(secret) > MAX_SECRET_LENGTH:
         raise UpstreamValueError("key", f"A key has at most {MAX_SECRET_LENGTH:,} characters")
     if not secret.isascii() or any(character <= " " or character == "\x7f" for character in secret):

@@ -108,8 +108,8 @@ def _write(client: str, found: ClientSettings) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """It holds a key: a new file is its owner's alone, and an existing one stays as open as it
-    is."""
+    """Writes a client's settings, which hold a key: only the owner may read a new file, and an
+    existing one keeps its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWNER_ALONE
     write_whole(path, text, mode=mode)
