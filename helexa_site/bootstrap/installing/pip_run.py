@@ -47,7 +47,11 @@ def run_pip(arguments: Sequence[str], log_path: Path) -> PipOutcome:
     its last lines are shown."""
     # Unbuffered, so that a line is there when it happens.
     command = [sys.executable, "-u", "-m", "pip", "install", "--disable-pip-version-check"]
-    command += ["--no-input", "--retries", "2", *arguments]
+    command += ["--no-input", "--retries", "2"]
+    if not sys.dont_write_bytecode:
+        # Python compiles what is imported when it is: a small part. All takes pip a minute.
+        command += ["--no-compile"]
+    command += arguments
     print_step("environment", f"pip's output: {log_path}")
     progress = PipProgress()
     with (
