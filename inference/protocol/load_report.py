@@ -106,8 +106,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     grammar_problem: str | None = None
     """Why no output of this model can be held to a grammar; ``None``: it can."""
     template_problem: str | None = None
-    """Why the chat template failed when the neuron rendered a short conversation with it; ``None``:
-    it works."""
+    """How the chat template failed, or what it lost, when the neuron rendered short conversations
+    with it: turns alone, with a system turn, with tools. ``None``: it works."""
     warnings: list[str] = []
     """Sentences: each names something that is disabled or slow on this host, and how to change
     that. The neuron adds warnings that arise while it serves (``EngineStats.warnings``)."""

@@ -62,8 +62,6 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
     text: str
-    refusal: str = ""
-    """Why the model's own template was not used."""
     loses_system_turns: bool = False
     """The template rewrites or drops system turns."""
 

@@ -139,8 +139,4 @@ def _render(job: RenderChat, max_output_bytes: int) -> Result:
         )
     if num_bytes(rendering.text) > max_output_bytes:
         return Broken(reason=LossReason.OUTPUT)
-    return Rendered(
-        text=rendering.text,
-        refusal=rendering.refusal,
-        loses_system_turns=rendering.loses_system_turns,
-    )
+    return Rendered(text=rendering.text, loses_system_turns=rendering.loses_system_turns)

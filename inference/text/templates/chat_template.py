@@ -1,14 +1,16 @@
 """Renders a conversation to prompt text with the model's Jinja chat template.
 
-Owns a template's variables and the fallbacks when it refuses. ``template_environment`` owns what a
-template may call.
+Owns a template's variables and the words for what it refuses. ``turns`` owns the forms of a
+conversation that are tried, ``template_environment`` what a template may call.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -45,6 +47,8 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 """What a client's template_kwargs may not be called: arguments of transformers' renderer, whose
 names clients know."""
 
+ANY_TURN = ChatMessage(role="user", content="Hello")
+"""A template that refuses this turn refuses all."""
 TOOLS_INTRODUCTION = (
     "Answer with a call of a tool, as JSON with its name and its arguments. The tools:\n"
 )
@@ -53,8 +57,6 @@ TOOLS_INTRODUCTION = (
 @dataclass(frozen=True, slots=True)
 class Rendering:
     text: str
-    refusal: str = ""
-    """Why it is plain ChatML; empty where the model's own template was used."""
     loses_system_turns: bool = False
     """The template rewrites or drops system turns."""
 
@@ -72,9 +74,9 @@ class ChatTemplate:
         out.
 
         Tools of which a call is forced stand in a system turn where the template has no place for
-        them. Raises ``TemplateRenderError`` for a chat with tools or images that it cannot express;
-        without them a refusing template is replaced by ChatML. Raises ``MemoryError`` where there
-        is too little memory.
+        them. A model without a template gets ChatML. Raises ``TemplateRenderError`` for a chat that
+        the template refuses or cannot express, and ``MemoryError`` where there is too little
+        memory.
         """
         _check_kwargs(chat.template_kwargs)
         if self.sources.for_tools is None and chat.tool_choice.mode == "required":
@@ -83,17 +85,14 @@ class ChatTemplate:
         if source is None:
             if _has_images(chat):
                 raise TemplateRenderError("this model has no chat template, which images need")
-            return Rendering(self._render_chatml(chat), refusal="the model has no chat template")
+            return Rendering(self._render_source(CHATML, plain_turns(chat.messages), chat))
         try:
             rendering = self._render_arranged(source, chat)
         except MemoryError:
             raise
         except Exception as error:  # a template comes with the model and may raise anything
-            if _is_about_tools(chat) or _has_images(chat):
-                raise TemplateRenderError(f"the model's chat template failed: {error}") from error
-            return Rendering(
-                self._render_chatml(chat), refusal=f"the model's chat template failed: {error}"
-            )
+            how = self._how_it_fails(source, chat)
+            raise TemplateRenderError(f"the model's chat template {how}: {error}") from error
         if self.sources.for_tools is None:
             _check_results_are_kept(rendering.text, chat.messages)
         return rendering
@@ -130,8 +129,32 @@ class ChatTemplate:
         assert refusal is not None
         raise refusal
 
-    def _render_chatml(self, chat: ChatInput) -> str:
-        return self._render_source(CHATML, plain_turns(chat.messages), chat)
+    def _how_it_fails(self, source: str, chat: ChatInput) -> str:
+        """Names the turn with which it fails although it renders what comes before, unless it
+        fails with any turn."""
+        messages = chat.messages
+        if not self._renders(source, chat, [ANY_TURN]):
+            return "failed"
+        ends = _whole_ends(messages)
+        failing = bisect_left(
+            ends, True, key=lambda end: not self._renders(source, chat, messages[:end])
+        )
+        num_rendered = ends[failing - 1] if failing else 0
+        roles = [message.role for message in messages if message.role != "system"]
+        before = sum(message.role != "system" for message in messages[:num_rendered])
+        if before == len(roles):
+            return "fails with a system turn"
+        after = f" after {roles[before - 1]}" if before else ""
+        return f"fails at turn {before + 1} of {len(roles)} ({roles[before]}{after})"
+
+    def _renders(self, source: str, chat: ChatInput, messages: list[ChatMessage]) -> bool:
+        try:
+            self._render_arranged(source, msgspec.structs.replace(chat, messages=messages))
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - a template comes with the model
+            return False
+        return True
 
     def _render_source(self, source: str, turns: list[Turn], chat: ChatInput) -> str:
         return compiled(source).render(
@@ -170,6 +193,19 @@ def _template_kwargs(chat: ChatInput) -> dict[str, Any]:
 def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
     if clash := sorted(RESERVED_TEMPLATE_KWARGS & kwargs.keys()):
         raise TemplateRenderError(f"template_kwargs may not set {', '.join(clash)}")
+
+
+def _whole_ends(messages: list[ChatMessage]) -> list[int]:
+    """The lengths of the conversation's beginnings that templates may be expected to take: with a
+    turn of the user, and not between a call and its results."""
+    ends = []
+    has_user = False
+    for end, (message, following) in enumerate(pairwise(messages), start=1):
+        has_user = has_user or message.role == "user"
+        awaits_result = following.role == "tool" and (message.tool_calls or message.role == "tool")
+        if has_user and not awaits_result:
+            ends.append(end)
+    return ends
 
 
 def _is_about_tools(chat: ChatInput) -> bool:

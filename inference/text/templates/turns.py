@@ -1,10 +1,11 @@
 """A conversation as templates see it: plain objects, in the forms that one template or another
 takes.
 
-    system turns     one first turn > before the first user turn's text > where they were sent
+    system turns     one first turn > a user turn's first text > where they were sent
     tool calls       arguments as objects > as JSON text > with identifiers of nine characters
+    neighbours       each by itself > those of one role, and a result and what follows it, as one
 
-A template is tried with one form after the other, in that order.
+A template is tried with one form after the other, in that order: the last line's first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Any
 from inference.protocol.generation import ChatMessage, ToolCall
 
 Turn = dict[str, Any]
+Content = str | list[dict[str, str]]
 
+SEPARATOR = "\n\n"
+"""Between texts that become one."""
 SHORT_ID_CHARACTERS = 9
 """Mistral's templates refuse identifiers of any other length."""
 
@@ -28,6 +32,11 @@ def arrangements(messages: list[ChatMessage]) -> Iterator[list[Turn]]:
     forms = (plain_turns, _text_argument_turns, _short_id_turns) if has_calls else (plain_turns,)
     for form in forms:
         yield from _system_arrangements(form(messages))
+    for form in forms:
+        for turns in _system_arrangements(form(messages)):
+            joined = _joined_neighbours(turns)
+            if len(joined) < len(turns):
+                yield joined
 
 
 def plain_turns(messages: list[ChatMessage]) -> list[Turn]:
@@ -51,7 +60,7 @@ def _turn(message: ChatMessage) -> Turn:
     return turn
 
 
-def _content(message: ChatMessage) -> str | list[dict[str, str]]:
+def _content(message: ChatMessage) -> Content:
     """Templates of models that see take a list where a turn has images, and write what stands for
     each; the others are given text alone."""
     if not message.images:
@@ -102,17 +111,56 @@ def _system_arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
         yield turns
         return
     others = [turn for turn in turns if turn["role"] != "system"]
-    text = "\n\n".join(turn["content"] for turn in systems if turn["content"])
+    text = SEPARATOR.join(turn["content"] for turn in systems if turn["content"])
     yield [{**systems[0], "content": text}, *others]
     if others and others[0]["role"] == "user":
-        yield [_led(others[0], text), *others[1:]]
+        yield [{**others[0], "content": _joined_content(text, others[0]["content"])}, *others[1:]]
+    else:
+        yield [{"role": "user", "content": text}, *others]
     if len(systems) > 1 or turns[0]["role"] != "system":
         yield turns
 
 
-def _led(turn: Turn, text: str) -> Turn:
-    """``turn`` with ``text`` before its content."""
-    content = turn["content"]
-    if isinstance(content, str):
-        return {**turn, "content": f"{text}\n\n{content}"}
-    return {**turn, "content": [{"type": "text", "text": f"{text}\n\n"}, *content]}
+def _joined_neighbours(turns: list[Turn]) -> list[Turn]:
+    """Returns turns that alternate, for templates that take no others. What the user adds to a
+    tool's result goes with it, because such templates expect the assistant next."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if joined and _go_together(joined[-1]["role"], turn["role"]):
+            joined[-1] = _joined(joined[-1], turn)
+        else:
+            joined.append(turn)
+    return joined
+
+
+def _go_together(role: str, following: str) -> bool:
+    return following == "user" if role == "tool" else following == role
+
+
+def _joined(first: Turn, second: Turn) -> Turn:
+    turn = {**first, "content": _joined_content(first["content"], second["content"])}
+    for name in ("thinking", "reasoning_content"):
+        if thoughts := [one[name] for one in (first, second) if one.get(name)]:
+            turn[name] = SEPARATOR.join(thoughts)
+    if calls := [*first.get("tool_calls", []), *second.get("tool_calls", [])]:
+        turn["tool_calls"] = calls
+    return turn
+
+
+def _joined_content(first: Content, second: Content) -> Content:
+    """Neighbouring texts become one part also beside images, because templates trim each part."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{SEPARATOR}{second}"
+    *before, last = _parts(first)
+    following, *rest = _parts(second)
+    if last["type"] != "text":
+        return [*before, last, following, *rest]
+    if following["type"] != "text":
+        return [*before, *_parts(last["text"] + SEPARATOR), following, *rest]
+    return [*before, *_parts(last["text"] + SEPARATOR + following["text"]), *rest]
+
+
+def _parts(content: Content) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content

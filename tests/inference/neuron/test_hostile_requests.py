@@ -203,13 +203,19 @@ def test_a_template_that_never_renders_is_reported_on_load(
     assert isinstance(asked(gateway, service, text)[-1], Finished)
 
 
-def test_a_template_that_refuses_is_replaced_and_reported_on_load(
+def test_a_template_that_refuses_turns_is_reported_on_load_and_to_clients(
     make_service: MakeService, fake_spec: Callable[..., LoadSpec], gateway: Any
 ) -> None:
     service = make_service()
-    refusing = "{{ raise_exception('roles must alternate') }}"
+    refusing = (
+        "{% for m in messages if m.role == 'assistant' %}{{ raise_exception('no answers') }}"
+        "{% endfor %}{{ messages[0].content }}"
+    )
     service.load_model(msgspec.structs.replace(fake_spec(), chat_template=template_file(refusing)))
-    report = gateway.wait_status("ready").report
-    assert "roles must alternate" in report.template_problem
-    assert "ChatML" in report.template_problem
+    problem = "the model's chat template fails at turn 2 of 3 (assistant after user): no answers"
+    assert gateway.wait_status("ready").report.template_problem == problem
+    turns = [ChatMessage(role=role, content="Hi") for role in ("user", "assistant", "user")]
+    failure = failure_of(asked(gateway, service, request(input=ChatInput(messages=turns))))
+    assert (failure.code, failure.param) == ("template_render_failed", "messages")
+    assert failure.message == problem
     assert is_fine(gateway, service)

@@ -1,8 +1,9 @@
-"""Small chat templates that ask of their input what those of three model families do.
+"""Small chat templates that ask of their input what those of four model families do.
 
 QWEN iterates a call's arguments, shows thinking and may close the block in the prompt; LLAMA writes
 arguments with ``tojson``, one call a turn; MISTRAL wants turns to alternate, short identifiers and
-the tools beside the last user turn.
+the tools beside the last user turn; GEMMA wants turns to alternate and has no place for systems and
+tools.
 """
 
 QWEN = """
@@ -113,4 +114,18 @@ MISTRAL = """
  {{ m.content }}</s>
 {%- endif -%}
 {%- endfor -%}
+"""
+
+GEMMA = """
+{{- bos_token -}}
+{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif -%}
+{%- for m in messages -%}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) -%}
+{{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') -}}
+{%- endif -%}
+<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content | trim }}<end_of_turn>
+{% endfor -%}
+{%- if add_generation_prompt %}<start_of_turn>model
+{% endif -%}
 """

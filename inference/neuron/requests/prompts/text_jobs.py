@@ -25,7 +25,13 @@ from inference.neuron.errors import (
     template_failed,
     template_limit_exceeded,
 )
-from inference.protocol.generation import ChatInput, ChatMessage, OutputFormat
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    OutputFormat,
+    ToolCall,
+    ToolDefinition,
+)
 from inference.protocol.load_report import LoadReport
 from inference.recent_results import RecentResults
 from inference.sandbox.errors import LossReason, NotWantedError, NoWorkerError, WorkerLostError
@@ -56,13 +62,32 @@ MAX_LOGGED = 16
 NUM_TRIALS = 2
 """How often a template may exceed its limits with a short conversation: once may be a machine that
 stood still."""
-SHORT_CHAT = ChatInput(
+SYSTEM = ChatMessage(role="system", content="Answer briefly.")
+TURNS = [
+    ChatMessage(role="user", content="Hello"),
+    ChatMessage(role="assistant", content="Hello!"),
+    ChatMessage(role="user", content="How are you?"),
+]
+CALL = ToolCall(id="call_1", name="current_time", arguments='{"zone": "UTC"}')
+SHORT_CHAT = ChatInput(messages=TURNS)
+SYSTEM_CHAT = ChatInput(messages=[SYSTEM, *TURNS])
+TOOL_CHAT = ChatInput(
     messages=[
-        ChatMessage(role="user", content="Hello"),
-        ChatMessage(role="assistant", content="Hello!"),
-        ChatMessage(role="user", content="How are you?"),
-    ]
+        TURNS[0],
+        ChatMessage(role="assistant", tool_calls=[CALL]),
+        ChatMessage(role="tool", tool_call_id=CALL.id, name=CALL.name, content="12:00"),
+        *TURNS[1:],
+    ],
+    tools=[
+        ToolDefinition(
+            name=CALL.name,
+            path="tools[0]",
+            description="Reports the time.",
+            parameters={"type": "object", "properties": {"zone": {"type": "string"}}},
+        )
+    ],
 )
+LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
 ANYBODY = Caller()
 
 
@@ -118,20 +143,38 @@ class TextJobs:
         return replace(self, _caller=caller)
 
     def try_template(self) -> str | None:
-        """Why the model's template cannot render even a short conversation; ``None``: it can. One
-        that exceeds its limits there renders no other conversation either."""
+        """What the model's template cannot render even in a short conversation; ``None``: nothing.
+        One that exceeds its limits there renders no other conversation either."""
+        if self._of_model.sources.default is None:
+            return "the model has no chat template; conversations are written as ChatML"
         lost: LossReason | None = None
         for _ in range(NUM_TRIALS):
             try:
-                refusal = self.rendering(SHORT_CHAT).refusal
-                return f"{refusal}; conversations are written as ChatML" if refusal else None
+                self.rendering(SHORT_CHAT)
             except WorkerLostError as error:
                 lost = error.reason
             except (TemplateRenderError, RequestRefusedError) as error:
                 return str(error)
+            else:
+                return self._problem_with_more()
         self._of_model.why_no_chats = str(lost)
         self._log_once(f"its chat template {lost} for a short conversation: chats are refused")
         return f"the chat template {lost} for a short conversation; chats are refused"
+
+    def _problem_with_more(self) -> str | None:
+        trials = {"a system turn": SYSTEM_CHAT}
+        if self._of_model.sources.for_tools is not None:
+            trials["tools"] = TOOL_CHAT
+        problems = []
+        for what, chat in trials.items():
+            try:
+                if self.rendering(chat).loses_system_turns:
+                    problems.append(LOSES_SYSTEM_TURNS)
+            except WorkerLostError as lost:
+                problems.append(f"with {what} the model's chat template {lost.reason}")
+            except (TemplateRenderError, RequestRefusedError) as error:
+                problems.append(f"with {what} {error}")
+        return "; ".join(problems) or None
 
     def render(self, chat: ChatInput) -> str:
         """Raises ``RequestRefusedError``."""
@@ -144,10 +187,8 @@ class TextJobs:
         except WorkerLostError as lost:
             self._log_once(f"its chat template {lost.reason} for a conversation")
             raise RequestRefusedError(template_limit_exceeded(str(lost.reason), "this")) from None
-        if rendered.refusal:
-            self._log_once(f"{rendered.refusal}: rendering plain ChatML")
         if rendered.loses_system_turns:
-            self._log_once("its chat template rewrites or drops system turns")
+            self._log_once(LOSES_SYSTEM_TURNS)
         return rendered.text
 
     def rendering(self, chat: ChatInput) -> Rendered:

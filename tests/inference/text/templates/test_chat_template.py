@@ -19,7 +19,7 @@ from inference.text.errors import (
     TemplateRenderError,
     TokenizerFilesError,
 )
-from inference.text.templates.chat_template import ChatTemplate, Rendering, _keeps_system_texts
+from inference.text.templates.chat_template import ChatTemplate, _keeps_system_texts
 from inference.text.templates.template_sources import TemplateSources, find_templates
 from tests.cases import each_case
 
@@ -40,11 +40,7 @@ def _chat(*turns: tuple[str, str], **kwargs: object) -> ChatInput:
 
 
 def _render(source: str | None, chat: ChatInput) -> str:
-    return _rendering(source, chat).text
-
-
-def _rendering(source: str | None, chat: ChatInput) -> Rendering:
-    return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat)
+    return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat).text
 
 
 def test_precedence(tmp_path: Path) -> None:
@@ -191,23 +187,9 @@ def test_a_prompt_may_end_with_the_last_turn() -> None:
     assert _render(None, chat) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
-def test_a_missing_template_is_chatml_and_reported() -> None:
-    rendering = _rendering(None, _chat(("user", "Hi")))
-    assert rendering.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert rendering.refusal == "the model has no chat template"
-
-
-def test_a_refusing_template_falls_back_and_names_the_reason() -> None:
-    source = "{{ raise_exception('roles must alternate') }}"
-    rendering = _rendering(source, _chat(("user", "Hi")))
-    assert rendering.text.startswith("<|im_start|>user\nHi")
-    assert "roles must alternate" in rendering.refusal
-
-
-def test_a_refusing_template_with_tools_is_an_error() -> None:
-    source = "{{ tools }}{{ raise_exception('bad tools') }}"
-    with pytest.raises(TemplateRenderError, match="bad tools"):
-        _render(source, _chat(("user", "x"), tools=[TOOL]))
+def test_a_missing_template_is_chatml() -> None:
+    rendered = _render(None, _chat(("user", "Hi")))
+    assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_template_without_tools_refuses_them() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
+from inference.protocol.images import ImageRef
 from inference.text.errors import TemplateRenderError
 from inference.text.templates.chat_template import ChatTemplate
 from inference.text.templates.template_sources import TemplateSources
+from inference.wire.anthropic.messages import parse as parse_messages
 from tests.cases import each_case
-from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
+from tests.inference.text.family_templates import GEMMA, LLAMA, MISTRAL, QWEN
 
 TOOL = ToolDefinition(
     name="weather",
@@ -65,8 +70,116 @@ def test_llama_refuses_two_calls_in_one_turn_and_reports_it() -> None:
         _render(LLAMA, [HISTORY[1], both, HISTORY[3]], tools=[TOOL])
 
 
-def test_mistral_refuses_turns_that_do_not_alternate() -> None:
-    twice = [HISTORY[1], HISTORY[1]]
-    with pytest.raises(TemplateRenderError, match="must alternate"):
-        _render(MISTRAL, twice, tools=[TOOL])
-    assert "<|im_start|>" in _render(MISTRAL, twice), "without tools it falls back to ChatML"
+FAMILIES = {"gemma": GEMMA, "llama": LLAMA, "mistral": MISTRAL, "qwen": QWEN}
+SYSTEM, ASKED, CALLED, RESULT = HISTORY[:4]
+ANSWERED, AGAIN = HISTORY[4], ChatMessage(role="user", content="Again?")
+
+
+@each_case(
+    ("family", "messages", "in_one_turn"),
+    [
+        ("gemma", [ASKED, AGAIN], "user\nRain?\n\nAgain?<end_of_turn>"),
+        ("gemma", [SYSTEM, ASKED, AGAIN], "user\nBe brief.\n\nRain?\n\nAgain?<end_of_turn>"),
+        ("gemma", [ASKED, ANSWERED, ANSWERED, AGAIN], "model\nYes.\n\nYes.<end_of_turn>"),
+        (
+            "gemma",
+            [SYSTEM, ANSWERED, AGAIN],
+            "user\nBe brief.<end_of_turn>\n<start_of_turn>model\nY",
+        ),
+        ("mistral", [SYSTEM, ASKED, AGAIN], "[INST] Be brief.\n\nRain?\n\nAgain?[/INST]"),
+        ("mistral", [ASKED, SYSTEM, AGAIN], "[INST] Be brief.\n\nRain?\n\nAgain?[/INST]"),
+        (
+            "mistral",
+            [ASKED, ChatMessage(role="user", content=""), AGAIN],
+            "[INST] Rain?\n\nAgain?[",
+        ),
+        ("mistral", [ASKED, CALLED, RESULT, AGAIN], '{"rain": true}\n\nAgain?, "call_id"'),
+        ("mistral", [ASKED, CALLED, RESULT, ASKED, AGAIN], "true}\n\nRain?\n\nAgain?, "),
+        ("mistral", [ASKED, CALLED, RESULT, RESULT, AGAIN], "true}\n\nAgain?, "),
+        ("qwen", [ASKED, AGAIN], "user\nRain?<|im_end|>\n<|im_start|>user\nAgain?<|im_end|>"),
+        ("qwen", [ASKED, CALLED, RESULT, AGAIN], "<|im_start|>user\nAgain?<|im_end|>"),
+    ],
+)
+def test_neighbours_are_joined_where_turns_have_to_alternate(
+    family: str, messages: list[ChatMessage], in_one_turn: str
+) -> None:
+    for tools in [[], [TOOL]] if family != "gemma" else [[]]:
+        assert in_one_turn in _render(FAMILIES[family], messages, tools=tools)
+
+
+def test_images_are_joined_with_the_texts_beside_them() -> None:
+    image = ImageRef(digest="d", media_type="image/png", num_bytes=1, width_px=1, height_px=1)
+    seen = ChatMessage(role="user", content="Look.", parts=[image, "Look."])
+    lists = "{% for part in m.content %}<{{ part.type }}:{{ part.text }}>{% endfor %}"
+    source = GEMMA.replace(
+        "{{ m.content | trim }}",
+        f"{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{lists}{{% endif %}}",
+    )
+    assert "user\n<image:><text:Look.\n\nAgain?>" in _render(source, [seen, AGAIN])
+    assert "user\n<text:Again?\n\n><image:><text:Look.>" in _render(source, [AGAIN, seen])
+
+
+@each_case(
+    ("source", "messages", "turn"),
+    [
+        ("gemma", [ANSWERED, AGAIN], "turn 1 of 2 (assistant): Conversation roles must"),
+        ("gemma", [ASKED, ANSWERED, ASKED, RESULT, ANSWERED], "turn 5 of 5 (assistant after tool)"),
+        (
+            "mistral",
+            [SYSTEM, ASKED, ANSWERED, RESULT, ANSWERED],
+            "turn 4 of 4 (assistant after tool",
+        ),
+        (
+            "mistral",
+            [SYSTEM, ASKED, CALLED, AGAIN, ANSWERED, AGAIN],
+            "turn 3 of 5 (user after assi",
+        ),
+        ("mistral", [*[ASKED, ANSWERED] * 20, ASKED, CALLED, AGAIN], "turn 43 of 43 (user after a"),
+        (
+            "llama",
+            [
+                ASKED,
+                ANSWERED,
+                ASKED,
+                ChatMessage(role="assistant", tool_calls=[CALL, CALL]),
+                RESULT,
+                RESULT,
+                AGAIN,
+            ],
+            "turn 4 of 7 (assistant after user): single tool-calls",
+        ),
+        (
+            "{{ raise_exception('never') }}",
+            [ASKED, ANSWERED],
+            "the model's chat template failed: n",
+        ),
+        (
+            "{% if tools %}{{ raise_exception('tools') }}{% endif %}",
+            [ASKED],
+            "template failed: too",
+        ),
+        ("{% nothing %}", [ASKED], "the model's chat template failed: "),
+    ],
+)
+def test_what_a_template_still_refuses_is_named(
+    source: str, messages: list[ChatMessage], turn: str
+) -> None:
+    tools = [TOOL] if source in ("llama", "mistral") or "tools" in source else []
+    with pytest.raises(TemplateRenderError, match=re.escape(turn)):
+        _render(FAMILIES.get(source, source), messages, tools=tools)
+
+
+def test_a_reminder_beside_a_result_goes_with_it_as_claude_code_sends_it() -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
+    reminder = {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"}
+    turns = [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result, reminder]},
+    ]
+    body = json.dumps({"model": "m", "max_tokens": 5, "messages": turns}).encode()
+    chat = parse_messages(body).generation.input
+    assert isinstance(chat, ChatInput)
+    joined = f'{{"content": rain\n\n{reminder["text"]}, "call_id"'
+    assert joined in _render(MISTRAL, chat.messages)

@@ -1,0 +1,47 @@
+"""What a load finds wrong with a model's chat template."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.cases import each_case
+from tests.inference.neuron.model_texts import model_text
+from tests.inference.text.family_templates import GEMMA, LLAMA, MISTRAL, QWEN
+
+TEXTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+NO_SYSTEM = "{% for m in messages %}x{% endfor %}"
+REFUSES = "{% for m in messages %}{% if TEST %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+
+
+@each_case(
+    ("template", "problem"),
+    [
+        *[(family, None) for family in (GEMMA, LLAMA, MISTRAL, QWEN, TEXTS)],
+        ("{% if %}", "the model's chat template failed: Expected an expression"),
+        (REFUSES.replace("TEST", "loop.first"), "the model's chat template failed: no"),
+        (
+            REFUSES.replace("TEST", "m.role == 'assistant'"),
+            "the model's chat template fails at turn 2 of 3 (assistant after user): no",
+        ),
+        (NO_SYSTEM, "the model's chat template rewrites or drops system turns"),
+        (
+            "{{ tools }}{{ tool_calls }}" + REFUSES.replace("TEST", "m.role == 'tool'") + TEXTS,
+            "with tools the model's chat template fails at turn 2 of 5 (assistant after user): no",
+        ),
+        (
+            TEXTS + "{% if tools %}x{% endif %}",
+            "with tools this model's chat template has no place for tool calls",
+        ),
+    ],
+    ids=lambda value: str(value)[-80:],
+)
+def test_it_stands_in_the_report(byte_level_dir: Path, template: str, problem: str | None) -> None:
+    found = model_text(byte_level_dir, chat_template=template).report.template_problem
+    assert found == problem or str(found).startswith(str(problem))
+
+
+def test_a_model_without_a_template_is_reported(byte_level_dir: Path, tmp_path: Path) -> None:
+    shutil.copy(byte_level_dir / "tokenizer.json", tmp_path)
+    found = model_text(tmp_path).report.template_problem
+    assert found == "the model has no chat template; conversations are written as ChatML"
