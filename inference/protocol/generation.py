@@ -11,6 +11,9 @@ from inference.protocol.adapters import AdapterSpec
 from inference.protocol.images import ImageRef
 from inference.protocol.sampling import SamplingOptions
 
+INVALID_ARGUMENTS = "invalid_arguments"
+"""The name of arguments that are no JSON object."""
+
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that an earlier assistant turn made. ``arguments`` is JSON text, as the model gave
@@ -19,6 +22,23 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     arguments: str
+
+    @property
+    def arguments_object(self) -> dict[str, Any]:
+        """The arguments for templates and upstreams that take an object alone. An object in a JSON
+        string counts as one, and blank text, ``null`` and ``[]`` as none. Other text, as of a call
+        that was cut off, stands whole under ``INVALID_ARGUMENTS``."""
+        value: Any = self.arguments
+        try:
+            for _ in range(2):
+                if isinstance(value, str) and value.strip():
+                    value = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, RecursionError):
+            pass
+        if isinstance(value, dict):
+            return value
+        is_nothing = value in (None, []) or (isinstance(value, str) and not value.strip())
+        return {} if is_nothing else {INVALID_ARGUMENTS: self.arguments}
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

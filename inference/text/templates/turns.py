@@ -11,7 +11,6 @@ A template is tried with one form after the other, in that order: the last line'
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,12 +72,8 @@ def _content(message: ChatMessage) -> Content:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     """The API carries arguments as JSON text; templates iterate them or write them with
-    ``tojson``. Arguments that are not JSON stay text."""
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError:
-        arguments = call.arguments
-    function = {"name": call.name, "arguments": arguments}
+    ``tojson``."""
+    function = {"name": call.name, "arguments": call.arguments_object}
     return {"id": call.id, "type": "function", "function": function}
 
 

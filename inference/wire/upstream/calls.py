@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
 
 from inference.protocol.generation import ToolCall, ToolDefinition
-from inference.wire.errors import UnsupportedParameterError
 
 
 def tool_of(tool: ToolDefinition, *, shows_strict: bool = True) -> dict[str, Any]:
@@ -21,17 +21,6 @@ def tool_of(tool: ToolDefinition, *, shows_strict: bool = True) -> dict[str, Any
     return {"type": "function", "function": function}
 
 
-def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """The arguments of an earlier call as an object. Raises ``UnsupportedParameterError`` for
-    others, which engines of ours take."""
-    try:
-        arguments = orjson.loads(call.arguments or "{}")
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise UnsupportedParameterError(
-            "messages",
-            f"the arguments of the call {call.id!r} are not a JSON object, and the model is served "
-            "by an upstream that takes nothing else",
-        )
-    return arguments
+def arguments_of(call: ToolCall) -> orjson.Fragment:
+    """The arguments of an earlier call as an object, whose numbers may be of any size."""
+    return orjson.Fragment(json.dumps(call.arguments_object, ensure_ascii=False))

@@ -185,7 +185,6 @@ def _result(message: ChatMessage, content: list[dict[str, Any]]) -> dict[str, An
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Raises ``UnsupportedParameterError``."""
     return {
         "type": "tool_use",
         "id": _call_id(call.id),

@@ -131,7 +131,6 @@ def _message(message: ChatMessage, names: dict[str, str], sending: Sending) -> d
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Raises ``UnsupportedParameterError``."""
     return {"id": call.id, "function": {"name": call.name, "arguments": arguments_of(call)}}
 
 

@@ -169,6 +169,38 @@ def test_what_a_template_still_refuses_is_named(
         _render(FAMILIES.get(source, source), messages, tools=tools)
 
 
+@each_case(
+    ("sent", "written"),
+    [
+        ("", {}),
+        (" ", {}),
+        ("null", {}),
+        ("[]", {}),
+        ('""', {}),
+        ('{"city": "Köln"}', {"city": "Köln"}),
+        (r'"{\"city\": \"Köln\"}"', {"city": "Köln"}),
+        ('{"n": 123456789012345678901234567890}', {"n": 123456789012345678901234567890}),
+        *[
+            (text, {"invalid_arguments": text})
+            for text in (
+                *("{", '{"city": "Kö', "[1]", "0", "false", '"Köln"', "Köln"),
+                *('{"a": NaN}', r'{"a": "\ud800"}', '{"a":' * 3000, "[" * 3000),
+            )
+        ],
+    ],
+)
+def test_a_conversation_continues_after_a_call_of_any_arguments(
+    sent: str, written: dict[str, object]
+) -> None:
+    call = ToolCall(id=CALL.id, name="weather", arguments=sent)
+    assert call.arguments_object == written
+    turns = [ASKED, ChatMessage(role="assistant", tool_calls=[call]), RESULT, AGAIN]
+    for source in (QWEN, LLAMA, MISTRAL):
+        rendered = _render(source, turns, tools=[TOOL])
+        assert source == MISTRAL or json.dumps(written, ensure_ascii=False) in rendered
+        rendered.encode()
+
+
 def test_a_reminder_beside_a_result_goes_with_it_as_claude_code_sends_it() -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}

@@ -186,8 +186,16 @@ def test_every_sampling_option_is_translated_or_refused() -> None:
             assert body != plain, name
 
 
-def test_a_call_that_is_no_object_is_refused() -> None:
-    turn = ChatMessage(role="assistant", tool_calls=[ToolCall(id="c", name="f", arguments="{")])
-    with pytest.raises(ApiError) as caught:
-        sent(GenerationRequest(model="far", input=ChatInput(messages=[turn])))
-    assert (caught.value.status, caught.value.param) == (400, "messages")
+@each_case(
+    ("arguments", "expected"),
+    [("{", {"invalid_arguments": "{"}), (" ", {}), (f'{{"n":{2**70}}}', {"n": 2**70})],
+)
+def test_a_call_of_any_arguments_is_sent_as_an_object(
+    arguments: str, expected: dict[str, Any]
+) -> None:
+    turn = ChatMessage(
+        role="assistant", tool_calls=[ToolCall(id="c", name="f", arguments=arguments)]
+    )
+    request = GenerationRequest(model="far", input=ChatInput(messages=[turn]))
+    (message,) = sent(request)["messages"]
+    assert message["tool_calls"][0]["function"]["arguments"] == expected
