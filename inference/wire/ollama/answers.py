@@ -120,8 +120,9 @@ class _Call:
 class _Answer:
     """What both encoders keep: the time, the call that is being written, why it ended."""
 
-    def __init__(self, shape: Shape, clock: FineClock) -> None:
+    def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
         self._shape = shape
+        self._shows_thinking = shows_thinking
         self._clock = clock
         self._times = _Times(clock)
         self._call: _Call | None = None
@@ -140,7 +141,7 @@ class _Answer:
         match event:
             case Delta() if event.text or event.logprobs:
                 return event.text, {}
-            case ReasoningDelta(text=text) if text:
+            case ReasoningDelta(text=text) if text and self._shows_thinking:
                 return "", {"thinking": text}
             case ToolCallStarted():
                 ended, self._call = self._call, _Call(event.name, event.call_id, event.call_index)
@@ -177,8 +178,8 @@ class OllamaStreamEncoder(_Answer):
 class OllamaBodyEncoder(_Answer):
     """The same additions in one object, which the last event completes."""
 
-    def __init__(self, shape: Shape, clock: FineClock) -> None:
-        super().__init__(shape, clock)
+    def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
+        super().__init__(shape, clock, shows_thinking=shows_thinking)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []

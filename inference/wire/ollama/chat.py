@@ -71,10 +71,16 @@ class OllamaRequest:
         return TokenCountRequest(model=self.generation.model, input=nothing)
 
     def stream_encoder(self, *, request_id: str, clock: FineClock) -> OllamaStreamEncoder:
-        return OllamaStreamEncoder(self.shape, clock)
+        return OllamaStreamEncoder(self.shape, clock, shows_thinking=self._shows_thinking)
 
     def body_encoder(self, *, request_id: str, clock: FineClock) -> OllamaBodyEncoder:
-        return OllamaBodyEncoder(self.shape, clock)
+        return OllamaBodyEncoder(self.shape, clock, shows_thinking=self._shows_thinking)
+
+    @property
+    def _shows_thinking(self) -> bool:
+        """Some models think although they are asked not to."""
+        given = self.generation.input
+        return not isinstance(given, ChatInput) or given.shows_reasoning
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
@@ -86,7 +92,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
 
 
 def chat_input(read: dict[str, Any], turns: list[ChatMessage], **more: Any) -> ChatInput:
-    """The chat of a body. Reasoning is always shown unless thinking is disabled."""
+    """The chat of a body. Reasoning is shown unless thinking is disabled."""
     think: bool | str | None = read.get("think")
     return ChatInput(
         messages=turns,

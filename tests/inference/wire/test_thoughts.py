@@ -1,0 +1,144 @@
+"""Where each dialect's clients see what a model thinks: hidden, shown or cut off, streamed or whole.
+
+The model thinks although nobody wants it to, as one does whose template opens the block itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    Usage,
+)
+from inference.wire.dialect import RequestContext
+from tests.cases import each_case
+from tests.inference.wire.golden import CREATED_UNIX_S, DIALECTS, JSON_LINES, REQUEST_ID, fold
+
+TURNS = {"model": "m", "messages": [{"role": "user", "content": "2+2?"}]}
+PROMPT = {"model": "m", "prompt": "2+2?"}
+BODIES: dict[str, dict[str, Any]] = {
+    "anthropic_messages": TURNS | {"max_tokens": 2000},
+    "ollama_chat": TURNS,
+    "ollama_generate": PROMPT,
+    "openai_chat": TURNS,
+    "openai_responses": {"model": "m", "input": "2+2?"},
+}
+ENABLED = {"type": "enabled", "budget_tokens": 1024}
+THOUGHT, ANSWER = "2+2 is 4.", "It is 4."
+HIDDEN, SHOWN = "", THOUGHT
+
+OPENS = ReasoningDelta(request_id=REQUEST_ID, text="2+2", opens="<think>")
+CLOSES = ReasoningDelta(request_id=REQUEST_ID, text=" is 4.", closes="</think>")
+CUT_OFF = ReasoningDelta(request_id=REQUEST_ID, text=" is 4.", missing_close="</think>")
+
+
+def _events(*between: Event) -> list[Event]:
+    usage = Usage(prompt_tokens=3, completion_tokens=9, reasoning_tokens=6)
+    is_whole = any(isinstance(one, Delta) for one in between)
+    return [
+        Accepted(request_id=REQUEST_ID, prompt_tokens=3),
+        *between,
+        ChoiceFinished(request_id=REQUEST_ID, reason="stop" if is_whole else "length"),
+        Finished(request_id=REQUEST_ID, usage=usage),
+    ]
+
+
+def _seen(dialect: str, sent: bytes, *, is_streamed: bool) -> tuple[str, str]:
+    """Thought and answer."""
+    if not is_streamed:
+        parts = [json.loads(sent)]
+    elif dialect in JSON_LINES:
+        parts = [json.loads(line) for line in sent.splitlines()]
+    else:
+        lines = [line[6:] for line in sent.decode().splitlines() if line.startswith("data: {")]
+        parts = [json.loads(line) for line in lines]
+    found = [_of_part(dialect, part) for part in parts]
+    return "".join(thought for thought, _ in found), "".join(answer for _, answer in found)
+
+
+def _of_part(dialect: str, part: dict[str, Any]) -> tuple[str, str]:
+    match dialect:
+        case "ollama_generate":
+            return part.get("thinking", ""), part["response"]
+        case "ollama_chat":
+            return part["message"].get("thinking", ""), part["message"]["content"]
+        case "openai_chat":
+            choices = part["choices"]
+            added = [one.get("delta") or one.get("message") or {} for one in choices]
+            return (
+                "".join(one.get("reasoning_content") or "" for one in added),
+                "".join(one.get("content") or "" for one in added),
+            )
+        case "anthropic_messages":
+            blocks = [*part.get("content", []), part.get("delta", {})]
+            return (
+                "".join(one.get("thinking", "") for one in blocks),
+                "".join(one.get("text", "") for one in blocks),
+            )
+    if "type" in part:  # an event of a Responses stream
+        of_thought = part["type"] == "response.reasoning_text.delta"
+        of_answer = part["type"] == "response.output_text.delta"
+        return part["delta"] if of_thought else "", part["delta"] if of_answer else ""
+    texts = {item["type"]: item["content"][0]["text"] for item in part["output"]}
+    return texts.get("reasoning", ""), texts.get("message", "")
+
+
+@each_case("is_streamed", [False, True])
+@each_case(
+    ("dialect", "fields", "thought"),
+    [
+        ("anthropic_messages", {}, HIDDEN),
+        ("anthropic_messages", {"thinking": {"type": "disabled"}}, HIDDEN),
+        ("anthropic_messages", {"thinking": ENABLED | {"display": "omitted"}}, HIDDEN),
+        ("anthropic_messages", {"thinking": ENABLED}, SHOWN),
+        *[
+            case
+            for dialect in ("ollama_chat", "ollama_generate")
+            for case in (
+                (dialect, {"think": False}, HIDDEN),
+                (dialect, {}, SHOWN),
+                (dialect, {"think": True}, SHOWN),
+                (dialect, {"think": "low"}, SHOWN),
+            )
+        ],
+        ("openai_chat", {}, HIDDEN),
+        ("openai_chat", {"reasoning_effort": "high"}, HIDDEN),
+        ("openai_chat", {"include_reasoning": False}, HIDDEN),
+        ("openai_chat", {"include_reasoning": True}, SHOWN),
+        ("openai_chat", {"include_reasoning": True, "reasoning_effort": "none"}, SHOWN),
+        ("openai_responses", {}, SHOWN),
+        ("openai_responses", {"reasoning": {"effort": "none"}}, SHOWN),
+    ],
+)
+def test_a_thought_is_where_its_client_wants_it(
+    dialect: str, fields: dict[str, Any], thought: str, is_streamed: bool
+) -> None:
+    body = json.dumps(BODIES[dialect] | fields | {"stream": is_streamed}).encode()
+    request = DIALECTS[dialect][0](body, RequestContext())
+    make = request.stream_encoder if is_streamed else request.body_encoder
+    whole = _events(OPENS, CLOSES, Delta(request_id=REQUEST_ID, text=ANSWER))
+    for events, answer in ((whole, ANSWER), (_events(OPENS, CUT_OFF), "")):
+        encoder = make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S)
+        sent = fold(encoder, events)
+        assert _seen(dialect, sent, is_streamed=is_streamed) == (thought, answer)
+        if thought == HIDDEN:
+            assert THOUGHT not in sent.decode() and "is 4.</" not in sent.decode()
+
+
+@each_case("is_streamed", [False, True])
+@each_case("last", [CLOSES, CUT_OFF])
+def test_an_inline_thought_has_both_markers(last: Event, is_streamed: bool) -> None:
+    body = json.dumps(TURNS | {"stream": is_streamed}).encode()
+    context = RequestContext(headers={"x-include-thinking": "true"})
+    request = DIALECTS["openai_chat"][0](body, context)
+    make = request.stream_encoder if is_streamed else request.body_encoder
+    sent = fold(make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S), _events(OPENS, last))
+    seen = _seen("openai_chat", sent, is_streamed=is_streamed)
+    assert seen == ("", f"<think>{THOUGHT}</think>")
