@@ -1,4 +1,4 @@
-"""Where each dialect's clients see what a model thinks: hidden, shown or cut off, streamed or whole.
+"""Where clients of each dialect see thoughts: hidden, shown or cut off, streamed or whole.
 
 The model thinks although nobody wants it to, as one does whose template opens the block itself.
 """

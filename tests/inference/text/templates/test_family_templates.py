@@ -80,6 +80,7 @@ ANSWERED, AGAIN = HISTORY[4], ChatMessage(role="user", content="Again?")
     [
         ("gemma", [ASKED, AGAIN], "user\nRain?\n\nAgain?<end_of_turn>"),
         ("gemma", [SYSTEM, ASKED, AGAIN], "user\nBe brief.\n\nRain?\n\nAgain?<end_of_turn>"),
+        ("gemma", [SYSTEM], "user\nBe brief.<end_of_turn>"),
         ("gemma", [ASKED, ANSWERED, ANSWERED, AGAIN], "model\nYes.\n\nYes.<end_of_turn>"),
         (
             "gemma",
@@ -157,6 +158,12 @@ def test_images_are_joined_with_the_texts_beside_them() -> None:
             "{% if tools %}{{ raise_exception('tools') }}{% endif %}",
             [ASKED],
             "template failed: too",
+        ),
+        (
+            "{% for m in messages if m.role == 'system' or 'brief' in m.content %}"
+            "{{ raise_exception('briefly') }}{% endfor %}",
+            [ASKED, SYSTEM],
+            "template fails with a system turn: briefly",
         ),
         ("{% nothing %}", [ASKED], "the model's chat template failed: "),
     ],
