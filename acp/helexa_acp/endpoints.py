@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from helexa_acp.config import USUAL_MODEL, Config, Endpoint
 from helexa_acp.offers import Offer, read_offers
+from helexa_acp.proxies import open_http
 from helexa_acp.selectors import Selector
 from helexa_acp.wire import messages_body, open_wire
 from helexa_acp.wire.base import ModelRequest, Wire
@@ -42,6 +43,7 @@ class Learnt:
 @dataclass(slots=True)
 class _Known:
     wire: asyncio.Task[Wire] | None = None
+    http: asyncio.Task[httpx2.AsyncClient] | None = None
     offers: tuple[Offer, ...] = ()
     listing: asyncio.Task[None] | None = None
     counts: bool = True
@@ -52,7 +54,6 @@ class Endpoints:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._known = {endpoint.name: _Known() for endpoint in config.endpoints}
-        self._http: asyncio.Task[httpx2.AsyncClient] | None = None
 
     # The wire of an endpoint.
 
@@ -81,9 +82,9 @@ class Endpoints:
             if known.wire is not None:
                 with contextlib.suppress(Exception):
                     await (await known.wire).close()
-        if self._http is not None:
-            with contextlib.suppress(Exception):
-                await (await self._http).aclose()
+            if known.http is not None:
+                with contextlib.suppress(Exception):
+                    await (await known.http).aclose()
 
     # What it offers.
 
@@ -121,7 +122,7 @@ class Endpoints:
         if any(offer.model == selector.model for offer in self.offers(selector.endpoint)):
             return True
         try:
-            http = await self._client()
+            http = await self._client(selector.endpoint)
             response = await http.get(
                 f"{selector.endpoint.base_url}/models/{quote(selector.model)}",
                 headers=_headers(selector.endpoint),
@@ -138,7 +139,7 @@ class Endpoints:
 
     async def _list(self, endpoint: Endpoint) -> None:
         try:
-            http = await self._client()
+            http = await self._client(endpoint)
             response = await http.get(
                 f"{endpoint.base_url}/models", headers=_headers(endpoint), timeout=LIST_TIMEOUT_S
             )
@@ -193,7 +194,7 @@ class Endpoints:
             return None
         try:
             body = count_body(request)
-            http = await self._client()
+            http = await self._client(endpoint)
             response = await http.post(
                 f"{endpoint.base_url}/messages/count_tokens",
                 json=body,
@@ -208,10 +209,11 @@ class Endpoints:
             return None
         return counted if isinstance(counted, int) and counted > 0 else None
 
-    async def _client(self) -> httpx2.AsyncClient:
-        if self._http is None:
-            self._http = asyncio.create_task(asyncio.to_thread(_open_http))
-        return await asyncio.shield(self._http)
+    async def _client(self, endpoint: Endpoint) -> httpx2.AsyncClient:
+        known = self._known[endpoint.name]
+        if known.http is None:
+            known.http = asyncio.create_task(asyncio.to_thread(open_http, endpoint.base_url))
+        return await asyncio.shield(known.http)
 
 
 def count_body(request: ModelRequest) -> dict[str, Any]:
@@ -221,12 +223,6 @@ def count_body(request: ModelRequest) -> dict[str, Any]:
         "messages": messages_body.messages(request.turns),
     }
     return body | ({"tools": messages_body.tools(request.tools)} if request.tools else {})
-
-
-def _open_http() -> httpx2.AsyncClient:
-    import httpx2
-
-    return httpx2.AsyncClient()
 
 
 def _headers(endpoint: Endpoint) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from tests.acp import fake_dialects
 from tests.acp.fake_dialects import Reply
@@ -140,7 +140,8 @@ async def _read_request(reader: asyncio.StreamReader) -> Received | None:
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     data = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Received(first.split()[1], headers, json.loads(data) if data else {})
+    path = urlsplit(first.split()[1]).path  # of a whole URL, where it is asked as a proxy
+    return Received(path, headers, json.loads(data) if data else {})
 
 
 def _write(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:

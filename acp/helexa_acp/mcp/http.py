@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx2
 
-from helexa_acp.errors import McpError
+from helexa_acp.errors import ConfigError, McpError
 from helexa_acp.mcp.messages import REVISION, notification, reply_to, request, result_of
+from helexa_acp.proxies import open_http
 
 TIMEOUT = httpx2.Timeout(600.0, connect=10.0)
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -19,8 +20,12 @@ SESSION_HEADER = "mcp-session-id"
 
 class HttpTransport:
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        """Raises McpError."""
         self._url = url
-        self._client = httpx2.AsyncClient(timeout=TIMEOUT, headers=dict(headers))
+        try:
+            self._client = open_http(url, timeout=TIMEOUT, headers=dict(headers))
+        except ConfigError as error:
+            raise McpError(str(error)) from None
         self._session_id: str | None = None
         self._next_id = 1
 

@@ -15,10 +15,8 @@ from helexa_acp.config import Endpoint
 from helexa_acp.conversation.history import Usage
 from helexa_acp.errors import EndpointError
 from helexa_acp.wire.base import (
-    CONNECT_TIMEOUT_S,
     HEADERS,
     NO_KEY,
-    TIMEOUT_S,
     CallMade,
     Finished,
     ModelRequest,
@@ -27,6 +25,7 @@ from helexa_acp.wire.base import (
     ThoughtDelta,
     ThoughtSealed,
     WireEvent,
+    sdk_http,
 )
 from helexa_acp.wire.json_object import JsonObject
 from helexa_acp.wire.messages_body import request_body
@@ -42,7 +41,7 @@ REASONS: dict[str, Reason] = {
 
 def open_wire(endpoint: Endpoint) -> MessagesWire:
     """The SDK adds ``/v1`` itself, and would send the key as a bearer: servers that speak this API
-    look for it in ``x-api-key``."""
+    look for it in ``x-api-key``. Raises ConfigError."""
     key = endpoint.api_key or NO_KEY
     headers: Any = {
         **HEADERS,
@@ -53,7 +52,7 @@ def open_wire(endpoint: Endpoint) -> MessagesWire:
     client = anthropic.AsyncAnthropic(
         api_key=key,
         base_url=endpoint.base_url.removesuffix("/v1"),
-        timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        http_client=sdk_http(endpoint),
         default_headers=headers,
     )
     return MessagesWire(client)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from helexa_acp.config import Endpoint
 from helexa_acp.conversation.history import Image, Turn, Usage
+from helexa_acp.proxies import open_http
+
+if TYPE_CHECKING:
+    import httpx2
 
 TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
@@ -74,6 +79,14 @@ class Finished:
 
 
 WireEvent = TextDelta | ThoughtDelta | ThoughtSealed | ImageMade | CallMade | Finished
+
+
+def sdk_http(endpoint: Endpoint) -> httpx2.AsyncClient:
+    """The HTTP client of an endpoint's SDK. Raises ConfigError."""
+    import httpx2  # takes its time to import
+
+    timeout = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    return open_http(endpoint.base_url, timeout=timeout, follow_redirects=True)
 
 
 class Wire(Protocol):

@@ -11,17 +11,17 @@ import openai
 
 from helexa_acp.config import Endpoint
 from helexa_acp.errors import EndpointError
-from helexa_acp.wire.base import CONNECT_TIMEOUT_S, HEADERS, NO_KEY, TIMEOUT_S
+from helexa_acp.wire.base import HEADERS, NO_KEY, sdk_http
 from helexa_acp.wire.tolerant import is_readable
 
 
 def open_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
     """``organization`` and ``project`` are given, so that the SDK does not take them from the
-    environment of another endpoint; an Omit header drops them."""
+    environment of another endpoint; an Omit header drops them. Raises ConfigError."""
     client = openai.AsyncOpenAI(
         api_key=endpoint.api_key or NO_KEY,
         base_url=endpoint.base_url,
-        timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        http_client=sdk_http(endpoint),
         default_headers=HEADERS,
     )
     client.organization = None

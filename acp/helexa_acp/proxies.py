@@ -1,0 +1,76 @@
+"""The HTTP clients of this process, and the proxies that the environment names for them.
+
+This machine and the hosts of NO_PROXY are asked directly. HTTP proxies are used; a proxy of another
+kind is refused where a request would need it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from helexa_acp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+def open_http(url: str, **options: Any) -> httpx2.AsyncClient:
+    """A client for requests to ``url`` and below it. Raises ConfigError."""
+    import httpx2  # takes its time to import
+
+    transport = httpx2.AsyncHTTPTransport(proxy=proxy_for(url))
+    return httpx2.AsyncClient(transport=transport, **options)
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy's URL; None: ``url`` is asked directly. Raises ConfigError."""
+    from urllib.request import getproxies, proxy_bypass  # takes its time to import
+
+    parts, proxies = urlsplit(url), getproxies()
+    host, netloc = parts.hostname or "", parts.netloc.rpartition("@")[2]
+    kind = parts.scheme if parts.scheme in proxies else "all"
+    proxy = proxies.get(kind)
+    names = [name.strip().lower() for name in proxies.get("no", "").split(",")]
+    if proxy is None or proxy_bypass(netloc) or _is_direct(host, names):
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if not _is_http(proxy):
+        variable = f"{kind}_proxy"
+        variable = variable if os.environ.get(variable) else variable.upper()
+        raise ConfigError(
+            f"{variable} names a proxy that is not supported ({proxy.partition(':')[0]}://…): name "
+            f"an HTTP proxy like http://proxy:3128 in {parts.scheme}_proxy, or {host} in NO_PROXY"
+        )
+    return proxy
+
+
+def _is_http(proxy: str) -> bool:
+    try:
+        parts = urlsplit(proxy)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _is_direct(host: str, names: Sequence[str]) -> bool:
+    """Whether it is this machine, or one that a pattern or a network in NO_PROXY names, which the
+    standard library does not read."""
+    if host == "localhost" or any(fnmatchcase(host, name) for name in names):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or any(address in network for network in _networks(names))
+
+
+def _networks(names: Sequence[str]) -> Iterator[IPv4Network | IPv6Network]:
+    for name in names:
+        with suppress(ValueError):
+            yield ip_network(name.strip("[]"), strict=False)
