@@ -83,6 +83,7 @@ BOUNDARIES = (
     Boundary("inference/settings", OUTSIDE),
     Boundary("inference/backoff.py", OUTSIDE),
     Boundary("inference/environment.py", OUTSIDE),
+    Boundary("inference/proxies.py", OUTSIDE),
     Boundary("inference/recent_results.py", OUTSIDE),
     Boundary("inference/request_ids.py", OUTSIDE),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),

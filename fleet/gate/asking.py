@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.management.backend import NO_ANSWER, refusal_of
+from inference import proxies
 
 QUESTION = "Reply with exactly one word: pineapple"
 WORD = "pineapple"
@@ -116,7 +117,7 @@ class Server:
     def _ask(self, path: str, data: bytes | None) -> Any:
         request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
+            with proxies.open_url(request, timeout=REQUEST_TIMEOUT_S) as response:
                 content = response.read()
         except urllib.error.HTTPError as error:
             reason = refusal_of(error)[:MAX_REASON]

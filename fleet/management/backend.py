@@ -21,6 +21,7 @@ from django.db import Error as DjangoDatabaseError
 
 from helexa_site.exit_codes import ExitCode, exit_code
 from helexa_site.server_url import checked_url
+from inference import proxies
 from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
 from inference.version import VERSION
@@ -57,7 +58,7 @@ class RestBackend:
             f"{self._url}/api/{path}", data=data, headers=headers, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            with proxies.open_url(request, timeout=TIMEOUT_S) as response:
                 content = response.read()
         except urllib.error.HTTPError as error:
             raise CommandError(refusal_of(error), returncode=exit_code(error.code)) from error

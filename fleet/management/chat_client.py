@@ -16,6 +16,7 @@ from django.core.management.base import CommandError
 from fleet.management.backend import NO_ANSWER, refusal_of
 from helexa_site.exit_codes import ExitCode, exit_code
 from helexa_site.program import program
+from inference import proxies
 
 TIMEOUT_S = 660.0
 """A first request may wait for its model; the server gives up before this."""
@@ -101,7 +102,7 @@ class ChatClient:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
         try:
-            return urllib.request.urlopen(request, timeout=TIMEOUT_S)
+            return proxies.open_url(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             raise CommandError(refusal_of(error), returncode=exit_code(error.code)) from error
         except NO_ANSWER as error:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from inference import proxies
 from metering.bench.errors import SampleFailedError, TargetUnreachableError
 
 PROBE_TIMEOUT_S = 30.0
@@ -60,7 +61,7 @@ class Http:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, headers=self._headers, method=method)
         try:
-            return urllib.request.urlopen(request, timeout=timeout_s)
+            return proxies.open_url(request, timeout=timeout_s)
         except urllib.error.HTTPError as error:
             with error:
                 raise SampleFailedError(_reason(error), status=error.code) from error

@@ -11,6 +11,7 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
+from inference import proxies
 from tests.fleet.api.api_support import key_api
 
 URL = "http://fleet.example:31313"
@@ -42,7 +43,7 @@ def run_command(
     key = key_api("fleet:read", "fleet:write", "accounts:read").key
     assert key is not None
 
-    def urlopen(asked: urllib.request.Request, timeout: float) -> Any:
+    def open_url(asked: urllib.request.Request, timeout: float) -> Any:
         """The server, without a socket."""
         assert asked.full_url.startswith(URL)
         response = Client().generic(
@@ -57,5 +58,5 @@ def run_command(
             raise urllib.error.HTTPError(URL, response.status_code, "", {}, body)  # type: ignore[arg-type]
         return body
 
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(proxies, "open_url", open_url)
     return RunCommand("--url", URL, "--key", key)

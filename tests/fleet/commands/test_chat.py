@@ -15,6 +15,7 @@ from django.core.management import CommandError, call_command
 
 from fleet.management.chat_client import Answer, ChatClient
 from helexa_site.exit_codes import ExitCode
+from inference import proxies
 from tests.cases import each_case
 
 URL = "http://fleet.example:31313"
@@ -37,11 +38,11 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     asked: list[urllib.request.Request] = []
 
-    def urlopen(request: urllib.request.Request, timeout: float) -> BytesIO:
+    def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
         asked.append(request)
         return BytesIO(models if request.full_url.endswith("/models") else b"".join(chat))
 
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(proxies, "open_url", open_url)
     client = ChatClient(URL, "hx-1")
     assert client.model_to_ask() == "warm"
     written: list[str] = []
@@ -126,7 +127,7 @@ def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.Monkey
 
 def test_models_that_only_read_are_not_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     models = json.dumps({"data": [{"id": "bge", "capabilities": ["embeddings"]}]}).encode()
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: BytesIO(models))
+    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: BytesIO(models))
     with pytest.raises(CommandError, match="embeddings"):
         ChatClient(URL, None).model_to_ask()
 
@@ -148,7 +149,7 @@ def test_the_exit_code_of_a_refusal_is_that_of_other_commands(
         body = BytesIO(b'{"error": {"message": "No."}}')
         raise urllib.error.HTTPError(request.full_url, status, "No", Message(), body)
 
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(proxies, "open_url", refuse)
     with pytest.raises(CommandError, match="No") as refused:
         ChatClient(URL, None).model_to_ask()
     assert refused.value.returncode == code
@@ -156,7 +157,7 @@ def test_the_exit_code_of_a_refusal_is_that_of_other_commands(
 
 def test_a_page_that_is_no_api_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     page = BytesIO(b"<!doctype html>")
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: page)
+    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: page)
     with pytest.raises(CommandError, match="no list of models"):
         ChatClient(URL, None).model_to_ask()
 
@@ -172,7 +173,7 @@ def test_an_answer_that_breaks_off_is_one_line(
             raise error
 
     first = b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n'
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: Broken(first))
+    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: Broken(first))
     written: list[str] = []
     with pytest.raises(CommandError, match="broke off"):
         ChatClient(URL, None).ask("m", [{"role": "user", "content": "Hi"}], written.append)

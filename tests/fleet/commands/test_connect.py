@@ -22,6 +22,7 @@ from fleet.management.connect.clients import ANY_KEY, CLIENTS, NEED_TOOLS, Targe
 from fleet.management.connect.printing import settings_text
 from fleet.management.connect.settings_files import UnmergeableError, merged_json, merged_toml
 from helexa_site.exit_codes import ExitCode
+from inference import proxies
 from tests.cases import each_case
 from tests.live.clients.documented import exported, settings_of
 
@@ -39,11 +40,11 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the server's ``GET /v1/models`` lists."""
     cards = [READER, TINY, CODER]
 
-    def urlopen(request: urllib.request.Request, timeout: float) -> BytesIO:
+    def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
         assert request.full_url == f"{URL}/v1/models"
         return BytesIO(json.dumps({"data": cards}).encode())
 
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(proxies, "open_url", open_url)
     return cards
 
 
@@ -203,11 +204,11 @@ def test_a_client_is_started(offered, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_wants_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    def urlopen(request: urllib.request.Request, timeout: float) -> BytesIO:
+    def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
         body = BytesIO(b'{"error": {"message": "This needs an API key."}}')
         raise urllib.error.HTTPError(URL, 401, "", Message(), body)
 
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(proxies, "open_url", open_url)
     with pytest.raises(CommandError, match=r"API key. --key names one, .* keys create") as caught:
         call_command("connect", "claude", "--url", URL)
     assert caught.value.returncode == ExitCode.DENIED

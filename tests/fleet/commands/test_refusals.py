@@ -4,7 +4,6 @@ helexa."""
 from __future__ import annotations
 
 import urllib.error
-import urllib.request
 from http.client import IncompleteRead
 from io import BytesIO
 from typing import Any
@@ -15,6 +14,7 @@ from django.db import OperationalError
 
 from fleet.api.models.catalogue import CatalogueView
 from fleet.management.backend import refusal_of, refusal_text
+from inference import proxies
 from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand
 
@@ -85,7 +85,7 @@ def test_a_server_that_answers_otherwise_is_one_line(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: bytes
 ) -> None:
     """Another version of ours, or no helexa at all."""
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: BytesIO(answer))
+    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: BytesIO(answer))
     with pytest.raises(CommandError, match="does not answer as helexa"):
         call_command(*words, "--url", URL)
 
