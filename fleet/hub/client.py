@@ -227,9 +227,10 @@ class HubClient:
                 f"What answers at {self._endpoint} is no hub: its answer is not JSON"
             ) from error
         except (TransportError, OfflineModeIsEnabled, LocalEntryNotFoundError, OSError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise HubUnavailableError(
-                f"{self._endpoint} cannot be reached from here. Models can be added by name all "
-                "the same, where the neurons reach it; "
+                f"{self._endpoint} cannot be reached from here: {reason}. Models can be added "
+                "by name all the same, where the neurons reach it; "
                 f"{SOURCES.name if self._source.named else 'HF_ENDPOINT'} names another hub"
             ) from error
 

@@ -19,6 +19,7 @@ from huggingface_hub import (
     get_hf_file_metadata,
     hf_hub_download,
     hf_hub_url,
+    set_client_factory,
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -26,6 +27,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.hub_cache import repository_dir
+from inference.loading.sources.hub_http import open_client
 from inference.loading.sources.resumed import transfer
 from inference.models.families.tower_gguf import ARCHITECTURE as PROJECTOR_ARCHITECTURE
 
@@ -37,6 +39,8 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+
+set_client_factory(open_client)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,14 @@ from fleet import services
 from fleet.catalogue.rules import check_source
 from fleet.errors import CatalogueValueError
 from fleet.hub.client import HubClient
-from fleet.hub.errors import RepositoryUnknownError, UnknownSourceError
+from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
 from fleet.hub.offers import offers_of
 from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
 from metering.actor import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.inference.loading.sources.hub_servers import HubServer, serving
+from tests.proxies import SOCKS, set_proxies
 
 __all__ = ["run_command"]
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,6 +59,17 @@ def test_another_token_is_refused_by_the_sources_name(
     with pytest.raises(RepositoryUnknownError, match=r"^The source lab has no repository org/tiny"):
         HubClient("lab").repository("org/tiny")
     assert lab.tokens == {None}, "Hugging Face's token is nobody else's"
+
+
+def test_a_proxy_that_is_not_supported_is_named(
+    lab: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_proxies(monkeypatch, ALL_PROXY=SOCKS)
+    assert HubClient("lab").search("tiny"), "this machine is asked directly"
+    monkeypatch.setenv(SOURCES, "lab=http://lab.example")
+    for ask in (HubClient("lab").search, HubClient("lab").repository):
+        with pytest.raises(HubUnavailableError, match="from here: ALL_PROXY names a proxy"):
+            ask("org/tiny")
 
 
 @pytest.mark.usefixtures("lab")

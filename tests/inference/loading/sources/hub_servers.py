@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 
 @dataclass
@@ -37,7 +38,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
         def _answer(self, *, with_body: bool) -> None:
             given = self.headers.get("Authorization")
             hub.asked.append((self.path, given))
-            path = self.path.split("?")[0]
+            path = urlsplit(self.path).path  # of a whole URL, where it is asked as a proxy
             if hub.token is not None and given != f"Bearer {hub.token}":
                 self._send(401, b"{}", with_body, error="RepoNotFound")
             elif path.startswith("/org/tiny/resolve/"):

@@ -21,6 +21,7 @@ from inference.protocol.load_errors import (
     RepoFetchFailedError,
 )
 from tests.inference.loading.sources.hub_servers import HubServer, serving
+from tests.proxies import SOCKS, set_proxies
 
 GGUF = "x-Q4_0.gguf"
 SOURCES = "HELEXA_SOURCES"
@@ -128,6 +129,23 @@ def test_cached_files_need_no_source_that_answers(
     assert fetched("lab", tmp_path).weights == before.weights
     with pytest.raises(DownloadFailedError, match="not in the cache"):
         fetched("helexa", tmp_path)
+
+
+def test_proxies_of_the_environment(
+    lab: HubServer, helexa: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine is asked directly, another one through the proxy, and never by one that is not
+    supported."""
+    set_proxies(monkeypatch, http_proxy=lab.url, ALL_PROXY=SOCKS)
+    monkeypatch.setenv(SOURCES, f"lab=http://lab.example token=LAB_TOKEN,helexa={helexa.url}")
+    assert fetched("helexa", tmp_path).weights[0].read_bytes() == helexa.files[GGUF]
+    assert lab.asked == []
+    assert fetched("lab", tmp_path).weights[0].read_bytes() == lab.files[GGUF]
+    assert all(path.startswith("http://lab.example/") for path, _ in lab.asked)
+    monkeypatch.delenv("http_proxy")
+    with pytest.raises(DownloadFailedError, match="asked: ALL_PROXY names a proxy that is not"):
+        fetched("lab", tmp_path / "other")
+    assert hub_identity(spec("lab")) is None
 
 
 def test_an_unknown_source_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
