@@ -44,6 +44,10 @@ class EndpointError(BridgeError):
         return self._is_refusal_of("thinking")
 
     @property
+    def refuses_content(self) -> bool:
+        return self.status in (400, 413, 422)
+
+    @property
     def exceeds_context(self) -> bool:
         return self._is_refusal_of(
             "context_length", "context length", "context window", "too long", "maximum context"

@@ -57,6 +57,8 @@ class FakeEndpoint:
         self.aliases: set[str] = set()
         """Known by name, and in no list."""
         self.counts: Callable[[dict[str, Any]], int] | None = None
+        self.max_characters: int | None = None
+        """A longer prompt is beyond the context."""
         self.url = ""
         self._server: asyncio.Server | None = None
 
@@ -107,12 +109,16 @@ class FakeEndpoint:
             else:
                 _write(writer, 200, {"input_tokens": self.counts(received.body)})
             return True
+        limit = self.max_characters
+        if limit is not None and len(json.dumps(received.body)) > limit:
+            message = f"The prompt is too long: the limit is {limit} characters."
+            _refuse(writer, Refuse(400, message, "context_length_exceeded"))
+            return True
         answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
         frames = fake_dialects.FRAMES[received.path]
         match answer:
-            case Refuse(status, message, code):
-                error = {"message": message, "code": code, "type": "invalid_request_error"}
-                _write(writer, status, {"type": "error", "error": error})
+            case Refuse():
+                _refuse(writer, answer)
             case Reply():
                 _write_head(writer)
                 writer.write("".join(frames(answer)).encode())
@@ -148,6 +154,11 @@ def _write(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> N
     data = json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
     writer.write(f"{head}\r\n\r\n".encode() + data)
+
+
+def _refuse(writer: asyncio.StreamWriter, refusal: Refuse) -> None:
+    error = {"message": refusal.message, "code": refusal.code, "type": "invalid_request_error"}
+    _write(writer, refusal.status, {"type": "error", "error": error})
 
 
 def _write_head(writer: asyncio.StreamWriter) -> None:

@@ -22,6 +22,7 @@ from helexa_acp.conversation.history import (
     interrupted,
 )
 from helexa_acp.conversation.sessions import Session, StopReason
+from helexa_acp.errors import EndpointError
 from helexa_acp.rounds.asking import Asker
 from helexa_acp.rounds.calls import CallRunner
 from helexa_acp.rounds.drafts import Draft, understood
@@ -60,10 +61,12 @@ class TurnRunner:
             )
             try:
                 await self.asker.ask(tools, draft)
-            except BaseException:
+            except BaseException as error:
                 if not draft.is_empty:
                     self._session.history.append(draft.turn())
                     self.save(self._session)
+                elif number == 1 and not draft.is_begun and isinstance(error, EndpointError):
+                    self._withdraw_refused(error)
                 raise
             log.info(
                 "session %s, round %d: %s, %d characters, %d calls, %d + %d tokens",
@@ -81,6 +84,15 @@ class TurnRunner:
             if not has_called:
                 return "end_turn"
         return "max_turn_requests"
+
+    def _withdraw_refused(self, error: EndpointError) -> None:
+        """Takes a prompt that the endpoint does not take out of the history: later prompts would
+        be refused for it. Raises EndpointError."""
+        if error.refuses_content:
+            self._session.history.pop()
+            self.save(self._session)
+            message = f"{error} (The prompt is not kept in the conversation.)"
+            raise EndpointError(message, status=error.status, code=error.code) from error
 
     async def _tools(self) -> dict[str, Tool]:
         """Asked for each round: the mode may have changed."""

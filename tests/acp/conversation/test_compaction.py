@@ -1,4 +1,4 @@
-"""The parts left out of a conversation that does not fit, and what never is."""
+"""The parts left out of a conversation that does not fit, and in which order."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def test_the_rule_for_tokens() -> None:
 def test_the_budget() -> None:
     assert budget_tokens(8192, None) == 8192 - 2048 - 512
     assert budget_tokens(8192, 1000) == 8192 - 1000 - 512
-    assert budget_tokens(1000, 4000) == 0
+    assert budget_tokens(1000, 4000) == 250, "answers do not take all of it"
     assert budget_tokens(None, 1000) == UNBOUNDED
-    assert budget_tokens(window_for(3000, 1000), 1000) == 3000
+    for budget in (100, 3000):
+        assert budget_tokens(window_for(budget, 1000), 1000) == budget
 
 
 def test_what_fits_is_left_alone() -> None:
@@ -79,21 +80,37 @@ def test_the_oldest_results_go_first() -> None:
 
 
 def test_then_what_the_assistant_wrote() -> None:
-    """The first turn, the user's and the last four stay, and calls keep their results."""
-    turns = [*conversation(4), user_turn(LONG)]
-    kept = project(turns, budget=0, fixed_tokens=0)
-    assert not kept.can_shrink
+    """Prompts, short results and the prompt under way stay, and calls keep their results."""
+    short = result("c", "y" * 255)
+    turns = [*conversation(4), called("c"), short, user_turn(LONG), called("d"), result("d")]
+    least = project(turns[:-3], budget=0, fixed_tokens=0).estimated_tokens
+    kept = project(turns, budget=least + 2200, fixed_tokens=0)
     assert kept.turns[0] == turns[0]
-    assert kept.turns[-4:] == tuple(turns[-4:])
+    assert kept.turns[10:] == tuple(turns[10:])
     elided = kept.turns[1]
     assert isinstance(elided, AssistantTurn)
     assert elided.calls == turns[1].calls  # type: ignore[union-attr]
     assert "left out" in elided.text
 
 
-def test_short_results_stay() -> None:
-    turns = [user_turn("a"), called("c"), result("c", "y" * 255), *conversation(2)]
-    assert project(turns, budget=0, fixed_tokens=0).turns[2] == turns[2]
+def test_then_earlier_prompts_with_all_that_followed_them() -> None:
+    latest = [user_turn(LONG), called("d"), result("d")]
+    turns = [*conversation(1), user_turn("b"), called("c"), result("c", "short"), *latest]
+    kept = project(turns, budget=2300, fixed_tokens=0)
+    mark = Text("[3 earlier turns were left out]")
+    assert kept.turns == (UserTurn((mark, Text("b"))), *turns[4:])
+    kept = project(turns, budget=kept.estimated_tokens - 1, fixed_tokens=0)
+    mark = Text("[6 earlier turns were left out]")
+    assert kept.turns == (UserTurn((mark, Text(LONG))), *latest[1:])
+
+
+def test_the_latest_results_last() -> None:
+    turns = [user_turn("a"), user_turn(LONG), called("d"), result("d")]
+    kept = project(turns, budget=0, fixed_tokens=0)
+    assert not kept.can_shrink
+    assert [type(turn) for turn in kept.turns] == [UserTurn, AssistantTurn, ToolResult]
+    assert kept.turns[1] == turns[2]
+    assert "left out" in str(kept.turns[2])
 
 
 def test_the_endpoints_count_scales_the_estimate() -> None:
@@ -115,7 +132,9 @@ def test_what_compact_asked_for_goes_whatever_the_budget() -> None:
     st.integers(0, 20_000),
     st.floats(0.2, 3.0),
 )
-def test_it_never_grows_and_never_loses_a_turn(kinds: list[str], budget: int, scale: float) -> None:
+def test_it_ends_with_the_latest_prompt_and_all_that_followed_it(
+    kinds: list[str], budget: int, scale: float
+) -> None:
     makers = {
         "user": lambda: user_turn(LONG),
         "call": lambda: called("c", LONG),
@@ -123,7 +142,11 @@ def test_it_never_grows_and_never_loses_a_turn(kinds: list[str], budget: int, sc
     }
     turns: list[Turn] = [makers[kind]() for kind in kinds]
     kept = project(turns, budget=budget, fixed_tokens=100, scale=scale)
-    assert len(kept.turns) == len(turns)
-    assert [type(turn) for turn in kept.turns] == [type(turn) for turn in turns]
+    num_kept = len(kept.turns)
+    assert [type(turn) for turn in kept.turns] == [type(turn) for turn in turns][-num_kept:]
+    prompts = [index for index, kind in enumerate(kinds) if kind == "user"]
+    if num_kept < len(turns):
+        assert isinstance(kept.turns[0], UserTurn)
+        assert len(turns) - num_kept <= prompts[-1]
     assert kept.estimated_tokens == 100 + sum(map(turn_tokens, kept.turns))
     assert kept.estimated_tokens * scale <= budget or not kept.can_shrink

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acp import RequestError
+from acp import RequestError, image_block
 
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint, Refuse
 from tests.acp.waiting import until
+from tests.cases import each_case
 
 READ = (("read_file", {"path": "big.txt"}),)
 
@@ -75,6 +76,72 @@ async def test_what_never_fits_is_reported(bridge: Bridge, endpoint: FakeEndpoin
     await bridge.open()
     with pytest.raises(RequestError, match="The limit is 10 tokens"):
         await bridge.ask("Hello!")
+
+
+TOO_LONG = "x" * 100_000
+Prompts = list[tuple[str, bool]]
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+@each_case(
+    "prompts",
+    [
+        pytest.param([("Hello!", True), (TOO_LONG, False), ("And now?", True)], id="one"),
+        pytest.param([(TOO_LONG, False), ("Hello!", True)], id="the first"),
+        pytest.param([("y" * 25_000, True)] * 4, id="many"),
+    ],
+)
+async def test_a_conversation_goes_on_after_prompts_beyond_the_context(
+    tmp_path: Path, endpoint: FakeEndpoint, is_listed: bool, prompts: Prompts
+) -> None:
+    endpoint.max_characters = 80_000
+    window = endpoint.max_characters * 2 // 7
+    endpoint.models = [{"id": "fake-model"} | ({"context_length": window} if is_listed else {})]
+    endpoint.will(Reply("Yes."))
+    async with bridge_here(tmp_path, endpoint_table(endpoint.url, max_tokens=1000)) as bridge:
+        await bridge.open()
+        for number, (prompt, fits) in enumerate(prompts):
+            if fits:
+                assert (await bridge.ask(f"{number} {prompt}")).stop_reason == "end_turn"
+                assert f"{number} {prompt}" in json.dumps(endpoint.prompts[-1])
+            else:
+                with pytest.raises(RequestError, match=r"too long.*not kept"):
+                    await bridge.ask(prompt)
+
+
+async def test_a_prompt_that_is_refused_is_not_asked_again(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    endpoint.will(Refuse(400, "This model reads no images."), Reply("Yes."))
+    await bridge.open()
+    with pytest.raises(RequestError, match="reads no images"):
+        await bridge.ask("Look!", image_block("AAAA", "image/png"))
+    await bridge.ask("Hello!")
+    assert "image" not in json.dumps(endpoint.prompts[-1]["messages"])
+    assert len(endpoint.prompts[-1]["messages"]) == 2
+
+
+async def test_a_prompt_that_found_no_answer_stays(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Refuse(404, "There is no such model."), Reply("Yes."))
+    await bridge.open()
+    with pytest.raises(RequestError, match="no such model"):
+        await bridge.ask("The door is blue.")
+    await bridge.ask("Once more.")
+    assert "The door is blue." in json.dumps(endpoint.prompts[-1])
+
+
+async def test_a_result_beyond_the_context_is_left_out(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    """Of the prompt under way too: the model may read less of it."""
+    endpoint.max_characters = 40_000
+    table = endpoint_table(endpoint.url, context_window=endpoint.max_characters * 2 // 7)
+    async with bridge_here(tmp_path, table) as bridge:
+        await bridge.open()
+        (bridge.project / "big.txt").write_text("lines of words\n" * 3000)
+        endpoint.will(Reply(calls=READ), Reply("Read."))
+        assert (await bridge.ask("Read it.")).stop_reason == "end_turn"
+        assert elided(endpoint.prompts[-1]) == 1
 
 
 async def test_a_call_that_is_repaired(bridge: Bridge, endpoint: FakeEndpoint) -> None:
