@@ -11,7 +11,7 @@ import pytest
 from inference.loading.sources.base_repo import original_of
 from inference.loading.sources.cached import cached_directory, delete_cached, list_cached
 from inference.loading.sources.files import ModelFiles
-from inference.loading.sources.hub_sources import hub_directories
+from inference.loading.sources.hub_sources import hub_directories, hub_schemes
 from inference.loading.sources.source_identity import hub_identity
 from inference.loading.sources.sources import fetch_files, fetch_tokenizer, parse_source
 from inference.protocol.load import LoadSpec
@@ -20,6 +20,7 @@ from inference.protocol.load_errors import (
     DownloadFailedError,
     RepoFetchFailedError,
 )
+from inference.wire.ollama import pull as ollama_pull
 from tests.inference.loading.sources.hub_servers import HubServer, serving
 from tests.proxies import SOCKS, set_proxies
 
@@ -155,6 +156,11 @@ def test_an_unknown_source_is_refused_with_those_that_are_known(tmp_path: Path) 
     with pytest.raises(BadSourceError, match="other is no source"):
         fetch_tokenizer("other:org/tiny", tmp_path, lambda _: None)
     assert parse_source("lab:org/tiny").scheme == "lab"
+
+
+def test_ollamas_pull_takes_them() -> None:
+    asked = ollama_pull.parse(b'{"model": "lab:org/tiny"}', named_sources=hub_schemes())
+    assert (asked.source, asked.model) == ("lab:org/tiny", None)
 
 
 def test_the_original_of_a_gguf_is_asked_of_its_own_source() -> None:
