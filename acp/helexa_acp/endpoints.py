@@ -34,6 +34,7 @@ class Learnt:
 
     has_api_tools: bool = True
     thinks_when_asked: bool = True
+    reads_images: bool = True
     context_window: int | None = None
     is_listed_again: bool = False
     tokens_per_estimated: float = 1.0

@@ -44,6 +44,10 @@ class EndpointError(BridgeError):
         return self._is_refusal_of("thinking")
 
     @property
+    def refuses_images(self) -> bool:
+        return self._is_refusal_of("image", "vision", "multimodal")
+
+    @property
     def refuses_content(self) -> bool:
         return self.status in (400, 413, 422)
 

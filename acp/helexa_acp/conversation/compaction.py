@@ -37,6 +37,7 @@ SMALLEST_SHARE = 4
 """A prompt may take one part in so many of the context, however long answers may be."""
 NUM_PROTECTED_LAST = 4
 SHORTEST_ELIDED = 256
+IMAGE_MARK = Text("[An image was left out: this model reads none.]")
 UNBOUNDED = 10**12
 """A budget that no conversation reaches."""
 
@@ -134,6 +135,17 @@ def project(
         begin = prompt
     shorten(max(begin, protected), len(turns), _without_result)
     return Projection(tuple(projected[begin:]), num_elided, estimate, can_shrink)
+
+
+def without_images(turns: Sequence[Turn]) -> list[Turn]:
+    """For a model that reads none. The latest prompt keeps its own, which the endpoint refuses."""
+    prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
+    return [
+        replace(turn, parts=tuple(IMAGE_MARK if isinstance(p, Image) else p for p in turn.parts))
+        if isinstance(turn, UserTurn | ToolResult) and index not in prompts[-1:]
+        else turn
+        for index, turn in enumerate(turns)
+    ]
 
 
 def _with_mark(turn: Turn, num_left_out: int) -> Turn:

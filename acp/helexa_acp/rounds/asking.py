@@ -18,6 +18,7 @@ from helexa_acp.conversation.compaction import (
     project,
     text_tokens,
     window_for,
+    without_images,
 )
 from helexa_acp.conversation.history import Text, answered
 from helexa_acp.conversation.sessions import Session
@@ -79,6 +80,12 @@ class Asker:
                     and learnt.thinks_when_asked
                 ):
                     learnt.thinks_when_asked = False
+                elif (
+                    error.refuses_images
+                    and learnt.reads_images
+                    and without_images(projection.turns) != list(projection.turns)
+                ):
+                    learnt.reads_images = False
                 elif error.refuses_tools and request.tools:
                     learnt.has_api_tools = False
                 elif error.exceeds_context and projection.can_shrink:
@@ -93,6 +100,8 @@ class Asker:
     ) -> tuple[Projection, ModelRequest]:
         """The projection of the history that fits into the context, and its request."""
         selector, history = self.session.selector, answered(self.session.history)
+        if not self.endpoints.learnt(selector).reads_images:
+            history = without_images(history)
         specs = tuple(tool.spec for tool in tools.values())
         written = tools_prompt(specs) if specs else ""
         system = system_prompt(

@@ -121,6 +121,22 @@ async def test_a_prompt_that_is_refused_is_not_asked_again(
     assert len(endpoint.prompts[-1]["messages"]) == 2
 
 
+async def test_images_of_a_model_that_reads_none(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    """Earlier ones, as of another model, and those of results."""
+    (bridge.project / "a.png").write_bytes(b"pixels")
+    refusal = Refuse(400, "fake-model reads no images", "vision_unsupported")
+    read = Reply(calls=(("read_file", {"path": "a.png"}),))
+    endpoint.will(Reply("A cat."), read, refusal, Reply("I cannot see it."))
+    await bridge.open()
+    await bridge.ask("Look!", image_block("AAAA", "image/png"))
+    await bridge.ask("And a.png?")
+    images = [json.dumps(body).count('"image_url": ') for body in endpoint.prompts]
+    assert images == [1, 1, 2, 0]
+    assert json.dumps(endpoint.prompts[-1]).count("An image was left out") == 2
+    await bridge.ask("Why?")
+    assert json.dumps(endpoint.prompts[-1]).count('"image_url": ') == 0
+
+
 async def test_a_prompt_that_found_no_answer_stays(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     endpoint.will(Refuse(404, "There is no such model."), Reply("Yes."))
     await bridge.open()
