@@ -26,6 +26,8 @@ PROXY_CASES: list[tuple[dict[str, str], str, str | None]] = [
     ({"http_proxy": PROXY}, "http://localhost:31313", None),
     ({"http_proxy": PROXY}, "http://LOCALHOST", None),
     ({"http_proxy": PROXY}, "http://[::1]:31313", None),
+    ({"http_proxy": PROXY}, "http://helexa.localhost:31313", None),
+    ({"http_proxy": PROXY}, "http://0.0.0.0:31313", None),
     ({"http_proxy": PROXY}, "http://localhost.example", PROXY),
     # NO_PROXY.
     ({"ALL_PROXY": SOCKS, "NO_PROXY": "beast.example"}, BEAST, None),

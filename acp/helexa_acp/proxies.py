@@ -61,13 +61,14 @@ def _is_http(proxy: str) -> bool:
 def _is_direct(host: str, names: Sequence[str]) -> bool:
     """Whether it is this machine, or one that a pattern or a network in NO_PROXY names, which the
     standard library does not read."""
-    if host == "localhost" or any(fnmatchcase(host, name) for name in names):
+    if any(fnmatchcase(host, name) for name in ("localhost", "*.localhost", *names)):
         return True
     try:
         address = ip_address(host)
     except ValueError:
         return False
-    return address.is_loopback or any(address in network for network in _networks(names))
+    is_here = address.is_loopback or address.is_unspecified
+    return is_here or any(address in network for network in _networks(names))
 
 
 def _networks(names: Sequence[str]) -> Iterator[IPv4Network | IPv6Network]:
