@@ -14,9 +14,10 @@ from inference.loading.config.malformed import refuses_malformed
 from inference.loading.gguf.header import GGUFHeader
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
+from inference.models.families.gguf_numbers import read_gguf
 from inference.models.families.limits import check_counts
 from inference.models.families.registry import check_gguf_architecture
-from inference.models.families.transformers_gguf import MODULES
+from inference.models.families.transformers_gguf import MODULES, check_module_keys
 from inference.protocol.load_errors import BadFileError
 
 
@@ -35,9 +36,9 @@ def _read(header: GGUFHeader) -> ModelConfig:
         from inference.loading.gguf.module import read_module_config  # imports transformers
 
         read = family.read_config(read_module_config(header, MODULES[architecture]), {})
+        check_module_keys(gguf_keys(header), read)
         return learnt_config(check_config(replace(read, **text_facts(header.metadata))))
-    assert family.read_gguf is not None
-    return family.read_gguf(gguf_keys(header))
+    return read_gguf(family, gguf_keys(header))
 
 
 def gguf_keys(header: GGUFHeader, section: str | None = None) -> GGUFKeys:

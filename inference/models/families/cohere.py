@@ -9,8 +9,7 @@ from typing import Any
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
-from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -78,7 +77,7 @@ def read_cohere2_gguf(keys: GGUFKeys) -> ModelConfig:
     return _read_gguf(
         keys,
         "cohere2",
-        mixers=_windows(keys.integer("block_count"), PERIOD),
+        mixers=windowed_layers(keys, PERIOD, last="unrotated"),
         sliding_window=keys.integer("attention.sliding_window", 4096),
     )
 
@@ -86,14 +85,13 @@ def read_cohere2_gguf(keys: GGUFKeys) -> ModelConfig:
 def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
     if keys.has_tensor("blk.0.attn_q_norm.weight"):
         raise BadFileError("layer norms of each head are not supported")
-    check_whole_rotary_gguf(keys)
     return read_decoder_gguf(
         keys,
         model_type,
         **LAYERS,
         **declared,
         rms_norm_eps=keys.number("attention.layer_norm_epsilon", 1e-5),
-        logit_multiplier=keys.number("logit_scale", 0.0625),
+        logit_multiplier=keys.number("logit_scale", 0.0625) or 1.0,
     )
 
 

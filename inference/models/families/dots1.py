@@ -5,7 +5,7 @@ from __future__ import annotations
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.family import Family, GGUFNames
-from inference.models.families.gguf_keys import GGUFKeys, check_whole_rotary, read_decoder_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.glm_moe import hub_name, routed_fields
 from inference.models.families.hub_config import (
     Json,
@@ -39,7 +39,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary(keys)
     return read_decoder_gguf(keys, "dots1", **gguf_mixture(keys, normalizes=False))
 
 

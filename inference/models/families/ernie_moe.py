@@ -8,7 +8,6 @@ from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.dots1 import NAMES
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.glm_moe import hub_name as glm_name
 from inference.models.families.hub_config import (
     Json,
@@ -63,7 +62,6 @@ def _mlps(config: Json) -> tuple[MlpKind, ...]:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     mixture = gguf_mixture(keys, normalizes=True)
     return read_decoder_gguf(keys, "ernie4_5_moe", is_rope_interleaved=True, **mixture)
 

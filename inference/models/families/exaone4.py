@@ -8,8 +8,7 @@ from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.family import Family
-from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -42,9 +41,7 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
-    kinds = repeated(keys.integer("block_count"), PERIOD)
-    layers = _layers(keys.find("attention.sliding_window"), kinds)
+    layers = _layers(keys.find("attention.sliding_window"), windowed_layers(keys, PERIOD))
     return read_decoder_gguf(keys, "exaone4", **layers)
 
 

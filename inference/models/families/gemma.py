@@ -5,11 +5,11 @@ also with its vision tower."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from inference.models.config import Activation, MixerKind, ModelConfig
+from inference.models.config import Activation, ModelConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
     DECODER,
@@ -19,7 +19,12 @@ from inference.models.families.decoder_tensors import (
     decoder_tensors,
 )
 from inference.models.families.family import Family, GGUFNames, TensorRole
-from inference.models.families.gguf_keys import GGUFKeys, head_dim, read_decoder_gguf
+from inference.models.families.gguf_keys import (
+    GGUFKeys,
+    head_dim,
+    read_decoder_gguf,
+    windowed_layers,
+)
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -162,22 +167,29 @@ def read_gemma_gguf(keys: GGUFKeys) -> ModelConfig:
     return read_decoder_gguf(keys, "gemma", **_common_gguf(keys))
 
 
-def read_layered_gguf(model_type: str, own: Mapping[str, Any], keys: GGUFKeys) -> ModelConfig:
-    """Gemma 2 and 3. Raises ``BadFileError``."""
+def read_gemma2_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return _read_layered_gguf(keys, "gemma2")
+
+
+def read_gemma3_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    local_theta = keys.number("rope.freq_base_swa", LOCAL_THETA)
+    return _read_layered_gguf(keys, "gemma3_text", sliding_rope_theta=local_theta)
+
+
+def _read_layered_gguf(keys: GGUFKeys, model_type: str, **own: Any) -> ModelConfig:
     num_layers, width = keys.integer("block_count"), head_dim(keys)
     if num_layers == LARGEST_LAYERS[keys.architecture]:
         width = keys.integer("embedding_length") // keys.integer("attention.head_count")
-    mixers: tuple[MixerKind, ...] = repeated(num_layers, SLIDING_PERIOD[keys.architecture])
     return read_decoder_gguf(
         keys,
         model_type,
         **_common_gguf(keys),
         **own,
-        mixers=mixers,
+        mixers=windowed_layers(keys, SLIDING_PERIOD[keys.architecture]),
         sliding_window=keys.integer("attention.sliding_window", 4096),
-        attention_scale=width**-0.5,
-        attention_soft_cap=keys.number("attn_logit_softcapping", 0.0) or None,
-        logit_soft_cap=keys.number("final_logit_softcapping", 0.0) or None,
+        attention_scale=keys.number("attention.scale", 0.0) or width**-0.5,
     )
 
 
@@ -202,7 +214,7 @@ GEMMA2 = Family(
     model_types=("gemma2",),
     gguf_architectures=("gemma2",),
     read_config=read_gemma2,
-    read_gguf=partial(read_layered_gguf, "gemma2", {}),
+    read_gguf=read_gemma2_gguf,
     tensors=partial(decoder_tensors, names=NORMED_AROUND),
     layer_names=NORMED_AROUND,
     gguf_names=NAMES_AROUND,
@@ -215,7 +227,7 @@ GEMMA3 = Family(
     left_out=GEMMA3_LEFT_OUT,
     gguf_architectures=("gemma3",),
     read_config=read_gemma3,
-    read_gguf=partial(read_layered_gguf, "gemma3_text", {"sliding_rope_theta": LOCAL_THETA}),
+    read_gguf=read_gemma3_gguf,
     tensors=gemma3_tensors,
     layer_names=NORMED_AROUND,
     gguf_names=NAMES_AROUND,

@@ -11,9 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inference.models.config import ModelConfig, RopeScaling
+from inference.models.config import MixerKind, ModelConfig, RopeScaling
 from inference.models.families.generation_defaults import generation_defaults
-from inference.models.families.hub_config import extended_positions
+from inference.models.families.hub_config import (
+    extended_positions,
+    repeated,
+    yarn_attention_factor,
+)
 from inference.protocol.load_errors import BadFileError
 
 END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
@@ -27,6 +31,8 @@ SAMPLING_KEYS = {
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 
+NO_FACTORS = (0.0, 1.0)
+"""Factors of linear scaling that scale nothing."""
 PREDICTING_LAYERS = "nextn_predict_layers"
 """The key for the number of last blocks that predict further tokens."""
 ROPE_FREQUENCIES = "rope_freqs.weight"
@@ -100,6 +106,11 @@ def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> Model
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-6),
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "rope_scaling": scaling,
+        "attention_scale": keys.number("attention.scale", 0.0) or None,
+        "attention_soft_cap": keys.number("attn_logit_softcapping", 0.0) or None,
+        "logit_soft_cap": keys.number("final_logit_softcapping", 0.0) or None,
+        "embedding_multiplier": keys.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": keys.number("residual_scale", 0.0) or 1.0,
         "tie_embeddings": not keys.has_tensor("output.weight"),
         "qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "output_bias": keys.has_tensor("blk.0.attn_output.bias"),
@@ -129,31 +140,44 @@ def head_dim(keys: GGUFKeys) -> int:
     return keys.integer("attention.key_length", default)
 
 
-def check_no_experts(keys: GGUFKeys) -> None:
-    """Raises ``BadFileError``."""
-    if keys.find("expert_count"):
-        raise BadFileError("mixture-of-experts weights under this architecture are not supported")
-
-
 def rotary_dim(keys: GGUFKeys) -> int:
     """How many features of each head are rotated."""
     return keys.integer("rope.dimension_count", head_dim(keys))
 
 
-def check_whole_rotary(keys: GGUFKeys) -> None:
-    """Raises ``BadFileError`` where only a part of each head is rotated."""
-    if rotary_dim(keys) != head_dim(keys):
-        raise BadFileError("rotary embedding over a part of each head is not supported")
+def windowed_layers(
+    keys: GGUFKeys, period: int, *, last: MixerKind = "attention"
+) -> tuple[MixerKind, ...]:
+    """The kind of each layer: the file lists which have a window, or names another period than the
+    architecture's. Raises ``BadFileError``."""
+    num_layers = keys.integer("block_count")
+    key = f"{keys.architecture}.attention.sliding_window_pattern"
+    pattern = keys.metadata.get(key, period)
+    if isinstance(pattern, int) and pattern > 0:
+        return repeated(num_layers, pattern, last=last)
+    if not isinstance(pattern, list) or len(pattern) != num_layers:
+        raise BadFileError(f"{key} is {pattern!r}, neither a period nor a list of all layers")
+    return tuple("sliding" if has_window else last for has_window in pattern)
 
 
 def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
-    """Raises ``BadFileError`` for a rule that is not known here."""
+    """A file that names no type means linear. Raises ``BadFileError`` for a rule that is not known
+    here."""
+    _check_rope_factors(keys)
+    kind = keys.text("rope.scaling.type", "linear")
+    declared = f"{keys.architecture}.rope.scaling.factor" in keys.metadata
+    factor_key = "rope.scaling.factor" if declared else "rope.scale_linear"  # the old name
+    factor = keys.number(factor_key, 1.0)
     if keys.rope_divisors is not None:
+        if kind not in ("none", "llama3") and (kind != "linear" or factor not in NO_FACTORS):
+            key = factor_key if kind == "linear" else "rope.scaling.type"
+            raise BadFileError(
+                f"rope scaling {kind!r} ({keys.architecture}.{key}) beside the tensor "
+                f"{ROPE_FREQUENCIES} is not supported"
+            )
         return _llama3_scaling(keys, keys.rope_divisors)
-    kind = keys.text("rope.scaling.type", "none")
-    factor = keys.number("rope.scaling.factor", 1.0)
     original = keys.integer("rope.scaling.original_context_length", max_positions)
-    if kind == "none" or (kind == "linear" and factor == 1.0):
+    if kind == "none" or (kind == "linear" and factor in NO_FACTORS):
         return None
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor, original_max_positions=original)
@@ -167,15 +191,32 @@ def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
             f"rope scaling {kind!r} is not supported; known: linear, yarn, and llama3 by the "
             f"tensor {ROPE_FREQUENCIES}"
         )
-    if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
-        raise BadFileError("rope.scaling.attn_factor other than 1 is not supported")
+    below = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
     return RopeScaling(
         kind="yarn",
         factor=factor,
         original_max_positions=original,
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=yarn_attention_factor(factor, 1.0, below) if below else None,
     )
+
+
+def _check_rope_factors(keys: GGUFKeys) -> None:
+    """Raises ``BadFileError`` for a factor that is not computed, whatever the type."""
+    is_yarn = keys.text("rope.scaling.type", "linear") == "yarn"
+    for key, neutral in {
+        "alpha": (0.0, 1.0),
+        "attn_factor": (0.0, 1.0),
+        "yarn_attn_factor": (0.0, 1.0),
+        "yarn_ext_factor": (-1.0, 1.0) if is_yarn else (-1.0, 0.0),
+    }.items():
+        key = f"rope.scaling.{key}"
+        if (value := keys.number(key, neutral[1])) not in neutral:
+            raise BadFileError(
+                f"{keys.architecture}.{key} is {value:g}; other than {neutral[1]:g} is not "
+                "supported"
+            )
 
 
 def _llama3_scaling(keys: GGUFKeys, divisors: Sequence[float]) -> RopeScaling:

@@ -19,7 +19,7 @@ from inference.models.families.decoder_tensors import (
     outer_tensors,
 )
 from inference.models.families.family import Family, GGUFNames, TensorRole
-from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -97,7 +97,7 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
         "gpt_oss",
         intermediate_size=inner,
         has_sinks=True,
-        mixers=repeated(num_layers, 2),
+        mixers=windowed_layers(keys, 2),
         sliding_window=keys.integer("attention.sliding_window"),
         mlps=("sparse",) * num_layers,
         experts=experts,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from inference.models.config import ModelConfig
+from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import (
     GGUFKeys,
-    check_no_experts,
     read_decoder_gguf,
 )
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -42,23 +38,22 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_no_experts(keys)
-    check_whole_rotary_gguf(keys)
-    return read_decoder_gguf(
-        keys,
-        "granite",
-        **multipliers(keys),
-    )
+    mixers: tuple[MixerKind, ...] = ()
+    if not is_rotated_gguf(keys, default=True):
+        unrotated: MixerKind = "unrotated"
+        mixers = (unrotated,) * keys.integer("block_count")
+    multiplier = logit_multiplier_gguf(keys)
+    return read_decoder_gguf(keys, "granite", mixers=mixers, logit_multiplier=multiplier)
 
 
-def multipliers(keys: GGUFKeys) -> dict[str, Any]:
-    """Fields of ``ModelConfig``. Raises ``BadFileError``."""
-    return {
-        "attention_scale": keys.number("attention.scale", 0.0) or None,
-        "embedding_multiplier": keys.number("embedding_scale", 1.0),
-        "residual_multiplier": keys.number("residual_scale", 1.0),
-        "logit_multiplier": 1.0 / keys.number("logit_scale", 1.0),
-    }
+def logit_multiplier_gguf(keys: GGUFKeys) -> float:
+    """Raises ``BadFileError``."""
+    return 1.0 / (keys.number("logit_scale", 0.0) or 1.0)
+
+
+def is_rotated_gguf(keys: GGUFKeys, *, default: bool) -> bool:
+    """llama.cpp's Granites say with this key whether heads are rotated."""
+    return bool(keys.metadata.get(f"{keys.architecture}.rope.scaling.finetuned", default))
 
 
 GRANITE = Family(

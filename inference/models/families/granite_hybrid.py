@@ -19,8 +19,12 @@ from inference.models.families.decoder_tensors import (
     MODEL_NAMES,
 )
 from inference.models.families.family import Family, GGUFNames
-from inference.models.families.gguf_keys import GGUFKeys, check_whole_rotary, read_decoder_gguf
-from inference.models.families.granite import multipliers, read_config
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
+from inference.models.families.granite import (
+    is_rotated_gguf,
+    logit_multiplier_gguf,
+    read_config,
+)
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -138,8 +142,7 @@ def bamba_hub_name(name: str) -> str:
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Infers from their tensors which layers are Mamba-2. Raises ``BadFileError``."""
     attention: MixerKind = "unrotated"
-    if keys.metadata.get(f"{keys.architecture}.rope.scaling.finetuned"):
-        check_whole_rotary(keys)
+    if is_rotated_gguf(keys, default=False):
         attention = "attention"
     mixers: tuple[MixerKind, ...] = tuple(
         "mamba" if keys.has_tensor(f"blk.{index}.ssm_in.weight") else attention
@@ -153,7 +156,7 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
         num_kv_heads=keys.heads_of_keys(),
         qkv_bias=any(name.endswith(".attn_q.bias") for name in keys.shapes),
         output_bias=any(name.endswith(".attn_output.bias") for name in keys.shapes),
-        **multipliers(keys),
+        logit_multiplier=logit_multiplier_gguf(keys),
         **_gguf_mlps(keys),
     )
 

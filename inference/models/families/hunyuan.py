@@ -13,8 +13,6 @@ from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, de
 from inference.models.families.family import Family, GGUFNames
 from inference.models.families.gguf_keys import (
     GGUFKeys,
-    check_no_experts,
-    check_whole_rotary,
     read_decoder_gguf,
 )
 from inference.models.families.hub_config import (
@@ -112,14 +110,11 @@ def stretched(config: Json, head_dim: int | None) -> dict[str, Any]:
 
 def read_dense_gguf(keys: GGUFKeys) -> ModelConfig:
     """llama.cpp's converter has stretched the base. Raises ``BadFileError``."""
-    check_whole_rotary(keys)
-    check_no_experts(keys)
     return read_decoder_gguf(keys, "hunyuan_v1_dense", is_qk_norm_after_rotation=True)
 
 
 def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary(keys)
     mixture = gguf_mixture(keys, normalizes=True)
     return read_decoder_gguf(keys, "hunyuan_v1_moe", is_qk_norm_after_rotation=True, **mixture)
 

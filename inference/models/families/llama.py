@@ -12,10 +12,8 @@ from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, de
 from inference.models.families.family import Family, TensorRole
 from inference.models.families.gguf_keys import (
     GGUFKeys,
-    check_no_experts,
     read_decoder_gguf,
 )
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -74,10 +72,8 @@ def read_gguf(model_type: str) -> Callable[[GGUFKeys], ModelConfig]:
 
 def _read_gguf(model_type: str, keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     if model_type == "llama" and keys.find("expert_count"):
         return read_decoder_gguf(keys, "mixtral", **gguf_mixture(keys, normalizes=True))
-    check_no_experts(keys)
     return read_decoder_gguf(keys, model_type, sliding_window=keys.find("attention.sliding_window"))
 
 

@@ -11,7 +11,6 @@ from inference.models.config import MixerKind, MlpKind, ModelConfig, QueryGrowth
 from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -129,7 +128,6 @@ def _mlps(config: Json, num_layers: int) -> tuple[MlpKind, ...]:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     mixture = gguf_mixture(
         keys, normalizes=False, scoring="sigmoid", weighs_inputs=True, gates_shared=False
     )

@@ -10,8 +10,7 @@ from inference.models.families.decoder_tensors import (
     decoder_tensors,
 )
 from inference.models.families.family import Family, GGUFNames
-from inference.models.families.gguf_keys import GGUFKeys, check_no_experts, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -35,7 +34,6 @@ def read_seed_oss(config: Json, generation: Json) -> ModelConfig:
 
 def read_seed_oss_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     return read_decoder_gguf(keys, "seed_oss")
 
 
@@ -57,8 +55,6 @@ def read_ernie(config: Json, generation: Json) -> ModelConfig:
 
 def read_ernie_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
-    check_no_experts(keys)
     return read_decoder_gguf(keys, "ernie4_5", is_rope_interleaved=True)
 
 

@@ -10,10 +10,8 @@ from inference.models.config import ModelConfig, QueryGrowth
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import (
     GGUFKeys,
-    check_no_experts,
     read_decoder_gguf,
 )
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -21,7 +19,6 @@ from inference.models.families.hub_config import (
     positive_integer,
     read_decoder,
     rope_parameters,
-    yarn_attention_factor,
 )
 from inference.models.families.llama import MISTRAL, interleaved_heads
 from inference.models.families.llama import read_config as read_mistral
@@ -108,18 +105,13 @@ def _vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConf
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
-    check_no_experts(keys)
     growth = None
     if beta := keys.number("attention.temperature_scale", 0.0):
-        positions = keys.integer("rope.scaling.original_context_length")
+        positions = keys.find("attention.temperature_length") or keys.integer(
+            "rope.scaling.original_context_length"
+        )
         growth = QueryGrowth(beta=beta, positions=positions)
-    config = read_decoder_gguf(keys, "ministral3", query_growth=growth)
-    below, scaling = keys.number("rope.scaling.yarn_log_multiplier", 0.0), config.rope_scaling
-    if scaling is None or not below:
-        return config
-    factor = yarn_attention_factor(scaling.factor, 1.0, below)
-    return replace(config, rope_scaling=replace(scaling, attention_factor=factor))
+    return read_decoder_gguf(keys, "ministral3", query_growth=growth)
 
 
 MINISTRAL3 = replace(

@@ -136,7 +136,10 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool, **declared: Any) -> dict[s
         if (shape := keys.shapes.get(f"blk.{index}.ffn_down_exps.weight")) is not None
     }
     if not stacks:
-        raise BadFileError("the mixture-of-experts file holds no stacked experts; convert it anew")
+        raise BadFileError(
+            f"{keys.architecture}.expert_count names experts, and the file holds no stacked ones; "
+            "convert it anew"
+        )
     num_experts, _, inner = next(iter(stacks.values()))
     first = next(iter(stacks))
     shared = keys.shapes.get(f"blk.{first}.ffn_down_shexp.weight")

@@ -16,8 +16,7 @@ from inference.models.families.decoder_tensors import (
     decoder_tensors,
 )
 from inference.models.families.family import Family, GGUFNames
-from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf, windowed_layers
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -78,17 +77,17 @@ def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """llama.cpp calls both OLMo 2: the third has a window. Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     window = keys.find("attention.sliding_window")
+    theta = keys.number("rope.freq_base", OLMO3_THETA)
     if window is None:
         return read_decoder_gguf(keys, "olmo2", is_qk_norm_wide=True)
     return read_decoder_gguf(
         keys,
         "olmo3",
         is_qk_norm_wide=True,
-        mixers=repeated(keys.integer("block_count"), PERIOD),
+        mixers=windowed_layers(keys, PERIOD),
         sliding_window=window,
-        sliding_rope_theta=keys.number("rope.freq_base", OLMO3_THETA),
+        sliding_rope_theta=keys.number("rope.freq_base_swa", theta),
     )
 
 

@@ -16,7 +16,6 @@ from inference.models.families.decoder_tensors import (
 from inference.models.families.family import Family, GGUFNames
 from inference.models.families.gguf_keys import (
     GGUFKeys,
-    check_no_experts,
     read_decoder_gguf,
 )
 from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
@@ -45,7 +44,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_no_experts(keys)
     return read_decoder_gguf(
         keys,
         "phi3",

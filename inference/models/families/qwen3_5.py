@@ -14,7 +14,7 @@ from typing import Any
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import DECODER, MLP_NAMES
 from inference.models.families.family import Family, TensorRole
-from inference.models.families.gguf_keys import GGUFKeys, check_no_experts, read_decoder_gguf
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import Json, check_activation, read_decoder
 from inference.models.families.hybrid import (
     gguf_fields,
@@ -72,7 +72,6 @@ def hub_name(name: str) -> str:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_no_experts(keys)
     fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
     return read_decoder_gguf(keys, "qwen3_5", **fields)
 

@@ -10,11 +10,7 @@ from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, de
 from inference.models.families.family import Family, TensorRole
 from inference.models.families.gguf_keys import (
     GGUFKeys,
-    check_no_experts,
     read_decoder_gguf,
-)
-from inference.models.families.gguf_keys import (
-    check_whole_rotary as check_whole_rotary_gguf,
 )
 from inference.models.families.hub_config import (
     Json,
@@ -46,8 +42,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """The text model: llama.cpp's converter puts the tower into a file of its own. Raises
     ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
-    check_no_experts(keys)
     return read_decoder_gguf(keys, "qwen3_vl")
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from inference.models.config import ModelConfig
 from inference.models.families.family import TensorRole
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import Json
 from inference.models.families.mixture import MIXTURE_NAMES, gguf_mixture, mixture_tensors
 from inference.models.families.qwen3_5 import text_config
@@ -26,7 +25,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """The text model. Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     return read_decoder_gguf(keys, "qwen3_vl_moe", **gguf_mixture(keys, normalizes=True))
 
 

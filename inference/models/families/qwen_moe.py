@@ -9,7 +9,6 @@ from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import DECODER
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -64,7 +63,6 @@ def _check(config: Json) -> None:
 
 def _read_gguf(model_type: str, normalizes: bool, keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     return read_decoder_gguf(keys, model_type, **gguf_mixture(keys, normalizes=normalizes))
 
 

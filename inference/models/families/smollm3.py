@@ -6,7 +6,6 @@ from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -46,7 +45,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     return read_decoder_gguf(keys, "smollm3", mixers=_mixers(keys.integer("block_count"), PERIOD))
 
 

@@ -14,7 +14,6 @@ from inference.models.families.decoder_tensors import (
 )
 from inference.models.families.family import Family, GGUFNames
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
-from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -49,7 +48,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_whole_rotary_gguf(keys)
     return read_decoder_gguf(
         keys,
         "starcoder2",

@@ -239,8 +239,9 @@ def test_gguf_ends_turns_where_its_chat_template_does(tmp_path: Path) -> None:
 @each_case(
     ("metadata", "named"),
     [
-        ({"llama.expert_count": 8}, "mixture-of-experts"),
-        ({"llama.rope.dimension_count": 8}, "part of each head"),
+        ({"llama.expert_count": 8}, r"llama\.expert_count"),
+        ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count is 8"),
+        ({"llama.rope.scale_linear": math.nan}, "nan"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
     ],
 )
