@@ -22,6 +22,9 @@ from inference.protocol.load_errors import BadFileError
 
 END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
 """Files of base models name only the end of text; a chat template ends its turns with these."""
+CHANNEL = "<|channel|>"
+END_OF_CHANNELS_TOKENS = ("<|return|>", "<|call|>")
+"""The ends of an answer in channels (gpt-oss), where ``<|end|>`` ends a thought."""
 
 SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
@@ -266,10 +269,8 @@ def _token_id(metadata: Mapping[str, Any], kind: str) -> int | None:
 def _end_of_sequence_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     declared = [_token_id(metadata, kind) for kind in ("eos", "eot", "eom")]
     tokens = metadata.get("tokenizer.ggml.tokens")
-    by_name = (
-        [tokens.index(token) for token in END_OF_TURN_TOKENS if token in tokens]
-        if isinstance(tokens, list)
-        else []
-    )
+    tokens = tokens if isinstance(tokens, list) else []
+    names = END_OF_CHANNELS_TOKENS if CHANNEL in tokens else END_OF_TURN_TOKENS
+    by_name = [tokens.index(token) for token in names if token in tokens]
     found = [token_id for token_id in declared if token_id is not None] + by_name
     return tuple(dict.fromkeys(found))

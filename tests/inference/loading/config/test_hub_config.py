@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.config.model_type import with_model_type
 from inference.loading.gguf.config import read_gguf_config
-from inference.loading.gguf.header import read_header
+from inference.loading.gguf.header import MetadataValue, read_header
 from inference.models.config import RopeScaling
 from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 from inference.models.families.registry import known_model_types
@@ -234,6 +235,14 @@ def test_gguf_ends_turns_where_its_chat_template_does(tmp_path: Path) -> None:
     metadata = dict(header.metadata) | {"tokenizer.ggml.tokens": tokens}
     renamed = type(header)(path=path, metadata=metadata, tensors=header.tensors, data_offset=0)
     assert read_gguf_config(renamed).eos_token_ids == (2, 5, 3)
+
+
+def test_a_gguf_with_channels_ends_with_its_answer_and_not_with_its_thought(tmp_path: Path) -> None:
+    named = ["<unk>", "<s>", "</s>", "<|end|>", "<|return|>", "<|call|>", "<|channel|>"]
+    header = read_header(save_gguf(tmp_path / "x.gguf", TABLE))
+    tokens: list[MetadataValue] = [*named, *(f"t{i}" for i in range(57))]
+    metadata = dict(header.metadata) | {"tokenizer.ggml.tokens": tokens}
+    assert read_gguf_config(replace(header, metadata=metadata)).eos_token_ids == (2, 4, 5)
 
 
 @each_case(
