@@ -39,6 +39,13 @@ GPT_4O_SPLIT = (
 
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 FALCON_SPLITS = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_SPLIT, "[0-9][0-9][0-9]")
+DEFAULT_SPLITS = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    "[0-9][0-9][0-9]",
+)
+"""The rule of files whose converter did not recognise theirs, as llama.cpp cuts them."""
 SEED_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -137,6 +144,7 @@ _RULES: tuple[tuple[Callable[[], pre.PreTokenizer], str], ...] = (
     (_split_by(SEED_SPLIT), "seed-coder"),
     (_split_by(EXAONE_MOE_SPLIT), "exaone-moe"),
     (_split_by(*FALCON_SPLITS), "falcon"),
+    (_split_by(*DEFAULT_SPLITS), "default"),
     (_split_by(BLOOM_SPLIT), "bloom gpt3-finnish poro-chat"),
     (_split_by(BLOOM_SPLIT, r"\p{N}"), "viking"),
     (_split_by(*DEEPSEEK_SPLITS), "deepseek-llm"),

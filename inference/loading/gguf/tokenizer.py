@@ -57,7 +57,12 @@ def _convert(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def _byte_level_bpe(metadata: Metadata) -> Tokenizer:
-    name = str(metadata.get("tokenizer.ggml.pre"))
+    name = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(name, str):
+        raise UnknownTokenizerError(
+            "the file does not say by which rule it splits text (tokenizer.ggml.pre), as files "
+            "from before May 2024 do not; use a file that was converted since"
+        )
     splits_first = pre_tokenizer(name)
     merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges")]
     tokenizer = Tokenizer(

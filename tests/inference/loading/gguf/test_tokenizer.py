@@ -63,6 +63,7 @@ def pieces(pre: str, text: str) -> list[str]:
         ("seed-coder", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
         ("kimi-k2", "Don't| add| |123|45|+x|  | y|\n\n|z"),
         ("falcon", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z"),
+        ("default", "Don|'|t| add| |123|45|+|x|  | y|\n|\n|z"),
         ("bloom", "Don't| add| 12345+x|  | y|\n\n|z"),
         ("viking", "Don't| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
         ("deepseek-llm", "Don|'|t| add| |12345|+|x|  | y|\n|\n|z"),
@@ -129,6 +130,9 @@ def test_the_beginning_of_a_text(metadata: dict[str, Any], begins: bool) -> None
 def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
     with pytest.raises(BadFileError, match=r"'superbpe'.*smollm"):
         convert_tokenizer(byte_level("superbpe"))
+    unnamed = {k: v for k, v in byte_level("qwen2").items() if not k.endswith(".pre")}
+    with pytest.raises(BadFileError, match=r"tokenizer\.ggml\.pre.*converted since"):
+        convert_tokenizer(unnamed)
     with pytest.raises(BadFileError, match="'bert'"):
         convert_tokenizer({"tokenizer.ggml.model": "bert"})
     with pytest.raises(BadFileError, match=r"tokenizer\.ggml\.merges"):
