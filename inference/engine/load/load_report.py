@@ -9,6 +9,7 @@ from inference.engine.load.built_model import BuiltModel
 from inference.engine.load.memory.kv_memory import (
     KVPlan,
 )
+from inference.loading.gguf.tokenizer_files import tokenizer_warnings
 from inference.loading.image_processor import vision_input
 from inference.loading.loader import OpenedModel
 from inference.loading.triton_needs import triton_problem
@@ -55,7 +56,10 @@ def load_report(
         eos_token_ids=list(config.eos_token_ids),
         generation_defaults=dict(config.generation_defaults),
         grammar_problem=grammar_problem,
-        warnings=load_warnings(built.model.device),
+        warnings=[
+            *load_warnings(built.model.device),
+            *tokenizer_warnings(opened.tokenizer_dir),
+        ],
         vision=vision_input(config),
         context_reason=plan.context_reason,
         prefill_speed=trial.prefill_speed,

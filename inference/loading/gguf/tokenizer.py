@@ -6,9 +6,11 @@ the text first is in ``gguf_pre_tokenizers``. Imports no torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from jinja2 import Environment, TemplateSyntaxError
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from inference.loading.gguf.pre_tokenizers import (
@@ -21,6 +23,12 @@ from inference.protocol.load_errors import BadFileError, LoadError, UnknownToken
 
 CONTROL, USER_DEFINED = 3, 4
 """Values of tokenizer.ggml.token_type."""
+SINGLE_KINDS = (CONTROL, USER_DEFINED)
+DECLARED = re.compile(r"tokenizer\.ggml\.\w+_token_id")
+MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]|\u25c1[^\u25c1\u25b7\s]+\u25b7")
+TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
+WARNING = "helexa_warning"
+"""The key of tokenizer_config.json for a sentence about the file's vocabulary."""
 
 SPACE = "\u2581"
 
@@ -50,8 +58,11 @@ def _convert(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
         raise UnknownTokenizerError(
             f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are read here"
         )
-    _add_special_tokens(tokenizer, metadata)
+    split = split_tokens(tokenizer, metadata)
+    _add_special_tokens(tokenizer, metadata, split)
     config = _tokenizer_config(metadata)
+    if split:
+        config[WARNING] = _in_words(split)
     _begin_and_end(tokenizer, config)
     return tokenizer, config
 
@@ -131,13 +142,68 @@ def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, 
     return [pair for *_, pair in sorted(ranked)]
 
 
-def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata) -> None:
+def _add_special_tokens(
+    tokenizer: Tokenizer, metadata: Metadata, split: Mapping[str, bool]
+) -> None:
     tokens: list[str] = _list(metadata, "tokens")
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
     control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
     defined = [token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED]
+    control += [token for token, is_declared in split.items() if is_declared]
+    defined += [token for token, is_declared in split.items() if not is_declared]
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in control])
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in defined])
+
+
+def split_tokens(tokenizer: Tokenizer, metadata: Metadata) -> dict[str, bool]:
+    """The tokens that have to be single ones and that the file types so that a text's are cut into
+    pieces: those whose ids it declares (``True``), and its chat template's markers (``False``).
+    ``tokenizer``: without its special tokens."""
+    tokens: list[str] = _list(metadata, "tokens")
+    kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
+    single = {token for token, kind in zip(tokens, kinds, strict=False) if kind in SINGLE_KINDS}
+    declared = {
+        tokens[token_id]
+        for key, token_id in metadata.items()
+        if DECLARED.fullmatch(key) and isinstance(token_id, int) and 0 <= token_id < len(tokens)
+    }
+    markers = template_markers(metadata) & set(tokens)
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    return {
+        token: token in declared
+        for token in sorted((declared | markers) - single, key=ids.__getitem__)
+        if token and _ids_of_text(tokenizer, token) != [ids[token]]
+    }
+
+
+def template_markers(metadata: Metadata) -> set[str]:
+    """Whatever looks like a marker in the texts that the file's chat templates write."""
+    sources = [metadata.get("tokenizer.chat_template"), metadata.get(TOOL_TEMPLATE)]
+    found: set[str] = set()
+    for source in sources:
+        try:
+            lexed = list(Environment().lex(source)) if isinstance(source, str) else []
+        except TemplateSyntaxError:
+            continue  # the load report says what is wrong with it
+        texts = (text for _, kind, text in lexed if kind in ("data", "string"))
+        found.update(marker for text in texts for marker in MARKER.findall(text))
+    return found
+
+
+def _ids_of_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Without the space that sentencepiece puts before a text."""
+    if tokenizer.pre_tokenizer is None:
+        return [token.id for token in tokenizer.model.tokenize(text)]
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _in_words(split: Mapping[str, bool]) -> str:
+    return (
+        f"the file types {', '.join(split)} as ordinary text, and declares their ids or writes "
+        "them in its chat template: each is read as the single token that it is; a file that is "
+        "converted anew has the right types"
+    )
 
 
 def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
@@ -178,7 +244,7 @@ def own_config(metadata: Metadata) -> dict[str, Any]:
 def _named_templates(template: str, metadata: Metadata) -> str | list[dict[str, str]]:
     """Returns the template; with a second one for chats with tools, both as tokenizer_config.json
     writes them. Raises ``BadFileError``."""
-    for_tools = metadata.get("tokenizer.chat_template.tool_use")
+    for_tools = metadata.get(TOOL_TEMPLATE)
     if not isinstance(template, str) or not isinstance(for_tools, str | None):
         raise BadFileError("tokenizer.chat_template is no text")
     if for_tools is None:

@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from inference.loading.gguf.header import GGUFHeader
-from inference.loading.gguf.tokenizer import Metadata, convert_tokenizer, own_config
+from inference.loading.gguf.tokenizer import (
+    WARNING,
+    Metadata,
+    convert_tokenizer,
+    own_config,
+)
 from inference.loading.sources.base_repo import (
     FetchTokenizer,
     base_chat_template,
@@ -31,7 +36,7 @@ from inference.loading.sources.base_repo import (
 from inference.protocol.load_errors import UnknownTokenizerError
 from inference.settings.named_sources import HUGGINGFACE
 
-CONVERTER_VERSION = b"2"
+CONVERTER_VERSION = b"3"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""
 
 
@@ -97,3 +102,10 @@ def _publish(written: Path, directory: Path) -> None:
     except OSError:
         if not directory.is_dir():  # else another process was quicker, with the same content
             raise
+
+
+def tokenizer_warnings(directory: Path) -> list[str]:
+    """Sentences about the vocabulary of the file that the directory was written for."""
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return [config[WARNING]] if isinstance(config, dict) and WARNING in config else []

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -12,10 +14,11 @@ from transformers import AutoTokenizer
 
 from inference.loading.gguf.header import read_header
 from inference.loading.gguf.pre_tokenizers import PRE_TOKENIZERS
-from inference.loading.gguf.tokenizer import convert_tokenizer
-from inference.loading.gguf.tokenizer_files import tokenizer_directory
+from inference.loading.gguf.tokenizer import WARNING, convert_tokenizer
+from inference.loading.gguf.tokenizer_files import tokenizer_directory, tokenizer_warnings
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
+from tests.inference.loading.conftest import save_gguf
 
 BYTE_ALPHABET = [
     *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),
@@ -125,6 +128,70 @@ def test_the_beginning_of_a_text(metadata: dict[str, Any], begins: bool) -> None
     assert tokenizer.encode("ab").ids == ([258] if begins else []) + [256]
     assert config["add_bos_token"] is begins
     assert config["bos_token"] == "<|end|>"
+
+
+TURNS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] }}{{ messages[0] }}<|im_end|>[INST] <b> x"
+    "{% endfor %}"
+)
+
+
+def typed_as_text(**changes: Any) -> dict[str, Any]:
+    """A file whose markers are typed NORMAL."""
+    named = ["<|end|>", "<|im_start|>", "<|im_end|>", "[0]", "['role']", "<|fim|>", "[INST]"]
+    tokens = [*BYTE_ALPHABET, "ab", *named]
+    return byte_level("llama-bpe", **changes) | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.bos_token_id": tokens.index("a"),
+        "tokenizer.ggml.eos_token_id": tokens.index("<|end|>"),
+        "tokenizer.ggml.eot_token_id": tokens.index("<|im_end|>"),
+        "tokenizer.ggml.padding_token_id": tokens.index("!"),
+        "tokenizer.ggml.fim_pre_token_id": tokens.index("<|fim|>"),
+        "tokenizer.chat_template": TURNS,
+    }
+
+
+def test_declared_tokens_and_the_templates_markers_are_single_whatever_their_type() -> None:
+    tokenizer, config = convert_tokenizer(typed_as_text())
+    text = "<|im_start|>ab<|im_end|>[INST]a!<|end|><|fim|>"
+    tokens = tokenizer.encode(text, add_special_tokens=False).tokens
+    assert tokens == [
+        *("<|im_start|>", "ab", "<|im_end|>", "[INST]", "a", "!", "<|end|>", "<|fim|>")
+    ]
+    added = tokenizer.get_added_tokens_decoder().values()
+    assert {one.content for one in added} == {
+        *("<|end|>", "<|im_start|>", "<|im_end|>", "<|fim|>", "[INST]")
+    }
+    assert {one.content for one in added if one.special} == {"<|end|>", "<|im_end|>", "<|fim|>"}
+    for token in ("<|im_start|>", "<|im_end|>", "[INST]"):
+        assert token in config[WARNING]
+    assert WARNING not in convert_tokenizer(byte_level("llama-bpe"))[1]
+
+
+def test_declared_tokens_of_sentencepiece_are_single_too() -> None:
+    untyped = SENTENCEPIECE | {"tokenizer.ggml.token_type": [2, 1, 1] + [6] * 256 + [1] * 8}
+    tokenizer, config = convert_tokenizer(untyped)
+    assert tokenizer.encode("ab</s>", add_special_tokens=False).tokens[-1] == "</s>"
+    assert "</s>" in config[WARNING]
+
+
+def test_a_template_that_cannot_be_read_has_no_markers() -> None:
+    broken = {"tokenizer.chat_template": "{{ '<|im_end|>' {% "}
+    tokenizer, config = convert_tokenizer(typed_as_text() | broken)
+    assert "<|im_start|>" not in config[WARNING]
+    assert tokenizer.encode("<|im_end|>", add_special_tokens=False).tokens == ["<|im_end|>"]
+
+
+def test_a_warning_about_the_vocabulary_stays_with_its_directory(tmp_path: Path) -> None:
+    kinds = {"tokenizer.ggml.token_type": [1] * 64}
+    header = read_header(save_gguf(tmp_path / "x.gguf", {"model.norm.weight": torch.ones(64)}))
+    header = replace(header, metadata=dict(header.metadata) | kinds)
+    for _ in range(2):
+        directory = tokenizer_directory(header, tmp_path)
+        (words,) = tokenizer_warnings(directory)
+        assert "<s>" in words and "</s>" in words
+    assert tokenizer_warnings(tmp_path) == []
 
 
 def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
