@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from inference.neuron.requests.prompts.text_jobs import TextJobs
+from inference.neuron.requests.prompts.turn_end import with_turn_end
 from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadSpec, spec_digest
@@ -57,6 +58,8 @@ class ModelText:
         )
         if report.kind == "generation":
             report = msgspec.structs.replace(report, template_problem=jobs.try_template())
+            if markers is None or markers.channels is None:
+                report = with_turn_end(report, jobs, tokenizer)
         return cls(
             tokenizer=tokenizer,
             templates=templates,
