@@ -47,6 +47,11 @@ def token_bytes(decoder: Mapping[str, Any] | None, pieces: Mapping[str, int]) ->
     return TokenBytes(by_id, _leading_space(steps))
 
 
+def no_bytes(pieces: Mapping[str, int]) -> TokenBytes:
+    """Of a vocabulary that nobody decodes with."""
+    return TokenBytes([b""] * (max(pieces.values(), default=-1) + 1), LeadingSpace.KEEP)
+
+
 def _rule(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
     match steps:
         case [{"type": "WordPiece", "prefix": str(prefix)}]:

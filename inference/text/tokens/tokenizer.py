@@ -23,7 +23,7 @@ import tokenizers
 
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
 from inference.text.tokens.token_bounds import most_bytes_per_token, num_bytes
-from inference.text.tokens.token_bytes import LeadingSpace, token_bytes
+from inference.text.tokens.token_bytes import LeadingSpace, no_bytes, token_bytes
 
 NAMED_SPECIAL_TOKENS = (
     "bos_token",
@@ -39,9 +39,10 @@ NAMED_SPECIAL_TOKENS = (
 class Tokenizer:
     """Immutable after construction; any thread may use it."""
 
-    def __init__(self, definition: str, config: dict[str, Any]) -> None:
+    def __init__(self, definition: str, config: dict[str, Any], *, is_decoded: bool = True) -> None:
         """``definition`` is the text of tokenizer.json, ``config`` tokenizer_config.json.
-        Raises ``TokenizerFilesError``."""
+        ``is_decoded``: ``False`` for an encoder's, whose ids never become text. Raises
+        ``TokenizerFilesError``."""
         try:
             self._backend = tokenizers.Tokenizer.from_str(definition)
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
@@ -52,7 +53,13 @@ class Tokenizer:
         self.special_tokens = _special_tokens(config)
         """Text of bos_token, eos_token …: what chat templates refer to."""
         parsed = json.loads(definition)
-        table = token_bytes(parsed.get("decoder"), self._backend.get_vocab(with_added_tokens=True))
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        try:
+            table = token_bytes(parsed.get("decoder"), vocabulary)
+        except TokenizerFilesError:
+            if is_decoded:
+                raise
+            table = no_bytes(vocabulary)
         self._bytes_by_id = table.by_id
         self.most_bytes_per_token = most_bytes_per_token(parsed, table.by_id)
         """No token of a text stands for more of its bytes. ``None``: no such number is known."""
@@ -65,7 +72,7 @@ class Tokenizer:
         self._prefix_ids, self._suffix_ids = self._surrounding_ids(config)
 
     @classmethod
-    def load(cls, directory: Path) -> Tokenizer:
+    def load(cls, directory: Path, *, is_decoded: bool = True) -> Tokenizer:
         """Reads tokenizer.json and, where it is there, tokenizer_config.json (and the
         special_tokens_map.json of older models). Raises ``TokenizerFilesError``."""
         definition = directory / "tokenizer.json"
@@ -73,7 +80,8 @@ class Tokenizer:
             raise TokenizerFilesError(f"{definition} is missing")
         special_tokens = read_json_object(directory / "special_tokens_map.json")
         config = read_json_object(directory / "tokenizer_config.json")
-        return cls(definition.read_text(encoding="utf-8"), special_tokens | config)
+        text = definition.read_text(encoding="utf-8")
+        return cls(text, special_tokens | config, is_decoded=is_decoded)
 
     @property
     def vocab_size(self) -> int:

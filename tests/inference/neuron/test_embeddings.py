@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import struct
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
+from inference.text.errors import TokenizerFilesError
 from tests.cases import each_case
 from tests.inference.neuron.recording_engine import RecordingEngine
 from tests.sandbox_workers import WORKERS
@@ -115,6 +117,23 @@ def test_token_ids_are_checked(text: ModelText, token_id: int) -> None:
         prepare_embedding(tokens([5], [5, token_id, 5]), text)
     assert refused.value.failure.code == "bad_token_id"
     assert str(token_id) in refused.value.failure.message
+
+
+@each_case("decoder", [None, {"type": "BPEDecoder", "suffix": "</w>"}])
+@each_case("kind", ["embedding", "reranker", "generation"])
+def test_an_encoder_needs_no_decoder(
+    sentencepiece_dir: Path, tmp_path: Path, kind: str, decoder: dict[str, str] | None
+) -> None:
+    directory = tmp_path / "encoder"
+    shutil.copytree(sentencepiece_dir, directory)
+    path = directory / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": decoder}))
+    if kind == "generation":
+        with pytest.raises(TokenizerFilesError, match="decoder"):
+            text_of(directory, kind=kind)
+        return
+    same = prepare_embedding(request("The capital"), text_of(sentencepiece_dir))
+    assert prepare_embedding(request("The capital"), text_of(directory, kind=kind)) == same
 
 
 def test_a_text_without_tokens_is_refused(byte_level_dir: Path) -> None:

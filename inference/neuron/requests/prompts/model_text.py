@@ -50,7 +50,7 @@ class ModelText:
     def load(cls, spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText:
         """Reads the report's tokenizer directory. Raises ``TextError``."""
         directory = Path(report.tokenizer_dir)
-        tokenizer = Tokenizer.load(directory)
+        tokenizer = Tokenizer.load(directory, is_decoded=report.kind == "generation")
         templates = find_templates(directory, spec.chat_template)
         markers = find_markers(tokenizer, templates.default)
         jobs = TextJobs.load(
