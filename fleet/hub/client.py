@@ -39,6 +39,7 @@ from inference.loading.sources.files import (
     SAFETENSORS_NAME,
     ModelFiles,
     config_files,
+    is_safetensors,
 )
 from inference.loading.sources.hub import HuggingFaceHub, text_architecture
 from inference.loading.sources.hub_sources import (
@@ -135,7 +136,7 @@ class HubClient:
         reads_images = may_read_images(text_architecture(info.gguf))
         chosen = choose_files(sizes, wanted_files(wanted), free_bytes, reads_images=reads_images)
         commit = info.sha or "main"
-        if not chosen.weights[0].endswith(".gguf"):
+        if is_safetensors(chosen.weights[0]):
             hub = HuggingFaceHub(self._endpoint, self._token)
             directory = hub.fetch(info.id, commit, "config.json", scratch).parent
             return chosen.at(directory, lambda name: directory / name)

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from inference.loading.order_child import read_order, send
-from inference.loading.sources.files import ModelFiles, gguf_variants, is_projector
+from inference.loading.sources.files import (
+    ModelFiles,
+    gguf_variants,
+    is_projector,
+    is_safetensors,
+)
 from inference.loading.sources.projectors import WantedFiles, wanted_files
 from inference.loading.sources.sources import fetch_files, parse_source
 from inference.protocol.layer_costs import PackedCosts
@@ -127,7 +132,7 @@ def _first_model(paths: Sequence[Path], wanted: WantedFiles) -> ModelFiles:
     load reads one."""
     first = paths[0]
     beside = {path.name: path for path in paths if path.parent == first.parent}
-    if first.suffix == ".gguf":
+    if not is_safetensors(first.name):
         variants = gguf_variants(dict.fromkeys(beside, 0))
         names = next(one.names for one in variants if first.name in one.names)
     else:

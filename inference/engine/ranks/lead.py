@@ -18,6 +18,7 @@ from inference.engine.ranks.messages import Built, Join, RankFailed
 from inference.engine.ranks.ranked_model import RankedModel, meeting
 from inference.engine.serving.watchdog import step_timeout_s
 from inference.loading.loader import OpenedModel
+from inference.loading.sources.files import is_safetensors
 from inference.models.cache.kv_format import KVFormat
 from inference.models.parallel.build import build_rank
 from inference.models.parallel.group import TorchRankGroup, file_store
@@ -76,7 +77,7 @@ def lead_ranks(
 def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
     """The same model from where it lies now: nothing is downloaded or chosen again."""
     first, projector = opened.weight_paths[0], opened.projector
-    is_gguf = first.suffix == ".gguf"
+    is_gguf = not is_safetensors(first.name)
     gguf_file = NO_PROJECTOR if projector is None else str(projector.absolute())
     return msgspec.structs.replace(
         spec,

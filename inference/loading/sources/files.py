@@ -47,6 +47,7 @@ SENTENCE_CONFIG, TOKENIZER = "sentence_bert_config.json", "tokenizer.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
+SAFETENSORS, GGUF_SUFFIX = ".safetensors", ".gguf"
 PROJECTOR_MARK = "mmproj"
 MIN_PART = 4
 """A shorter part of a name is ignored."""
@@ -56,7 +57,7 @@ _QUANT = re.compile(r"(?:^|[.\-_/])((?:I|T)?Q\d[A-Z0-9_]*|(?:MX|NV)FP4|BF16|F16|
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Files on this disk, complete. ``weights`` are all .gguf or all .safetensors, in order."""
+    """Files on this disk, complete. ``weights`` are all GGUF or all .safetensors, in order."""
 
     directory: Path
     """Where config.json and the tokenizer lie, when the source has them."""
@@ -75,7 +76,8 @@ class ModelFiles:
 
     @property
     def is_gguf(self) -> bool:
-        return self.weights[0].suffix == ".gguf"
+        """By its name, or not by it: Ollama's blobs have no suffix."""
+        return not is_safetensors(self.weights[0].name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,19 +134,31 @@ def gguf_variants(sizes: Mapping[str, int]) -> list[GGUFVariant]:
     """The models among the files. An mmproj file is none."""
     shards: dict[str, list[str]] = {}
     for name in sorted(sizes):
-        path = PurePosixPath(name)
-        if path.suffix == ".gguf" and not is_projector(name):
-            shards.setdefault(SHARD.sub("", name.removesuffix(".gguf")), []).append(name)
+        if is_gguf_name(name) and not is_projector(name):
+            shards.setdefault(SHARD.sub("", gguf_stem(name)), []).append(name)
     return [
         GGUFVariant(stem=stem, names=tuple(names), num_bytes=sum(sizes[name] for name in names))
         for stem, names in shards.items()
     ]
 
 
+def is_gguf_name(name: str) -> bool:
+    """Whether a file is a GGUF by its name, in small letters or capitals."""
+    return PurePosixPath(name).suffix.lower() == GGUF_SUFFIX
+
+
+def is_safetensors(name: str) -> bool:
+    return name.endswith(SAFETENSORS)
+
+
+def gguf_stem(name: str) -> str:
+    """The name, of a GGUF without its suffix."""
+    return name[: -len(GGUF_SUFFIX)] if is_gguf_name(name) else name
+
+
 def is_projector(name: str) -> bool:
     """Whether a file's name is that of an mmproj file."""
-    path = PurePosixPath(name)
-    return path.suffix == ".gguf" and PROJECTOR_MARK in path.name.lower()
+    return is_gguf_name(name) and PROJECTOR_MARK in PurePosixPath(name).name.lower()
 
 
 def check_shards(names: Sequence[str]) -> None:
@@ -191,7 +205,7 @@ def _not_found(
     choices = [v.quant or v.names[0] for v in variants] + list(dense)
     by_upper = {choice.upper(): choice for choice in choices}
     names = {name.upper(): name for v in variants for name in v.names}
-    pool = names if wanted.lower().endswith((".gguf", ".safetensors")) else by_upper
+    pool = names if wanted.lower().endswith((GGUF_SUFFIX, SAFETENSORS)) else by_upper
     near = difflib.get_close_matches(wanted.upper(), list(pool), n=1, cutoff=0.0)
     nearest = pool[near[0]] if near else None
     there = ", ".join(choices) or "no weight files at all"

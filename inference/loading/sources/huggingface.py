@@ -30,6 +30,7 @@ from inference.loading.sources.files import (
     TEXT_FILES,
     ModelFiles,
     config_files,
+    is_safetensors,
 )
 from inference.loading.sources.folders import bytes_under
 from inference.loading.sources.hub import Hub, HuggingFaceHub, RepositoryListing, TransportError
@@ -103,7 +104,7 @@ def _check_runs_here(
 ) -> None:
     """Checks from small files whether the model runs here, before gigabytes are fetched. Raises
     ``LoadError``."""
-    if weights[0].endswith(".gguf"):
+    if not is_safetensors(weights[0]):
         if listing.gguf_architecture is not None:
             check_gguf_architecture(listing.gguf_architecture)
         return

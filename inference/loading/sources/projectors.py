@@ -25,8 +25,10 @@ from inference.loading.sources.files import (
     ModelFiles,
     check_shards,
     choose_weights,
+    gguf_stem,
     gguf_variants,
     is_projector,
+    is_safetensors,
     quant_of,
 )
 from inference.protocol.load import NO_PROJECTOR
@@ -112,7 +114,7 @@ def _chosen(
 def projector_beside(sizes: Mapping[str, int], weights: Sequence[str]) -> str | None:
     """The mmproj file that goes with GGUF files; ``None``: there is none, or ``weights`` are
     safetensors."""
-    if not weights[0].endswith(".gguf"):
+    if is_safetensors(weights[0]):
         return None
     by_folder = {PurePosixPath(name).parent: True for name in sizes if is_projector(name)}
     folders = PurePosixPath(weights[0]).parents
@@ -138,7 +140,7 @@ def _of_model(there: Sequence[str], weights: str, sizes: Mapping[str, int]) -> l
 def _subject(name: str) -> str:
     """The model that a file is named after, in small letters and digits alone: empty for
     ``mmproj-model-f16.gguf``."""
-    stem = SHARD.sub("", PurePosixPath(name).name.removesuffix(".gguf"))
+    stem = SHARD.sub("", gguf_stem(PurePosixPath(name).name))
     if quant := quant_of(stem):
         stem = stem[: -len(quant)]
     plain = re.sub(r"[^a-z0-9]", "", stem.lower().replace(PROJECTOR_MARK, ""))
@@ -146,13 +148,13 @@ def _subject(name: str) -> str:
 
 
 def _rank(name: str) -> int:
-    quant = (quant_of(name.removesuffix(".gguf")) or "").replace("FP", "F")
+    quant = (quant_of(gguf_stem(name)) or "").replace("FP", "F")
     return PREFERRED_TYPES.index(quant) if quant in PREFERRED_TYPES else len(PREFERRED_TYPES)
 
 
 def _named_projector(sizes: Mapping[str, int], weights: Sequence[str], wanted: str) -> str:
     """Raises ``BadSourceError``, ``QuantizationNotFoundError``."""
-    if not weights[0].endswith(".gguf"):
+    if is_safetensors(weights[0]):
         raise BadSourceError(f"{wanted} goes with GGUF weights, and these are safetensors")
     there = sorted(name for name in sizes if is_projector(name))
     if wanted in there:

