@@ -20,8 +20,6 @@ MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
 def with_turn_end(report: LoadReport, jobs: TextJobs, tokenizer: Tokenizer) -> LoadReport:
     """The same report where what the template writes behind an answer has a declared end, or begins
     with no marker."""
-    if report.template_problem is not None:
-        return report
     try:
         text = jobs.rendering(SHORT_CHAT).text
     except (TemplateRenderError, RequestRefusedError, WorkerLostError):
