@@ -103,6 +103,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """How many of the oldest turns were left out, by ``ChatInput.may_lose``."""
     prompt_token_ids: list[list[int]] | None = None
     """Each prompt's token ids, where the request asked for them."""
+    not_enforced: list[str] = []
+    """The places in schemas of the client's body that the grammar leaves out."""
 
 
 class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

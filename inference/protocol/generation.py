@@ -166,6 +166,8 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     path: str
     schema: dict[str, Any] | bool | None = None
+    strict: bool = True
+    """Refuse a schema that cannot be enforced whole; otherwise leave out what cannot be."""
     regex: str | None = None
     choices: list[str] = []
     grammar: str | None = None

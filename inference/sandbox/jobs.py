@@ -18,7 +18,7 @@ class CheckSchema(msgspec.Struct, frozen=True, kw_only=True, tag="check_schema")
     schema: str
     tokenizer: str
     is_lenient: bool = False
-    """Enforce as much of it as can be; otherwise all or nothing."""
+    """Leave out what cannot be enforced; otherwise all or nothing."""
 
 
 class CheckText(msgspec.Struct, frozen=True, kw_only=True, tag="check_text"):
@@ -47,9 +47,11 @@ Job = CheckSchema | CheckText | CheckGrammar | RenderChat
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
     """The grammar can be enforced. ``text`` is the enforced one, a JSON schema or lark text, where
-    it differs from the sent one."""
+    it differs from the sent one. ``left_out``: the places of a lenient schema that are not
+    enforced."""
 
     text: str = ""
+    left_out: list[Steps] = []
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,10 +30,10 @@ from inference.text.errors import (
     TemplateRenderError,
 )
 from inference.text.grammars.compiling import find_problem, is_panic
-from inference.text.grammars.parts import TOO_DEEP, grammar_text, json_part, lenient_part
+from inference.text.grammars.parts import TOO_DEEP, grammar_text, json_part
 from inference.text.grammars.text_formats import text_part
 from inference.text.schemas.culprit import find_culprit
-from inference.text.schemas.places import Steps
+from inference.text.schemas.places import Schema, Steps
 from inference.text.schemas.rewrites import original_steps, rewritten
 from inference.text.schemas.schema_check import checked_schema, leniently_checked
 from inference.text.templates.chat_template import ChatTemplate
@@ -88,18 +87,24 @@ def _check_schema(job: CheckSchema) -> Result:
 
 def _checked(sent: Any, job: CheckSchema) -> Checked:
     """Raises ``SchemaError``."""
-    check, part = _reading(job)
-    schema: Any = check(sent)
-    find = partial(trial_problem, digest=job.tokenizer)
-    problem = find(grammar_text([part(schema)]))
-    if problem is not None:
-        raise SchemaError(original_steps(sent, find_culprit(schema, problem, find, part)), problem)
+    check, left_out = partial(_enforceable, tokenizer=job.tokenizer), []
+    if job.is_lenient:
+        schema, left_out = leniently_checked(sent, check)
+    else:
+        schema = check(sent)
     enforced = json.dumps(schema)
-    return Checked(text="" if enforced == job.schema else enforced)
+    return Checked(
+        text="" if enforced == job.schema else enforced, left_out=[list(one) for one in left_out]
+    )
 
 
-def _reading(job: CheckSchema) -> tuple[Callable[[Any], Any], Callable[[Any], dict[str, Any]]]:
-    return (leniently_checked, lenient_part) if job.is_lenient else (checked_schema, json_part)
+def _enforceable(sent: Schema, tokenizer: str) -> Schema:
+    schema = checked_schema(sent)
+    find = partial(trial_problem, digest=tokenizer)
+    problem = find(grammar_text([json_part(schema)]))
+    if problem is not None:
+        raise SchemaError(original_steps(sent, find_culprit(schema, problem, find)), problem)
+    return schema
 
 
 def _panicking_steps(sent: Any, job: CheckSchema) -> Steps:
@@ -115,8 +120,7 @@ def _panicking_steps(sent: Any, job: CheckSchema) -> Steps:
             raise
         return None
 
-    _, part = _reading(job)
-    return original_steps(sent, find_culprit(rewritten(sent), LossReason.CRASH, find, part))
+    return original_steps(sent, find_culprit(rewritten(sent), LossReason.CRASH, find))
 
 
 def _check_text(output_format: OutputFormat, tokenizer: str) -> Result:

@@ -7,9 +7,12 @@ TextError
 │   └── NoPlaceForToolsError   it has no place for the tools of the request
 ├── GrammarTextError         a grammar is in no notation that is read here
 └── SchemaError              a JSON schema is invalid or cannot be enforced
+    └── MalformedSchemaError   it is no JSON schema
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class TextError(Exception):
@@ -48,7 +51,13 @@ class SchemaError(TextError):
         self.steps = steps
 
     def path(self, root: str) -> str:
-        """``root`` is where the schema stood: ``root.properties.x.anyOf[1]``."""
-        return root + "".join(
-            f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps
-        )
+        return path_of(root, self.steps)
+
+
+class MalformedSchemaError(SchemaError):
+    pass
+
+
+def path_of(root: str, steps: Sequence[str | int]) -> str:
+    """``root`` is where the schema stood: ``root.properties.x.anyOf[1]``."""
+    return root + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)

@@ -21,7 +21,7 @@ from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.frame_log import FrameWatch
-from inference.protocol.events import ChoiceFinished, Event, Finished
+from inference.protocol.events import Accepted, ChoiceFinished, Event, Finished
 from inference.wire.dialect import (
     WAITING_COMMENT,
     Encoder,
@@ -183,6 +183,8 @@ class GenerationConsumer(StreamingConsumer):
 
     async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
         """What a stream has of the events goes out as one send."""
+        if isinstance(events[0], Accepted):
+            self._ignored_fields += events[0].not_enforced
         self._has_finished = isinstance(events[-1], Finished)
         if not request.stream:
             if parts := await _encoded(encoder, events):

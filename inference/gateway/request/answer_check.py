@@ -57,6 +57,7 @@ from inference.protocol.generation import (
 
 CODE = re.compile(r"[a-z0-9_]{1,64}")
 MAX_MESSAGE_CHARACTERS = 16_384
+MAX_PLACES_CHARACTERS = 2**20
 MAX_RETRY_AFTER_S = 86_400.0
 MAX_TOKEN_ID = 2**31 - 1
 MAX_DRAFTS = 2**31 - 1
@@ -248,6 +249,8 @@ class AnswerCheck:
         self._prompt_tokens(event.prompt_tokens)
         self._require(event.num_lost_turns >= 0, "fewer than no turns left out")
         self._require(len(event.fingerprint) <= MAX_MESSAGE_CHARACTERS, "a long fingerprint")
+        num_characters = sum(map(len, event.not_enforced))
+        self._require(num_characters <= MAX_PLACES_CHARACTERS, "too many places in schemas")
         if (sampling := event.sampling) is not None:
             penalties = sampling.presence_penalty, sampling.frequency_penalty
             for value in (sampling.temperature, sampling.top_p, *penalties):

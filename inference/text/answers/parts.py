@@ -75,5 +75,5 @@ class ToolFormat(Protocol):
     ) -> str | None:
         """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
         choice ``auto`` without strict tools, with parallel calls allowed. Raises
-        ``UnsupportedSchemaError`` for what a strict tool asks and the format cannot express."""
+        ``UnsupportedSchemaError`` for what the format cannot express."""
         ...

@@ -27,11 +27,6 @@ def json_part(schema: Schema | None) -> dict[str, Any]:
     return {"json_schema": {**schema, OUR_OPTIONS: OPTIONS}}
 
 
-def lenient_part(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object of which only the keywords that llguidance knows are enforced."""
-    return {"json_schema": {**schema, "type": "object", OUR_OPTIONS: {"lenient": True}}}
-
-
 def calls_part(lark: str) -> dict[str, Any]:
     return {"lark_grammar": lark}
 

@@ -11,7 +11,6 @@ named.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from inference.text.grammars.compiling import find_problem
 from inference.text.grammars.parts import grammar_text, json_part
@@ -37,17 +36,14 @@ class _EnoughTriedError(Exception):
 class _Trials:
     """Raises ``_EnoughTriedError`` instead of going over ``MAX_COMPILED_CHARS``."""
 
-    def __init__(
-        self, problem: str, find: Callable[[str], str | None], part: Callable[[Any], dict[str, Any]]
-    ) -> None:
+    def __init__(self, problem: str, find: Callable[[str], str | None]) -> None:
         self._problem = problem
         self._find = find
-        self._part = part
         self._chars_left = MAX_COMPILED_CHARS
 
     def remains(self, schema: Schema) -> bool:
         """Whether the problem does."""
-        text = grammar_text([self._part(schema)])
+        text = grammar_text([json_part(schema)])
         self._chars_left -= len(text)
         if self._chars_left < 0:
             raise _EnoughTriedError
@@ -55,15 +51,12 @@ class _Trials:
 
 
 def find_culprit(
-    root: Schema,
-    problem: str,
-    find: Callable[[str], str | None] | None = None,
-    part: Callable[[Any], dict[str, Any]] = json_part,
+    root: Schema, problem: str, find: Callable[[str], str | None] | None = None
 ) -> Steps:
     """The steps to the deepest place that has the ``problem`` by itself, and to its keyword; to a
     place around it where the schema is too large to look further. ``find`` returns the problem of a
-    grammar; ``None``: ``find_problem``. ``part`` writes a schema as a part of a grammar."""
-    trials, place = _Trials(problem, find or find_problem, part), Place((), root)
+    grammar; ``None``: ``find_problem``."""
+    trials, place = _Trials(problem, find or find_problem), Place((), root)
     try:
         while (deeper := _child_to_blame(trials, root, place)) is not None:
             root, place = deeper

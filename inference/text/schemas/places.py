@@ -12,6 +12,7 @@ Steps = tuple[str | int, ...]
 ONE_SCHEMA = frozenset({"items", "additionalItems", "additionalProperties"})
 SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+OPTIONS = frozenset({"anyOf", "oneOf"})
 STRUCTURE = ONE_SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS
 
 
@@ -61,7 +62,8 @@ def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
 
 
 def opened(place: Place, children: Sequence[Place]) -> Place:
-    """``place`` with ``children``, which are right below it, allowing everything."""
+    """``place`` with ``children``, which are right below it, allowing everything; as one of several
+    options nothing, or the others would not matter."""
     schema = place.schema.copy()
     for child in children:
         keyword, *inner = child.steps[len(place.steps) :]
@@ -70,5 +72,19 @@ def opened(place: Place, children: Sequence[Place]) -> Place:
             continue
         if schema[keyword] is place.schema[keyword]:
             schema[keyword] = schema[keyword].copy()
-        schema[keyword][inner[0]] = True
+        schema[keyword][inner[0]] = keyword not in OPTIONS
     return Place(place.steps, schema)
+
+
+def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
+    """A copy of ``root`` without the keyword or the schema that ``steps`` lead to or into, and the
+    steps to that; all of ``root`` where it is neither."""
+    place = Place((), root)
+    for child in all_places(root):
+        if len(child.steps) > len(place.steps) and steps[: len(child.steps)] == child.steps:
+            place = child
+    if len(steps) > len(place.steps) and isinstance(place.schema, dict):
+        keyword = steps[len(place.steps)]
+        others = {name: value for name, value in place.schema.items() if name != keyword}
+        return replaced(root, place.steps, others), (*place.steps, keyword)
+    return replaced(root, place.steps, {}), place.steps

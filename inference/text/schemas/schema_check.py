@@ -5,21 +5,17 @@
 
 Draft 2020-12 and what older drafts spell differently. llguidance enforces; it ignores keywords that
 it does not know, so those are refused here. What it knows and how: its docs/json_schema.md.
+A schema that need not be strict loses what is refused, and is enforced without it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from inference.text.errors import SchemaError
+from inference.text.errors import MalformedSchemaError, SchemaError
 from inference.text.grammars.compiling import problem_of
-from inference.text.grammars.parts import (
-    OUR_OPTIONS,
-    TOO_DEEP,
-    grammar_text,
-    json_part,
-    lenient_part,
-)
+from inference.text.grammars.parts import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part
 from inference.text.schemas.bounds import with_exact_bounds
 from inference.text.schemas.culprit import find_culprit
 from inference.text.schemas.endless import without_endless
@@ -30,9 +26,10 @@ from inference.text.schemas.places import (
     SCHEMA_LISTS,
     SCHEMA_MAPS,
     STRUCTURE,
-    Place,
     Schema,
+    Steps,
     all_places,
+    left_out,
 )
 from inference.text.schemas.rewrites import VACUOUS, original_steps, rewritten
 from inference.text.schemas.types import type_problem
@@ -55,6 +52,8 @@ except llguidance's own, which would loosen the grammar."""
 KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
 MAX_STEPS = 100
 """The most steps from the root to any subschema; llguidance reads no more than 128."""
+MAX_PROBLEMS = 32
+"""The most places that only compiling finds before the whole schema is left out."""
 WORDINGS = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
     "anyOf": "oneOf is supported where at most one of its schemas can match a value; use anyOf"
@@ -65,8 +64,8 @@ WORDINGS = {
 def checked_schema(schema: Schema) -> Schema:
     """``schema`` in the keywords that are enforced. Raises ``SchemaError`` naming the keyword that
     is invalid or cannot be enforced."""
-    for place in all_places(schema):
-        _check_keywords(place)
+    for error in _refusals(schema):
+        raise error
     enforced: Schema = _enforced(schema)
     problem = problem_of(grammar_text([json_part(enforced)]))
     if problem is not None:
@@ -75,17 +74,28 @@ def checked_schema(schema: Schema) -> Schema:
     return cast(Schema, with_exact_bounds(enforced))
 
 
-def leniently_checked(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same of the schema of an object, of which only the keywords that llguidance knows are
-    enforced."""
-    for place in all_places(schema):
-        _check_depth(place)
-    enforced: dict[str, Any] = _enforced(schema)
-    problem = problem_of(grammar_text([lenient_part(enforced)]))
-    if problem is not None:
-        steps = original_steps(schema, find_culprit(enforced, problem, part=lenient_part))
-        raise SchemaError(steps, problem)
-    return cast(dict[str, Any], with_exact_bounds(enforced))
+def leniently_checked(
+    schema: Schema, check: Callable[[Schema], Schema] = checked_schema
+) -> tuple[Schema, list[Steps]]:
+    """What ``check`` returns of ``schema`` without the places that it refuses, and their steps.
+    Raises ``MalformedSchemaError`` for what is no schema."""
+    places: list[Steps] = []
+
+    def leave_out(steps: Steps) -> None:
+        nonlocal schema
+        schema, steps = left_out(schema, steps)
+        places[:] = [*places, steps] if steps else [steps]
+
+    for error in list(_refusals(schema)):
+        if isinstance(error, MalformedSchemaError):
+            raise error
+        leave_out(error.steps)
+    for num_tries in range(MAX_PROBLEMS):
+        try:
+            return check(schema), places
+        except SchemaError as error:
+            leave_out(error.steps if num_tries < MAX_PROBLEMS - 1 else ())
+    return check(schema), places
 
 
 def _enforced(schema: Any) -> Any:
@@ -98,38 +108,41 @@ def _enforced(schema: Any) -> Any:
         raise SchemaError(original_steps(schema, error.steps), str(error)) from None
 
 
-def _check_depth(place: Place) -> None:
-    if len(place.steps) > MAX_STEPS:
-        raise SchemaError(place.steps, TOO_DEEP)
+def _refusals(schema: Any) -> Iterator[SchemaError]:
+    """What is refused for its keywords alone."""
+    for place in all_places(schema):
+        if len(place.steps) > MAX_STEPS:
+            yield SchemaError(place.steps, TOO_DEEP)
+            return
+        if not isinstance(place.schema, dict):
+            if not isinstance(place.schema, bool):
+                yield MalformedSchemaError(place.steps, "a schema is an object or a boolean")
+            continue
+        for keyword, value in place.schema.items():
+            steps = (*place.steps, keyword)
+            if (problem := _malformed(keyword, value)) is not None:
+                yield MalformedSchemaError(steps, problem)
+            elif (problem := _unsupported(keyword, value, place.schema)) is not None:
+                yield SchemaError(steps, problem)
 
 
-def _check_keywords(place: Place) -> None:
-    _check_depth(place)
-    if isinstance(place.schema, bool):
-        return
-    if not isinstance(place.schema, dict):
-        raise SchemaError(place.steps, "a schema is an object or a boolean")
-    for keyword, value in place.schema.items():
-        reason = _refusal(keyword, value, place.schema)
-        if reason is not None:
-            raise SchemaError((*place.steps, keyword), reason)
+def _malformed(keyword: str, value: Any) -> str | None:
+    if keyword in SCHEMA_MAPS and not isinstance(value, dict):
+        return f"{keyword!r} is an object of schemas"
+    if keyword in SCHEMA_LISTS - ONE_SCHEMA and not (isinstance(value, list) and value):
+        return f"{keyword!r} is a list of schemas, at least one"
+    return type_problem(keyword, value)
 
 
-def _refusal(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
+def _unsupported(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
     if keyword == "nullable" and value is True:
         return None
     if keyword in VACUOUS and value in VACUOUS[keyword]:
         return None
     if keyword not in KNOWN and (keyword == OUR_OPTIONS or not keyword.startswith("x-")):
         return f"the keyword {keyword!r} is not supported"
-    if keyword in SCHEMA_MAPS and not isinstance(value, dict):
-        return f"{keyword!r} is an object of schemas"
-    if keyword in SCHEMA_LISTS - ONE_SCHEMA and not (isinstance(value, list) and value):
-        return f"{keyword!r} is a list of schemas, at least one"
-    if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+    if keyword == "$ref" and not value.startswith("#"):
         return "only references inside the schema, as in #/$defs/name, are supported"
-    if (problem := type_problem(keyword, value)) is not None:
-        return problem
     if keyword == "format" and not _takes_strings(schema.get("type")):
         return f"the format {value!r} is not enforced for values that are no strings"
     return None

@@ -30,6 +30,14 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
+TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+
+def _are_types(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
+
+
 EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("minimum", "maximum", "multipleOf"), (is_number, "a number")),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_is_exclusive_bound, "a number")),
@@ -43,6 +51,7 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("pattern", "format", "$ref"), (_is_text, "a string")),
     "required": (_are_texts, "a list of strings"),
     "enum": (_is_list, "a list"),
+    "type": (_are_types, f"one of {', '.join(sorted(TYPES))}, or a list of them"),
 }
 
 

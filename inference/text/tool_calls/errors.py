@@ -1,7 +1,7 @@
 """What a format's grammar cannot express.
 
 SchemaError
-└── UnsupportedSchemaError      a strict tool's schema asks for it
+└── UnsupportedSchemaError      a tool's schema asks for it
 """
 
 from __future__ import annotations
@@ -15,4 +15,5 @@ class UnsupportedSchemaError(SchemaError):
 
     def __init__(self, tool: ToolDefinition, steps: tuple[str | int, ...], message: str) -> None:
         super().__init__(steps, message)
+        self.tool = tool
         self.param = self.path(tool.path)

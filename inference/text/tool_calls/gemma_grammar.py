@@ -1,7 +1,7 @@
 """Gemma's calls as llguidance lark text.
 
 Follows the parts of a schema that lark can express: objects, arrays, texts, numbers, enums, unions
-and references. A strict tool's other keywords are refused by name; other tools' are ignored.
+and references. Other keywords are refused by name.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def gemma_grammar(
     parallel: bool,
     tokenizer: Tokenizer,
 ) -> str | None:
-    """Raises ``UnsupportedSchemaError`` for what a strict tool asks and the rules cannot hold."""
+    """Raises ``UnsupportedSchemaError`` for what the rules cannot hold."""
     called = callable_tools(tools, choice, parallel=parallel)
     if not called:
         return None
@@ -160,7 +160,7 @@ class _Values:
         return literal(compact_json(value))
 
     def _check(self, schema: Mapping[str, Any], steps: tuple[str, ...]) -> None:
-        for keyword in REFUSED_KEYWORDS if self._tool.strict else ():
+        for keyword in REFUSED_KEYWORDS:
             if keyword in schema:
                 raise UnsupportedSchemaError(self._tool, (*steps, keyword), _message(keyword))
 

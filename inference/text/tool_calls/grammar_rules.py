@@ -19,10 +19,6 @@ from inference.text.grammars.parts import OPTIONS, OUR_OPTIONS
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.markers import marker_token_id
 
-COUNT_KEYWORDS = frozenset({"minProperties", "maxProperties"})
-LITERAL_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
-"""Their values are data, not schemas."""
-
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 
 
@@ -95,31 +91,14 @@ def json_rule(name: str, schema: dict[str, Any]) -> str:
 
 
 def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]:
-    """The schema of the arguments object: the tool's own for a strict tool; as much of it as the
-    grammar can express where a call is forced, which a model may not have in mind; any object for
-    calls that a model makes by itself."""
+    """The schema of the arguments object: the tool's own for a strict tool, and where a call is
+    forced, which a model may not have in mind; any object for other calls."""
     if not tool.strict and choice.mode != "required":
         return {"type": "object", OUR_OPTIONS: OPTIONS}
     schema = tool.parameters
     if schema is None:
         schema = {"properties": {}, "additionalProperties": False}
-    if tool.strict:
-        return {**schema, "type": "object", OUR_OPTIONS: OPTIONS}
-    return {**_uncounted(schema), "type": "object", OUR_OPTIONS: {**OPTIONS, "lenient": True}}
-
-
-def _uncounted(schema: Any) -> Any:
-    """Returns the schema without bounds on how many properties an object has: llguidance, where it
-    is lenient, meets them with properties that no schema names."""
-    if isinstance(schema, list):
-        return [_uncounted(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: value if key in LITERAL_KEYWORDS else _uncounted(value)
-        for key, value in schema.items()
-        if not (key in COUNT_KEYWORDS and isinstance(value, int | float))
-    }
+    return {**schema, "type": "object", OUR_OPTIONS: OPTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ class MiniMaxFormat:
         parallel: bool,
         tokenizer: Tokenizer,
     ) -> str | None:
-        """Raises ``UnsupportedSchemaError`` for what a strict tool asks and tags cannot express."""
+        """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
         called = callable_tools(tools, choice, parallel=parallel)
         if not called:
             return None

@@ -24,7 +24,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def python_call_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> list[str]:
-    """Raises ``UnsupportedSchemaError`` for what a strict tool asks and Python cannot express."""
+    """Raises ``UnsupportedSchemaError`` for what Python cannot express."""
     begin, comma = literal(f"{tool.name}("), literal(", ")
     declared = declared_arguments(tool, choice, fits_python)
     if declared is None:

@@ -69,7 +69,7 @@ def qwen_coder_grammar(
     parallel: bool,
     tokenizer: Tokenizer,
 ) -> str | None:
-    """Raises ``UnsupportedSchemaError`` for what a strict tool asks and tags cannot express."""
+    """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
     called = callable_tools(tools, choice, parallel=parallel)
     if not called:
         return None

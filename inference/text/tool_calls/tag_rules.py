@@ -60,7 +60,7 @@ class TagStyle:
 def function_rules(
     rule: str, tool: ToolDefinition, choice: ToolChoice, style: TagStyle
 ) -> list[str]:
-    """Raises ``UnsupportedSchemaError`` for what a strict tool asks and tags cannot express."""
+    """Raises ``UnsupportedSchemaError`` for what tags cannot express."""
     begin, end = style.begin(tool.name), style.end
     declared = declared_arguments(tool, choice, style.fits)
     if declared is None:
@@ -69,8 +69,7 @@ def function_rules(
     for number, (key, schema) in enumerate(declared.properties.items()):
         argument = f"{style.key(key)} {rule}_{number}"
         arguments.append(argument if key in declared.required else f"({argument})?")
-        if tool.strict:
-            _check_text(tool, key, alternatives(schema, declared.root))
+        _check_text(tool, key, alternatives(schema, declared.root))
         values.append(_value_rule(f"{rule}_{number}", schema, declared.root, style))
     return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
 
@@ -93,9 +92,7 @@ def declared_arguments(
         return None
     root = arguments_schema(tool, choice)
     if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
-        if tool.strict:
-            raise _unsupported(tool, (unknown[0],))
-        return None
+        raise _unsupported(tool, (unknown[0],))
     required, declared = root.get("required", []), root.get("properties", {})
     is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
     if not is_list or not isinstance(declared, dict):

@@ -36,6 +36,8 @@ MAX_GRAMMAR_CHARS = 32 * 1024
 MAX_CHOICES_OF_ANSWER = 1024
 MAX_CHOICE_CHARS = 4096
 
+STRICT_HELP = "false: what of the schema cannot be enforced is left out, not refused."
+
 _format_name = spelled(
     re.compile(r"[A-Za-z0-9_-]{1,64}"), "1 to 64 letters, digits, underscores or dashes"
 )
@@ -44,7 +46,7 @@ SCHEMA_FIELDS = table(
     neutral("name", _format_name, "A label."),
     neutral("description", text(), "A note; the schema itself is enforced."),
     honoured("schema", json_schema, "A JSON schema; without one, any object."),
-    neutral("strict", flag, "The schema is followed exactly either way."),
+    honoured("strict", flag, STRICT_HELP),
 )
 FORMAT_FIELDS = table(
     honoured("type", one_of("text", "json_object", "json_schema"), "Which format."),
@@ -75,8 +77,10 @@ def response_format(value: Any, path: str) -> OutputFormat | None:
         raise MissingParameterError(schema_path)
     if given.get("json_schema") == {}:
         raise MissingParameterError(f"{schema_path}.name")
-    if "schema" in given.get("json_schema", {}):
-        return OutputFormat(path=f"{schema_path}.schema", schema=given["json_schema"]["schema"])
+    if "schema" in (read := given.get("json_schema", {})):
+        return OutputFormat(
+            path=f"{schema_path}.schema", schema=read["schema"], strict=read.get("strict", True)
+        )
     return None if kind == "text" else OutputFormat(path=path)
 
 

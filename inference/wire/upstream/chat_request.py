@@ -198,5 +198,5 @@ def _response_format(demanded: OutputFormat) -> dict[str, Any]:
         return {"type": "json_object"}
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    wanted = {"name": FORMAT_NAME, "schema": schema, "strict": True}
+    wanted = {"name": FORMAT_NAME, "schema": schema, "strict": demanded.strict}
     return {"type": "json_schema", "json_schema": wanted}

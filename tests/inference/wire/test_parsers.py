@@ -236,6 +236,21 @@ def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
         assert accepts(openai_chat.parse, json.dumps({**GOOD, **more}).encode()) is taken
 
 
+def test_a_format_says_whether_it_is_strict() -> None:
+    for said, strict in (({}, True), ({"strict": True}, True), ({"strict": False}, False)):
+        named = {"name": "a", "schema": {}, **said}
+        chat = {**GOOD, "response_format": {"type": "json_schema", "json_schema": named}}
+        response = {
+            "model": "m",
+            "input": "Hi",
+            "text": {"format": {"type": "json_schema"} | named},
+        }
+        for parse, body in ((openai_chat.parse, chat), (openai_responses.parse, response)):
+            demanded = parse(json.dumps(body).encode()).generation.output_format
+            assert demanded is not None
+            assert demanded.strict is strict
+
+
 def test_a_token_that_is_none_is_named_among_many() -> None:
     for wrong in (True, -1, 2**31, 1.5, "7", None):
         body = {"model": "m", "prompt": [*range(1000), wrong]}

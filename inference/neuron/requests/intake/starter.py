@@ -160,6 +160,7 @@ class Starter:
             fingerprint=text.fingerprint,
             num_lost_turns=prepared.num_lost_turns,
             prompt_token_ids=prepared.prompts if request.returns_token_ids else None,
+            not_enforced=list(prepared.not_enforced),
         )
         self._hand_over(submit, accepted, answer, commands, engine, trace)
 

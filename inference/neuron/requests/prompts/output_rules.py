@@ -10,7 +10,9 @@ a budget has what the gateway reserved for it, too.
     tools required        calls                        response format            JSON
     tools auto + format   calls | JSON                 tools required + format    calls
 
-Schemas are checked here, before they reach the engine.
+Schemas are checked here, before they reach the engine, and only those that this answer must follow.
+A strict one that cannot be enforced is refused at its place. Another one loses that place, which
+``OutputRules`` then names.
 """
 
 from __future__ import annotations
@@ -46,9 +48,12 @@ from inference.protocol.generation import (
 from inference.protocol.model_limit import model_limit
 from inference.protocol.sampling import Grammar
 from inference.text.answers.bare_calls import ARGUMENTS_KEYS, bare_call_part
+from inference.text.errors import path_of
 from inference.text.grammars.answer_grammar import Thinking, answer_grammar
 from inference.text.grammars.parts import calls_part, json_part
+from inference.text.schemas.places import left_out
 from inference.text.tool_calls.errors import UnsupportedSchemaError
+from inference.text.tool_calls.grammar_rules import callable_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +132,29 @@ class TokenBudget:
 UNBOUNDED = TokenBudget()
 
 
-def request_grammar(
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    grammar: Grammar | None = None
+    not_enforced: Sequence[str] = ()
+    """The places in schemas of the client's body that the grammar leaves out."""
+
+
+def output_rules(
     request: GenerationRequest, text: ModelText, *, starts_thinking: bool = False
-) -> Grammar | None:
+) -> OutputRules:
     """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
     parts: list[dict[str, Any]] = []
+    schemas = _Schemas(text)
     thinking, must_call, num_calls = Thinking.NONE, False, 0
     if isinstance(request.input, ChatInput):
-        parts += _call_parts(request.input, request.output_format, text)
+        parts += _call_parts(request.input, request.output_format, text, schemas)
         num_calls = len(parts)
         thinking = _thinking(request.input, text, starts_thinking)
         must_call = request.input.tool_choice.mode == "required"
     if request.output_format is not None and not must_call:
-        parts.append(_format_part(request.output_format, text))
+        parts.append(_format_part(request.output_format, text, schemas))
     if not parts:
-        return None
+        return OutputRules()
     if text.report.grammar_problem is not None:
         message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
         raise RequestRefusedError(Failure(code="unsupported_parameter", message=message))
@@ -153,7 +166,7 @@ def request_grammar(
         num_calls=num_calls,
     )
     text.jobs.check_grammar(grammar.text, _path_of(parts, num_calls, request.output_format))
-    return grammar
+    return OutputRules(grammar, schemas.not_enforced)
 
 
 def _path_of(
@@ -178,18 +191,52 @@ def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinki
     return Thinking.POSSIBLE
 
 
-def _format_part(output_format: OutputFormat, text: ModelText) -> dict[str, Any]:
-    """Checked by itself, so that a refusal names its own place."""
+class _Schemas:
+    """The schemas of one request, each checked by itself, so that a refusal names its own place."""
+
+    def __init__(self, text: ModelText) -> None:
+        self._jobs = text.jobs
+        self.not_enforced: list[str] = []
+
+    def checked(self, schema: Any, path: str, *, strict: bool) -> Any:
+        """The schema that is enforced. Raises ``RequestRefusedError``."""
+        checked = self._jobs.checked_schema(schema, path, is_lenient=not strict)
+        self.not_enforced += checked.left_out
+        return checked.schema
+
+    def checked_tool(self, tool: ToolDefinition) -> ToolDefinition:
+        if tool.parameters is None:
+            return tool
+        parameters = self.checked(tool.parameters, tool.path, strict=tool.strict)
+        return msgspec.structs.replace(tool, parameters=parameters)
+
+    def without(
+        self, tools: Sequence[ToolDefinition], error: UnsupportedSchemaError
+    ) -> list[ToolDefinition]:
+        """``tools`` without what the model's format cannot express in one of them. Raises
+        ``RequestRefusedError`` for a strict one."""
+        tool, steps = error.tool, error.steps
+        if tool.strict:
+            raise RequestRefusedError(invalid_schema(str(error), error.param)) from error
+        while (left := left_out(tool.parameters, steps))[0] == tool.parameters:
+            steps = steps[:-1]  # what it refers to is refused
+        parameters, steps = left
+        self.not_enforced.append(path_of(tool.path, steps))
+        changed = msgspec.structs.replace(tool, parameters=parameters)
+        return [changed if one is tool else one for one in tools]
+
+
+def _format_part(output_format: OutputFormat, text: ModelText, schemas: _Schemas) -> dict[str, Any]:
     if not output_format.is_json:
         return {"lark_grammar": text.jobs.lark_text(output_format)}
     schema = output_format.schema
     if schema is not None:
-        schema = text.jobs.checked_schema(schema, output_format.path)
+        schema = schemas.checked(schema, output_format.path, strict=output_format.strict)
     return json_part(schema)
 
 
 def _call_parts(
-    chat: ChatInput, output_format: OutputFormat | None, text: ModelText
+    chat: ChatInput, output_format: OutputFormat | None, text: ModelText, schemas: _Schemas
 ) -> list[dict[str, Any]]:
     """The calls that the answer must or may be; empty: nothing is enforced."""
     tools, choice = chat.rendered_tools, chat.tool_choice
@@ -209,16 +256,23 @@ def _call_parts(
     may_be_json = output_format is not None and choice.mode == "auto"
     if may_be_json:
         choice = ToolChoice(mode="required")
-    tools = [_checked_tool(tool, text, is_forced=choice.mode == "required") for tool in tools]
+    is_bare = may_be_json and key is not None
+    is_forced = choice.mode == "required" and not is_bare
+    tools = [
+        schemas.checked_tool(tool) if tool.strict or is_forced else tool
+        for tool in callable_tools(tools, choice, parallel=chat.parallel_tool_calls)
+    ]
     if may_be_json and key is not None:
         return [bare_call_part(tool, key) for tool in tools]
-    try:
-        lark = tool_format.grammar(
-            tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
-        )
-    except UnsupportedSchemaError as error:
-        raise RequestRefusedError(invalid_schema(str(error), error.param)) from error
-    return [] if lark is None else [calls_part(lark)]
+    while True:
+        try:
+            lark = tool_format.grammar(
+                tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
+            )
+        except UnsupportedSchemaError as error:
+            tools = schemas.without(tools, error)
+        else:
+            return [] if lark is None else [calls_part(lark)]
 
 
 def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
@@ -230,12 +284,3 @@ def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
         return
     failure = Failure(code="invalid_value", message=message, param="tool_choice")
     raise RequestRefusedError(failure)
-
-
-def _checked_tool(tool: ToolDefinition, text: ModelText, *, is_forced: bool) -> ToolDefinition:
-    """A strict tool's schema must be enforced whole; another one's as far as it can be, and only
-    where a call is forced."""
-    if tool.parameters is None or not (tool.strict or is_forced):
-        return tool
-    checked = text.jobs.checked_schema(tool.parameters, tool.path, is_lenient=not tool.strict)
-    return msgspec.structs.replace(tool, parameters=checked)

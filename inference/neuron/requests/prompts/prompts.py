@@ -27,7 +27,7 @@ from inference.neuron.requests.prompts.output_rules import (
     AnswerLimit,
     TokenBudget,
     answer_limit,
-    request_grammar,
+    output_rules,
 )
 from inference.neuron.requests.prompts.prompt_tokens import PlacedImage, prompt_tokens
 from inference.protocol.events import Failure, UsedSampling
@@ -171,6 +171,8 @@ class Prepared:
     """The images of the prompt; there is one prompt then."""
     prediction: Sequence[int] = ()
     """What the client expects in the output."""
+    not_enforced: Sequence[str] = ()
+    """The places in schemas of the client's body that the grammar leaves out."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -195,20 +197,25 @@ def prepare(
     # The engine samples one token at least; where none was asked for, it is not reported.
     params = resolve_sampling(request.sampling, max(1, limit.max_tokens), text.report)
     if not isinstance(request.input, ChatInput):
+        rules = output_rules(request, text)
         params = msgspec.structs.replace(
-            params,
-            grammar=request_grammar(request, text),
-            prompt_logprobs=_num_scored(request),
+            params, grammar=rules.grammar, prompt_logprobs=_num_scored(request)
         )
-        return Prepared(prompts=prompts, params=params, limit=limit, continues_text=True)
+        return Prepared(
+            prompts=prompts,
+            params=params,
+            limit=limit,
+            continues_text=True,
+            not_enforced=rules.not_enforced,
+        )
     thinking = Thinking.of(request.input, prompts[0], text)
     opens_with_token = thinking.is_open and thinking.phrases is None
-    grammar = request_grammar(request, text, starts_thinking=opens_with_token)
-    thinking.check(grammar)
+    rules = output_rules(request, text, starts_thinking=opens_with_token)
+    thinking.check(rules.grammar)
     return Prepared(
         prompts=prompts,
         params=msgspec.structs.replace(
-            params, grammar=grammar, thinking_limit=thinking.limit(request.input)
+            params, grammar=rules.grammar, thinking_limit=thinking.limit(request.input)
         ),
         limit=limit,
         continues_text=bool(request.input.answer_start),
@@ -217,6 +224,7 @@ def prepare(
         num_lost_turns=num_lost_turns,
         images=images,
         prediction=_prediction(request, text),
+        not_enforced=rules.not_enforced,
     )
 
 
@@ -280,7 +288,7 @@ def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
     asked = GenerationRequest(
         model=request.model, input=request.input, output_format=request.output_format
     )
-    request_grammar(asked, text)
+    output_rules(asked, text)
     return len(prompt)
 
 

@@ -49,7 +49,12 @@ from inference.sandbox.jobs import (
     TokenizerFacts,
 )
 from inference.sandbox.pool import Caller, WorkerPool
-from inference.text.errors import NoPlaceForToolsError, SchemaError, TemplateRenderError
+from inference.text.errors import (
+    NoPlaceForToolsError,
+    SchemaError,
+    TemplateRenderError,
+    path_of,
+)
 from inference.text.templates.template_sources import TemplateSources
 from inference.text.tokens.tokenizer import Tokenizer
 
@@ -89,6 +94,13 @@ TOOL_CHAT = ChatInput(
 )
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
 ANYBODY = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcedSchema:
+    schema: Any
+    left_out: list[str]
+    """The places in the client's body that are not enforced."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -207,17 +219,19 @@ class TextJobs:
                 raise NoPlaceForToolsError if has_no_place else TemplateRenderError(message)
         raise RequestRefusedError(internal_error())
 
-    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool = False) -> Any:
-        """The schema that is enforced. Raises ``RequestRefusedError`` naming the place in it, which
-        stood at ``path``."""
+    def checked_schema(self, schema: Any, path: str, *, is_lenient: bool) -> EnforcedSchema:
+        """The schema stood at ``path``. Raises ``RequestRefusedError`` naming the place in it."""
         try:
             text = json.dumps(schema)
         except RecursionError:
             raise RequestRefusedError(invalid_schema("it is nested too deeply", path)) from None
         job = CheckSchema(schema=text, tokenizer=self._of_model.tokenizer, is_lenient=is_lenient)
         match self._checked(job, path):
-            case Checked(text=enforced):
-                return json.loads(enforced) if enforced else schema
+            case Checked(text=enforced, left_out=left_out):
+                return EnforcedSchema(
+                    schema=json.loads(enforced) if enforced else schema,
+                    left_out=[path_of(path, steps) for steps in left_out],
+                )
             case Refused() as refused:
                 error = SchemaError(tuple(refused.steps), refused.message)
                 raise RequestRefusedError(invalid_schema(str(error), error.path(path)))

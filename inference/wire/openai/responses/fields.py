@@ -25,6 +25,7 @@ from inference.wire.common.fields import (
     text,
 )
 from inference.wire.errors import UnsupportedParameterError
+from inference.wire.openai.formats import STRICT_HELP
 
 MAX_FORMAT_NAME_CHARS = 128
 DEFAULT_FORMAT_NAME = "response_schema"
@@ -68,7 +69,7 @@ FORMAT_FIELDS: dict[str, dict[str, Field]] = {
         ),
         honoured("schema", json_schema, "A JSON schema."),
         neutral("description", _string, "A note; the schema itself is enforced."),
-        neutral("strict", flag, "The schema is followed exactly either way."),
+        honoured("strict", flag, STRICT_HELP),
     ),
 }
 
@@ -84,7 +85,10 @@ def output_text_format(value: Any, path: str) -> TextSettings:
     if kind == "json_object":
         return TextSettings({"type": kind}, OutputFormat(path=path))
     echoed = {"name": DEFAULT_FORMAT_NAME, "description": None, "strict": False, **read}
-    return TextSettings(echoed, OutputFormat(path=f"{path}.schema", schema=read["schema"]))
+    demanded = OutputFormat(
+        path=f"{path}.schema", schema=read["schema"], strict=read.get("strict", True)
+    )
+    return TextSettings(echoed, demanded)
 
 
 TEXT_FIELDS = table(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from inference.gateway.consumers.ignored_fields import ignored_headers
+from inference.protocol.events import Accepted, Event
+from inference.protocol.generation import Submit
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 
 TURN = {"role": "user", "content": "Hi", "mood": "calm"}
 ASK: dict[str, Any] = {"model": "tiny", "messages": [TURN], "min_keep": 1}
@@ -45,3 +49,29 @@ def test_the_header_holds_any_names() -> None:
     ((_, value),) = ignored_headers([f"f{number}" for number in range(40)])
     assert value.endswith(b"f31, and 8 more")
     assert ignored_headers(["\ud800"]), "what is no text in UTF-8 either"
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/messages", {"max_tokens": 5, "stream": True}),
+        ("/api/chat", {"stream": True}),
+        ("/v1/responses", {"store": False}),
+    ],
+)
+async def test_what_a_grammar_leaves_out_of_schemas_is_named(
+    make_client: MakeClient, neuron: FakeNeuron, path: str, more: dict[str, Any]
+) -> None:
+    async def leaving_out(submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in paris(submit):
+            if isinstance(events[0], Accepted):
+                events = [msgspec.structs.replace(events[0], not_enforced=["tools[0].a.pattern"])]
+            yield events
+
+    neuron.script = leaving_out
+    messages = "input" if path == "/v1/responses" else "messages"
+    turns = [{"role": "user", "content": "Hi"}]
+    body = {"model": "tiny", messages: turns, **more}
+    answer = await make_client().open("POST", path, body).finish()
+    assert (answer.status, answer.headers[HEADER]) == (200, "tools[0].a.pattern")

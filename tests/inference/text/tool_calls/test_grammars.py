@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from inference.protocol.generation import ToolChoice
 from tests.cases import each_case
-from tests.inference.text.tool_calls.calls import FORMATS, tool
+from tests.inference.text.tool_calls.calls import FORMATS
 from tests.inference.text.tool_calls.conftest import Vocabulary
 from tests.inference.text.tool_calls.enforced import (
     AUTO,
@@ -64,19 +62,6 @@ class TestRequired:
         for first in (STRICT, LOOSE):
             enforced = Enforced(name, vocabulary, [first, NOW], REQUIRED)
             assert not enforced.accepts(written(name, call))
-
-    def test_arguments_are_not_counted_where_the_schema_is_loose(
-        self, name: str, vocabulary: Vocabulary
-    ) -> None:
-        """Named ``minProperties`` or not, a property stays one."""
-        counted = tool("count", {"u": {"type": "string"}, "minProperties": {"type": "integer"}})
-        assert counted.parameters is not None
-        parameters = {**counted.parameters, "minProperties": 1}
-        counted = msgspec.structs.replace(counted, parameters=parameters)
-        enforced = Enforced(name, vocabulary, [counted], REQUIRED)
-        assert enforced.accepts(written(name, ("count", {"u": "a"})))
-        assert enforced.accepts(written(name, ("count", {"u": "a", "minProperties": 3})))
-        assert not enforced.accepts(written(name, ("count", {"minProperties": "x"})))
 
 
 @each_case("name", FORMATS)

@@ -12,7 +12,7 @@ import pytest
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.prompts.model_text import ModelText
-from inference.neuron.requests.prompts.output_rules import request_grammar
+from inference.neuron.requests.prompts.output_rules import OutputRules, output_rules
 from inference.protocol.events import Failure
 from inference.protocol.generation import (
     ChatInput,
@@ -24,6 +24,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.text.answers.parts import CallArguments, CallStarted
+from inference.text.tool_calls.hermes import HermesFormat
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat
 from tests.cases import each_case
@@ -52,7 +53,7 @@ def _request(output_format: OutputFormat | None = None, **chat: object) -> Gener
 
 
 def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any]]:
-    grammar = request_grammar(request, text)
+    grammar = output_rules(request, text).grammar
     assert grammar is not None
     found: list[dict[str, Any]] = json.loads(grammar.text)["grammars"]
     return found
@@ -68,15 +69,15 @@ def test_what_is_no_grammar_is_refused_at_its_place(
 
 def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
     with pytest.raises(RequestRefusedError) as refused:
-        request_grammar(request, text)
+        output_rules(request, text)
     return refused.value.failure
 
 
 def test_free_text_has_no_grammar(text: ModelText) -> None:
-    assert request_grammar(_request(), text) is None
-    assert request_grammar(_request(tools=[TOOL]), text) is None
+    assert output_rules(_request(), text).grammar is None
+    assert output_rules(_request(tools=[TOOL]), text).grammar is None
     none = ToolChoice(mode="none")
-    assert request_grammar(_request(tools=[TOOL], tool_choice=none), text) is None
+    assert output_rules(_request(tools=[TOOL], tool_choice=none), text).grammar is None
 
 
 def test_a_format_is_json_and_nothing_else(text: ModelText) -> None:
@@ -124,7 +125,7 @@ def test_after_a_block_that_the_prompt_opened(text: ModelText) -> None:
     assert text.markers is not None
     for thinking in (None, False):  # a template may open it whatever the request asks
         request = _request(FORMAT, thinking=thinking)
-        grammar = request_grammar(request, text, starts_thinking=True)
+        grammar = output_rules(request, text, starts_thinking=True).grammar
         assert grammar is not None
         assert grammar.starts_after_token_id == text.markers.end_token_id
 
@@ -168,17 +169,113 @@ def test_a_strict_tools_schema_loses_what_forbids_nothing(text: ModelText) -> No
 
     watched = dataclasses.replace(text, tool_format=Format())
     strict = _tool({"propertyNames": {"type": "string"}}, strict=True)
-    assert request_grammar(_request(tools=[strict]), watched) is None
+    assert output_rules(_request(tools=[strict]), watched).grammar is None
     assert [tool.parameters for tool in seen] == [{}]
 
 
-def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText) -> None:
-    odd = _tool({"properties": {"x": {"uniqueItems": True}}})
-    assert request_grammar(_request(tools=[odd], tool_choice=REQUIRED), text) is not None
-    broken = _tool({"properties": {"x": {"type": "strin"}}})
-    assert request_grammar(_request(tools=[broken]), text) is None
-    failure = _refusal(_request(tools=[broken], tool_choice=REQUIRED), text)
-    assert failure.param == "tools[1].function.parameters.properties.x.type"
+MAIL = {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z.]+$"}
+"""As Zod 4 writes an e-mail address."""
+ODD: list[tuple[dict[str, Any], list[str]]] = [
+    (MAIL, ["pattern"]),
+    ({"anyOf": [MAIL, {"type": "null"}]}, ["anyOf[0].pattern"]),
+    ({"type": "array", "items": MAIL, "uniqueItems": True}, ["uniqueItems", "items.pattern"]),
+    ({"propertyNames": {"enum": ["a", "b"]}}, ["propertyNames"]),
+    ({"type": "string", "format": "odd"}, ["format"]),
+    ({"type": "integer", "format": "int32", "multipleOf": 10_007}, ["format", "multipleOf"]),
+    ({"not": {"const": 1}, "type": "integer", "minimum": 0}, ["not"]),
+    ({"$ref": "#/$defs/missing"}, ["$ref"]),
+    ({"$ref": "https://example.org/schema"}, ["$ref"]),
+    ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, ["oneOf"]),
+    ({"enum": [1, 2**63]}, ["enum"]),
+    ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, ["minProperties"]),
+]
+
+
+@each_case(("odd", "places"), ODD)
+def test_a_schema_that_is_not_strict_loses_what_cannot_be_enforced(
+    text: ModelText, odd: dict[str, Any], places: list[str]
+) -> None:
+    text = dataclasses.replace(text, tool_format=HermesFormat())
+    parameters = {"properties": {"x": odd, "y": {"type": "integer"}}, "required": ["y"]}
+    loose, strict = _tool(parameters), _tool(parameters, strict=True)
+    format_ = OutputFormat(path="f.schema", schema=parameters, strict=False)
+    for request, path in (
+        (_request(tools=[TOOL, loose], tool_choice=REQUIRED), loose.path),
+        (_request(tools=[loose], tool_choice=ToolChoice(mode="required", name="g")), loose.path),
+        (_request(FORMAT, tools=[TOOL, loose]), loose.path),
+        (_request(format_), format_.path),
+        (_request(format_, tools=[TOOL]), format_.path),
+    ):
+        rules = output_rules(request, text)
+        assert rules.grammar is not None
+        assert list(rules.not_enforced) == [f"{path}.properties.x.{place}" for place in places]
+        assert "integer" in rules.grammar.text  # what can be enforced is
+    for request in (
+        _request(tools=[strict], tool_choice=REQUIRED),
+        _request(tools=[strict]),
+        _request(FORMAT, tools=[TOOL, strict]),
+        _request(msgspec.structs.replace(format_, strict=True)),
+    ):
+        failure = _refusal(request, text)
+        assert failure.code == "invalid_schema"
+        assert failure.param is not None
+        assert failure.param.rpartition(".properties.x.")[2] in (*places, "enum[1]")
+
+
+def test_only_tools_that_may_be_called_are_checked(text: ModelText) -> None:
+    for odd in (
+        *(_tool({"properties": {"x": one}}, strict=strict) for one, _ in ODD for strict in (0, 1)),
+        _tool({"properties": {"x": {"type": "strin"}}}),
+    ):
+        named = ToolChoice(mode="required", name="f")
+        rules = output_rules(_request(tools=[TOOL, odd], tool_choice=named), text)
+        assert rules.grammar is not None
+        assert not rules.not_enforced
+    loose = _tool({"properties": {"x": MAIL}})
+    assert output_rules(_request(tools=[loose]), text) == OutputRules()
+    llama = dataclasses.replace(text, tool_format=Llama3Format())
+    bare = output_rules(_request(FORMAT, tools=[loose]), llama)
+    assert bare.grammar is not None
+    assert not bare.not_enforced  # its arguments may be any object there
+
+
+def test_many_places_are_left_out_and_then_the_whole(text: ModelText) -> None:
+    for num_fields, is_whole in ((20, False), (40, True)):
+        mails = {f"m{n}": {**MAIL, "pattern": f"a(?!b{n})"} for n in range(num_fields)}
+        tool = _tool({"properties": mails, "required": list(mails)})
+        rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), text)
+        assert list(rules.not_enforced) == (
+            [tool.path]
+            if is_whole
+            else [f"{tool.path}.properties.m{n}.pattern" for n in range(num_fields)]
+        )
+
+
+@each_case(
+    ("value", "places"),
+    [
+        ({"type": "string", "pattern": "^a", "maxLength": 3}, [".pattern", ".maxLength"]),
+        ({"$ref": "#/$defs/short"}, [""]),  # what is refused stands elsewhere
+        ({"type": "array", "items": {"type": "string"}, "maxItems": 3}, []),
+    ],
+)
+def test_what_a_models_own_format_cannot_express_is_left_out(
+    text: ModelText, value: dict[str, Any], places: list[str]
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": value, "y": {"type": "integer"}},
+        "$defs": {"short": {"type": "string", "maxLength": 3}},
+        "minProperties": 1,
+        "required": ["x", "y"],
+    }
+    tags = dataclasses.replace(text, tool_format=QwenCoderFormat())
+    tool = _tool(schema)
+    rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), tags)
+    assert rules.grammar is not None
+    expected = [".minProperties", *(f".properties.x{place}" for place in places)]
+    assert list(rules.not_enforced) == [f"{tool.path}{place}" for place in expected]
+    assert "integer" in rules.grammar.text
 
 
 @each_case(
@@ -190,15 +287,19 @@ def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText)
             {"properties": {"x": {**PANICS, "type": "string", "nullable": True}}},
             ".properties.x.minLength",
         ),
+        ({"properties": {"x": {"type": "strin"}}}, ".properties.x.type"),
+        ({"properties": {"x": {"required": True}}}, ".properties.x.required"),
+        ({"properties": ["x"]}, ".properties"),
     ],
 )
-def test_a_tools_schema_that_panics_the_compiler_is_named_by_its_place(
+def test_what_is_no_schema_is_named_by_its_place_where_a_call_is_forced(
     text: ModelText, parameters: dict[str, Any], place: str
 ) -> None:
     request = _request(tools=[TOOL, _tool(parameters)], tool_choice=REQUIRED)
     failure = _refusal(request, text)
-    assert failure.code == "invalid_grammar"
+    assert failure.code == "invalid_schema"
     assert failure.param == f"tools[1].function.parameters{place}"
+    assert output_rules(_request(tools=[TOOL, _tool(parameters)]), text).grammar is None
 
 
 @each_case(
@@ -236,6 +337,6 @@ def test_a_model_without_grammars_reports_it(thinking_dir: Path) -> None:
     problem = "its tokenizer cannot be read"
     text = model_text(thinking_dir, chat_template=CHAT_TEMPLATE, grammar_problem=problem)
     assert "structured_output" not in text.capabilities
-    assert request_grammar(_request(), text) is None
+    assert output_rules(_request(), text).grammar is None
     failure = _refusal(_request(FORMAT), text)
     assert (failure.code, problem in failure.message) == ("unsupported_parameter", True)
