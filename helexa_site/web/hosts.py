@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import socket
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import psutil
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest
+from django.http import request as django_request
 from django.http.request import split_domain_port, validate_host
 from django.utils.deprecation import MiddlewareMixin
 
@@ -23,6 +25,12 @@ from helexa_site.bootstrap.arguments import is_loopback
 from helexa_site.config import Config
 
 logger = logging.getLogger(__name__)
+
+# Django takes no underscore, which names of containers and compose services have. It has no setting
+# for this: all that reads a Host, its own pages included, reads it by this expression.
+django_request.host_validation_re = re.compile(
+    r"([a-z0-9._-]+|\[[a-f0-9]*:[a-f0-9.:]+\])(?::([0-9]+))?"
+)
 
 LOOPBACK_NAMES = frozenset({"localhost", ".localhost", "127.0.0.1", "[::1]"})
 """A leading dot stands for all names under it, as in Django's ALLOWED_HOSTS."""
@@ -49,13 +57,13 @@ def log_refused_host(host_header: str) -> None:
 def allowed_hosts(config: Config) -> frozenset[str]:
     """Returns names in the form of Django's ALLOWED_HOSTS. Addresses that the machine gets later
     are not among them."""
-    names = LOOPBACK_NAMES | {name.lower() for name in config.allowed_hosts}
+    names = LOOPBACK_NAMES | {name.lower().removesuffix(".") for name in config.allowed_hosts}
     if config.public_url is not None:
         names |= {split_domain_port(urlsplit(config.public_url).netloc)[0]}
     host = config.listen_host
     if host is None or is_loopback(host):
         return names | ({_as_host(host)} if host else set())
-    own_name = socket.gethostname().lower()
+    own_name = socket.gethostname().lower().removesuffix(".")
     short_name = own_name.partition(".")[0]
     names |= {own_name, short_name, f"{short_name}.local"}
     if host in ANY_ADDRESS:

@@ -14,6 +14,8 @@ from django.test import Client, override_settings
 from helexa_site.bootstrap.arguments import gateway_host
 from helexa_site.config import Config, read_config
 from helexa_site.web.hosts import allowed_hosts, host_is_allowed
+from inference.settings.gateway import ALLOWED_HOSTS
+from tests.cases import each_case
 
 LOOPBACK = ("localhost", "localhost:31313", "chat.localhost", "127.0.0.1:1", "[::1]:31313", "[::1]")
 ELSEWHERE = (
@@ -81,7 +83,35 @@ def test_the_machines_own_addresses_on_a_wildcard(
         allowed_hosts.cache_clear()
 
 
+@each_case(
+    ("named", "asked"),
+    [
+        ("helexa_gateway", "helexa_gateway"),
+        ("helexa_gateway", "HELEXA_Gateway:31313"),
+        ("Helexa_Gateway", "helexa_gateway."),
+        ("chat.example.org.", "chat.example.org"),
+        ("chat.example.org.", "chat.example.org.:80"),
+        (".my_net", "a_b.my_net"),
+        ("-a-", "-a-:1"),
+        ("_", "_"),
+        ("[2001:DB8::7]", "[2001:db8::7]:31313"),
+        ("*", "any_name:1"),
+    ],
+)
+def test_what_the_setting_takes_is_served(config: Config, named: str, asked: str) -> None:
+    names = ALLOWED_HOSTS.read({"HELEXA_ALLOWED_HOSTS": named})
+    config = replace(config, allowed_hosts=names)
+    assert host_is_allowed(config, asked)
+    with override_settings(ALLOWED_HOSTS=sorted(allowed_hosts(config))):
+        assert Client(headers={"host": asked}).get("/").status_code == 302
+    for other in ("other_name", "helexa_gateway.evil.example", "_evil.example", "a b", "a/b", "é"):
+        assert named == "*" or not host_is_allowed(config, other)
+        assert not host_is_allowed(replace(config, allowed_hosts=()), other)
+
+
 def test_the_operator_names_more(config: Config) -> None:
+    addressed = replace(config, public_url="http://helexa_gateway:8000")
+    assert host_is_allowed(addressed, "helexa_gateway:8000")
     config = replace(config, allowed_hosts=("Chat.example.org", ".example.net"))
     assert host_is_allowed(config, "chat.example.org")
     assert host_is_allowed(config, "a.example.net:8080")
