@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 Parsed = TypeVar("Parsed")
 JSON_TYPE = (b"content-type", b"application/json")
+UNBUFFERED: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+"""Proxies send a stream on as it comes."""
 HEAD = "HEAD"
 """Answered as GET is, without the body (RFC 9110, 9.3.2)."""
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
-from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
+from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.frame_log import FrameWatch
@@ -36,11 +36,7 @@ from inference.wire.openai import errors as openai_errors
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
-STREAM_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *UNBUFFERED]
 
 
 class StreamingConsumer(ApiConsumer):

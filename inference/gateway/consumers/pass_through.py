@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from inference.gateway.consumers.api_consumer import ApiConsumer
+from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import parse_aside, spooled_file
 from inference.gateway.upstreams.passed import pass_through
@@ -39,7 +39,7 @@ class PassThroughConsumer(ApiConsumer):
 
     async def begin_events(self, *, type_: bytes) -> None:
         """A stream of events follows. Where it breaks off, an error is its last one."""
-        await self.start_response(200, [(b"content-type", type_)])
+        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
 
     def _read_form(self) -> PassedRequest:
         assert self._form is not None, "an endpoint of JSON"

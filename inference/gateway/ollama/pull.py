@@ -14,7 +14,7 @@ import asyncio
 from functools import partial
 from typing import ClassVar
 
-from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
+from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
@@ -28,7 +28,7 @@ from metering.principal import Scope
 LOOK_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
 """A client receives a line at least so often."""
-JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
+JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), *UNBUFFERED]
 
 
 class OllamaPullConsumer(ApiConsumer):

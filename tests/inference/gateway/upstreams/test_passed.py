@@ -176,6 +176,7 @@ async def test_events_pass_frame_by_frame(
     answer = await client.post(SPEECH, {**SPOKEN, "stream_format": "sse"})
     assert [one["type"] for one in answer.chunks] == ["speech.audio.delta", "speech.audio.done"]
     assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["x-accel-buffering"] == "no"
     assert [one.outcome for one in ledger.settled] == ["finished"]
 
 
