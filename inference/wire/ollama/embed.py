@@ -33,6 +33,9 @@ from inference.wire.ollama.answers import FineClock
 from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, catalogue_name, options
 from inference.wire.openai.embeddings import MAX_DIMENSIONS, MAX_INPUTS
 
+SHORTEST = 1e-12
+"""A vector of nothing but zeros stays one."""
+
 _text = text(min_chars=1)
 _texts = array(_text, MAX_INPUTS, min_items=1)
 
@@ -117,7 +120,7 @@ class OllamaEmbedEncoder:
             yield b'{"embedding":%b}' % _numbers(event.vectors[0])
             return
         for vector in event.vectors:
-            yield (b"," if self._num_vectors else self._start()) + _numbers(vector)
+            yield (b"," if self._num_vectors else self._start()) + _numbers(vector, to_unit=True)
             self._num_vectors += 1
         if isinstance(event, Embedded):
             yield self._end(event)
@@ -131,5 +134,11 @@ class OllamaEmbedEncoder:
         return b'],"total_duration":%d,"prompt_eval_count":%d}' % counts
 
 
-def _numbers(vector: bytes) -> bytes:
-    return orjson.dumps(np.frombuffer(vector, dtype="<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
+def _numbers(vector: bytes, *, to_unit: bool = False) -> bytes:
+    """``to_unit``: of length 1, as ``/api/embed`` has them whatever the model; the older endpoint
+    has the model's own."""
+    numbers = np.frombuffer(vector, dtype="<f4")
+    if to_unit:
+        length = np.linalg.norm(numbers.astype(np.float64))
+        numbers = (numbers / max(length, SHORTEST)).astype(np.float32)
+    return orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)
