@@ -58,6 +58,12 @@ def num_predict(value: Any, path: str) -> int | None:
     return checked if checked > 0 else None
 
 
+def own_seed(value: Any, path: str) -> int | None:
+    """``None``: any."""
+    checked: int = seed(value, path)
+    return checked if checked >= 0 else None
+
+
 def _off(value: int) -> Any:
     return only(value, float(value), reason="use top_p, top_k and min_p")
 
@@ -67,7 +73,7 @@ OPTION_FIELDS = table(
     honoured("top_p", number(0, 1), "0 to 1."),
     honoured("top_k", top_k, "-1 or 0 is off."),
     honoured("min_p", number(0, 1), "0 to 1."),
-    honoured("seed", seed, "A 64-bit integer."),
+    honoured("seed", own_seed, "A 64-bit integer; below 0: another one each time."),
     honoured("stop", stop, "One string or up to 64."),
     honoured("num_predict", num_predict, "At most so many tokens; -1 or -2: no bound."),
     honoured(
