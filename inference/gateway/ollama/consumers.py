@@ -20,6 +20,7 @@ from inference.gateway.ollama.pull import JSON_LINES
 from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import BodyWriter
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_report import LoadReport
 from inference.wire.dialect import Encoder, Parse, ParsedRequest
 from inference.wire.errors import ModelNotAllowedError, NotSupportedError
 from inference.wire.ollama import embed as ollama_embed
@@ -35,6 +36,7 @@ OPERATORS = {
     "/api/delete": "Models are removed from the catalogue.",
 }
 """What only an operator does, and how."""
+CPU = "cpu"
 
 
 class OllamaConsumer(GenerationConsumer):
@@ -163,14 +165,37 @@ class OllamaOperatorsConsumer(ApiConsumer):
 def offered_model(
     entry: CatalogueEntry, snapshot: FleetSnapshot, base: CatalogueEntry | None = None
 ) -> OfferedModel:
-    card, digest = model_card(entry, snapshot, base=base), entry.spec_digest()
-    for replica in snapshot.replicas_of((base or entry).name):
-        if replica.status is ReplicaStatus.READY and replica.report is not None:
-            return OfferedModel(
-                card=card,
-                spec_digest=digest,
-                architecture=replica.report.architecture,
-                num_parameters=replica.report.num_parameters,
-                weight_bytes=replica.report.weight_bytes,
-            )
-    return OfferedModel(card=card, spec_digest=digest, weight_bytes=entry.weight_bytes)
+    """What a replica has reported, a ready one's first, else what the catalogue has."""
+    loaded = base or entry
+    replicas = snapshot.replicas_of(loaded.name)
+    reports = [
+        replica.report
+        for replica in sorted(replicas, key=lambda one: one.status is not ReplicaStatus.READY)
+        if replica.report is not None
+    ]
+    report = reports[0] if reports else None
+    names = (loaded.file or "", loaded.source)
+    return OfferedModel(
+        card=model_card(entry, snapshot, base=base),
+        spec_digest=entry.spec_digest(),
+        architecture="" if report is None else report.architecture,
+        num_parameters=0 if report is None else report.num_parameters,
+        weight_bytes=_known_bytes(loaded) if report is None else report.weight_bytes,
+        gpu_bytes=0 if report is None else _gpu_bytes(report),
+        format="gguf" if any(name.lower().endswith(".gguf") for name in names) else "",
+    )
+
+
+def _known_bytes(entry: CatalogueEntry) -> int:
+    if entry.weight_bytes is None and entry.costs is not None:
+        return entry.costs.weight_bytes.cuda
+    return entry.weight_bytes or 0
+
+
+def _gpu_bytes(report: LoadReport) -> int:
+    """By the estimates of its stages where some are on a CPU."""
+    on_gpu = [stage.estimated_bytes for stage in report.stages if stage.device != CPU]
+    if not report.stages:
+        return 0 if report.device == CPU else report.weight_bytes
+    whole = sum(stage.estimated_bytes for stage in report.stages)
+    return report.weight_bytes * sum(on_gpu) // max(1, whole)

@@ -107,11 +107,13 @@ class _Call:
     pieces: list[str] = field(default_factory=list)
 
     def encoded(self) -> tuple[str, dict[str, Any]]:
-        """Text and more. Truncated arguments are no object, so they are sent as text."""
+        """Text and more. Arguments that are no object, as truncated ones, are sent as text."""
         text = "".join(self.pieces) or "{}"
         try:
             arguments = orjson.loads(text)
         except orjson.JSONDecodeError:
+            arguments = None
+        if not isinstance(arguments, dict):
             return self.name + text, {}
         function = {"index": self.index, "name": self.name, "arguments": arguments}
         return "", {"tool_calls": [{"id": self.call_id, "function": function}]}

@@ -47,15 +47,24 @@ FOREVER = "9999-12-31T23:59:59Z"
 """A model's expiry: it is not unloaded at a set time."""
 
 
+UNKNOWN_ARCHITECTURE = "unknown"
+"""Clients look a model's context up by the name of its architecture."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """``spec_digest`` is of what it is loaded as. The rest is known once it has been loaded."""
+    """``spec_digest`` is of what it is loaded as. A number is 0 and a text empty until it is known:
+    clients drop a whole list for one field of another type than Ollama's."""
 
     card: ModelCard
     spec_digest: str
     architecture: str = ""
-    num_parameters: int | None = None
-    weight_bytes: int | None = None
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    gpu_bytes: int = 0
+    """Its weights on accelerators."""
+    format: str = ""
+    """``gguf`` or ``safetensors``."""
 
 
 def parse_show(body: bytes, _context: object = None) -> str:
@@ -84,9 +93,9 @@ def ps_body(models: Sequence[OfferedModel]) -> bytes:
     loaded = [
         {
             **_entry(model, model.card.id),
-            "context_length": model.card.context_tokens,
+            "context_length": model.card.context_tokens or 0,
             "expires_at": FOREVER,
-            "size_vram": None,
+            "size_vram": model.gpu_bytes,
         }
         for model in models
         if model.card.is_loaded
@@ -95,15 +104,13 @@ def ps_body(models: Sequence[OfferedModel]) -> bytes:
 
 
 def show_body(model: OfferedModel) -> bytes:
-    """Returns the body that shows a model. Its architecture and what it can do are known once it is
-    loaded."""
-    family, info = model.architecture, {}
-    if family:
-        info = {
-            "general.architecture": family,
-            "general.parameter_count": model.num_parameters,
-            f"{family}.context_length": model.card.context_tokens,
-        }
+    """Returns the body that shows a model. ``model_info`` has what is known of it."""
+    family = model.architecture or UNKNOWN_ARCHITECTURE
+    info: dict[str, Any] = {"general.architecture": family}
+    if model.num_parameters:
+        info["general.parameter_count"] = model.num_parameters
+    if model.card.context_tokens is not None:
+        info[f"{family}.context_length"] = model.card.context_tokens
     can = model.card.capabilities or ("chat",)
     return orjson.dumps(
         {
@@ -132,7 +139,7 @@ def _entry(model: OfferedModel, name: str) -> dict[str, Any]:
 def _details(model: OfferedModel) -> dict[str, Any]:
     return {
         "parent_model": "",
-        "format": "",
+        "format": model.format,
         "family": model.architecture,
         "families": [model.architecture] if model.architecture else [],
         "parameter_size": _in_words(model.num_parameters),
@@ -140,9 +147,9 @@ def _details(model: OfferedModel) -> dict[str, Any]:
     }
 
 
-def _in_words(num_parameters: int | None) -> str:
+def _in_words(num_parameters: int) -> str:
     """Formats a number as Ollama does: 134.5M, 8.0B."""
-    if num_parameters is None:
+    if not num_parameters:
         return ""
     if num_parameters >= 1e9:
         return f"{num_parameters / 1e9:.1f}B"

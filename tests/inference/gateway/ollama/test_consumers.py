@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import ollama
 import pytest
@@ -18,9 +20,11 @@ from inference.gateway.ollama import pull as ollama_pull
 from inference.gateway.server.paths import OLLAMA_PATHS
 from inference.protocol.events import Accepted, Embedded, Event, TokensCounted, Usage
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_report import LoadReport
 from inference.wire.ollama.pull import PullState
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue
+from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing
 from tests.inference.gateway.responses_support import breaks, calls_a_tool
 
@@ -84,27 +88,94 @@ async def test_the_sdk_generates(sdk: ollama.AsyncClient, neuron: FakeNeuron) ->
 
 
 async def test_the_sdk_embeds(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
+    numbers = [0.5, -1.0]
+
     async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
         yield [Accepted(request_id=submit.request_id, prompt_tokens=6)]
         usage = Usage(prompt_tokens=6, completion_tokens=0)
-        vector = np.array([0.5, -1.0], dtype="<f4").tobytes()
+        vector = np.array(numbers, dtype="<f4").tobytes()
         vectors = [vector] * len(submit.request.input.texts)  # type: ignore[union-attr]
         yield [Embedded(request_id=submit.request_id, vectors=vectors, usage=usage)]
 
     neuron.script = embeds
     made = await sdk.embed("tiny", ["one", "two"])
-    assert made.embeddings == [[0.5, -1.0]] * 2
+    (one, other) = made.embeddings
+    assert one == other == pytest.approx([0.2**0.5, -(0.8**0.5)])  # of length 1, unlike the model's
     assert made.prompt_eval_count == 6
     assert (await sdk.embeddings("tiny", "one")).embedding == [0.5, -1.0]
+    for numbers in ([0.0, 0.0], [3e38, 3e38], [1e-30, 0.0]):
+        ((first, second),) = (await sdk.embed("tiny", "one")).embeddings
+        assert np.hypot(first, second) == pytest.approx(float(any(n > 1e-12 for n in numbers)))
 
 
 async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
     assert [model.model for model in (await sdk.list()).models] == ["tiny", "gpt-4o"]
     assert [model.name for model in (await sdk.ps()).models] == ["tiny"]
     assert (await sdk.show("gpt-4o")).capabilities == ["completion"]
+    shown = await sdk.show("tiny")
+    assert (shown.modelinfo or {}).get("general.architecture") == "unknown"
     with pytest.raises(ollama.ResponseError, match="does not exist") as refused:
         await sdk.show("nothing")
     assert refused.value.status_code == 404
+
+
+REPORT = LoadReport(
+    architecture="llama",
+    device="cuda:0",
+    dtype="bfloat16",
+    num_parameters=134_515_008,
+    weight_bytes=10**8,
+    kv_bytes=0,
+    num_kv_blocks=1,
+    kv_block_tokens=16,
+    context_tokens=2048,
+    vocab_size=8,
+    quantization="",
+    compiled="",
+    load_seconds=1.0,
+    tokenizer_dir="/nowhere",
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "device", "size", "gpu_bytes"),
+    [
+        (ReplicaStatus.READY, "cuda:0", 10**8, 10**8),
+        (ReplicaStatus.READY, "cpu", 10**8, 0),
+        (ReplicaStatus.ASLEEP, "cuda:0", 10**8, None),
+        (ReplicaStatus.FAILED, None, 7000, None),
+        (None, None, 7000, None),
+    ],
+)
+async def test_sizes_are_numbers_whatever_the_models_state(
+    sdk: ollama.AsyncClient,
+    catalogue: FakeCatalogue,
+    neuron: FakeNeuron,
+    status: ReplicaStatus | None,
+    device: str | None,
+    size: int,
+    gpu_bytes: int | None,
+) -> None:
+    catalogue.listed = [replace(ENTRY, weight_bytes=7000, file="tiny.Q4_K_M.gguf")]
+    neuron.status = status
+    neuron.report = None if device is None else msgspec.structs.replace(REPORT, device=device)
+    await neuron.beat()
+    (listed, _alias) = (await sdk.list()).models
+    assert listed.details is not None
+    assert (listed.size, listed.details.format) == (size, "gguf")
+    assert [one.size_vram for one in (await sdk.ps()).models] == (
+        [] if gpu_bytes is None else [gpu_bytes]
+    )
+
+
+async def test_a_stream_is_not_held_back_by_proxies(
+    sdk: ollama.AsyncClient, client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    answer = await client.open(
+        "POST", "/api/chat", {"model": "tiny", "messages": QUESTION}
+    ).finish()
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.headers["x-accel-buffering"] == "no"
 
 
 async def test_what_is_the_operators_is_refused_by_name(

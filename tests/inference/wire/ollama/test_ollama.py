@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,21 +208,105 @@ def test_what_a_model_is() -> None:
         ollama_models.parse_show(b"{}")
 
 
+AWAY = OfferedModel(
+    card=ModelCard(
+        id="far",
+        created_unix_s=0,
+        description="",
+        aliases=(),
+        status="unloaded",
+        locations=(),
+        feasible_on=(),
+        context_tokens=None,
+    ),
+    spec_digest="",
+)
+
+
 def test_aliases_are_offered_too_and_only_what_is_loaded_runs() -> None:
-    away = OfferedModel(
-        card=ModelCard(
-            id="far",
-            created_unix_s=0,
-            description="",
-            aliases=(),
-            status="unloaded",
-            locations=(),
-            feasible_on=(),
-            context_tokens=None,
-        ),
-        spec_digest="",
-    )
-    tags = json.loads(ollama_models.tags_body([LOADED, away]))["models"]
+    tags = json.loads(ollama_models.tags_body([LOADED, AWAY]))["models"]
     assert [model["name"] for model in tags] == ["tiny", "gpt-4o", "far"]
-    (running,) = json.loads(ollama_models.ps_body([LOADED, away]))["models"]
+    (running,) = json.loads(ollama_models.ps_body([LOADED, AWAY]))["models"]
     assert (running["name"], running["context_length"]) == ("tiny", 8192)
+
+
+DETAILS = {
+    **dict.fromkeys(("parent_model", "format", "family", "parameter_size"), str),
+    "quantization_level": str,
+    "families": list,
+}
+LISTED = {
+    **dict.fromkeys(("name", "model", "modified_at", "digest"), str),
+    "size": int,
+    "details": DETAILS,
+}
+RUNNING = {**LISTED, "expires_at": str, "size_vram": int, "context_length": int}
+SHOWN = {
+    **dict.fromkeys(("modelfile", "parameters", "template", "modified_at"), str),
+    "details": DETAILS,
+    "model_info": dict,
+    "capabilities": list,
+}
+
+
+def check_types(value: dict[str, Any], types: dict[str, Any]) -> None:
+    """Those of Ollama's api/types.go: a client with typed fields drops all for one that differs."""
+    assert value.keys() == types.keys()
+    for name, type_ in types.items():
+        if isinstance(type_, dict):
+            check_types(value[name], type_)
+        else:
+            assert type(value[name]) is type_, (name, value[name])
+
+
+@each_case(
+    "offered",
+    [
+        LOADED,
+        AWAY,
+        replace(AWAY, card=replace(AWAY.card, status="failed", context_tokens=4096)),
+        replace(LOADED, card=replace(CARD, locations=(), status="asleep")),
+        replace(LOADED, num_parameters=0, weight_bytes=0, card=replace(CARD, context_tokens=None)),
+        replace(LOADED, gpu_bytes=10**8, format="gguf"),
+    ],
+)
+def test_every_field_has_ollamas_type_whatever_is_known(offered: OfferedModel) -> None:
+    for listed in json.loads(ollama_models.tags_body([offered]))["models"]:
+        check_types(listed, LISTED)
+    running = json.loads(ollama_models.ps_body([offered]))["models"]
+    assert len(running) == offered.card.is_loaded
+    for one in running:
+        check_types(one, RUNNING)
+        assert one["size_vram"] == offered.gpu_bytes <= one["size"]
+    shown = json.loads(ollama_models.show_body(offered))
+    check_types(shown, SHOWN)
+    info = dict(shown["model_info"])
+    family = info.pop("general.architecture")
+    assert family == (offered.architecture or "unknown")
+    assert info.get(f"{family}.context_length") == offered.card.context_tokens
+    assert all(type(value) is int for value in info.values())
+
+
+def test_arguments_that_are_no_object_are_text() -> None:
+    for arguments in ("[1]", "null", '"a"', '{"a": '):
+        events: list[Event] = [
+            ToolCallStarted(request_id="r", call_id="c", name="f", call_index=0),
+            ToolCallDelta(request_id="r", arguments=arguments, call_index=0),
+            ChoiceFinished(request_id="r", reason="length"),
+            Finished(request_id="r", usage=Usage(prompt_tokens=1, completion_tokens=1)),
+        ]
+        request = ollama_chat.parse(
+            b'{"model": "m", "messages": [{"role": "user", "content": ""}]}'
+        )
+        encoder = request.body_encoder(request_id="r", clock=lambda: 0.0)
+        message = json.loads(b"".join(map(encoder.encode, events)))["message"]
+        assert message == {"role": "assistant", "content": f"f{arguments}"}
+
+
+@each_case(("seed", "taken"), [(-1, None), (-(2**63), None), (0, 0), (7, 7)])
+def test_a_seed_below_zero_is_any(seed: int, taken: int | None) -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    body = {"model": "m", "messages": turns, "options": {"seed": seed}}
+    assert ollama_chat.parse(json.dumps(body).encode()).generation.sampling.seed == taken
+    body = {"model": "m", "prompt": "Hi", "options": {"seed": seed}}
+    assert ollama_generate.parse(json.dumps(body).encode()).generation.sampling.seed == taken
