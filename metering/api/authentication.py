@@ -21,6 +21,7 @@ from inference.gateway.request.identify import (
     allows_anonymous,
     holds_shared_key,
     presented_keys,
+    resemble_ours,
 )
 from metering.api.problems import AUTHENTICATE, ProblemError
 from metering.errors import DisabledAccountError, InvalidKeyError
@@ -71,7 +72,7 @@ class KeyAuthentication(BaseAuthentication):
         for key in (one.decode("latin-1") for one in given):
             if prefix := _prefix_of(key):
                 return AnonymousUser(), _caller(_find(key, prefix))
-        if allows_anonymous(config):
+        if allows_anonymous(config) and not resemble_ours(given):
             return None
         raise InvalidKeyError("The API key is not valid.")
 

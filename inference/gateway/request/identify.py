@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,13 +43,15 @@ from inference.wire.errors import (
     ServiceUnavailableError,
 )
 from metering.errors import DirectoryUnavailableError, KeyRefusedError
+from metering.keys.api_key import PREFIX_MARK
 from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 SENDER = "helexa.sender"
 """The entry of an ASGI scope that holds the ``Sender``, where it is known already."""
-BEARER = b"bearer "
+BEARER = b"bearer"
+OUR_MARK = re.compile(rb"(?<![A-Za-z0-9])" + re.escape(PREFIX_MARK.encode()))
 SELF_TEST_HEADER = b"helexa-self-test"
 """Sent by ``serve`` with its own key, which commands on its machine use too."""
 KNOWN_FOR_S = 0.5
@@ -179,11 +182,11 @@ class Identifier:
         for key in given:
             if self._directory.prefix_of(text := key.decode("latin-1")) is not None:
                 return await self._directory.find(text)
+        if given and (not self._allows_anonymous or resemble_ours(given)):
+            raise InvalidApiKeyError("The API key is not valid.")
         if not self._allows_anonymous:
             raise InvalidApiKeyError(
-                "The API key is not valid."
-                if given
-                else "Send your API key as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+                "Send your API key as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
             )
         self._check_browser(named)
         return self._directory.anonymous()
@@ -209,10 +212,24 @@ def ensure_scope(principal: Principal, scope: Scope) -> None:
 
 def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:
     """The keys in these headers, empty where one was not sent. Some clients send several, one with
-    a placeholder."""
-    is_bearer = authorization[: len(BEARER)].lower() == BEARER
-    bearer = authorization[len(BEARER) :] if is_bearer else b""
-    return [key.strip() for key in (bearer, *api_keys) if key.strip()]
+    a placeholder; some leave out the word Bearer, or put it where it does not belong."""
+    scheme, _, rest = authorization.strip().partition(b" ")
+    if rest and scheme.lower() != BEARER and not resemble_ours([rest]):
+        authorization = b""  # a proxy's password, for example
+    elif rest:
+        authorization = rest
+    keys = (authorization, *map(_without_bearer, api_keys))
+    return [key.strip() for key in keys if key.strip()]
+
+
+def _without_bearer(value: bytes) -> bytes:
+    scheme, _, rest = value.strip().partition(b" ")
+    return rest if rest and scheme.lower() == BEARER else value
+
+
+def resemble_ours(keys: Iterable[bytes]) -> bool:
+    """Whether one of them is meant as a key of this server, whole or not."""
+    return any(OUR_MARK.search(key) for key in keys)
 
 
 def holds_shared_key(given: list[bytes], config: Config) -> bool:

@@ -104,6 +104,7 @@ class TestMe:
         shown = ok(client, "me")
         assert (shown["account"], shown["is_anonymous"]) == ("anonymous", True)
         assert ok(client, "me", "sk-placeholder") == shown
+        assert refused(client, "me", "hx-cut") == (401, "invalid_api_key")
 
     def test_the_shared_key(self, client: Client, account: Account, settings: Any) -> None:
         settings.CONFIG = replace(settings.CONFIG, api_key="a shared key")

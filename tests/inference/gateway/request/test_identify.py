@@ -84,8 +84,36 @@ async def test_what_looks_like_a_key_and_is_none_is_refused_everywhere(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
     unknown = "hx-0123456789-" + 32 * "x"
-    answer = await post_chat(client, headers={"authorization": f"Bearer {unknown}"})
-    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+    for headers in (
+        {"authorization": f"Bearer {unknown}"},
+        {"authorization": unknown},
+        {"authorization": f"Token {unknown}"},
+        {"authorization": f'Bearer "{KEY}"'},
+        {"authorization": f"Bearer {KEY[:-1]}"},
+        {"x-api-key": f"{KEY}x"},
+        {"x-api-key": f"Bearer {unknown}"},
+        {"authorization": "Bearer none", "x-api-key": unknown},
+    ):
+        answer = await post_chat(client, headers=headers)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key"), headers
+
+
+async def test_a_key_is_found_wherever_clients_put_it(
+    client: AsgiClient, make_client: MakeClient, neuron: FakeNeuron
+) -> None:
+    closed = make_client(listen_host="0.0.0.0", api_key="sesame")
+    for key in (KEY, "sesame"):
+        for headers in (
+            {"authorization": key},
+            {"authorization": f"bearer  {key}"},
+            {"x-api-key": f"Bearer {key}"},
+            {"authorization": "Basic aHg6aHg=", "x-api-key": key},
+        ):
+            assert (await post_chat(closed, headers=headers)).status == 200, headers
+    assert (await post_chat(closed, headers={"authorization": f"Token {KEY}"})).status == 200
+    basic = {"authorization": "Basic aHg6aHg="}
+    assert "Send your API key" in (await post_chat(closed, headers=basic)).error["message"]
+    assert (await post_chat(client, headers=basic)).status == 200
 
 
 async def test_an_unknown_key_without_the_database_is_not_called_invalid(
