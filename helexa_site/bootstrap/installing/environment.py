@@ -148,6 +148,7 @@ def _make_venv(venv: Path) -> None:
     """Make the environment, or remake one that was left half made; a whole one is left alone."""
     if (venv / "pyvenv.cfg").is_file() and _runs(_python(venv)):
         return
+    _check_is_ours(venv, "its Python does not run as this user")
     print_step("environment", f"making {venv}")
     # Without pip, which comes after: ensurepip is the part that Debian packages separately.
     made = subprocess.run(
@@ -167,7 +168,27 @@ def _runs(python: Path) -> bool:
         return False
 
 
+def _check_is_ours(venv: Path, problem: str) -> None:
+    """Raises ``SetUpError`` for an environment that another user has made: it is theirs to mend,
+    and clearing it here would leave a half of it."""
+    places = (venv, venv / "bin", venv / PIP_LOG, *venv.glob("lib/python*/site-packages"))
+    for place in places:
+        if place.exists() and not os.access(place, os.W_OK):
+            raise SetUpError(
+                f"{problem}, and {place} cannot be written: start as the user who made {venv} "
+                f"({_owner(place)}), or name another directory in {VENV.name}"
+            )
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # no name for it here, as in a container
+        return f"the user id {path.stat().st_uid}"
+
+
 def install(requirements: Path, unmet: list[Requirement]) -> None:
+    _check_is_ours(venv_dir(), f"the environment lacks {_names(unmet)}")
     _ensure_pip()
     locks = locks_of(requirements, os.environ)
     if locks and (others := not_locked(unmet, locks)):
