@@ -87,7 +87,8 @@ def _check_schema(job: CheckSchema) -> Result:
 
 def _checked(sent: Any, job: CheckSchema) -> Checked:
     """Raises ``SchemaError``."""
-    check, left_out = partial(_enforceable, tokenizer=job.tokenizer), []
+    check = partial(_enforceable, tokenizer=job.tokenizer)
+    left_out: list[Steps] = []
     if job.is_lenient:
         schema, left_out = leniently_checked(sent, check)
     else:

@@ -44,12 +44,12 @@ def subschemas(place: Place) -> Iterator[Place]:
 
 
 def all_places(root: Any) -> Iterator[Place]:
-    """Every subschema, each before those inside it."""
+    """Every subschema in the order of the text, each before those inside it."""
     pending = [Place((), root)]
     while pending:
         place = pending.pop()
         yield place
-        pending += subschemas(place)
+        pending += reversed(list(subschemas(place)))
 
 
 def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:

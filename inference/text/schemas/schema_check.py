@@ -145,6 +145,9 @@ def _unsupported(keyword: str, value: Any, schema: dict[str, Any]) -> str | None
         return "only references inside the schema, as in #/$defs/name, are supported"
     if keyword == "format" and not _takes_strings(schema.get("type")):
         return f"the format {value!r} is not enforced for values that are no strings"
+    if keyword in ("pattern", "format"):
+        # Looked at alone, for a form of many fields with the same one takes long to search.
+        return problem_of(grammar_text([json_part({"type": "string", keyword: value})]))
     return None
 
 
