@@ -5,6 +5,8 @@
     Settle                                       when it has ended: exactly one ledger entry
     Release                                      when it was never submitted: no entry
 
+A ``Settle`` may carry the request's record, which is written in the same transaction.
+
 The operations of one request are applied in the order in which they were queued. Amounts are
 integers: tokens and micro-USD.
 
@@ -26,8 +28,17 @@ from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
 
 FINISHED = "finished"
 CANCELLED = "cancelled"
+GATEWAY_LOST = "gateway_lost"
+"""The outcome of a request whose gateway died before it had ended."""
 WHO_AND_WHAT = ("account", "key", "model", "neuron", "endpoint", "client")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+
+
+class Outcome(StrEnum):
+    ANSWERED = "answered"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +85,21 @@ class Narrow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordFields:
+    """What a request's record has beside its ledger entry's fields."""
+
+    status: int
+    """The status of the HTTP response; 0: none was sent, or its gateway died."""
+    kind: Outcome
+    error_message: str = ""
+    model_asked: str = ""
+    end_user: str = ""
+    queue_ms: int | None = None
+    is_usage_estimated: bool = False
+    targets_tried: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
     """The one ledger entry of a request. A second one of the same id charges nothing.
 
@@ -108,6 +134,8 @@ class Settle:
     """Its family, by the User-Agent: one of a fixed set of words, never the header's text."""
     is_failure: bool = False
     """The server failed: ``failed`` of ``metering.ledger.entries``."""
+    record: RecordFields | None = None
+    """Written with the entry; ``None``: the request has no record, or one of its own."""
 
     @property
     def who_and_what(self) -> dict[str, str]:
@@ -148,13 +176,6 @@ UNAVAILABLE = 503
 SERVER_ERRORS = frozenset({500, 502, UNAVAILABLE, 504})
 BUSY = frozenset({"queue_full", "queue_timeout"})
 """Codes of refusals for want of room, which a neuron sends too."""
-
-
-class Outcome(StrEnum):
-    ANSWERED = "answered"
-    CANCELLED = "cancelled"
-    REFUSED = "refused"
-    FAILED = "failed"
 
 
 ERRORS = frozenset({Outcome.REFUSED, Outcome.FAILED})

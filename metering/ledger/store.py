@@ -5,10 +5,11 @@
     insert ledger entries; those that are there already charge nothing
     the book's arithmetic, in memory
     write hourly sums, reservations and budgets, each changed row once
+    insert the records of the requests whose entry was inserted
 
 Raw SQL, a statement or two a table whatever the batch's size: this runs for every request. Every
-writer locks in this order, budgets, then entries by request id, then sums by key, so that two of
-them never wait for each other in a circle.
+writer locks in this order, budgets, then entries by request id, then sums by key, then records, so
+that two of them never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from metering.ledger.entries import (
 )
 from metering.ledger.windows import Window
 from metering.models import LedgerEntry
+from metering.request_records.rows import Record, insert_records
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,8 @@ def _apply(operations: Sequence[Operation], cursor: CursorWrapper, using: str) -
     )
     _write_held(cursor, before, book.held, owners)
     _write_budgets(cursor, [budgets[id] for id in sorted(book.changed)])
+    written = [settles[request_id] for request_id in sorted(inserted)]
+    insert_records([Record(one, one.record) for one in written if one.record], using=using)
     return results
 
 

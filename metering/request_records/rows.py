@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import msgspec
 from django.db import connections, transaction
 
-from metering.ledger.entries import FINISHED, Outcome, Settle
+from metering.ledger.entries import FINISHED, Outcome, RecordFields, Settle
 from metering.models import RequestRecord
 from metering.request_records import captures
 from metering.request_records.captures import Captured
@@ -73,13 +73,13 @@ POSTGRES_INSERT = (
 Row = tuple[str | int | None, ...]
 
 
-class EndedRequest(Protocol):
-    """The gateway's ``RequestOutcome``, as far as it is recorded."""
+class Facts(Protocol):
+    """What a record has beside the fields of its ``Settle``."""
 
     @property
-    def settle(self) -> Settle: ...
-    @property
     def status(self) -> int: ...
+    @property
+    def kind(self) -> Outcome: ...
     @property
     def error_message(self) -> str: ...
     @property
@@ -92,10 +92,29 @@ class EndedRequest(Protocol):
     def is_usage_estimated(self) -> bool: ...
     @property
     def targets_tried(self) -> tuple[str, ...]: ...
+
+
+class EndedRequest(Facts, Protocol):
+    """The gateway's ``RequestOutcome``, as far as it is recorded."""
+
+    @property
+    def settle(self) -> Settle: ...
+    @property
+    def is_billed(self) -> bool:
+        """The ledger writes its record with its entry."""
+        ...
+
     @property
     def captured(self) -> Captured | None: ...
+
+
+class Record(NamedTuple):
+    settle: Settle
+    facts: Facts
+
     @property
-    def kind(self) -> Outcome: ...
+    def kind(self) -> Outcome:
+        return self.facts.kind
 
 
 class _RecordedAlreadyError(Exception):
@@ -103,18 +122,29 @@ class _RecordedAlreadyError(Exception):
 
 
 def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
+    """Records all of them or none, with their captured bodies. Of those that are billed the bodies
+    alone. Raises the database's error."""
+    with transaction.atomic(using=using):
+        insert_records([Record(one.settle, one) for one in ended if not one.is_billed], using=using)
+        captured = [(one.settle, one.captured) for one in ended if one.captured is not None]
+        if captured:
+            captures.insert(captured, using=using)
+
+
+def insert_records(records: Sequence[Record], *, using: str) -> None:
     """Records all of them or none, and counts them in the series; one that is recorded already is
     left as it is. Raises the database's error."""
     try:
-        _insert_new(ended, using)
+        _insert_new(records, using)
     except _RecordedAlreadyError:
-        if new := _not_recorded(ended, using):
-            _insert_new(new, using)
+        _insert_new(_not_recorded(records, using), using)
 
 
-def _insert_new(ended: Sequence[EndedRequest], using: str) -> None:
+def _insert_new(records: Sequence[Record], using: str) -> None:
     """Raises ``_RecordedAlreadyError`` and the database's error."""
-    rows = [row_of(one) for one in ended]
+    if not records:
+        return
+    rows = [row_of(*record) for record in records]
     connection = connections[using]
     with transaction.atomic(using=using), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -123,42 +153,52 @@ def _insert_new(ended: Sequence[EndedRequest], using: str) -> None:
             cursor.executemany(SQLITE_INSERT, rows)
         if cursor.rowcount < len(rows):
             raise _RecordedAlreadyError
-        captured = [(one.settle, one.captured) for one in ended if one.captured is not None]
-        if captured:
-            captures.insert(captured, using=using)
-        figures_add(changes_of(ended), using=using)
+        figures_add(changes_of(records), using=using)
 
 
-def _not_recorded(ended: Sequence[EndedRequest], using: str) -> list[EndedRequest]:
+def _not_recorded(records: Sequence[Record], using: str) -> list[Record]:
     """Each once."""
-    by_id = {UUID(hex=one.settle.request_id): one for one in ended}
+    by_id = {UUID(hex=one.settle.request_id): one for one in records}
     recorded = RequestRecord.objects.using(using).filter(request_id__in=by_id)
     for request_id in recorded.values_list("request_id", flat=True):
         del by_id[request_id]
     return list(by_id.values())
 
 
-def row_of(ended: EndedRequest) -> Row:
+def record_fields(facts: Facts) -> RecordFields:
+    """A copy with texts that both databases can hold."""
+    return RecordFields(
+        status=facts.status,
+        kind=facts.kind,
+        error_message=_text(facts.error_message, "message"),
+        model_asked=_text(facts.model_asked, "model_asked"),
+        end_user=_text(facts.end_user, "end_user"),
+        queue_ms=facts.queue_ms,
+        is_usage_estimated=facts.is_usage_estimated,
+        targets_tried=facts.targets_tried,
+    )
+
+
+def row_of(settle: Settle, facts: Facts) -> Row:
     """Texts are cut to what the columns hold and numbers bounded: a row that a database refuses
     would hold up its batch."""
-    settle = ended.settle
     is_answered = settle.outcome == FINISHED
     return (
         settle.request_id,
         _moment(settle.ended_unix_s),
         _text(settle.account, "account"),
         _text(settle.key, "key"),
-        _text(ended.end_user, "end_user") or None,
-        _text(ended.model_asked, "model_asked"),
+        _text(facts.end_user, "end_user") or None,
+        _text(facts.model_asked, "model_asked"),
         "" if settle.model == UNKNOWN_MODEL else _text(settle.model, "model"),
         _text(settle.neuron, "neuron"),
         _text(settle.endpoint, "endpoint"),
         _text(settle.client, "client"),
-        ended.status,
-        ended.kind.value,
+        facts.status,
+        facts.kind.value,
         None if is_answered else _text(settle.outcome, "code"),
-        _text(ended.error_message, "message"),
-        _bounded(ended.queue_ms),
+        _text(facts.error_message, "message"),
+        _bounded(facts.queue_ms),
         _bounded(settle.time_to_first_token_ms),
         _bounded(settle.duration_ms),
         _bounded(settle.prompt_tokens),
@@ -166,8 +206,8 @@ def row_of(ended: EndedRequest) -> Row:
         _bounded(settle.completion_tokens),
         _bounded(settle.reasoning_tokens),
         _bounded(settle.cost_micro_usd),
-        int(ended.is_usage_estimated),
-        _text(", ".join(ended.targets_tried), "targets_tried"),
+        int(facts.is_usage_estimated),
+        _text(", ".join(facts.targets_tried), "targets_tried"),
         settle.metered.unit,
         _bounded(settle.metered.num_units),
     )

@@ -1,4 +1,5 @@
-"""The one thread of a gateway process that writes request records.
+"""The one thread of a gateway process that writes the records of requests without a bill, and
+captured bodies. A bill's record is written with it, by ``metering.ledger``.
 
     event loop                           writer thread, with a database connection of its own
     add ─▶ queue, at most max_queued ──▶ every INTERVAL_S, in batches       (rows)
@@ -83,6 +84,8 @@ class RequestRecordWriter:
             logger.error("%d requests are not recorded: the gateway stops", len(self._queue))
 
     def add(self, ended: EndedRequest) -> None:
+        if ended.is_billed and ended.captured is None:
+            return
         if len(self._queue) >= self._max_queued:
             self._num_dropped += 1
             return

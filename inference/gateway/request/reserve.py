@@ -35,6 +35,7 @@ from inference.wire.errors import (
 )
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
+from metering.request_records.rows import record_fields
 
 if TYPE_CHECKING:
     from inference.gateway.gateway import Gateway
@@ -158,11 +159,16 @@ class Accounting:
         """The one ledger entry of a request that was submitted."""
         settle = outcome.settle
         if outcome.is_billed:
-            self._ledger.settle(settle)
+            self._ledger.settle(bill_of(outcome))
         elif settle.budgets:
             self._ledger.release(Release(request_id=settle.request_id, budgets=settle.budgets))
         if settle.budgets:
             self.queue.freed(settle.budgets)
+
+
+def bill_of(outcome: RequestOutcome) -> Settle:
+    """Its bill with its record."""
+    return replace(outcome.settle, record=record_fields(outcome))
 
 
 def _refusal(error: QuotaExceededError) -> ApiError:

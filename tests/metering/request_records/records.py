@@ -20,6 +20,7 @@ class Ended:
     end_user: str = ""
     queue_ms: int | None = 20
     captured: Captured | None = None
+    is_billed: bool = False
     is_usage_estimated: bool = False
     targets_tried: tuple[str, ...] = ()
 
