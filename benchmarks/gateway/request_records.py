@@ -10,7 +10,6 @@ them matches many, which is the most work for a database.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -140,7 +139,7 @@ def _write(num_rows: int) -> float:
         began_s = time.process_time()
         for one in part:
             writer.add(one)
-        asyncio.run(writer.stop(STOP_TIMEOUT_S))
+        writer.stop(STOP_TIMEOUT_S)
         used_s += time.process_time() - began_s
         if writer.num_dropped or writer.depth:
             raise RuntimeError("requests were not recorded")

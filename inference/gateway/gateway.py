@@ -142,7 +142,7 @@ class Gateway:
 
     def ensure_started(self) -> None:
         """Call on the event loop that will serve."""
-        if self._loops.are_running:
+        if self._loops.are_running or self.draining:
             return
         # ``asyncio.to_thread``: what its jobs raise must not end the loop.
         asyncio.get_running_loop().set_default_executor(SupervisedPool(thread_name_prefix="files"))
@@ -269,7 +269,8 @@ class Gateway:
         )
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new requests, gives open ones ``grace_s`` to finish, cuts the rest short."""
+        """Refuses new requests, gives open ones ``grace_s`` to finish, cuts the rest short. Kept
+        connections may still ask, and are refused, until ``close``."""
         self.draining = True
         if self._handlers:
             logger.info("draining: %d requests are open", len(self._handlers))
@@ -280,6 +281,12 @@ class Gateway:
                 task.cancel()
             await asyncio.wait(left, timeout=FAREWELL_S)
         await self._stop()
+
+    def close(self) -> None:
+        """Records what was refused until now. Call it after ``drain``, when no client is connected
+        any more. Blocks."""
+        if self._records is not None:
+            self._records.stop(RECORDS_STOP_S)
 
     def end_drain(self) -> None:
         """What the drain still waits for is cut short now."""
@@ -303,8 +310,6 @@ class Gateway:
         await self._limiter.flush()
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
-        if self._records is not None:
-            await self._records.stop(RECORDS_STOP_S)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop, SPANS_STOP_S)
         await self._count_refusals()

@@ -11,7 +11,6 @@ the database is away the queue fills; what comes after that is counted and logge
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -72,14 +71,14 @@ class RequestRecordWriter:
         self._thread = SupervisedThread(self._run, name="request records")
         self._thread.start()
 
-    async def stop(self, timeout_s: float) -> None:
-        """Writes the queue, for at most ``timeout_s``. A second time it does nothing."""
+    def stop(self, timeout_s: float) -> None:
+        """Writes the queue, for at most ``timeout_s``. A second time it does nothing. Blocks."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         self._stop_by_s = time.monotonic() + timeout_s
         self._stopping.set()
-        await asyncio.to_thread(thread.join, timeout_s)
+        thread.join(timeout_s)
         if self._queue:
             logger.error("%d requests are not recorded: the gateway stops", len(self._queue))
 

@@ -96,8 +96,8 @@ class RequestRecords(Protocol):
     """``metering.request_records.writer`` in front of the database."""
 
     def start(self) -> None: ...
-    async def stop(self, timeout_s: float) -> None:
-        """Writes the queue first."""
+    def stop(self, timeout_s: float) -> None:
+        """Writes the queue first. Blocks."""
         ...
 
     def add(self, ended: RequestOutcome) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from inference.gateway.gateway import Gateway
@@ -31,5 +32,6 @@ class LifespanConsumer:
                 await self._gateway.drain(self._gateway.config.drain_s)
                 if self._metrics is not None:
                     await self._metrics.stop()
+                await asyncio.to_thread(self._gateway.close)
                 await send({"type": "lifespan.shutdown.complete"})
                 return

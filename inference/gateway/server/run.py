@@ -46,6 +46,7 @@ def run(host: str, port: int) -> None:
     server.event_loop.call_soon(_begin, server, gateway, metrics_endpoint, listen)
     if failure := server.serve():
         raise SystemExit(f"gateway: cannot listen on {host}:{port}: {failure}")
+    gateway.close()
 
 
 def _clients(gateway: Gateway) -> OpenClients:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import uuid
@@ -58,7 +57,7 @@ def writer(using: str, database: Database) -> Iterator[RequestRecordWriter]:
     yield made
     database.answers.set()
     database.is_away = False
-    asyncio.run(made.stop(LONG_S))
+    made.stop(LONG_S)
 
 
 def recorded(using: str) -> list[RequestRecord]:
@@ -166,5 +165,5 @@ def test_stopping_records_what_is_queued(using: str, database: Database) -> None
     writer = RequestRecordWriter(using=using, insert=database.insert, interval_s=LONG_S)
     writer.start()
     writer.add(ended())
-    asyncio.run(writer.stop(LONG_S))
+    writer.stop(LONG_S)
     assert len(recorded(using)) == 1

@@ -31,6 +31,7 @@ async def recording(
     )
     yield made, gateway
     await gateway.drain(0)
+    gateway.close()
     assert made.has_stopped
 
 

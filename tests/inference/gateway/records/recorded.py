@@ -18,10 +18,11 @@ class Records:
     def start(self) -> None:
         pass
 
-    async def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float) -> None:
         self.has_stopped = True
 
     def add(self, ended: RequestOutcome) -> None:
+        assert not self.has_stopped, "it is never written"
         self.ended.append(ended)
 
     def only(self) -> RequestOutcome:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from uuid import UUID
 
 from helexa_site.config import Config
+from inference.gateway.gateway import Gateway
 from inference.gateway.request.identify import LOGIN, Login
 from inference.protocol.events import Event, Traced
 from inference.protocol.generation import Submit
@@ -18,7 +19,7 @@ from metering.principal import Principal, Scope
 from tests.inference.gateway.asgi_socket import AsgiSocket
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
-from tests.inference.gateway.records.recorded import Recorded
+from tests.inference.gateway.records.recorded import Recorded, Records
 from tests.inference.gateway.responses_support import RESPONSES
 
 CHAT = "/v1/chat/completions"
@@ -56,6 +57,18 @@ async def test_refusals(records: Recorded, neuron: FakeNeuron) -> None:
         assert one.settle.account == account
         assert one.queue_ms is None
     assert kept.ended == []
+
+
+async def test_what_a_kept_connection_asks_while_the_gateway_stops(
+    recording: tuple[Records, Gateway], records: Recorded, neuron: FakeNeuron
+) -> None:
+    (_, gateway), (kept, client) = recording, records
+    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 200
+    await gateway.drain(0)
+    for path in (CHAT, "/v1/messages"):
+        assert (await client.post(path, BODY, headers=BEARER)).status == 503
+        one = kept.ended.pop()
+        assert (one.settle.outcome, one.settle.account) == ("shutting_down", "lab")
 
 
 async def test_refused_handshakes_of_sockets(records: Recorded) -> None:
