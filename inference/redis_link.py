@@ -249,6 +249,10 @@ class _Incomplete:
 _INCOMPLETE = _Incomplete()
 
 
+STOOD_STILL_S = 1.0
+"""A timer that fires so late: the process stood still."""
+
+
 class RedisOutage:
     def __init__(self, limit_s: float, on_given_up: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -256,6 +260,7 @@ class RedisOutage:
         self._on_given_up = on_given_up
         self._answered_s = self._loop.time()
         self._is_answering = True
+        self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def answered(self) -> None:
@@ -271,14 +276,22 @@ class RedisOutage:
             return
         logger.warning("Redis does not answer (%s); waiting %.0f s for it", error, self._limit_s)
         self._is_answering = False
-        self._timer = self._loop.call_at(self._answered_s + self._limit_s, self._give_up)
+        self._wait()
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _wait(self) -> None:
+        """Waits from now on: before, this process may have stood still itself."""
+        self._due_s = self._loop.time() + self._limit_s
+        self._timer = self._loop.call_at(self._due_s, self._give_up)
+
     def _give_up(self) -> None:
+        if self._loop.time() - self._due_s > STOOD_STILL_S:
+            self._wait()
+            return
         logger.error("Redis has not answered for %.0f s: open requests fail", self._limit_s)
         self._on_given_up()
 

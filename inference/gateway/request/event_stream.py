@@ -83,6 +83,7 @@ class RequestStream:
         "num_misses",
         "request_id",
         "started_s",
+        "stood_still_s",
         "usage_counter",
     )
 
@@ -113,6 +114,8 @@ class RequestStream:
         """Its frame is in the neuron's inbox."""
         self.num_misses = 0
         """How often in a row its neuron has reported that it does not hold it."""
+        self.stood_still_s = 0.0
+        """How long this gateway stood still since it was submitted."""
         self._submission: asyncio.Future[None] | None = None
         self._events: deque[tuple[Event, int]] = deque()
         """The events with their lengths in bytes."""
@@ -163,6 +166,8 @@ class RequestStream:
         """Ends the stream. Ignored once it has ended."""
         if self.ended:
             return
+        if self.stood_still_s and error.code in LOST_CODES:
+            error = stood_still(self.stood_still_s)
         self._error = error
         self.end()
         self._wake()
@@ -311,6 +316,17 @@ class RequestStreams:
 def neuron_lost(neuron: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(
         "neuron_lost", f"The neuron {neuron} went away while it worked on this.", retry_after_s=5.0
+    )
+
+
+LOST_CODES = frozenset({"request_lost", "events_lost", "redis_unavailable"})
+
+
+def stood_still(paused_s: float) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "request_lost",
+        f"This gateway stood still for {paused_s:.0f} s, and lost the rest of the answer; try "
+        "again.",
     )
 
 
