@@ -44,7 +44,7 @@ OWN_KEYS = (
     *("lease", "heartbeat", "held", "preparing", "downloads", "specs", "usage"),
     *("events:*", "log:*"),
 )
-"""What a neuron writes under its own prefix."""
+"""What a neuron writes under its own prefix; ``usage`` is written by those of helexa 0.2.0."""
 SINCE_7_2 = ("client|setinfo",)
 """An older Redis refuses a rule with a command that it does not know, and clients do without."""
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 TASK_RECORD_HEARTBEATS = "control.record_heartbeats"
 TASK_RECONCILE = "control.reconcile"
 TASK_FORGET_RESPONSES = "control.forget_responses"
-TASK_SETTLE_ORPHANS = "control.settle_orphans"
+TASK_SWEEP_ORPHANS = "control.sweep_orphans"
 TASK_FORGET_LEDGER_ENTRIES = "control.forget_ledger_entries"
 TASK_FORGET_REQUEST_RECORDS = "control.forget_request_records"
 TASK_ROLL_UP_SERIES = "control.roll_up_series"
@@ -49,7 +49,7 @@ TASK_BENCH_JOBS = "control.bench_jobs"
 RECORD_HEARTBEATS_EVERY_S = 1.0
 RECONCILE_EVERY_S = 1.0
 FORGET_RESPONSES_EVERY_S = 600.0
-SETTLE_ORPHANS_EVERY_S = 5.0
+SWEEP_ORPHANS_EVERY_S = 5.0
 FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
 FORGET_REQUEST_RECORDS_EVERY_S = 60.0
 ROLL_UP_SERIES_EVERY_S = 20.0
@@ -229,7 +229,7 @@ app.conf.update(
         "record heartbeats": _tick(TASK_RECORD_HEARTBEATS, RECORD_HEARTBEATS_EVERY_S),
         "reconcile": _tick(TASK_RECONCILE, RECONCILE_EVERY_S),
         "forget responses": _tick(TASK_FORGET_RESPONSES, FORGET_RESPONSES_EVERY_S),
-        "settle orphans": _tick(TASK_SETTLE_ORPHANS, SETTLE_ORPHANS_EVERY_S),
+        "sweep orphans": _tick(TASK_SWEEP_ORPHANS, SWEEP_ORPHANS_EVERY_S),
         "forget ledger entries": _tick(TASK_FORGET_LEDGER_ENTRIES, FORGET_LEDGER_ENTRIES_EVERY_S),
         "forget request records": _tick(
             TASK_FORGET_REQUEST_RECORDS, FORGET_REQUEST_RECORDS_EVERY_S

@@ -18,11 +18,10 @@ from fleet.live import reading as live
 from helexa_site.celery import (
     TASK_FORGET_LEDGER_ENTRIES,
     TASK_FORGET_REQUEST_RECORDS,
-    TASK_SETTLE_ORPHANS,
+    TASK_SWEEP_ORPHANS,
     app,
 )
-from metering.ledger import orphans, retention, settlement
-from metering.ledger.receipts import Receipts
+from metering.ledger import orphans, retention
 from metering.ledger.sweep_pause import SweepPause
 from metering.request_records.retention import captured_requests_forget, request_records_forget
 
@@ -32,33 +31,17 @@ logger = logging.getLogger(__name__)
 sweep_pause = SweepPause(this_control)
 
 
-@app.task(name=TASK_SETTLE_ORPHANS)  # type: ignore[untyped-decorator]
-def settle_orphans() -> None:
-    """What cannot be settled holds up no sweep; a database that does not answer does."""
-    client, now_unix_s = live.redis_client(), time.time()
-    for work in (_settle_reports, _sweep):
-        try:
-            work(client=client, now_unix_s=now_unix_s)
-        except (redis.RedisError, OSError, DatabaseError) as error:
-            if isinstance(error, DatabaseError):
-                sweep_pause.database_failed()
-            logger.warning("requests of gateways that died are not settled: %s", error)
-
-
-def _sweep(*, client: redis.Redis, now_unix_s: float) -> int:
-    if not sweep_pause.is_over:
-        return 0
-    return orphans.reservations_sweep(client=client, now_unix_s=now_unix_s)
-
-
-def _settle_reports(*, client: redis.Redis, now_unix_s: float) -> int:
-    days = settings.CONFIG.ledger_retention_days
-    return settlement.usage_reports_settle(
-        client=client,
-        receipts=Receipts(settings.SECRET_KEY),
-        now_unix_s=now_unix_s,
-        oldest_unix_s=now_unix_s - 86_400 * days if days else 0.0,
-    )
+@app.task(name=TASK_SWEEP_ORPHANS)  # type: ignore[untyped-decorator]
+def sweep_orphans() -> None:
+    """Releases what they had reserved, once the database has answered for a while."""
+    try:
+        if sweep_pause.is_over:
+            orphans.reservations_sweep(client=live.redis_client(), now_unix_s=time.time())
+    except DatabaseError as error:
+        sweep_pause.database_failed()
+        logger.warning("reservations of gateways that died are not released: %s", error)
+    except (redis.RedisError, OSError) as error:
+        logger.warning("reservations of gateways that died are not released: %s", error)
 
 
 @app.task(name=TASK_FORGET_LEDGER_ENTRIES)  # type: ignore[untyped-decorator]

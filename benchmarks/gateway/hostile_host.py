@@ -35,7 +35,6 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
 )
 from inference.protocol.held import MAX_HELD, HeldRequests, encode_held_requests
-from inference.protocol.usage_reports import UsageReport, encode_usage_report
 from inference.redis_connections import MAX_VALUE_BYTES
 
 EVIL = "evil"
@@ -115,15 +114,6 @@ def events_of_others(evil: Evil) -> None:
     evil.xadd(evil.events, encode(EventBatch(epoch="e", sequence_number=10**9, events=[own])))
 
 
-def junk_reports(evil: Evil) -> None:
-    usage = Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1)
-    report = UsageReport(
-        receipt=b"x" * 64, usage=usage, outcome="finished", started_unix_s=1.0, ended_unix_s=2.0
-    )
-    for _ in range(500):
-        evil.xadd(keys.usage_key(EVIL), encode_usage_report(report), b"r")
-
-
 def many_ids(number: int) -> bytes:
     ids = b"\xdd" + number.to_bytes(4, "big") + b"\xa1a" * number
     return b"\x83\xa5epoch\xa1e\xa4beat\x01\xabrequest_ids" + ids
@@ -160,11 +150,6 @@ def end_lure(evil: Evil) -> None:
 def large_deltas(evil: Evil) -> None:
     for _ in range(NUM_VALUES):
         evil.xadd(evil.events, b"x" * VALUE_BYTES)
-
-
-def large_reports(evil: Evil) -> None:
-    for _ in range(NUM_VALUES):
-        evil.xadd(keys.usage_key(EVIL), b"x" * VALUE_BYTES, b"r")
 
 
 def valid_batches(evil: Evil) -> None:
@@ -244,7 +229,6 @@ ATTACKS: dict[str, Attack] = {
     "large deltas": large_deltas,
     "valid batches": valid_batches,
     "batches of no gateway": batches_of_no_gateway,
-    "large reports": large_reports,
     "a large log": large_log,
     "a large queue": large_queue,
     "large fields": large_fields,
@@ -255,5 +239,4 @@ ATTACKS: dict[str, Attack] = {
     "many held ids": many_held_ids,
     "held ids of others": held_ids_of_others,
     "unread answers": unread_answers,
-    "forged reports": junk_reports,
 }

@@ -25,7 +25,6 @@ from inference.garbage import freeze_heap
 from inference.loading.gguf.header import read_headers
 from inference.loading.gguf.tokenizer_files import tokenizer_directory
 from inference.loading.sources.sources import fetch_files
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.intake.intake import Intake
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.intake.starter import Starter
@@ -175,7 +174,7 @@ def _neuron() -> _Neuron:
                 ended[event.request_id] = time.perf_counter()
 
     starter = Starter(
-        table=RequestTable(UsageReportBook()),
+        table=RequestTable(),
         publish=publish,
         take=lambda model: (engine, text),  # type: ignore[arg-type, return-value]
         read_images=lambda _request_id, _images: {},

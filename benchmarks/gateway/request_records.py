@@ -60,6 +60,7 @@ class Ended:
     end_user: str
     queue_ms: int | None
     captured: None = None
+    is_billed: bool = False
     is_usage_estimated: bool = False
     targets_tried: tuple[str, ...] = ()
 

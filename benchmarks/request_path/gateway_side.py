@@ -19,6 +19,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.server.daphne_server import DaphneServer, StreamFactory
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.ledger.entries import Settle
+from metering.ledger.spool import Count, count_nothing
 from metering.principal import Principal, anonymous_principal
 
 ON_THE_WAY: ContextVar[bool] = ContextVar("on the way of a request", default=False)
@@ -67,6 +68,9 @@ class Ledger:
     def start(self) -> None: ...
 
     async def stop(self, timeout_s: float) -> None: ...
+
+    def begin(self, settle: Settle) -> Count:
+        return count_nothing
 
     def settle(self, settle: Settle) -> None:
         self.num_settled += 1

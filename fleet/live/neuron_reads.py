@@ -17,19 +17,6 @@ import redis
 
 Value = TypeVar("Value")
 
-READ_STREAM = """
-local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
-if not num_bytes then
-    return {}
-end
-if num_bytes > tonumber(ARGV[1]) then
-    return num_bytes
-end
-return redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[2])
-"""
-"""KEYS: the stream. ARGV: the most bytes it may take, the most entries to read. Returns the
-entries, or how many bytes it takes where that is too many."""
-
 READ_FIELDS = """
 for i = 2, #ARGV do
     local num_bytes = redis.call('HSTRLEN', KEYS[1], ARGV[i])
@@ -61,8 +48,6 @@ return redis.call('LPOP', KEYS[1])
 """
 """KEYS: the list. ARGV: the most bytes it may take. Returns its first item, which leaves it, or how
 many bytes the list takes where that is too many."""
-
-StreamEntries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 class NeuronValueError(Exception):
@@ -107,15 +92,6 @@ def text_read(key: str, *, max_bytes: int) -> Read[bytes | None]:
         return data or None
 
     return Read(("GETRANGE", key, 0, max_bytes), key, max_bytes, decode)
-
-
-def stream_read(key: str, *, max_bytes: int, count: int) -> Read[StreamEntries]:
-    """The oldest entries; ``max_bytes`` is the bound of the whole stream."""
-
-    def decode(reply: Any) -> StreamEntries:
-        return [(entry_id, _as_dict(fields)) for entry_id, fields in reply]
-
-    return Read(("EVAL", READ_STREAM, 1, key, max_bytes, count), key, max_bytes, decode)
 
 
 def fields_read(key: str, fields: Sequence[str], *, max_bytes: int) -> Read[list[bytes | None]]:

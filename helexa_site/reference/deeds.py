@@ -488,7 +488,6 @@ ADMIN_ALONE = {
     "fleet.device": "neurons report them: GET /api/devices, neurons show",
     "metering.ledgerentry": "GET /api/usage and the command usage sum them",
     "metering.usagehour": "GET /api/usage and the command usage",
-    "metering.setasidereport": "records for an operator who inspects a neuron",
 }
 """Admin pages of nouns that are not in the table, each with its purpose."""
 OTHER_ROUTES = {

@@ -84,7 +84,6 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
             Item("Spending", "payments", "usage-accounts", for_staff=True),
             _rows("Hours of usage", "schedule", "metering_usagehour"),
             _rows("Ledger", "receipt_long", "metering_ledgerentry"),
-            _rows("Set aside", "report", "metering_setasidereport"),
             Item(
                 "Audit",
                 "history",

@@ -66,7 +66,6 @@ from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.redis_connections import redis_client
 from inference.redis_link import RedisLink
 from inference.supervised_threads import SupervisedPool
-from metering.ledger.receipts import Receipts
 from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Scope
 
@@ -109,7 +108,6 @@ class Gateway:
         self.gateway_id = uuid.uuid4().hex
         self.metrics = Metrics()
         self.identifier = Identifier(config, directory)
-        self.receipts = Receipts(settings.SECRET_KEY)
         self.pseudonym = pseudonym_of(settings.SECRET_KEY)
         self._directory = directory
         self._ledger = make_ledger(self.gateway_id)

@@ -296,7 +296,6 @@ class NeuronService:
                 one.wait_gone(1.0)
         self._workers.close()
         try:
-            self._requests.send_reports()
             self._heartbeats.remove()
             self._requests.marks.close()
         except redis.RedisError as error:
@@ -351,7 +350,6 @@ class NeuronService:
         self._persisted_specs.write()
         self._heartbeats.write(heartbeat, self._requests.held())
         self._requests.dead_gateways.drop()
-        self._requests.send_reports()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:
         used = self._stages.weights_in_use()

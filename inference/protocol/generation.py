@@ -302,9 +302,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Served only while no known account waits."""
     endpoint: str = ""
     """The path that the client called, for the ledger."""
-    receipt: bytes = b""
-    """Goes into the neuron's usage report should the gateway die: see ``metering.ledger.receipts``.
-    Empty for requests that are not billed."""
     max_prompt_tokens: int | None = None
     """What the gateway has reserved for the prompt, over all prompts of the request. One with more
     is refused with ``insufficient_quota`` before anything is computed."""

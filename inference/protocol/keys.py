@@ -12,7 +12,7 @@
 | helexa:neuron:<name>:downloads | string, JSON CacheReport, expires | neuron → control |
 | helexa:neuron:<name>:images:<request> | hash digest:piece → bytes, expires | gateway → neuron |
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
-| helexa:neuron:<name>:usage | stream of UsageReport | neuron → control |
+| helexa:neuron:<name>:usage | stream | neuron of helexa 0.2.0 → nobody |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
 | helexa:neuron:<name>:events:<gateway> | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
@@ -24,9 +24,9 @@
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
 
-An invited neuron may write its own keys alone, so who wrote an event or a report is read from the
-key. A gateway makes the stream that a neuron writes its events to, and the neuron adds only to a
-stream that exists. A marker that is missing shows its gateway that Redis has lost what it held.
+An invited neuron may write its own keys alone, so who wrote an event is read from the key. A
+gateway makes the stream that a neuron writes its events to, and the neuron adds only to a stream
+that exists. A marker that is missing shows its gateway that Redis has lost what it held.
 """
 
 from __future__ import annotations
@@ -60,10 +60,6 @@ INBOX_PART_FIELD = b"p"
 """Which piece of which frame it is, where the frame takes several entries: ``inbox_parts``."""
 INBOX_EXPIRY_S = 300
 """After the last frame. A living neuron takes frames within a second."""
-
-USAGE_STREAM_MAX_ENTRIES = 8_192
-"""The most usage reports that a neuron's stream holds, some 5 MiB. Beyond it the neuron keeps
-reports until the control has settled earlier ones, which it deletes."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
@@ -155,6 +151,7 @@ def held_key(name: str) -> str:
 
 
 def usage_key(name: str) -> str:
+    """Neurons of helexa 0.2.0 write there while an upgrade goes round. Nobody reads it."""
     return f"helexa:neuron:{name}:usage"
 
 

@@ -7,7 +7,6 @@ from metering.admin.key import ApiKeyAdmin
 from metering.admin.records import (
     AuditEntryAdmin,
     LedgerEntryAdmin,
-    SetAsideReportAdmin,
     UsageHourAdmin,
 )
 from metering.admin.user import GroupAdmin, UserAdmin
@@ -19,7 +18,6 @@ __all__ = [
     "BudgetAdmin",
     "GroupAdmin",
     "LedgerEntryAdmin",
-    "SetAsideReportAdmin",
     "UsageHourAdmin",
     "UserAdmin",
 ]

@@ -15,7 +15,7 @@ from fleet.admin.linked_names import linked, linked_column
 from fleet.admin.unfold_types import UnfoldAdmin, display
 from fleet.dashboard.links import model_url, neuron_url
 from metering.links import account_url, audited_url, key_url, request_url
-from metering.models import ApiKey, AuditEntry, LedgerEntry, SetAsideReport, UsageHour
+from metering.models import ApiKey, AuditEntry, LedgerEntry, UsageHour
 from metering.money import usd_text
 from metering.requests.shown import duration_text, shown_id
 
@@ -141,21 +141,6 @@ class UsageHourAdmin(KeyNames, RecordAdmin):
     @display(description="Cost", ordering="cost_micro_usd")
     def cost(self, hour: UsageHour) -> str:
         return usd_text(hour.cost_micro_usd)
-
-
-@admin.register(SetAsideReport)
-class SetAsideReportAdmin(ReadOnlyAdmin):
-    """An operator may delete the rows once they have been read."""
-
-    list_display = ("at", "neuron_link", "reason", "request_link", "account_link", "num_more")
-    list_filter = ("neuron",)
-    date_hierarchy = "at"
-    search_fields = ("neuron", "request_id", "=account")
-    fields = list_display
-
-    neuron_link = linked_column("neuron", neuron_url, "Neuron")
-    request_link = linked_column("request_id", request_url, "Request")
-    account_link = linked_column("account", account_url, "Account")
 
 
 @admin.register(AuditEntry)

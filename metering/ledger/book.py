@@ -161,15 +161,24 @@ class Book:
                 self._unreserve(budget, amount - needed)
 
     def settle(self, settle: Settle) -> bool:
-        """Charges the usage to the budgets on which the request holds a reservation, and releases
-        the reservation. A budget is charged no more than was reserved on it, whatever a
-        neuron reports, so that its cap holds; returns whether that has cut anything off."""
+        """Charges the usage to the request's budgets, and releases its reservation. A budget is
+        charged no more than was reserved on it, whatever a neuron reports, so that its cap holds;
+        where the reservation was swept, no more than is left of it. Returns whether that has cut
+        anything off."""
         ended_s = int(settle.ended_unix_s)
         is_cut = False
-        for budget_id, amount in self.held.pop(settle.request_id, {}).items():
-            budget = self.budgets[budget_id]
-            self._unreserve(budget, amount)
-            budget.roll(ended_s)
+        held = self.held.pop(settle.request_id, {})
+        for budget_id in dict.fromkeys((*held, *settle.budgets)):
+            if (budget := self.budgets.get(budget_id)) is None:
+                continue
+            if budget_id in held:
+                amount = held[budget_id]
+                self._unreserve(budget, amount)
+                budget.roll(ended_s)
+            else:
+                budget.roll(ended_s)
+                amount = max(0, budget.left)
+                self.changed.add(budget_id)
             used = budget.used(settle)
             is_cut = is_cut or used > amount
             if budget.holds(ended_s):

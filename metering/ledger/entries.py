@@ -107,8 +107,8 @@ class Settle:
     the ledger's columns, the log line, the metrics and the spool read it by the names of
     ``WHO_AND_WHAT`` and ``TOKENS``, which ``Receipt`` and ``Usage`` use as well.
 
-    ``budgets`` are those that it reserved on. What it used is charged where its reservation still
-    stands, at most as much as is reserved there.
+    ``budgets`` are those that it reserved on. What it used is charged there: at most as much as is
+    reserved, or as is left where its reservation was swept.
     """
 
     request_id: str

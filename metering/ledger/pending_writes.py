@@ -29,8 +29,8 @@ from metering.ledger.entries import Narrow, Operation, Release, Reserve, Settle
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 500
-LEASE_S = 45
-LEASE_RENEWAL_S = 10.0
+LEASE_S = 20
+LEASE_RENEWAL_S = 5.0
 
 CONFLICT_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 """PostgreSQL: serialization failure, deadlock, lock not available."""

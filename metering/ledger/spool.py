@@ -1,22 +1,25 @@
-"""Keeps bills on the disk while the database does not take them, and reads them back.
+"""Keeps each billed request in a file, from its submission until the database has its bill.
 
-    event loop ── settle ─▶ add ─┬─ written within SPOOL_AFTER_S: forgotten, the disk is not touched
-                                 └─ else ─▶ this gateway's file ─▶ deleted once all is written
-    files of gateways that died ─▶ resubmitted to the writer ─────▶ the same
+    submitted ── begin ──▶ a slot: the bill that it gets if this gateway dies now
+    tokens    ── count ──▶ the slot's numbers
+    ended     ── settle ─▶ a slot: the bill ── the database has it ─▶ freed, within INTERVAL_S
+    files of gateways that died ─▶ resubmitted to the writer ────────▶ deleted
 
-A bill that is written twice is one entry of the ledger: entries are unique by request. Younger
-bills than ``SPOOL_AFTER_S`` are lost with their gateway, and then neurons report those requests.
+This is the only way by which the bill of a dead gateway is settled. A process that stands still has
+its file locked, so nobody else settles what it has yet to tell its clients. A bill that is written
+twice is one entry of the ledger: entries are unique by request.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 from inference.logs.throttled import ThrottledLog
@@ -29,22 +32,35 @@ logger = logging.getLogger(__name__)
 
 SPOOL_DIRECTORY = "ledger-spool"
 SPOOL_AFTER_S = 5.0
+"""A bill that the database has not taken by then waits: it is synced to the disk, against a host
+that dies, and reported."""
 INTERVAL_S = 1.0
-ADOPT_EVERY_S = 30.0
-BILLS_PER_WRITE = 5_000
+ADOPT_EVERY_S = 2.0
+
+Count = Callable[[int, int, int, int], None]
+"""Takes the tokens that have come, in the order of ``entries.TOKENS``."""
+
+
+def count_nothing(*_tokens: int) -> None:
+    """The ``Count`` of a request that is in no file."""
 
 
 @dataclass(slots=True)
-class _Spooled:
-    """A file and its bills that are not written yet, oldest first."""
+class _Bill:
+    write: PendingWrite
+    slot: int | None
+    """``None``: it could not be written to the file."""
 
+
+@dataclass(slots=True)
+class _Adopted:
     file: SpoolFile
     writes: deque[PendingWrite] = field(default_factory=deque)
 
 
 class Spool:
-    """``add`` is for any thread, as are ``depth`` and ``problem``. The rest belongs to the
-    spool's thread, which ``start`` begins and ``stop`` ends."""
+    """``begin``, its ``Count`` and ``settle`` are for one thread, ``depth`` and ``problem`` for
+    any. The rest belongs to the spool's thread, which ``start`` begins and ``stop`` ends."""
 
     def __init__(
         self,
@@ -64,10 +80,16 @@ class Spool:
         self._oldest_unix_s = oldest_unix_s
         self._has_room = has_room
         self._clock = clock
-        self._fresh: deque[PendingWrite] = deque()
-        """Bills that are neither spooled nor known to be written, oldest first."""
-        self._own: _Spooled | None = None
-        self._adopted: list[_Spooled] = []
+        self._file: SpoolFile | None = None
+        self._free: deque[int] = deque()
+        self._new_slots = itertools.count()
+        self._open: dict[str, int] = {}
+        """The slots of requests that have not ended."""
+        self._bills: deque[_Bill] = deque()
+        """Bills that the database may not have yet, oldest first."""
+        self._num_late = 0
+        self._is_synced = True
+        self._adopted: list[_Adopted] = []
         self._adopt_due_s = float("-inf")
         self._problem: str | None = None
         self._log = ThrottledLog(logger, logging.ERROR, clock=clock)
@@ -75,97 +97,166 @@ class Spool:
         self._thread = SupervisedThread(self._run, name="ledger spool")
 
     def start(self) -> None:
+        self._create()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Spools all that is not written. Blocks."""
+        """Leaves what is not written to the next process. Blocks."""
         self._stopping.set()
         self._thread.join(timeout_s)
 
-    def add(self, write: PendingWrite) -> None:
-        """``write`` is a bill that the writer was just given."""
-        self._fresh.append(write)
+    def begin(self, settle: Settle) -> Count:
+        """The request is submitted, once more maybe: ``settle`` is its bill if this process dies
+        now, without the tokens that come."""
+        slot = self._write(settle)
+        self._end(settle.request_id)
+        if slot is None:
+            return count_nothing
+        self._open[settle.request_id] = slot
+        return partial(self._count, settle.request_id, slot)
+
+    def settle(self, write: PendingWrite, settle: Settle) -> None:
+        """``write``, of ``settle``, is a bill that the writer is about to be given."""
+        self._bills.append(_Bill(write, self._write(settle)))
+        self._is_synced = False
+        self._end(settle.request_id)
 
     @property
     def depth(self) -> int:
-        """How many bills are on the disk and not in the database."""
-        return sum(len(spooled.writes) for spooled in self._files())
+        """How many bills have waited for the database for a while."""
+        return self._num_late + sum(len(one.writes) for one in self._adopted)
 
     @property
     def problem(self) -> str | None:
         """Why bills are not on the disk that should be, in words."""
         return self._problem
 
+    def _count(self, request_id: str, slot: int, *tokens: int) -> None:
+        """Counts nothing for an attempt that another one has followed, or that has ended."""
+        if self._file is not None and self._open.get(request_id) == slot:
+            try:
+                self._file.count(slot, *tokens)
+            except OSError as error:
+                self._failed(error)
+
+    def _write(self, settle: Settle) -> int | None:
+        """The slot. From either thread."""
+        if self._file is None:
+            return None
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            slot = next(self._new_slots)
+        try:
+            self._file.write(slot, settle)
+        except OSError as error:
+            self._free.append(slot)
+            self._failed(error)
+            return None
+        except ValueError as error:
+            self._free.append(slot)
+            self._log.log("bill", f"request {settle.request_id}: no file takes its bill: {error}")
+            return None
+        self._problem = None
+        return slot
+
+    def _end(self, request_id: str) -> None:
+        slot = self._open.pop(request_id, None)
+        if slot is not None:
+            self._free_slot(slot)
+
+    def _free_slot(self, slot: int) -> None:
+        if self._file is not None:
+            try:
+                self._file.free(slot)
+            except OSError as error:
+                self._failed(error)
+        self._free.append(slot)
+
+    def _failed(self, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        self._problem = f"bills cannot be written to {self._directory}: {reason}"
+        self._log.log("write", f"{self._problem}; they are lost if this gateway ends now")
+
+    def _create(self) -> None:
+        try:
+            self._file = SpoolFile.create(self._directory, self._gateway_id)
+        except OSError as error:
+            self._failed(error)
+
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):
             self.tick()
         self._forget_written()
-        self._spool(self._clock())
-        for spooled in self._files():
-            spooled.file.close()
+        self._keep(self._clock())
+        self._close()
 
     def tick(self) -> None:
+        if self._file is None:
+            self._create()
         self._forget_written()
-        self._spool(self._clock() - SPOOL_AFTER_S)
+        self._keep(self._clock() - SPOOL_AFTER_S)
         if self._clock() >= self._adopt_due_s:
             self._adopt_due_s = self._clock() + ADOPT_EVERY_S
             self._adopt()
 
-    def _files(self) -> list[_Spooled]:
-        return [*self._adopted, *([self._own] if self._own is not None else [])]
-
     def _forget_written(self) -> None:
-        while self._fresh and self._fresh[0].is_written:
-            self._fresh.popleft()
-        for spooled in self._files():
-            while spooled.writes and spooled.writes[0].is_written:
-                spooled.writes.popleft()
-            if not spooled.writes:
-                self._remove(spooled)
+        while self._bills and self._bills[0].write.is_written:
+            slot = self._bills.popleft().slot
+            if slot is not None:
+                self._free_slot(slot)
+        for adopted in list(self._adopted):
+            while adopted.writes and adopted.writes[0].is_written:
+                adopted.writes.popleft()
+            if not adopted.writes:
+                self._remove(adopted)
 
-    def _remove(self, spooled: _Spooled) -> None:
+    def _remove(self, adopted: _Adopted) -> None:
         try:
-            spooled.file.remove()
+            adopted.file.remove()
         except OSError as error:
-            path = str(spooled.file.path)
+            path = str(adopted.file.path)
             self._log.log(path, f"{path} cannot be deleted: {error.strerror}")
             return
-        if spooled is self._own:
-            self._own = None
-        else:
-            self._adopted.remove(spooled)
-        logger.info("%s: all of its bills are in the database", spooled.file.path)
+        self._adopted.remove(adopted)
+        logger.info("%s: all of its bills are in the database", adopted.file.path)
 
-    def _spool(self, queued_before_s: float) -> None:
-        """Writes the bills that the writer was given before then."""
-        while due := list(islice(_due(self._fresh, queued_before_s), BILLS_PER_WRITE)):
+    def _keep(self, queued_before_s: float) -> None:
+        """Syncs the bills that were queued before then, and writes those that no slot took."""
+        num_late = 0
+        for number in range(len(self._bills)):
+            bill = self._bills[number]
+            if bill.write.queued_s > queued_before_s:
+                break
+            num_late += 1
+            operation = bill.write.operation
+            if bill.slot is None and isinstance(operation, Settle) and not bill.write.is_written:
+                bill.slot = self._write(operation)
+                if self._problem is not None:
+                    break
+        if num_late and not self._num_late:
+            logger.warning("the database does not take bills: they are kept in %s", self._directory)
+        self._num_late = num_late
+        if num_late and not self._is_synced and self._file is not None:
+            self._is_synced = True
             try:
-                self._append(due)
+                self._file.sync()
             except OSError as error:
-                problem = f"bills cannot be written to {self._directory}: {error.strerror}"
-                self._problem = problem
-                self._log.log("write", f"{problem}; they are lost if this gateway ends now")
-                return
-            for _ in due:
-                self._fresh.popleft()
-        self._problem = None
+                self._failed(error)
 
-    def _append(self, due: Iterable[PendingWrite]) -> None:
-        """Raises ``OSError``; then nothing is appended."""
-        bills = [
-            (write, write.operation)
-            for write in due
-            if isinstance(write.operation, Settle) and not write.is_written
-        ]
-        if not bills:
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        for adopted in self._adopted:
+            adopted.file.close()
+        if file is None:
             return
-        if self._own is None:
-            self._own = _Spooled(SpoolFile.create(self._directory, self._gateway_id))
-            logger.warning(
-                "the database does not take bills: they are kept in %s", self._own.file.path
-            )
-        self._own.file.append([settle for _, settle in bills])
-        self._own.writes.extend(write for write, _ in bills)
+        if self._bills or self._open:
+            file.close()
+            return
+        try:
+            file.remove()
+        except OSError as error:
+            logger.warning("%s cannot be deleted: %s", file.path, error.strerror)
 
     def _adopt(self) -> None:
         for path in spool_paths(self._directory):
@@ -178,28 +269,21 @@ class Spool:
                 self._log.log(str(path), f"the bills in {path} cannot be read: {error.strerror}")
 
     def _resubmit_all(self, file: SpoolFile) -> None:
-        spooled, num_too_old = _Spooled(file), 0
+        adopted, num_too_old = _Adopted(file), 0
         oldest_unix_s = self._oldest_unix_s()
-        self._adopted.append(spooled)
+        self._adopted.append(adopted)
         for settle in file.read():
             if settle.ended_unix_s < oldest_unix_s:
                 num_too_old += 1
                 continue
             write = PendingWrite(settle, self._clock())
-            spooled.writes.append(write)
+            adopted.writes.append(write)
             self._resubmit(write)
-        logger.warning("%s: %d bills of a gateway that died", file.path, len(spooled.writes))
+        if adopted.writes:
+            logger.warning("%s: %d bills of a gateway that died", file.path, len(adopted.writes))
         if num_too_old:
             logger.error(
                 "%s: %d bills are older than the ledger's retention and are not written",
                 file.path,
                 num_too_old,
             )
-
-
-def _due(writes: deque[PendingWrite], queued_before_s: float) -> Iterator[PendingWrite]:
-    """The writes at the front that were queued before then. Others may be added meanwhile."""
-    for number in range(len(writes)):
-        if writes[number].queued_s > queued_before_s:
-            return
-        yield writes[number]

@@ -1,36 +1,47 @@
-"""Files of bills that the database does not have yet: one a gateway process, which locks it.
+"""Files of bills, one a gateway process, which locks it.
 
-    <data directory>/ledger-spool/<gateway id>.jsonl     a line a bill: CRC-32, then JSON
-    <data directory>/ledger-spool/<gateway id>.damaged   kept for people: lines that cannot be read
+    <data directory>/ledger-spool/<gateway id>.bills     slots of 8 KiB
+    <data directory>/ledger-spool/<gateway id>.damaged   kept for people: bills that cannot be read
+
+    slot   4 numbers of 8 bytes      tokens that have come, of a request that has not ended
+           length, CRC-32            0, 0: the slot is free
+           the bill, msgpack
 
 The kernel frees the lock of a process that dies, however it dies: the process that then locks the
-file has adopted it. Must not know the database.
+file has adopted it. What a process has written survives its death without a sync. Must not know the
+database.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import logging
 import os
+import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from metering.ledger.entries import Settle
+from metering.ledger.entries import GATEWAY_LOST, TOKENS, Settle
 
 logger = logging.getLogger(__name__)
 
-SUFFIX, DAMAGED_SUFFIX = ".jsonl", ".damaged"
-NUM_CHECK_BYTES = 9
-"""Eight hexadecimal digits and a space."""
+SUFFIX, DAMAGED_SUFFIX = ".bills", ".damaged"
+LINES_SUFFIX = ".jsonl"
+"""Of files that helexa 0.2.0 wrote: a line a bill, its CRC-32 and JSON."""
+SLOT_BYTES = 8192
+_TOKENS = struct.Struct("<4Q")
+_HEAD = struct.Struct("<II")
+_PREFIX_BYTES = _TOKENS.size + _HEAD.size
 
 
 class SpoolFile:
-    """A file that this process has locked. Belongs to one thread. Methods raise ``OSError``."""
+    """A file that this process has locked. Methods raise ``OSError``. Each slot has one writer at a
+    time."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -42,7 +53,7 @@ class SpoolFile:
         """It gets its name when it is locked, so that no process adopts it in between."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         unnamed = directory / f".{name}{SUFFIX}"
-        fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path = directory / f"{name}{SUFFIX}"
@@ -57,7 +68,7 @@ class SpoolFile:
     def adopt(cls, path: Path) -> SpoolFile | None:
         """``None``: its process lives, or has just removed it."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_APPEND)
+            fd = os.open(path, os.O_RDWR)
         except FileNotFoundError:
             return None
         try:
@@ -72,33 +83,67 @@ class SpoolFile:
         os.close(fd)
         return None
 
-    def append(self, settles: Sequence[Settle]) -> None:
-        """Returns when they are on the disk. Where that fails none of them is in the file."""
-        data = memoryview(b"".join(map(_line_of, settles)))
-        size = os.fstat(self._fd).st_size
+    def write(self, slot: int, settle: Settle) -> None:
+        """Writes a bill to a free slot. Raises ``ValueError`` too: it cannot be written."""
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
-            os.fsync(self._fd)
-        except OSError:
-            os.ftruncate(self._fd, size)
-            raise
+            bill = _encode(settle)
+        except OverflowError as error:
+            raise ValueError(str(error)) from error
+        if _PREFIX_BYTES + len(bill) > SLOT_BYTES:
+            raise ValueError(f"a bill of {len(bill)} bytes")
+        data = _TOKENS.pack(0, 0, 0, 0) + _HEAD.pack(len(bill), zlib.crc32(bill)) + bill
+        if os.pwrite(self._fd, data, slot * SLOT_BYTES) < len(data):
+            raise OSError("the disk took a part of it")
+
+    def count(self, slot: int, *tokens: int) -> None:
+        """``tokens``: those that have come so far, in the order of ``entries.TOKENS``."""
+        os.pwrite(self._fd, _TOKENS.pack(*tokens), slot * SLOT_BYTES)
+
+    def free(self, slot: int) -> None:
+        os.pwrite(self._fd, _HEAD.pack(0, 0), slot * SLOT_BYTES + _TOKENS.size)
+
+    def sync(self) -> None:
+        """Returns when all of it is on the disk."""
+        os.fsync(self._fd)
 
     def read(self) -> list[Settle]:
-        """The bills in it, without those that cannot be read: these are logged."""
-        complete, newline, torn = self.path.read_bytes().rpartition(b"\n")
-        settles, num_damaged = [], 0
-        for line in complete.split(b"\n") if newline else ():
-            try:
-                settles.append(_settle_of(line))
-            except ValueError:
+        """The bills in it, without those that cannot be read: these are logged. Of a request that
+        had not ended it is that of the tokens that had come when the file was last written."""
+        settles: dict[str, Settle] = {}
+        num_damaged = 0
+        for settle in self._bills():
+            if settle is None:
                 num_damaged += 1
-        if torn:
-            logger.warning("%s: its gateway died while it wrote the last bill", self.path)
+            # A request that was just ending has two.
+            elif settle.outcome != GATEWAY_LOST or settle.request_id not in settles:
+                settles[settle.request_id] = settle
         if num_damaged:
             self._is_damaged = True
             logger.error("%s: %d bills cannot be read; the file is kept", self.path, num_damaged)
-        return settles
+        return list(settles.values())
+
+    def _bills(self) -> Iterator[Settle | None]:
+        """``None``: one that cannot be read."""
+        if self.path.suffix == LINES_SUFFIX:
+            yield from map(_bill_of_line, self.path.read_bytes().split(b"\n")[:-1])
+            return
+        written_s = os.fstat(self._fd).st_mtime
+        with self.path.open("rb") as file:
+            while len(slot := file.read(SLOT_BYTES)) > _PREFIX_BYTES:
+                length, check = _HEAD.unpack_from(slot, _TOKENS.size)
+                bill = slot[_PREFIX_BYTES : _PREFIX_BYTES + length]
+                if not length:
+                    continue
+                if zlib.crc32(bill) != check:
+                    yield None
+                    continue
+                try:
+                    settle = _decode(bill)
+                except msgspec.DecodeError:
+                    yield None
+                    continue
+                is_open = settle.outcome == GATEWAY_LOST
+                yield _as_counted(settle, slot, written_s) if is_open else settle
 
     def remove(self) -> None:
         """Deletes the file, whose bills the database has; a damaged one is renamed instead."""
@@ -110,25 +155,39 @@ class SpoolFile:
 
     def close(self) -> None:
         """Leaves it to the next process."""
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
 
 def spool_paths(directory: Path) -> Iterator[Path]:
     """The files there, oldest name first; none where there is no directory."""
-    return iter(sorted(directory.glob(f"[!.]*{SUFFIX}")))
+    paths = (path for suffix in (SUFFIX, LINES_SUFFIX) for path in directory.glob(f"[!.]*{suffix}"))
+    return iter(sorted(paths))
 
 
-def _line_of(settle: Settle) -> bytes:
-    text = json.dumps(dataclasses.asdict(settle)).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
+def _as_counted(settle: Settle, slot: bytes, died_unix_s: float) -> Settle:
+    """``settle`` was written when its request was submitted."""
+    ended_s = max(settle.ended_unix_s, died_unix_s)
+    return replace(
+        settle,
+        **dict(zip(TOKENS, _TOKENS.unpack_from(slot), strict=True)),
+        ended_unix_s=ended_s,
+        duration_ms=settle.duration_ms + round(1000 * (ended_s - settle.ended_unix_s)),
+    )
 
 
-def _settle_of(line: bytes) -> Settle:
-    """Raises ``ValueError``."""
-    check, text = line[:NUM_CHECK_BYTES], line[NUM_CHECK_BYTES:]
-    if check != b"%08x " % zlib.crc32(text):
-        raise ValueError("its checksum is another")
-    return msgspec.convert(json.loads(text), Settle)  # a ValidationError is a ValueError
+def _bill_of_line(line: bytes) -> Settle | None:
+    check, _, text = line.partition(b" ")
+    if check != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        return msgspec.convert(json.loads(text), Settle)
+    except ValueError:  # a ValidationError is one
+        return None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Settle).decode
 
 
 def _sync_directory(directory: Path) -> None:

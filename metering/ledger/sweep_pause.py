@@ -1,8 +1,8 @@
 """Whether reservations of gateways that died may be swept yet. Belongs to the control's ticks.
 
-While the database was away no lease was renewed, no bill written and no report settled: whatever
-is late has ``SWEEP_GRACE_S`` to come first. A gateway that was restarted meanwhile writes the bills
-that the one before it has spooled; what they are charged to must still be reserved then.
+While the database was away no lease was renewed and no bill written: whatever is late has
+``PAUSE_S`` to come first. A gateway that was restarted meanwhile writes the bills of the one before
+it; what they are charged to should still be reserved then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 
 from fleet.control.leadership import Leadership
-from metering.ledger.orphans import SWEEP_GRACE_S
+
+PAUSE_S = 15.0
+"""Three renewals of a lease, and several looks for the files of gateways that died."""
 
 
 class SweepPause:
@@ -29,4 +31,4 @@ class SweepPause:
     def is_over(self) -> bool:
         began_s = self._control.term_began_s
         since_s = max(self._database_failed_s, float("-inf") if began_s is None else began_s)
-        return self._clock() - since_s >= SWEEP_GRACE_S
+        return self._clock() - since_s >= PAUSE_S

@@ -5,7 +5,7 @@
     narrow  ─┼─▶ queue, in order ─────▶ one transaction         (metering.ledger.store)
     settle  ─┤                          notify all waiters by one call into the loop
     release ─┘                          away? keep it all, wait, try again
-       └─ bills that are not written soon ─▶ the data directory        (metering.ledger.spool)
+    begin, settle ─▶ a file of the data directory, until it is written (metering.ledger.spool)
 
 Nothing waits for a timer: a batch is what came while the last one was written. A ``Narrow`` alone
 does not start one.
@@ -29,7 +29,7 @@ from metering.ledger import store
 from metering.ledger.book import output_tokens_granted
 from metering.ledger.entries import Granted, Narrow, Operation, Release, Reserve, Settle
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter, release_of
-from metering.ledger.spool import Spool
+from metering.ledger.spool import Count, Spool, count_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ BACKOFF = Backoff(first_s=0.05, max_s=2.0)
 
 
 class LedgerWriter:
-    """``reserve``, ``narrow``, ``settle``, ``release``, ``flush`` and ``stop`` are for the event
-    loop that called ``start``; the properties for any thread. ``using`` is Django's name of the
-    database."""
+    """``reserve``, ``narrow``, ``begin``, ``settle``, ``release``, ``flush`` and ``stop`` are for
+    the event loop that called ``start``; the properties for any thread. ``using`` is Django's name
+    of the database."""
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class LedgerWriter:
 
     @property
     def num_spooled(self) -> int:
-        """How many bills are in the data directory until the database takes them."""
+        """How many bills have waited for the database for a while, in the data directory."""
         return 0 if self._spool is None else self._spool.depth
 
     @property
     def spool_problem(self) -> str | None:
-        """Why bills that the database does not take are not in the data directory either."""
+        """Why bills are not in the data directory, and are lost if this process dies."""
         return None if self._spool is None else self._spool.problem
 
     async def reserve(self, reserve: Reserve) -> Granted:
@@ -139,10 +139,15 @@ class LedgerWriter:
         if narrow.budgets:
             self._put(narrow)
 
+    def begin(self, settle: Settle) -> Count:
+        """The request is submitted: ``settle`` is its bill if this process dies now."""
+        return count_nothing if self._spool is None else self._spool.begin(settle)
+
     def settle(self, settle: Settle) -> None:
-        write = self._put(settle)
+        write = PendingWrite(settle, time.monotonic())
         if self._spool is not None:
-            self._spool.add(write)
+            self._spool.settle(write, settle)
+        self._queue.put(write)
 
     def release(self, release: Release) -> None:
         """Releases the reservation of a request that was never submitted."""
@@ -163,7 +168,7 @@ class LedgerWriter:
 
     async def stop(self, timeout_s: float) -> None:
         """Flushes, gives up the lease and ends the threads; bills that the database has not taken
-        are spooled. A second time it does nothing."""
+        are left to the next process. A second time it does nothing."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -178,10 +183,8 @@ class LedgerWriter:
         assert self._loop is not None, "start() comes first"
         return self._loop.create_future()
 
-    def _put(self, operation: Operation | None, waiter: Waiter | None = None) -> PendingWrite:
-        write = PendingWrite(operation, time.monotonic(), waiter)
-        self._queue.put(write)
-        return write
+    def _put(self, operation: Operation | None, waiter: Waiter | None = None) -> None:
+        self._queue.put(PendingWrite(operation, time.monotonic(), waiter))
 
     # What follows runs in the thread.
 

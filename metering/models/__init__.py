@@ -7,7 +7,6 @@ from metering.models.captured_request import CapturedRequest
 from metering.models.ledger import LedgerEntry, UsageHour
 from metering.models.request_record import RequestRecord
 from metering.models.series_row import SeriesRow
-from metering.models.set_aside import SetAsideReport
 
 __all__ = [
     "Account",
@@ -22,6 +21,5 @@ __all__ = [
     "Reservation",
     "Revision",
     "SeriesRow",
-    "SetAsideReport",
     "UsageHour",
 ]

@@ -180,7 +180,7 @@ def _people(account: Account) -> None:
 def _usage() -> None:
     from django.utils import timezone
 
-    from metering.models import LedgerEntry, SetAsideReport, UsageHour
+    from metering.models import LedgerEntry, UsageHour
 
     now = timezone.now()
     hour = now.replace(minute=0, second=0, microsecond=0)
@@ -211,9 +211,6 @@ def _usage() -> None:
             cost_micro_usd=100,
             duration_ms=900,
         )
-    SetAsideReport.objects.create(
-        neuron="beast", reason="more tokens than its receipt allows", account="research", num_more=3
-    )
 
 
 def _requests() -> None:

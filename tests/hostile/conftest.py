@@ -5,7 +5,6 @@
     test_answers       every event with every field wrong, in every place of every kind of request
     test_heartbeats    every field of its heartbeat wrong, in the snapshot and in the database
     test_listings      every field of what else it lists: held requests, downloads, engine logs
-    test_bills         every field of its usage reports wrong, and receipts that are not its own
     test_floods        too many bytes and keys: it is cut off with its reason, and no other is
     test_redis_memory  what its connections can make Redis hold before the control has looked
     test_whole_server  every attack of ``benchmarks/gateway/hostile_host.py`` beside honest clients

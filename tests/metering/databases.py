@@ -22,7 +22,6 @@ from metering.models import (
     RequestRecord,
     Reservation,
     SeriesRow,
-    SetAsideReport,
     UsageHour,
 )
 
@@ -34,7 +33,6 @@ TABLES: tuple[type[Model], ...] = (
     GatewayLease,
     LedgerEntry,
     UsageHour,
-    SetAsideReport,
     RequestRecord,
     CapturedRequest,
     SeriesRow,

@@ -36,7 +36,6 @@ from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.importing import file_import, toml_apply
 from metering.bench.jobs.services import JobRequest, bench_job_request
 from metering.ledger import store
-from metering.ledger.set_aside import UnfitReport, reports_set_aside
 from metering.playground.conversations import NEW, conversation_save
 from metering.playground.state import parse_state
 from metering.prices import Prices
@@ -178,7 +177,6 @@ def _requests(prefix: str) -> None:
             ended(refused, **whose, **refusal),
         ]
     )
-    reports_set_aside("beast", [UnfitReport(reason="a receipt that nobody signed")], "default")
 
 
 def _responses() -> str:

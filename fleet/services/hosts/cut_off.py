@@ -47,9 +47,8 @@ leaves 8 MiB (``MAX_UNREAD_BYTES``) unread, which take up to a fourth more in Re
 MAX_NEURON_BYTES = 128 * 1024 * 1024
 """What one neuron may have written to Redis, with the events for all its gateways."""
 MAX_STATE_BYTES = 16 * 1024 * 1024
-"""What of that may be other than events. An honest neuron's take some 12 MiB at most: 5 of usage
-reports (``USAGE_STREAM_MAX_ENTRIES``), 4 of its downloads, 1 of its heartbeat, and its engines'
-logs, lists of requests and load messages."""
+"""What of that may be other than events. An honest neuron's take some 7 MiB at most: 4 of its
+downloads, 1 of its heartbeat, and its engines' logs, lists of requests and load messages."""
 MAX_ABANDONED_BYTES = 32 * 1024 * 1024
 """The most bytes of events for gateways that are not alive: an honest neuron leaves 8 MiB of each,
 until it sees that they are gone."""

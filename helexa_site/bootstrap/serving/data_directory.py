@@ -6,7 +6,7 @@ secret_key    signs sessions; mode 0600
 instance_id   which instance this is: its servers send it
 redis/        the private Redis's configuration and socket
 logs/         one file per child
-ledger-spool/ bills that the database has yet to take, a file a gateway
+ledger-spool/ requests whose bills the database has yet to take, a file a gateway
 models/       downloaded and converted model files (the neuron's)
 helexa.sqlite3
 """

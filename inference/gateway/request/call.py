@@ -18,10 +18,19 @@ from typing import TYPE_CHECKING
 from inference.gateway.request.capture import Capture
 from inference.gateway.request.identify import end_user_of_headers, via_of
 from inference.gateway.request.settle import NO_MODEL, NOTHING, RequestOutcome, UsageCounter
+from inference.protocol.events import Usage
 from inference.wire.errors import ApiError
-from metering.ledger.entries import CANCELLED, TOKENS, Outcome, Settle, fields_of, outcome_of
+from metering.ledger.entries import (
+    CANCELLED,
+    GATEWAY_LOST,
+    TOKENS,
+    Outcome,
+    Settle,
+    fields_of,
+    outcome_of,
+)
 from metering.limits.state import NO_LIMITS
-from metering.prices import FREE, NOT_METERED, DearestPrices
+from metering.prices import FREE, NOT_METERED, DearestPrices, Metered
 from metering.principal import Principal
 
 if TYPE_CHECKING:
@@ -198,18 +207,41 @@ class Call:
         else:
             self.usage_counter.when_settled(self._finish)
 
+    def outcome_if_lost(self) -> RequestOutcome:
+        """How it ends if its gateway dies now, before any token has come."""
+        return self._ended(
+            NOTHING,
+            code=GATEWAY_LOST,
+            kind=Outcome.FAILED,
+            message="Its gateway died; the tokens are those that had come until then.",
+            metered=NOT_METERED,
+        )
+
     def _finish(self) -> None:
-        counter, principal = self.usage_counter, self.principal
-        usage = NOTHING if counter is None else counter.usage
-        first_s = None if counter is None else counter.first_token_s
-        begun_s = None if counter is None else counter.begun_s
+        counter = self.usage_counter
+        if self.capture is not None and counter is not None:
+            self.capture.trace = counter.trace
         kind = outcome_of(
             code=self.outcome,
             error_status=self.error_status or self.status,
             is_placed=bool(self.neuron),
         )
-        if self.capture is not None and counter is not None:
-            self.capture.trace = counter.trace
+        self._record(
+            self._ended(
+                NOTHING if counter is None else counter.usage,
+                code=self.outcome,
+                kind=kind,
+                message=self.error_message,
+                metered=self.metered,
+            )
+        )
+
+    def _ended(
+        self, usage: Usage, *, code: str, kind: Outcome, message: str, metered: Metered
+    ) -> RequestOutcome:
+        counter, principal = self.usage_counter, self.principal
+        first_s = None if counter is None else counter.first_token_s
+        begun_s = None if counter is None else counter.begun_s
         settle = Settle(
             request_id=self.request_id,
             account=principal.account if principal else "",
@@ -219,33 +251,31 @@ class Call:
             neuron=self.neuron,
             endpoint=self.endpoint,
             client=self.client,
-            outcome=self.outcome,
+            outcome=code,
             prices=self.prices,
-            metered=self.metered,
+            metered=metered,
             ended_unix_s=time.time(),
             duration_ms=_milliseconds(time.monotonic() - self._started_s),
             time_to_first_token_ms=self._since_start_ms(first_s),
             is_failure=kind is Outcome.FAILED,
             **fields_of(usage, TOKENS),
         )
-        self._record(
-            RequestOutcome(
-                settle=settle,
-                kind=kind,
-                is_billed=self.is_billed and counter is not None,
-                status=self.status,
-                was_cold=self.was_cold,
-                error_status=self.error_status,
-                error_message=self.error_message,
-                is_self_test=principal is not None and principal.is_self_test,
-                model_asked=self.model_asked,
-                end_user=self.end_user,
-                queue_ms=self._since_start_ms(begun_s),
-                captured=self.capture,
-                spans=self.spans,
-                is_usage_estimated=self.is_usage_estimated,
-                targets_tried=tuple(self.targets_tried),
-            )
+        return RequestOutcome(
+            settle=settle,
+            kind=kind,
+            is_billed=self.is_billed and counter is not None,
+            status=self.status,
+            was_cold=self.was_cold,
+            error_status=self.error_status,
+            error_message=message,
+            is_self_test=principal is not None and principal.is_self_test,
+            model_asked=self.model_asked,
+            end_user=self.end_user,
+            queue_ms=self._since_start_ms(begun_s),
+            captured=self.capture,
+            spans=self.spans,
+            is_usage_estimated=self.is_usage_estimated,
+            targets_tried=tuple(self.targets_tried),
         )
 
     def _since_start_ms(self, moment_s: float | None) -> int | None:

@@ -25,7 +25,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.placement import RoutingHint
 from fleet.placement.retry import may_place_again
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
+from inference.gateway.request.answer_check import AnswerCheck
 from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.model_rules import with_sampling_defaults, without_cache_marks
@@ -40,7 +40,6 @@ from inference.protocol.generation import GenerationRequest, Request, Submit
 from inference.protocol.preparing import blame, broke_worker
 from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError
-from metering.ledger.receipts import Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +189,7 @@ class PlacedRequest:
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
         counter = UsageCounter(partial(self._accepted, self.num_attempts))
-        self._call.usage_counter = counter
+        self._gateway.accounting.submitted(self._call, counter)
         most = self._budget.usage_bounds(
             num_prompts=num_prompts(self._request), context_tokens=place.context_tokens
         )
@@ -210,7 +209,7 @@ class PlacedRequest:
             ),
         )
         self._gateway.streams.add(self._stream)
-        self._submit(self._stream, self._frame(place, most, timeout_s))
+        self._submit(self._stream, self._frame(place, timeout_s))
 
     def _traceparent(self, neuron: str) -> str:
         """Begins the span of this attempt. Empty: its neuron reports no times."""
@@ -272,7 +271,7 @@ class PlacedRequest:
             return request_id
         return f"{request_id[:MAX_ID_CHARACTERS]}.{self.num_attempts}"
 
-    def _frame(self, place: Place, most: UsageBounds, timeout_s: float) -> Submit:
+    def _frame(self, place: Place, timeout_s: float) -> Submit:
         principal = self._call.who
         request_id = self._attempt_id()
         return Submit(
@@ -287,7 +286,6 @@ class PlacedRequest:
             is_anonymous=principal.is_anonymous,
             yields=self._call.yields,
             endpoint=self._call.endpoint,
-            receipt=self._receipt(place, most),
             max_prompt_tokens=self._budget.max_prompt_tokens,
             cap_output_tokens=self._budget.cap_output_tokens,
             adapter=self._adapter,
@@ -305,31 +303,6 @@ class PlacedRequest:
         if self._queue_deadline_s is None or not has_one:
             return None
         return max(0.0, self._queue_deadline_s - asyncio.get_running_loop().time())
-
-    def _receipt(self, place: Place, most: UsageBounds) -> bytes:
-        """Every attempt has the request's own id in it: whichever neuron reports its usage, the
-        request is settled once."""
-        call = self._call
-        if not call.is_billed:
-            return b""
-        return self._gateway.receipts.seal(
-            Receipt(
-                request_id=call.request_id,
-                gateway_id=self._gateway.gateway_id,
-                neuron=place.neuron,
-                sealed_unix_s=time.time(),
-                account=call.who.account,
-                key=call.who.key,
-                model=call.model,
-                endpoint=call.endpoint,
-                client=call.client,
-                input_micro_usd=call.prices.input_micro_usd,
-                cached_input_micro_usd=call.prices.cached_input_micro_usd,
-                output_micro_usd=call.prices.output_micro_usd,
-                max_prompt_tokens=most.prompt_tokens,
-                max_output_tokens=most.output_tokens,
-            )
-        )
 
 
 def _bounds_at(place: Place, request: Request) -> TokenBounds:

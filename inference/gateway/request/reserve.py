@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from inference.gateway.request.answer_check import UsageBounds
 from inference.gateway.request.call import Call
 from inference.gateway.request.reservation_queue import ReservationQueue
-from inference.gateway.request.settle import RequestOutcome
+from inference.gateway.request.settle import RequestOutcome, UsageCounter
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS, TokenBounds
 from inference.wire.errors import (
     ApiError,
@@ -35,6 +35,7 @@ from inference.wire.errors import (
 )
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
+from metering.ledger.spool import Count
 from metering.request_records.rows import record_fields
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class Ledger(Protocol):
         ...
 
     def narrow(self, narrow: Narrow) -> None: ...
+    def begin(self, settle: Settle) -> Count:
+        """The request is submitted: ``settle`` is its bill if this process dies now, without the
+        tokens that come."""
+        ...
+
     def settle(self, settle: Settle) -> None: ...
     def release(self, release: Release) -> None: ...
     @property
@@ -81,13 +87,13 @@ class Ledger(Protocol):
 
     @property
     def num_spooled(self) -> int:
-        """How many bills wait for the database in the data directory; from any thread, as is
+        """How many bills have waited for the database for a while; from any thread, as is
         ``spool_problem``."""
         ...
 
     @property
     def spool_problem(self) -> str | None:
-        """Why bills that wait for the database are not in the data directory either."""
+        """Why bills are not in the data directory, and are lost if this process dies."""
         ...
 
 
@@ -154,6 +160,13 @@ class Accounting:
                 )
             )
             self.queue.freed(call.who.budgets)
+
+    def submitted(self, call: Call, counter: UsageCounter) -> None:
+        """An attempt begins, whose usage ``counter`` counts: the bill of a call is that of its last
+        attempt, also where this process dies before it has ended."""
+        call.usage_counter = counter
+        if call.is_billed:
+            counter.when_counted(self._ledger.begin(bill_of(call.outcome_if_lost())))
 
     def settle(self, outcome: RequestOutcome) -> None:
         """The one ledger entry of a request that was submitted."""

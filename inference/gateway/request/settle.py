@@ -34,7 +34,7 @@ from inference.protocol.events import (
     Traced,
     Usage,
 )
-from metering.ledger.entries import ERRORS, UNAVAILABLE, Outcome, Settle
+from metering.ledger.entries import ERRORS, TOKENS, UNAVAILABLE, Outcome, Settle
 
 if TYPE_CHECKING:
     from inference.gateway.tracing.spans import RequestSpans
@@ -243,6 +243,7 @@ class UsageCounter:
         "_completion_tokens",
         "_on_accepted",
         "_prompt_tokens",
+        "_when_counted",
         "_when_settled",
         "begun_s",
         "first_token_s",
@@ -267,6 +268,7 @@ class UsageCounter:
         self.timing: SequenceTiming | None = None
         """The times that its engine reported at its end."""
         self.is_settled = False
+        self._when_counted: Callable[[int, int, int, int], None] | None = None
         self._when_settled: list[Callable[[], None]] = []
         self._on_accepted = on_accepted
         self._prompt_tokens = 0
@@ -314,6 +316,13 @@ class UsageCounter:
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
         self._completion_tokens += num_tokens
+        if self._when_counted is not None:
+            self._when_counted(self._prompt_tokens, 0, self._completion_tokens, 0)
+
+    def when_counted(self, callback: Callable[[int, int, int, int], None]) -> None:
+        """Called with the tokens used, in the order of ``entries.TOKENS``, whenever some have
+        come."""
+        self._when_counted = callback
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Called once there is nothing more to come; at once where that is so already."""
@@ -338,7 +347,10 @@ class UsageCounter:
         """Settles by that. Call once."""
         self.usage = usage
         self.is_settled = True
-        self._on_accepted = None  # breaks a cycle: the callback's request refers to its counter
+        if self._when_counted is not None:
+            self._when_counted(*(getattr(usage, name) for name in TOKENS))
+        # These break a cycle: the callbacks' request refers to its counter.
+        self._on_accepted = self._when_counted = None
         callbacks, self._when_settled = self._when_settled, []
         for callback in callbacks:
             callback()

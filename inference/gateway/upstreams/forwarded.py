@@ -210,7 +210,8 @@ class ForwardedRequest:
             raise
         self.is_sent = True
         self._call.neuron = f"{UPSTREAM_PREFIX}{link.entry.name}"
-        counter = self._call.usage_counter = UsageCounter()
+        counter = UsageCounter()
+        self._gateway.accounting.submitted(self._call, counter)
         attempt = self._attempt = _Attempt(link, made, watch, counter, most, bounds)
         headers = attempt_headers(self._gateway, self._call, link.entry, self._served, since_s)
         attempt.answer = UpstreamAnswer(

@@ -123,7 +123,8 @@ class _PassedThrough:
             with link.watched() as watch:
                 self._failover.is_sent = True
                 call.neuron = f"{UPSTREAM_PREFIX}{upstream.name}"
-                counter = call.usage_counter = UsageCounter()
+                counter = UsageCounter()
+                self._gateway.accounting.submitted(call, counter)
                 answer = PassedAnswer(link, call, self._request, self._reply, watch)
                 headers = attempt_headers(self._gateway, call, upstream, served, since_s)
                 content, content_headers = self._content(served.model)

@@ -134,6 +134,10 @@ class Outboxes:
         """The first entry in the gateway's stream; ``None``: it holds none."""
         self._unread[gateway_id].begins_at(entry_id)
 
+    def gateway_ids(self) -> set[str]:
+        """The gateways that have been sent something."""
+        return set(self._unread)
+
     def forget(self, gateway_id: str) -> None:
         """A gateway that is gone."""
         self.drop(gateway_id)

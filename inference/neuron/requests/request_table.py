@@ -7,9 +7,8 @@
                                       sent once the engine has it
 
 A request runs as one sequence for each choice, ``sequence_id(request_id, index)`` to the engine.
-The call that removes a request from the table emits its terminal event and records its usage, so
-that happens once. Knows no Redis: events are returned with the gateway they are for. Any thread may
-call; nothing blocks.
+The call that removes a request from the table emits its terminal event, so that happens once. Knows
+no Redis: events are returned with the gateway they are for. Any thread may call; nothing blocks.
 
 A request that has ended is one line of the neuron's log, by the id that its gateway logs.
 """
@@ -25,7 +24,6 @@ from dataclasses import dataclass, field
 
 from inference.logs.formatters import phases
 from inference.neuron.errors import internal_error
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.live_request import (
     AddressedEvent,
     Answer,
@@ -70,9 +68,8 @@ class Applied:
 
 
 class RequestTable:
-    def __init__(self, book: UsageReportBook, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         """``clock`` gives unix seconds."""
-        self._book = book
         self._clock = clock
         self._lock = threading.Lock()
         self._live: dict[str, LiveRequest] = {}
@@ -252,9 +249,7 @@ class RequestTable:
     def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
         """Holds the lock already. ``event`` is terminal."""
         del self._live[live.request_id]
-        now_unix_s = self._clock()
-        self._book.record(live, event, now_unix_s=now_unix_s)
-        log_end(live, event, now_unix_s=now_unix_s)
+        log_end(live, event, now_unix_s=self._clock())
         if live.is_orphan:
             return []
         return live.last_events(event)
@@ -267,8 +262,7 @@ class RequestTable:
             return [event for live in hits for event in self._end(live, live.failed(failure))]
 
     def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
-        """Stop sending events of these requests: they are cancelled, and their usage reports are
-        due."""
+        """Stop sending events of these requests: they are cancelled."""
         with self._lock:
             hits = [live for live in self._live.values() if is_hit(live) and not live.is_orphan]
             for live in hits:

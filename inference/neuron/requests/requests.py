@@ -1,7 +1,7 @@
-"""A neuron's requests: from the inbox to the events, and what it reports of them.
+"""A neuron's requests: from the inbox to the events.
 
     Inbox ─▶ Intake ─▶ Starter ─▶ engine process … replica thread ─▶ EventPublisher
-                          └─▶ RequestTable, UsageReportBook ◀─────────────┘
+                          └─▶ RequestTable ◀──────────────────────────────┘
 
 The inbox is drained in the order in which gateways filled it:
 
@@ -26,7 +26,6 @@ import redis
 
 from inference.neuron.errors import neuron_stopping
 from inference.neuron.events.publisher import EventPublisher
-from inference.neuron.events.usage_report_book import UsageReportBook, send_due
 from inference.neuron.process.heartbeat import GatewayWatch
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests.dead_gateways import DeadGateways
@@ -158,8 +157,7 @@ class Requests:
         self._neuron = neuron
         self._epoch = epoch
         self._num_beats = 0
-        self._reports = UsageReportBook()
-        self.table = RequestTable(self._reports)
+        self.table = RequestTable()
         self._publisher = EventPublisher(
             client,
             neuron=neuron,
@@ -181,9 +179,7 @@ class Requests:
             self.marks,
         )
         self._inbox = Inbox(client, neuron=neuron, handle=self._handle)
-        self.dead_gateways = DeadGateways(
-            GatewayWatch(client), self.table, self._reports, self._publisher
-        )
+        self.dead_gateways = DeadGateways(GatewayWatch(client), self.table, self._publisher)
 
     def drain_inbox(self) -> int:
         """Returns how many frames were taken."""
@@ -204,10 +200,6 @@ class Requests:
         # First: what ends in between is in neither, and has events that are not late yet.
         behind = self._publisher.behind()
         return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
-
-    def send_reports(self) -> None:
-        """Sends the usage reports that are due."""
-        send_due(self._reports, self._client, neuron=self._neuron)
 
     def stop(self) -> None:
         """Fails the open ones, and waits shortly until their events have reached Redis."""

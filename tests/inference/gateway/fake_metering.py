@@ -12,6 +12,7 @@ from metering.errors import (
 )
 from metering.keys.api_key import prefix_of
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
+from metering.ledger.spool import Count
 from metering.principal import ALL_SCOPES, Principal, Scope, anonymous_principal
 
 KEY = "hx-abcdefghij-" + 32 * "s"
@@ -85,6 +86,9 @@ class FakeLedger:
         self.held: dict[str, int] = {}
         self.narrowed: list[Narrow] = []
         self.settled: list[Settle] = []
+        self.begun: list[Settle] = []
+        self.counted: dict[str, tuple[int, ...]] = {}
+        """What each request has used so far, in the order of ``entries.TOKENS``."""
         self.released: list[Release] = []
         self.reserved: list[Reserve] = []
 
@@ -137,6 +141,15 @@ class FakeLedger:
     def narrow(self, narrow: Narrow) -> None:
         self.narrowed.append(narrow)
         self.held[narrow.request_id] = narrow.prompt_tokens + narrow.output_tokens
+
+    def begin(self, settle: Settle) -> Count:
+        self.begun.append(settle)
+        self.counted[settle.request_id] = (0, 0, 0, 0)
+
+        def count(*tokens: int) -> None:
+            self.counted[settle.request_id] = tokens
+
+        return count
 
     def settle(self, settle: Settle) -> None:
         self.settled.append(settle)

@@ -97,7 +97,6 @@ class TestGateway:
                 request=request
                 or GenerationRequest(model=model, input=TextInput(texts=[text]), sampling=options),
                 deadline_unix_s=time.time() + deadline_s,
-                receipt=request_id.encode(),
             )
         )
         return request_id

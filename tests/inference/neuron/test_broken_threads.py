@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from inference.neuron.events.publisher import EventPublisher
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.fetcher import Fetcher
 from inference.neuron.process.redis_client import connect
@@ -242,7 +241,7 @@ class StuckIntake:
         self.begun: list[str] = []
         self.intake = Intake(
             Starter(
-                table=RequestTable(UsageReportBook()),
+                table=RequestTable(),
                 publish=lambda _: None,
                 take=self.take,
                 read_images=lambda _: {},

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.answers.embedding_answers import Pairing
 from inference.neuron.requests.intake.starter import Starter, _suits
 from inference.neuron.requests.live_request import AddressedEvent, sequence_id
@@ -173,7 +172,7 @@ class Neuron:
 
     def __init__(self, text: ModelText) -> None:
         self.engine = RecordingEngine()
-        self.table = RequestTable(UsageReportBook())
+        self.table = RequestTable()
         self.events: list[Event] = []
         self._starter = Starter(
             table=self.table,

@@ -20,11 +20,6 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.protocol.usage_reports import (
-    UsageReport,
-    decode_usage_report,
-    encode_usage_report,
-)
 
 REQUEST = GenerationRequest(model="m", input=TextInput(texts=["hello"]))
 PLAIN = Submit(
@@ -88,16 +83,3 @@ def test_every_end_may_report_what_was_used() -> None:
         ],
     )
     assert decode_event_batch(encode_event_batch(batch)) == batch
-
-
-def test_a_usage_report_comes_back_as_it_was() -> None:
-    report = UsageReport(
-        receipt=b"sealed",
-        usage=USAGE,
-        outcome="failed",
-        started_unix_s=1.5,
-        ended_unix_s=2.5,
-        code="engine_crashed",
-        time_to_first_token_s=0.25,
-    )
-    assert decode_usage_report(encode_usage_report(report)) == report

@@ -109,7 +109,6 @@ def test_what_a_budget_still_buys_bounds_an_answer(
 def test_a_dead_gateways_requests_are_paid_for_once(
     scripted_server: ScriptedServe, hermes: ScriptedModel, keys: dict[str, str]
 ) -> None:
-    """The neuron's account of them reaches the control."""
     key = keys["outlives its gateway"]
     hermes.answers("count slowly", WORDS, token_s=TOKEN_S)
     body = chat_body(

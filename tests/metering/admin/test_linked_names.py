@@ -16,7 +16,7 @@ from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
 from metering import services
 from metering.actor import COMMAND
 from metering.links import audited_url
-from metering.models import Account, ApiKey, LedgerEntry, RequestRecord, SetAsideReport, UsageHour
+from metering.models import Account, ApiKey, LedgerEntry, RequestRecord, UsageHour
 from metering.services import Cap
 from tests.cases import each_case
 from tests.metering.api.api_support import person
@@ -63,7 +63,6 @@ def rows(key: ApiKey) -> None:
         **used(**asked), request_id=REQUEST.hex, at=now, neuron="beast", duration_ms=1
     )
     UsageHour.objects.create(**used(**asked), hour=now.replace(minute=0, second=0, microsecond=0))
-    SetAsideReport.objects.create(neuron="beast", reason="late", account="research", num_more=0)
     RequestRecord.objects.create(
         **used(**asked),
         request_id=REQUEST,
@@ -95,7 +94,6 @@ def text_of(client: Client, path: str) -> str:
         ("/admin/metering/budget/", ("KEY",)),
         ("/admin/metering/ledgerentry/", (ACCOUNT, "KEY", MODEL, "REQUEST")),
         ("/admin/metering/usagehour/", (ACCOUNT, "KEY", MODEL)),
-        ("/admin/metering/setasidereport/", (ACCOUNT, NEURON)),
         ("/requests/", (ACCOUNT, "KEY", MODEL, NEURON, "REQUEST")),
         (f"/requests/{REQUEST.hex}", (ACCOUNT, "KEY", MODEL, NEURON)),
         ("/usage/?by=model", (MODEL,)),

@@ -1,18 +1,14 @@
-"""Gateways on a database that fails, and a stream of reports, each in a few lines."""
+"""Gateways on a database that fails, in a few lines."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import redis
 from django.db import OperationalError
 
 from inference.protocol.events import Usage
-from inference.protocol.keys import held_key, usage_key
-from inference.protocol.usage_reports import USAGE_REPORT_FIELD, UsageReport, encode_usage_report
 from metering.ledger import store
 from metering.ledger.entries import Operation
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
@@ -37,54 +33,11 @@ class FlakyDatabase:
         return results
 
 
-class ReportStream:
+class AliveKeys:
     """Stands for as much of Redis as the control needs of it."""
 
     def __init__(self) -> None:
-        self.entries: dict[bytes, dict[bytes, bytes]] = {}
         self.alive: set[str] = set()
-        self.num_added = 0
-        self.replies: list[Any] = []
-        self.loses_next_delete = False
-
-    def add(self, report: UsageReport) -> None:
-        self.num_added += 1
-        self.entries[b"%d" % self.num_added] = {USAGE_REPORT_FIELD: encode_usage_report(report)}
-
-    def pipeline(self, transaction: bool) -> ReportStream:
-        return self
-
-    def execute_command(self, *command: Any) -> None:
-        """The two reads of ``fleet.live.neuron_reads``: a stream's entries and a hash's fields."""
-        _eval, _script, _num_keys, key, _max_bytes, *rest = command
-        if key == held_key("beast"):
-            self.replies.append([None for _field in rest])
-            return
-        assert key == usage_key("beast")
-        (count,) = rest
-        self.replies.append(
-            [
-                [id, [word for pair in fields.items() for word in pair]]
-                for id, fields in list(self.entries.items())[:count]
-            ]
-        )
-
-    def execute(self, raise_on_error: bool) -> list[Any]:
-        replies, self.replies = self.replies, []
-        return replies
-
-    def xdel(self, _name: str, *ids: bytes) -> None:
-        if self.loses_next_delete:
-            self.loses_next_delete = False
-            raise redis.ConnectionError("the control dies here")
-        for id in ids:
-            del self.entries[id]
-
-    def zrange(self, _name: str, _first: int, _last: int) -> list[bytes]:
-        return [b"beast"]
-
-    def hkeys(self, _name: str) -> list[bytes]:
-        return []
 
     def exists(self, name: str) -> bool:
         return name in self.alive

@@ -15,22 +15,19 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from inference.protocol.events import Usage
 from inference.protocol.keys import gateway_alive_key
-from inference.protocol.usage_reports import UsageReport
-from metering.ledger import orphans, settlement
+from metering.ledger import orphans, store
 from metering.ledger.entries import Granted, Operation
 from metering.ledger.pending_writes import PendingWrites
-from metering.ledger.receipts import Receipt
 from metering.prices import Prices
 from tests.metering.databases import clear
 from tests.metering.ledger.flaky_gateways import (
+    AliveKeys,
     FlakyDatabase,
     Gateway,
-    ReportStream,
     Request,
     notify_at_once,
 )
 from tests.metering.operations import NOON_UNIX_S, make_budget, reserve, settle
-from tests.metering.reported_usage import RECEIPTS, receipt
 
 PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
 FAR_AHEAD_S = 100_000
@@ -46,7 +43,8 @@ class InterleavedGateways(RuleBasedStateMachine):
         clear(self.using)
         self.loop = asyncio.new_event_loop()
         self.now_unix_s = NOON_UNIX_S
-        self.stream = ReportStream()
+        self.keys = AliveKeys()
+        self.files: list[list[Operation]] = []
         self.requests: dict[str, Request] = {}
         self.num_gateways = 0
         self.budgets = (
@@ -68,7 +66,7 @@ class InterleavedGateways(RuleBasedStateMachine):
             apply=database.apply,
             clock=lambda: self.now_unix_s,
         )
-        self.stream.alive.add(gateway_alive_key(name))
+        self.keys.alive.add(gateway_alive_key(name))
         return Gateway(name, pending, database)
 
     def write(self, gateway: Gateway) -> None:
@@ -129,46 +127,29 @@ class InterleavedGateways(RuleBasedStateMachine):
         )
 
     def die(self, gateway: Gateway) -> None:
-        """Its unwritten operations are lost. Neurons cancel its requests, and report the usage of
-        all that they have run."""
+        """Its unwritten operations are lost but for the bills in its file, which has one of each
+        request that has run. Another gateway has yet to find it."""
         for request in self.running(gateway):
             self.end(request, 1)
         gateway.is_alive = False
-        self.stream.alive.discard(gateway_alive_key(gateway.name))
-        for request in self.requests.values():
-            if request.gateway is gateway and request.used is not None:
-                self.stream.add(
-                    UsageReport(
-                        receipt=RECEIPTS.seal(self.receipt_of(request)),
-                        usage=request.used,
-                        outcome="cancelled",
-                        started_unix_s=request.ended_unix_s,
-                        ended_unix_s=request.ended_unix_s,
-                    )
-                )
-
-    def receipt_of(self, request: Request) -> Receipt:
-        return receipt(
-            request.id,
-            gateway_id=request.gateway.name,
-            sealed_unix_s=request.ended_unix_s,
-            input_micro_usd=PRICES.input_micro_usd,
-            cached_input_micro_usd=PRICES.cached_input_micro_usd,
-            output_micro_usd=PRICES.output_micro_usd,
-            max_prompt_tokens=request.prompt_tokens,
-            max_output_tokens=request.num_output_tokens,
+        self.keys.alive.discard(gateway_alive_key(gateway.name))
+        self.files.append(
+            [
+                self.settle_of(request)
+                for request in self.requests.values()
+                if request.gateway is gateway and request.used is not None
+            ]
         )
 
-    def settle_reports(self) -> None:
-        client: Any = self.stream
-        settlement.usage_reports_settle(
-            client=client, receipts=RECEIPTS, now_unix_s=self.now_unix_s, using=self.using
-        )
+    def adopt_files(self) -> None:
+        for bills in self.files:
+            store.apply(bills, using=self.using)
+        self.files.clear()
 
     def sweep(self) -> None:
         """Sweeps by a clock so far ahead that every lease has run out: live gateways show it in
         Redis."""
-        client: Any = self.stream
+        client: Any = self.keys
         ahead_s = self.now_unix_s + FAR_AHEAD_S
         orphans.reservations_sweep(client=client, now_unix_s=ahead_s, using=self.using)
 

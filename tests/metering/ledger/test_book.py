@@ -196,13 +196,16 @@ def test_narrow_releases_and_never_takes() -> None:
     one.narrow(narrow("unknown"))
 
 
-def test_settle_charges_what_was_used_where_it_was_reserved() -> None:
-    here, elsewhere = state(id=1), state(id=2)
-    one = book(here, elsewhere)
+def test_settle_charges_what_was_used_where_it_was_reserved_or_is_left() -> None:
+    here, swept, full = state(id=1), state(id=2), state(id=3, cap=50)
+    one = book(here, swept, full)
     one.reserve(reserve(budgets=(1,)))
-    assert not one.settle(settle(budgets=(1, 2)))
-    assert (here.spent, here.reserved) == (70, 0)
-    assert (elsewhere.spent, elsewhere.reserved) == (0, 0)
+    assert one.settle(settle(budgets=(1, 2, 3, 4))), "more than one of them has"
+    assert [(each.spent, each.reserved) for each in (here, swept, full)] == [
+        (70, 0),
+        (70, 0),
+        (50, 0),
+    ]
     assert one.held == {}
 
 

@@ -1,25 +1,43 @@
-"""Gateways that died: what no neuron reports is released."""
+"""Gateways that died: what no bill releases is swept."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
-from django.conf import settings
 from django.db import OperationalError
 
 from fleet.control.leadership import Leadership
 from fleet.live import reading as live
-from inference.protocol.held import HeldRequests, encode_held_requests
-from inference.protocol.keys import NEURONS, gateway_alive_key, held_key
+from helexa_site.celery import SWEEP_ORPHANS_EVERY_S
+from inference.protocol.keys import gateway_alive_key
 from metering import tasks
-from metering.ledger import orphans, settlement
-from metering.ledger.orphans import HELD_LIMIT_S, SWEEP_GRACE_S
-from metering.ledger.receipts import Receipts
-from metering.ledger.sweep_pause import SweepPause
-from metering.models import GatewayLease, LedgerEntry
-from tests.metering.reported_usage import NOW_UNIX_S, amounts, hold, publish, receipt, report
+from metering.ledger import orphans, store
+from metering.ledger.orphans import SWEEP_GRACE_S
+from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
+from metering.ledger.sweep_pause import PAUSE_S, SweepPause
+from metering.models import Budget, GatewayLease, LedgerEntry
+from tests.metering.operations import make_budget, reserve, settle
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+NOW_UNIX_S = 1_800_014_400.0
+
+
+def amounts(budget_id: int) -> tuple[int, int]:
+    """The spent and the reserved amount."""
+    budget = Budget.objects.get(id=budget_id)
+    return budget.spent, budget.reserved
+
+
+def hold(request_id: str = "r1", **changes: Any) -> int:
+    """A budget with a reservation of 300 tokens on it."""
+    id = make_budget("default")
+    store.apply([reserve(request_id, budgets=(id,), **changes)])
+    assert amounts(id) == (0, 300)
+    return id
 
 
 def lease(gateway_id: str, ago_s: float) -> None:
@@ -59,62 +77,10 @@ def test_a_lease_or_a_sign_of_life_protects(redis_db: redis.Redis) -> None:
     assert (amounts(id), amounts(other)) == ((0, 300), (0, 0))
 
 
-def test_what_a_neuron_still_works_on_is_not_swept(redis_db: redis.Redis) -> None:
-    id = hold()
-    redis_db.zadd(NEURONS, {"beast": 1.0})
-    listed = HeldRequests(epoch="e", beat=1, request_ids=["r1"])
-    redis_db.hset(held_key("beast"), "g1", encode_held_requests(listed))
-    assert sweep(redis_db) == 0
-    assert amounts(id) == (0, 300)
-    redis_db.hdel(held_key("beast"), "g1")
-    assert sweep(redis_db) == 1
-    assert amounts(id) == (0, 0)
-
-
-@pytest.mark.parametrize("held", [b"", b"\xc1", b"x" * 2_000_000])
-def test_a_list_that_nobody_can_read_keeps_nothing(redis_db: redis.Redis, held: bytes) -> None:
-    id = hold()
-    redis_db.zadd(NEURONS, {"beast": 1.0, "typed": 1.0, "\x1b[31m": 1.0})
-    redis_db.hset(held_key("beast"), "g1", held)
-    redis_db.set(held_key("typed"), b"no hash")
-    assert sweep(redis_db) == 1
-    assert amounts(id) == (0, 0)
-
-
-def test_no_neuron_keeps_a_reservation_for_ever(redis_db: redis.Redis) -> None:
-    id = hold()
-    redis_db.zadd(NEURONS, {"beast": 1.0})
-    listed = HeldRequests(epoch="e", beat=1, request_ids=["r1"])
-    redis_db.hset(held_key("beast"), "g1", encode_held_requests(listed))
-    lease("g1", HELD_LIMIT_S - 1)
-    assert sweep(redis_db) == 0
-    GatewayLease.objects.update(lease_until_unix_s=int(NOW_UNIX_S - HELD_LIMIT_S - 1))
-    assert sweep(redis_db) == 1
-    assert amounts(id) == (0, 0)
-
-
-def test_reports_that_break_hold_up_no_sweep(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id = hold()
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-
-    def broken(**_: object) -> int:
-        raise redis.ResponseError("nobody knows")
-
-    monkeypatch.setattr(settlement, "usage_reports_settle", broken)
-    tasks.settle_orphans()
-    assert amounts(id) == (0, 0)
-
-
-def test_reports_come_before_the_sweep(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id = hold()
-    publish(redis_db, report(sealed=Receipts(settings.SECRET_KEY).seal(receipt())))
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    tasks.settle_orphans()
-    assert amounts(id) == (70, 0)
+def test_nothing_stays_reserved_for_more_than_half_a_minute() -> None:
+    assert LEASE_S + SWEEP_GRACE_S + SWEEP_ORPHANS_EVERY_S <= 30
+    assert PAUSE_S + SWEEP_ORPHANS_EVERY_S <= 30
+    assert LEASE_RENEWAL_S * 3 < LEASE_S, "a renewal or two may be late"
 
 
 def test_old_leases_are_forgotten(redis_db: redis.Redis) -> None:
@@ -122,6 +88,16 @@ def test_old_leases_are_forgotten(redis_db: redis.Redis) -> None:
     lease("not long", 100)
     sweep(redis_db)
     assert [row.gateway_id for row in GatewayLease.objects.all()] == ["not long"]
+
+
+def test_a_bill_after_the_sweep_charges_what_is_left(redis_db: redis.Redis) -> None:
+    id = hold()
+    sweep(redis_db)
+    store.apply([reserve("r2", budgets=(id,), prompt_tokens=900, output_tokens=60)])
+    store.apply([settle("r1", budgets=(id,), prompt_tokens=40, completion_tokens=30)])
+    assert amounts(id) == (40, 960), "its cap of 1,000 holds"
+    store.apply([settle("r1", budgets=(id,)), settle("r2", budgets=(id,))])
+    assert amounts(id) == (110, 0)
 
 
 class Clock:
@@ -148,14 +124,14 @@ def test_the_sweep_waits_for_bills_that_come_late(
             raise OperationalError("the server is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr(settlement, "usage_reports_settle", away)
-            tasks.settle_orphans()
+            patch.setattr(orphans, "reservations_sweep", away)
+            tasks.sweep_orphans()
     else:
         assert control.leads()
     assert amounts(id) == (0, 300), "not in the very tick either"
-    clock.now_s += SWEEP_GRACE_S - 1
-    tasks.settle_orphans()
+    clock.now_s += PAUSE_S - 1
+    tasks.sweep_orphans()
     assert amounts(id) == (0, 300)
     clock.now_s += 1
-    tasks.settle_orphans()
+    tasks.sweep_orphans()
     assert amounts(id) == (0, 0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from metering.ledger import spool
+from metering.ledger.entries import GATEWAY_LOST
 from metering.ledger.spool_files import SpoolFile
 from metering.models import LedgerEntry, Reservation, UsageHour
 from tests.metering.operations import NOON_UNIX_S, make_budget, settle
@@ -56,8 +57,9 @@ def start(using: str, runner: asyncio.Runner, directory: Path) -> Iterator[Any]:
         gateway.run(gateway.writer.stop(LONG_S))
 
 
-def files(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.glob("*"))
+def files(directory: Path, but: str = "") -> list[str]:
+    """``but``: whose file does not count."""
+    return sorted(path.name for path in directory.glob("*") if path.stem != but)
 
 
 def stopped_without_database(start: Any, directory: Path, *bills: Any) -> None:
@@ -66,7 +68,7 @@ def stopped_without_database(start: Any, directory: Path, *bills: Any) -> None:
     for bill in bills:
         gateway.writer.settle(bill)
     gateway.run(gateway.writer.stop(0.05))
-    wait_until(lambda: is_closed(directory / "gone.jsonl"))  # its threads may take longer
+    wait_until(lambda: is_closed(directory / "gone.bills"))  # its threads may take longer
 
 
 def is_closed(path: Path) -> bool:
@@ -82,16 +84,15 @@ def entries(using: str) -> list[str]:
     return sorted(LedgerEntry.objects.using(using).values_list("request_id", flat=True))
 
 
-def test_a_database_that_answers_costs_no_file(
-    using: str, start: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spool, "SPOOL_AFTER_S", LONG_S)
+def test_a_gateway_that_stops_leaves_no_file(using: str, start: Any, directory: Path) -> None:
     gateway = start()
+    gateway.writer.begin(settle(budgets=(), outcome=GATEWAY_LOST))
     gateway.writer.settle(settle(budgets=()))
     gateway.flush()
+    assert files(directory) == ["g1.bills"]
     gateway.run(gateway.writer.stop(LONG_S))
     assert entries(using) == ["r1"]
-    assert not directory.exists()
+    assert files(directory) == []
 
 
 @pytest.mark.parametrize("fault", ["away", "hangs"])
@@ -108,12 +109,12 @@ def test_bills_are_in_the_file_while_the_database_takes_none(
     wait_until(lambda: gateway.writer.num_spooled == 1)
     gateway.writer.settle(settle("r2", budgets=()))
     wait_until(lambda: gateway.writer.num_spooled == 2)
-    assert files(directory) == ["g1.jsonl"]
-    assert SpoolFile.adopt(directory / "g1.jsonl") is None, "its gateway lives"
+    assert files(directory) == ["g1.bills"]
+    assert SpoolFile.adopt(directory / "g1.bills") is None, "its gateway lives"
     gateway.database.is_away = False
     gateway.database.answers.set()
-    wait_until(lambda: files(directory) == [])
-    assert (entries(using), gateway.writer.num_spooled) == (["r1", "r2"], 0)
+    wait_until(lambda: gateway.writer.num_spooled == 0)
+    assert entries(using) == ["r1", "r2"]
     assert amounts(using, id) == (70, 0)
 
 
@@ -127,14 +128,14 @@ def test_the_next_gateway_writes_them_once(
     stopped_without_database(
         start, directory, settle("r1", budgets=(id,)), settle("r2", budgets=())
     )
-    assert files(directory) == ["gone.jsonl"] and entries(using) == []
-    copy = shutil.copy(directory / "gone.jsonl", tmp_path / "copy")
+    assert files(directory) == ["gone.bills"] and entries(using) == []
+    copy = shutil.copy(directory / "gone.bills", tmp_path / "copy")
     start("g2")
-    wait_until(lambda: files(directory) == [])
+    wait_until(lambda: files(directory, but="g2") == [])
     assert entries(using) == ["r1", "r2"]
     assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
-    shutil.copy(copy, directory / "restored.jsonl")
-    wait_until(lambda: files(directory) == [])
+    shutil.copy(copy, directory / "restored.bills")
+    wait_until(lambda: files(directory, but="g2") == [])
     assert amounts(using, id) == (70, 0)
     hours = UsageHour.objects.using(using).all()
     assert sum(hour.requests for hour in hours) == 2
@@ -149,7 +150,7 @@ def test_a_gateway_that_starts_without_the_database_leaves_them_where_they_are(
     second.run(second.writer.stop(0.05))
     assert files(directory) != [] and entries(using) == []
     start("g3")
-    wait_until(lambda: files(directory) == [])
+    wait_until(lambda: files(directory, but="g3") == [])
     assert entries(using) == ["r1"]
 
 
@@ -159,7 +160,7 @@ def test_what_the_ledger_may_have_forgotten_is_not_charged_again(
     old = settle("old", budgets=(), ended_unix_s=NOON_UNIX_S - 1)
     stopped_without_database(start, directory, old, settle("new", budgets=()))
     start("g2", oldest_unix_s=lambda: NOON_UNIX_S)
-    wait_until(lambda: files(directory) == [])
+    wait_until(lambda: files(directory, but="g2") == [])
     assert entries(using) == ["new"]
     assert "1 bills are older than the ledger's retention" in caplog.text
 
@@ -177,7 +178,7 @@ def test_a_full_disk_speaks_and_is_tried_again(
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        patch.setattr(SpoolFile, "append", full)
+        patch.setattr(SpoolFile, "write", full)
         gateway.writer.settle(settle("r1", budgets=()))
         wait_until(lambda: gateway.writer.spool_problem is not None)
         gateway.writer.settle(settle("r2", budgets=()))
@@ -186,18 +187,17 @@ def test_a_full_disk_speaks_and_is_tried_again(
     lines = [one.getMessage() for one in caplog.records if "No space left" in one.getMessage()]
     assert len(lines) == 1 and str(directory) in lines[0]
     gateway.database.is_away = False
-    wait_until(lambda: files(directory) == [])
-    assert entries(using) == ["r1", "r2"]
+    wait_until(lambda: entries(using) == ["r1", "r2"])
 
 
 def test_no_more_is_adopted_than_the_writer_takes(using: str, start: Any, directory: Path) -> None:
     stopped_without_database(start, directory, settle("r1", budgets=()), settle("r2", budgets=()))
-    (directory / "gone.jsonl").rename(directory / "a.jsonl")
+    (directory / "gone.bills").rename(directory / "a.bills")
     stopped_without_database(start, directory, settle("r3", budgets=()))
     second = start("g2", is_away=True, max_queued=2)
     wait_until(lambda: second.writer.num_spooled == 2)
     wait_until(lambda: second.writer.is_full)
-    assert files(directory) == ["a.jsonl", "gone.jsonl"]
+    assert files(directory, but="g2") == ["a.bills", "gone.bills"]
     second.database.is_away = False
-    wait_until(lambda: files(directory) == [])
+    wait_until(lambda: files(directory, but="g2") == [])
     assert entries(using) == ["r1", "r2", "r3"]

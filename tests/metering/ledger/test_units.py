@@ -86,7 +86,7 @@ def test_a_record_shows_them() -> None:
 
 def test_a_bill_on_disk_keeps_them_and_older_ones_have_none(tmp_path: Path) -> None:
     file = SpoolFile.create(tmp_path, "g1")
-    file.append([settle(metered=USED)])
+    file.write(0, settle(metered=USED))
     assert [one.metered for one in file.read()] == [USED]
     file.remove()
     older = msgspec.to_builtins(settle())

@@ -65,6 +65,32 @@ async def test_a_finished_request_is_one_entry(
     assert not ledger.reserved, "no cap, so nothing to hold"
 
 
+async def test_what_is_billed_if_the_gateway_dies_now(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
+) -> None:
+    neuron.script = endless
+    running = client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER)
+    await running.until(b"on and")
+    (begun,) = ledger.begun
+    assert begun.record is not None
+    assert (begun.request_id, begun.outcome, begun.neuron) == (
+        (await neuron.submitted.get()).request_id,
+        "gateway_lost",
+        "beast",
+    )
+    assert (begun.account, begun.record.model_asked, begun.record.kind) == (
+        "lab",
+        "gpt-4o",
+        "failed",
+    )
+    _, cached, completion, _ = ledger.counted[begun.request_id]
+    assert completion > 0 == cached
+    running.leave()
+    await running.finish()
+    await until(lambda: ledger.settled)
+    assert ledger.counted[begun.request_id] == tuple(ledger.settled[0].tokens.values())
+
+
 async def test_the_neuron_gets_who_asks_and_what_is_paid_for(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
 ) -> None:
@@ -221,8 +247,7 @@ async def test_the_self_test_of_serve_is_neither_billed_nor_counted(
     ledger.cap_tokens = 0
     asked = {**OPERATOR, SELF_TEST_HEADER.lower(): "1"}
     assert (await client.post(CHAT, BODY, headers=asked)).status == 200
-    submit = await neuron.submitted.get()
-    assert submit.receipt == b"", "nor after a gateway's death"
+    assert ledger.begun == [], "nor after a gateway's death"
     assert "status=200" in caplog.text
     assert (ledger.settled, ledger.reserved) == ([], [])
     assert b'status="200"' not in generate_latest(gateway.metrics.registry)

@@ -70,6 +70,7 @@ async def test_a_neuron_in_its_next_life_gets_the_request_again(
     assert first.request_id == exchange.headers["x-request-id"]
     assert second.request_id == f"{first.request_id}.2"
     assert [settled.request_id for settled in ledger.settled] == [first.request_id]
+    assert [begun.request_id for begun in ledger.begun] == 2 * [first.request_id]
     assert first.request_id in await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 

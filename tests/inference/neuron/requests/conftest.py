@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.request_table import RequestTable
 from inference.text.tokens.tokenizer import Tokenizer
 
@@ -18,4 +17,4 @@ def tokenizer(byte_level_dir: Path) -> Tokenizer:
 
 @pytest.fixture
 def table() -> RequestTable:
-    return RequestTable(UsageReportBook())
+    return RequestTable()

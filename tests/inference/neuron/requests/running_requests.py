@@ -21,7 +21,6 @@ def submit_of(request_id: str) -> Submit:
         model="m",
         request=request,
         deadline_unix_s=0.0,
-        receipt=b"sealed",
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.prompts.model_text import ModelText
@@ -62,7 +61,7 @@ def logged(
     level: int = logging.DEBUG,
 ) -> list[str]:
     """The lines of a request of the account acme that is answered so."""
-    table = RequestTable(UsageReportBook())
+    table = RequestTable()
     events: list[AddressedEvent] = []
     starter = Starter(
         table=table,

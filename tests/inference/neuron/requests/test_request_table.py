@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.errors import engine_crashed
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.engine import (
@@ -39,8 +38,8 @@ SEQUENCES = st.integers(0, 1)
     )
 )
 def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str, int]]) -> None:
-    book, engine = UsageReportBook(), RecordingEngine()
-    table = RequestTable(book)
+    engine = RecordingEngine()
+    table = RequestTable()
     table.admit(submit_of("r"))
     events: list[AddressedEvent] = []
     has_begun = False
@@ -65,8 +64,6 @@ def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str,
     terminal = [event for _, event in events if isinstance(event, TERMINAL_EVENTS)]
     assert len(terminal) == (0 if "forget" in names and not terminal else 1)
     assert not events or isinstance(events[-1].event, TERMINAL_EVENTS) or "forget" in names
-    book.gateway_died("g", now_unix_s=0.0)
-    assert len(book.take_due(9)) == 1, "one account of it, whoever ended it"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_each_end_is_a_line_of_the_log(
 ) -> None:
     caplog.set_level("INFO", logger="inference.neuron.requests.request_table")
     now_s = iter([100.0, 100.25, 101.5])
-    table = RequestTable(UsageReportBook(), clock=lambda: next(now_s))
+    table = RequestTable(clock=lambda: next(now_s))
     running_request(table, answer_of(tokenizer))
     table.apply([output_of("token")])
     timing = SequenceTiming(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.intake.starter import Starter
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.prompts.model_text import ModelText
@@ -30,7 +29,7 @@ def text(thinking_dir: Path) -> ModelText:
 
 
 def started(text: ModelText, *, captures: bool) -> RequestTable:
-    table = RequestTable(UsageReportBook())
+    table = RequestTable()
     events: list[AddressedEvent] = []
     starter = Starter(
         table=table,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inference.neuron.errors import engine_crashed
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.answers.embedding_answers import EmbeddingAnswer
 from inference.neuron.requests.request_table import RequestTable
 from inference.protocol.engine import SequenceFailed, SequenceUsage
@@ -87,43 +86,34 @@ def test_vectors_that_were_computed_count_though_the_rest_was_not(table: Request
     assert ends_of(table, cancelled_of(0, 40)) == Cancelled(request_id="r", usage=usage)
 
 
-def _reported(book: UsageReportBook) -> list[tuple[str, Usage | None]]:
-    return [(kept.report.outcome, kept.report.usage) for kept in book.take_due(9)]
-
-
-def test_a_dead_gateways_request_is_accounted_for_when_its_engine_has_ended_it(
-    tokenizer: Tokenizer,
+def test_a_dead_gateways_request_is_cancelled_and_nobody_is_told(
+    tokenizer: Tokenizer, table: RequestTable
 ) -> None:
-    book = UsageReportBook()
-    table = RequestTable(book)
     engine = running_request(table, answer_of(tokenizer))
     table.apply([step_of(0, 70, cached=0)])
     assert table.forget_gateway("g") == 1
     assert table.forget_gateway("g") == 0, "it has been cancelled already"
     assert engine.cancelled == ["r/0"]
-    assert _reported(book) == []
-    table.apply([cancelled_of(0, 7, output=2)])
-    assert _reported(book) == [("cancelled", Usage(prompt_tokens=7, completion_tokens=2))]
+    assert table.apply([cancelled_of(0, 7, output=2)]).events == []
+    assert not table.is_live("r")
 
 
-def test_a_dead_gateways_request_that_no_engine_has_is_accounted_for_at_once(
-    tokenizer: Tokenizer,
+def test_a_dead_gateways_request_that_no_engine_has_ends_at_once(
+    tokenizer: Tokenizer, table: RequestTable
 ) -> None:
-    book = UsageReportBook()
-    table = RequestTable(book)
     table.admit(submit_of("r"))
     assert table.forget_gateway("g") == 1
     assert not table.begin("r", answer_of(tokenizer), RecordingEngine()), "nobody waits for it"
-    assert _reported(book) == [("cancelled", None)]
+    assert not table.is_live("r")
 
 
-def test_a_gateway_that_dies_while_its_request_is_handed_over(tokenizer: Tokenizer) -> None:
-    book, engine = UsageReportBook(), RecordingEngine()
-    table = RequestTable(book)
+def test_a_gateway_that_dies_while_its_request_is_handed_over(
+    tokenizer: Tokenizer, table: RequestTable
+) -> None:
+    engine = RecordingEngine()
     table.admit(submit_of("r"))
     table.begin("r", answer_of(tokenizer), engine)
     table.forget_gateway("g")
     assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
     assert table.started("r"), "so it is sent afterwards"
-    table.fail_engine(engine, engine_crashed("m"))
-    assert _reported(book) == [("failed", None)]
+    assert table.fail_engine(engine, engine_crashed("m")) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from inference.neuron.errors import engine_crashed
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.live_request import SequenceOutput
 from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.requests.stage_clock import StageClock
@@ -88,7 +87,7 @@ def test_one_that_is_never_prepared_spent_all_in_preparing() -> None:
 def test_it_is_reported_before_every_end_of_a_traced_request_and_no_other(
     tokenizer: Tokenizer, end: str, is_traced: bool
 ) -> None:
-    table, engine = RequestTable(UsageReportBook()), RecordingEngine()
+    table, engine = RequestTable(), RecordingEngine()
     table.admit(TRACED if is_traced else submit_of("r"))
     if end == "refuse":
         events = table.fail("r", engine_crashed("m"))

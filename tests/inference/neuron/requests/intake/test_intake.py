@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 
-from inference.neuron.events.usage_report_book import UsageReportBook
 from inference.neuron.requests.intake.intake import KIB, Intake, IntakeLimits
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.intake.starter import Starter
@@ -33,7 +32,7 @@ class Neuron:
     def __init__(self, text: ModelText, limits: IntakeLimits | None = None) -> None:
         self.text = text
         self.engine = RecordingEngine()
-        self.table = RequestTable(UsageReportBook())
+        self.table = RequestTable()
         self.events: dict[str, list[Event]] = {}
         self.begun: list[str] = []
         self.gate, self.last_gate = threading.Event(), threading.Event()

@@ -1,0 +1,217 @@
+"""Gateways that die or stand still: what has run is billed once, as it was told, and recorded so.
+
+Nothing here needs Redis or a neuron: both may be gone as well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from inference.gateway.request.call import Call
+from inference.gateway.request.reserve import Accounting
+from inference.gateway.request.settle import RequestOutcome, UsageCounter
+from inference.protocol.events import Accepted, Delta, Failed, Failure, Finished, Usage
+from inference.wire.errors import ServiceUnavailableError
+from metering.ledger import store
+from metering.ledger.pending_writes import PendingWrite
+from metering.ledger.spool import ADOPT_EVERY_S, Spool
+from metering.models import LedgerEntry, RequestRecord, Reservation
+from metering.prices import Prices
+from metering.principal import Principal
+from tests.metering.operations import make_budget, reserve
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PRICES = Prices(input_micro_usd=1_000_000, output_micro_usd=2_000_000)
+
+
+class Ledger:
+    """``LedgerWriter`` without its threads: ``write`` is a batch."""
+
+    is_full = False
+
+    def __init__(self, gateway_id: str, directory: Path) -> None:
+        self.now_s = 0.0
+        self.queue: list[PendingWrite] = []
+        self.spool = Spool(
+            directory,
+            gateway_id,
+            resubmit=self.queue.append,
+            oldest_unix_s=lambda: 0.0,
+            has_room=lambda: True,
+            clock=lambda: self.now_s,
+        )
+        self.begin = self.spool.begin
+        self.spool.tick()
+
+    def settle(self, settle: Any) -> None:
+        write = PendingWrite(settle, self.now_s)
+        self.spool.settle(write, settle)
+        self.queue.append(write)
+
+    def release(self, release: Any) -> None:
+        self.queue.append(PendingWrite(release, self.now_s))
+
+    def write(self) -> None:
+        store.apply([one.operation for one in self.queue if one.operation is not None])
+        for one in self.queue:
+            one.is_written = True
+        self.queue.clear()
+
+
+class Gateway:
+    def __init__(self, gateway_id: str, directory: Path) -> None:
+        self.ledger: Any = Ledger(gateway_id, directory)
+        self.accounting = Accounting(self.ledger, gateway_id, max_waiting=1)
+
+    def call(self, budgets: tuple[int, ...] = ()) -> Call:
+        call = Call(
+            request_id=uuid4().hex, endpoint="/v1/chat/completions", client="", record=self.record
+        )
+        call.identify(Principal(account="lab", key="hx-1", budgets=budgets))
+        call.model, call.prices, call.model_asked = "tiny", PRICES, "gpt-4o"
+        call.is_reserved = bool(budgets)
+        return call
+
+    def record(self, outcome: RequestOutcome) -> None:
+        self.accounting.settle(outcome)
+
+    def submit(self, call: Call, neuron: str = "beast") -> UsageCounter:
+        counter = UsageCounter()
+        call.neuron = neuron
+        self.accounting.submitted(call, counter)
+        return counter
+
+    def kill(self) -> None:
+        """The kernel frees its lock; nothing else is done."""
+        self.ledger.spool._file.close()
+
+    def look_round(self) -> None:
+        """What its spool's thread and its writer do until the next adoption."""
+        self.ledger.now_s += ADOPT_EVERY_S
+        self.ledger.spool.tick()
+        self.ledger.write()
+        self.ledger.spool.tick()
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Gateway:
+    return Gateway("g1", tmp_path)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Gateway:
+    return Gateway("g2", tmp_path)
+
+
+def come(counter: UsageCounter, *, prompt: int, completion: int) -> None:
+    counter.count(Accepted(request_id="r", prompt_tokens=prompt))
+    for _ in range(completion):
+        counter.count(Delta(request_id="r", text="x", num_tokens=1))
+
+
+def billed(call: Call) -> tuple[Any, ...]:
+    """The request's only entry, after its record was compared with it."""
+    entry = LedgerEntry.objects.get(request_id=call.request_id)
+    record = RequestRecord.objects.get(request_id=call.request_id)
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_micro_usd", "neuron"):
+        assert getattr(entry, name) == getattr(record, name), name
+    assert (record.code or "finished", record.model_asked) == (entry.outcome, "gpt-4o")
+    return entry.outcome, entry.neuron, entry.prompt_tokens, entry.completion_tokens
+
+
+def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway) -> None:
+    call = first.call()
+    refused = first.submit(call, "one")
+    refused.count(Accepted(request_id="r", prompt_tokens=9))
+    failure, usage = (
+        Failure(code="recovering", message=""),
+        Usage(prompt_tokens=9, completion_tokens=9),
+    )
+    last = first.submit(call, "two")
+    come(last, prompt=12, completion=7)
+    refused.count(Failed(request_id="r", failure=failure, usage=usage))
+    first.kill()
+    second.look_round()
+    assert billed(call) == ("gateway_lost", "two", 12, 7)
+
+
+def test_a_prompt_without_a_token_costs_nothing(first: Gateway, second: Gateway) -> None:
+    call = first.call()
+    come(first.submit(call), prompt=12, completion=0)
+    first.kill()
+    second.look_round()
+    assert billed(call) == ("gateway_lost", "beast", 0, 0)
+
+
+def test_of_a_request_whose_client_had_left_the_tokens_are_billed(
+    first: Gateway, second: Gateway
+) -> None:
+    call = first.call()
+    come(first.submit(call), prompt=12, completion=3)
+    call.close()  # its usage is waited for, and its neuron dies as well
+    first.kill()
+    second.look_round()
+    assert billed(call) == ("gateway_lost", "beast", 12, 3)
+
+
+def test_an_answer_that_was_delivered_is_billed_as_told(first: Gateway, second: Gateway) -> None:
+    call = first.call()
+    counter = first.submit(call)
+    come(counter, prompt=12, completion=3)
+    usage = Usage(prompt_tokens=12, completion_tokens=4, cached_tokens=8)
+    counter.count(Finished(request_id="r", usage=usage))
+    call.outcome, call.status = "finished", 200
+    call.close()
+    first.kill()  # the writer has not even begun
+    second.look_round()
+    second.look_round()
+    assert billed(call) == ("finished", "beast", 12, 4)
+    assert RequestRecord.objects.get().status == 200
+    assert RequestRecord.objects.get().cached_tokens == 8
+
+
+def test_a_gateway_that_stands_still_settles_its_own(first: Gateway, second: Gateway) -> None:
+    call = first.call()
+    counter = first.submit(call)
+    come(counter, prompt=12, completion=60)
+    for _ in range(50):
+        second.look_round()
+    assert not LedgerEntry.objects.exists()
+    call.fail(ServiceUnavailableError("request_lost", "told so"))
+    call.close()
+    counter.settle_as_counted()
+    first.ledger.write()
+    assert billed(call) == ("request_lost", "beast", 12, 60)
+    first.kill()
+    second.look_round()
+    assert LedgerEntry.objects.count() == RequestRecord.objects.count() == 1
+
+
+def test_what_a_dead_gateway_had_reserved_is_free_at_the_next_look(
+    first: Gateway, second: Gateway
+) -> None:
+    id = make_budget("default")
+    call = first.call((id,))
+    store.apply([reserve(call.request_id, budgets=(id,))])
+    come(first.submit(call), prompt=12, completion=3)
+    first.kill()
+    second.look_round()
+    assert billed(call) == ("gateway_lost", "beast", 12, 3)
+    assert not Reservation.objects.exists()
+
+
+def test_who_restarts_in_its_place_settles_it_too(first: Gateway, tmp_path: Path) -> None:
+    calls = [first.call() for _ in range(3)]
+    for number, call in enumerate(calls):
+        come(first.submit(call), prompt=12, completion=number + 1)
+    first.kill()
+    again = Gateway("g1 restarted", tmp_path)
+    again.ledger.write()
+    again.look_round()
+    assert [billed(call)[3] for call in calls] == [1, 2, 3]
+    assert [path.stem for path in tmp_path.glob("*")] == ["g1 restarted"]
