@@ -146,7 +146,7 @@ class NeuronView:
     """Why its cards cannot be used; empty where they can, and where it has none."""
     is_draining: bool = False
     """The operator drains it, or the neuron is leaving: no new loads, and requests only for models
-    that no other replica serves."""
+    that are on their way to another neuron."""
     is_leaving: bool = False
     """It ends by itself soon and refuses new requests."""
     thread_problems: tuple[str, ...] = ()

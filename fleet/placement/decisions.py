@@ -58,6 +58,8 @@ class Wait:
     needs_time_slice: bool = False
     """Whether only replicas that are in use could make room, so that the model waits for a time
     slice."""
+    is_for_drain: bool = False
+    """Whether the model waits for the end of its host's drain."""
 
     @property
     def words(self) -> str:

@@ -9,6 +9,7 @@
                                          or of several where no one neuron could hold it
     room after time slices ───▶ Wait     those that are in use there keep theirs first
     only DRAINING ────────────▶ Wait     it may be loaded again once it is gone
+    its host is drained ──────▶ Wait     it is served there after the drain
     did not fit just now ─────▶ Wait     what it needs is known in a moment, and placed by
     its host is away ─────────▶ Reject   model_recovering, with when its host is expected back
     else ─────────────────────▶ Reject   with the reason and when to come back, if ever
@@ -42,8 +43,9 @@ from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import WAKE_AGAIN_S, asleep_of
 from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s, with_reported_costs
 from fleet.placement.held_stages import failing_stages, stage_failed, stages_under_way
+from fleet.placement.leaving import taking_requests
 from fleet.placement.refusals import never_loads, refuse
-from fleet.placement.returning import returning_hosts
+from fleet.placement.returning import UnavailableHost, awaited_host, returning_hosts
 from inference.protocol.heartbeat import ReplicaStatus
 
 GONE_ETA_S = 5.0
@@ -96,10 +98,12 @@ def place(
         return _wait_for_retry(failed.unfit)
     if len(asleep.wakeable) < len(asleep.neurons):
         return _wait_to_wake(entry, asleep.neurons)
-    if failing:
-        return stage_failed(entry, failing)
     permanent = {replica.neuron for replica in failed.permanent}
     returning = returning_hosts(entry, snapshot, excluded=permanent)
+    if drained := awaited_host(returning, replicas, snapshot):
+        return _wait_for_drain(entry, drained, replicas)
+    if failing:
+        return stage_failed(entry, failing)
     return refuse(entry, snapshot, capacity, failed, returning, division=room.division)
 
 
@@ -144,21 +148,14 @@ def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
 
 
 def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
-    """The READY replicas that requests go to: those of a neuron that drains only while no other
-    serves, those of an older spec only while none of the present one does."""
+    """The READY replicas that requests go to (``fleet.placement.leaving``): those of an older spec
+    only while none of the present one serves."""
     ready = _with_status(_reachable(snapshot, entry.name), ReplicaStatus.READY)
-    if len(ready) < 2:
-        return ready
-    serving = [replica for replica in ready if _stays(snapshot, replica)] or ready
+    serving = taking_requests(entry, ready, snapshot)
     if len({replica.spec_digest for replica in serving}) > 1:
         digest = entry.spec_digest()
         serving = [replica for replica in serving if replica.spec_digest == digest] or serving
     return serving
-
-
-def _stays(snapshot: FleetSnapshot, replica: ReplicaView) -> bool:
-    neuron = snapshot.neuron(replica.neuron)
-    return neuron is not None and not neuron.is_draining
 
 
 def _with_status(
@@ -222,6 +219,20 @@ def _wait_for_return(entry: CatalogueEntry, absent: Sequence[str]) -> Wait:
         model=entry.name,
         reason=f"{entry.name} is on {' and '.join(absent)}, which has just fallen silent",
         eta_s=GONE_ETA_S,
+    )
+
+
+def _wait_for_drain(
+    entry: CatalogueEntry, host: UnavailableHost, replicas: Sequence[ReplicaView]
+) -> Wait:
+    num_running = sum(one.num_requests for one in replicas if one.neuron == host.name)
+    running = f" and finishes {num_running} of its requests" if num_running else ""
+    return Wait(
+        neuron=host.name,
+        model=entry.name,
+        reason=f"{entry.name} waits for {host.name}, which {host.how_long}{running}",
+        eta_s=host.returns_in_s,
+        is_for_drain=True,
     )
 
 

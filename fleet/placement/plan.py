@@ -11,11 +11,12 @@ from fleet.placement.decisions import Load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unload:
-    """Drain and unload. ``reason`` is written for people."""
+    """Drain and unload. ``reason`` is written for people. ``at_once``: its requests end."""
 
     neuron: str
     model: str
     reason: str
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class Jobs:
     made room for another model, and that are not loaded again yet; the last used first."""
     evicting: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of replicas that leave for loads under way."""
+    overdue: frozenset[str] = frozenset()
+    """Neurons whose drain was to be over by now: what still runs there ends."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
     """How many loads of each model have failed in a row."""
     failed_age_s: Mapping[str, float] = field(default_factory=dict)

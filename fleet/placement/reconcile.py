@@ -3,7 +3,9 @@
     too few replicas ──▶ Load, with back-off after failures; a briefly absent neuron's count
     a long queue ──────▶ Load of one more, where there is room without an eviction
     too many, idle ────▶ Unload, or Sleep where the operator enabled it and the host has room
-    a neuron drains ───▶ Load assigned and used models elsewhere, then Unload them there
+    a neuron drains ───▶ Load assigned and used models elsewhere, then Unload them there, at once
+                         where the drain's time is over
+    pinned_on is changed ▶ Load where it names, then Unload what stands elsewhere
     its drain is over ─▶ Load there the models from before the drain, as room allows
     models that wait ──▶ time slices
 
@@ -29,6 +31,7 @@ from fleet.placement.devices.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.expected import with_load, with_time_slices, with_unload
 from fleet.placement.failures import failed_loads, with_reported_costs
 from fleet.placement.held_stages import failing_stages, stage_neurons
+from fleet.placement.leaving import DRAINS, staying, why_it_leaves
 from fleet.placement.place import load_decision
 from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Waiting
 from fleet.placement.time_slices import time_slice_given, time_slices_kept
@@ -45,7 +48,8 @@ LONG_QUEUE = 4
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
 NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
 MOVE_IDLE_S = 2.0
-"""A replica that is not required leaves a draining neuron when it is idle for so long."""
+"""A replica that is not required leaves a draining neuron when it is idle for so long, and is no
+reason for evictions."""
 
 
 def reconcile(
@@ -98,7 +102,7 @@ class _Tick:
         restored = self._restore_drained()
         for model, replicas in list(self._snapshot.by_model.items()):
             self._look_at(model, replicas)
-        self._empty_draining_neurons()
+        self._move_what_leaves()
         self._give_time_slices(wanted)
         return Plan(
             actions=tuple(self._actions), time_slices=self._snapshot.time_slices, restored=restored
@@ -145,13 +149,14 @@ class _Tick:
             for replica in replicas:
                 self._unload(unknown_leaves(replica))
             return
-        staying = [r for r in replicas if self._stays(r) and r.status is ReplicaStatus.READY]
-        if not staying:
+        loaded = staying(entry, self._snapshot)
+        ready = [replica for replica in loaded if replica.status is ReplicaStatus.READY]
+        if not ready:
             return
         assignment = assignment_of(entry)
-        digest = entry.spec_digest() if len(staying) > 1 else staying[0].spec_digest
+        digest = entry.spec_digest() if len(ready) > 1 else ready[0].spec_digest
         homes = {name for name, models in self._jobs.to_restore.items() if model in models}
-        self._unload(surplus_leaves(assignment, staying, digest, self._may_sleep, homes))
+        self._unload(surplus_leaves(assignment, ready, digest, self._may_sleep, homes))
         if self._observed.queue_long_s.get(model, 0.0) >= QUEUE_LONG_S:
             self._load_one_more(entry, assignment)
 
@@ -162,39 +167,42 @@ class _Tick:
         if len(held) < assignment.max_replicas and not is_under_way:
             self._load(entry, may_evict=False)
 
-    def _empty_draining_neurons(self) -> None:
+    def _move_what_leaves(self) -> None:
         for neuron in self._snapshot.neurons:
             for replica in neuron.replicas if neuron.may_serve else ():
-                if not neuron.is_draining and not self._drains_elsewhere(replica):
+                entry = self._catalogue.get(replica.model)
+                if entry is None:
                     continue
-                if replica.status is ReplicaStatus.READY:
-                    self._move(replica)
+                if not (why := why_it_leaves(entry, replica, self._snapshot)):
+                    continue
+                if self._jobs.overdue & {neuron.name, *stage_neurons(replica)}:
+                    self._end(replica)
+                elif replica.status is ReplicaStatus.READY:
+                    self._move(entry, replica, why)
                 elif replica.status is ReplicaStatus.ASLEEP:
-                    self._unload(_leaving(replica, "its neuron drains"))
+                    self._unload(_leaving(replica, why))
 
-    def _drains_elsewhere(self, replica: ReplicaView) -> bool:
-        """Whether another neuron that holds a stage of it drains."""
-        others = (self._snapshot.neuron(name) for name in stage_neurons(replica))
-        return any(neuron is not None and neuron.is_draining for neuron in others)
-
-    def _move(self, replica: ReplicaView) -> None:
-        """Away from a neuron that drains, without a gap where there is room."""
-        entry = self._catalogue.get(replica.model)
-        if entry is None:
-            return
-        elsewhere = [
-            other
-            for other in self._snapshot.replicas_of(replica.model)
-            if other.status in HELD and self._stays(other)
-        ]
+    def _move(self, entry: CatalogueEntry, replica: ReplicaView, why: str) -> None:
+        """Moves it without a gap where there is room. What drains leaves without one, too, once it
+        is idle, unless it is to be kept loaded; what only stands at the wrong place stays."""
+        elsewhere = staying(entry, self._snapshot)
+        is_idle = (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S
         if any(other.status is ReplicaStatus.READY for other in elsewhere):
-            self._unload(_leaving(replica, "its neuron drains, and another one has it"))
-        elif elsewhere or self._pending[replica.model]:
-            return
-        elif (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S and not entry.effective_min_replicas:
-            self._unload(_leaving(replica, "its neuron drains"))
-        elif not entry.effective_min_replicas:  # otherwise it is missing, and has been looked at
-            self._load(entry)
+            self._unload(_leaving(replica, f"{why}, and another one has it"))
+        elif elsewhere or self._pending[entry.name] or entry.effective_min_replicas:
+            return  # what is to be kept is missing, and has been looked at
+        elif is_idle and why == DRAINS:
+            self._unload(_leaving(replica, why))
+        else:
+            self._load(entry, may_evict=not is_idle)
+
+    def _end(self, replica: ReplicaView) -> None:
+        """Ends it with its requests, also where it is being unloaded: that waits for them."""
+        if replica.status is not ReplicaStatus.FAILED:
+            why = f"{DRAINS}, and the time for that is over"
+            ends = Unload(neuron=replica.neuron, model=replica.model, reason=why, at_once=True)
+            self._actions.append(ends)
+            self._snapshot = with_unload(self._snapshot, replica.neuron, replica.model)
 
     def _give_time_slices(self, wanted: Mapping[str, Waiting]) -> None:
         """Who has waited longest comes first."""
@@ -210,11 +218,7 @@ class _Tick:
 
     def _num_missing(self, entry: CatalogueEntry) -> int:
         """What a neuron holds that has just fallen silent is expected back."""
-        held = {
-            replica.neuron
-            for replica in self._snapshot.replicas_of(entry.name)
-            if replica.status in HELD and self._stays(replica)
-        }
+        held = {replica.neuron for replica in staying(entry, self._snapshot)}
         held |= self._pending[entry.name] | set(self._snapshot.absent_holders(entry.name))
         return entry.effective_min_replicas - len(held)
 
@@ -267,11 +271,6 @@ class _Tick:
             return
         self._actions.append(unload)
         self._snapshot = with_unload(self._snapshot, unload.neuron, unload.model)
-
-    def _stays(self, replica: ReplicaView) -> bool:
-        neuron = self._snapshot.neuron(replica.neuron)
-        is_there = neuron is not None and neuron.may_load
-        return is_there and not self._drains_elsewhere(replica)
 
 
 def _leaving(replica: ReplicaView, reason: str) -> Unload:

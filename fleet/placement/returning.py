@@ -10,27 +10,32 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.desired_state import Admission, KnownDevice
-from fleet.live.snapshot import FleetSnapshot, NeuronView
+from fleet.live.desired_state import Admission, DesiredState, KnownDevice
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Reject
 from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import are_large_enough_together
+from fleet.placement.held_stages import stage_neurons
 from inference.protocol.heartbeat import DeviceInfo
 
 MIN_RETURN_S = 5.0
 MAX_RETURN_S = 300.0
 """A host is expected to be away for as long again as it has been, within these bounds."""
+DRAIN_WAIT_S = 600.0
+"""Requests wait for a host that drains, restarts meanwhile and is resumed. One that has been
+draining for longer is not expected back soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnavailableHost:
     """``state`` is for the client's message; ``since_s``: seconds in that state, ``None`` if
-    unknown."""
+    unknown. ``is_awaited``: an operator drains it, and has not for long: requests wait for it."""
 
     name: str
     devices: Sequence[DeviceInfo | KnownDevice]
     state: str
     since_s: float | None
+    is_awaited: bool = False
 
     @property
     def how_long(self) -> str:
@@ -48,12 +53,13 @@ def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
     """The hosts that are admitted and take no loads now, with the devices last known of them."""
     for neuron in snapshot.neurons:
         if neuron.is_admitted and not neuron.may_load:
-            host = snapshot.desired_states.of(neuron.name).host
+            desired = snapshot.desired_states.of(neuron.name)
             yield UnavailableHost(
                 name=neuron.name,
                 devices=neuron.devices,
                 state=_state(neuron),
-                since_s=None if host is None else host.draining_s,
+                since_s=None if desired.host is None else desired.host.draining_s,
+                is_awaited=_is_awaited(desired),
             )
     for name, desired in sorted(snapshot.desired_states.by_neuron.items()):
         is_away = snapshot.neuron(name) is None and desired.admission is Admission.ADMITTED
@@ -63,7 +69,13 @@ def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
                 devices=desired.host.devices,
                 state="away",
                 since_s=desired.host.away_s,
+                is_awaited=_is_awaited(desired),
             )
+
+
+def _is_awaited(desired: DesiredState) -> bool:
+    drained_s = None if desired.host is None else desired.host.draining_s
+    return desired.drain and (drained_s or 0.0) < DRAIN_WAIT_S
 
 
 def returning_hosts(
@@ -80,6 +92,16 @@ def returning_hosts(
         and is_large_enough(needs, host.name, host.devices)
     ]
     return sorted(found, key=lambda host: (host.returns_in_s, host.name))
+
+
+def awaited_host(
+    returning: Sequence[UnavailableHost], replicas: Sequence[ReplicaView], snapshot: FleetSnapshot
+) -> UnavailableHost | None:
+    """The host that requests wait for: one that drains with ``replicas`` of the model or a part of
+    one, else one of ``returning``."""
+    holders = {name for one in replicas for name in (one.neuron, *stage_neurons(one))}
+    holding = (host for host in unavailable_hosts(snapshot) if host.name in holders)
+    return next((host for host in (*holding, *returning) if host.is_awaited), None)
 
 
 def is_large_enough(needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]) -> bool:

@@ -80,6 +80,8 @@ def model_load_start(
             if outdated := outdated_neurons(entry, snapshot):
                 return reload_job_start(actor=actor, model_name=entry.name, neuron_name=outdated[0])
             raise ModelAlreadyLoadedError(f"{entry.name} is loaded on {decision.neuron} already")
+        case Wait(is_for_drain=True):
+            raise ModelRecoveringError(decision.reason, decision.eta_s)
         case Wait():
             jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
             if under_way := jobs.filter(model_name=entry.name).first():

@@ -190,7 +190,7 @@ def test_a_divided_replica_frees_what_it_holds_of_each_device() -> None:
 
 def test_models_in_use_keep_their_time_slice_and_each_device_is_promised() -> None:
     cards = [card(0, free=2), card(1, free=24)]
-    used = busy("old", gib=22, status_age_s=600.0)
+    used = busy("old", on="box", gib=22, status_age_s=600.0)
     offered = catalogue(large(), entry("old", 22))
     snapshot = fleet(neuron("box", *cards, holds=(used,)))
     decision = place(large(), snapshot, catalogue=offered)

@@ -9,7 +9,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import Admission, DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement import Load, Reject, place, place_on
-from fleet.placement.returning import MAX_RETURN_S, MIN_RETURN_S
+from fleet.placement.returning import DRAIN_WAIT_S, MAX_RETURN_S, MIN_RETURN_S
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
 from tests.fleet.placement.fleets import FAILED, GIB, card, entry, fleet, neuron, processor, replica
@@ -39,7 +39,10 @@ RETURNING: dict[str, tuple[CatalogueEntry, FleetSnapshot]] = {
     "is not ready": (LARGE, fleet(SMALL_HOST, big(is_ready=False))),
     "is of another version": (LARGE, fleet(SMALL_HOST, big(speaks_our_protocol=False))),
     "is silent": (LARGE, away(SMALL_HOST, big=known(BIG_CARD, away_s=70.0))),
-    "is silent and drains": (LARGE, away(SMALL_HOST, big=known(BIG_CARD, drain=True))),
+    "is silent and has been drained for long": (
+        LARGE,
+        away(SMALL_HOST, big=known(BIG_CARD, drain=True, draining_s=DRAIN_WAIT_S)),
+    ),
     "all are silent": (LARGE, away(big=known(BIG_CARD, away_s=70.0))),
     "of unknown size": (entry(), away(big=known(BIG_CARD, away_s=70.0))),
     "several devices": (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fleet.live.desired_state import DesiredState, DesiredStates
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.gateway.request.place import Placer
@@ -115,6 +116,30 @@ async def test_waiting_ends_with_the_deadline() -> None:
     with pytest.raises(ApiError) as refused:
         await placer.find_place(ENTRY, deadline_s=asyncio.get_running_loop().time() + 0.05)
     assert refused.value.code == "model_loading"
+
+
+async def test_who_comes_during_a_drain_waits_is_told_why_and_is_served_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
+    resumed = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.READY),))
+    drained = FleetSnapshot(
+        neurons=tuple(replace(one, is_draining=True) for one in resumed.neurons),
+        desired_states=DesiredStates(by_neuron={"ant": DesiredState(drain=True)}),
+    )
+    words: list[str] = []
+    snapshots = [drained] * 5
+
+    async def read() -> FleetSnapshot:
+        if (wait := placer.wait_of(ENTRY.name)) is not None:
+            words.append(wait.words)
+        return snapshots.pop() if snapshots else resumed
+
+    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=MAX_WAITING)
+    place = await placer.find_place(ENTRY, deadline_s=soon_s())
+    assert (place.neuron, snapshots) == ("ant", [])
+    why = "tiny waits for ant, which is draining, about 5 s left"
+    assert set(words) == {why}
 
 
 async def test_a_thousand_who_wait_ask_placement_once_a_round(
