@@ -38,9 +38,10 @@ def send_load(*, neuron_name: str, spec: LoadSpec) -> None:
     _send(keys.TASK_LOAD_MODEL, neuron_name, [msgspec.to_builtins(spec)], LOAD_EXPIRES_S)
 
 
-def send_unload(*, neuron_name: str, model_name: str) -> None:
+def send_unload(*, neuron_name: str, model_name: str, at_once: bool = False) -> None:
     """Raises ``BrokerUnavailableError``."""
-    _send(keys.TASK_UNLOAD_MODEL, neuron_name, [model_name], UNLOAD_EXPIRES_S)
+    arguments = [model_name, True] if at_once else [model_name]
+    _send(keys.TASK_UNLOAD_MODEL, neuron_name, arguments, UNLOAD_EXPIRES_S)
 
 
 def send_release_stages(*, neuron_name: str, model_name: str, job_id: str) -> None:

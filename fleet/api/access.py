@@ -274,6 +274,18 @@ def flag_in(body: dict[str, Any], name: str) -> bool:
     return value
 
 
+MAX_SECONDS = 86_400
+
+
+def seconds_in(body: dict[str, Any], name: str) -> int | None:
+    """Raises ``ProblemError``."""
+    value = body.get(name)
+    if value is not None and (type(value) is not int or not 0 <= value <= MAX_SECONDS):
+        message = f"{name!r} is to be a whole number of seconds, from 0 to {MAX_SECONDS}."
+        raise ProblemError(400, "invalid_value", message, param=name)
+    return value
+
+
 def texts_in(body: dict[str, Any], name: str) -> list[str]:
     """Empty where it is not given. Raises ``ProblemError``."""
     value = body.get(name, [])

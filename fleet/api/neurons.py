@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetListView, FleetView, body_of
+from fleet.api.access import Call, FleetListView, FleetView, body_of, seconds_in
 from fleet.api.removal import removal_schema, removed
 from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
-from fleet.models import Device, Neuron, Replica
+from fleet.models import Device, Neuron, NeuronWish, Replica
 
-DESIRED_STATES = {
+DESIRED_STATES: dict[str, Callable[..., NeuronWish]] = {
     "drain": services.neuron_drain,
     "resume": services.neuron_resume,
     "admit": services.neuron_admit,
@@ -45,8 +47,9 @@ class NeuronView(FleetView):
 
 
 class NeuronStateView(FleetView):
-    """``drain``: no new requests or loads, running ones finish. ``resume`` ends that. ``admit`` and
-    ``refuse`` set whether the neuron belongs to the fleet."""
+    """``drain``: no new requests or loads, running ones finish, or end after ``within_s`` seconds
+    where it is given. ``resume`` ends that. ``admit`` and ``refuse`` set whether the neuron belongs
+    to the fleet."""
 
     serializer_class = NeuronShape
     queryset = Neuron.objects.none()
@@ -55,10 +58,12 @@ class NeuronStateView(FleetView):
     def permission(self, method: str) -> str | None:
         return "fleet.change_neuron"
 
-    @extend_schema(request=None)
+    @extend_schema(request=OpenApiTypes.OBJECT)
     def post(self, call: Call, name: str) -> Response:
-        body_of(call)
-        DESIRED_STATES[self.desired](actor=self.actor, neuron_name=name)
+        body = body_of(call, *(("within_s",) if self.desired == "drain" else ()))
+        within_s = seconds_in(body, "within_s")
+        values = {} if within_s is None else {"within_s": within_s}
+        DESIRED_STATES[self.desired](actor=self.actor, neuron_name=name, **values)
         return Response(self.get_serializer(_neuron(name)).data)
 
 

@@ -20,6 +20,9 @@ class NeuronWish(models.Model):
     drain_wanted_at = models.DateTimeField(
         null=True, blank=True, help_text="Since when it is to be drained; empty: it is not."
     )
+    drain_ends_at = models.DateTimeField(
+        null=True, blank=True, help_text="When what still runs there is ended; empty: it finishes."
+    )
     models_before_drain = models.JSONField(
         default=list,
         db_default=models.Value([], models.JSONField()),

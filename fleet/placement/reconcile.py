@@ -171,24 +171,22 @@ class _Tick:
         for neuron in self._snapshot.neurons:
             for replica in neuron.replicas if neuron.may_serve else ():
                 entry = self._catalogue.get(replica.model)
-                if entry is None:
-                    continue
-                if not (why := why_it_leaves(entry, replica, self._snapshot)):
-                    continue
+                why = "" if entry is None else why_it_leaves(entry, replica, self._snapshot)
                 if self._jobs.overdue & {neuron.name, *stage_neurons(replica)}:
                     self._end(replica)
-                elif replica.status is ReplicaStatus.READY:
-                    self._move(entry, replica, why)
-                elif replica.status is ReplicaStatus.ASLEEP:
+                elif why and replica.status is ReplicaStatus.ASLEEP:
                     self._unload(_leaving(replica, why))
+                elif why and entry is not None and replica.status is ReplicaStatus.READY:
+                    self._move(entry, replica, why)
 
     def _move(self, entry: CatalogueEntry, replica: ReplicaView, why: str) -> None:
-        """Moves it without a gap where there is room. What drains leaves without one, too, once it
-        is idle, unless it is to be kept loaded; what only stands at the wrong place stays."""
+        """Moves it without a gap where there is room; it leaves once its requests are done. What
+        drains leaves without room elsewhere, too, unless it is to be kept loaded."""
         elsewhere = staying(entry, self._snapshot)
         is_idle = (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S
         if any(other.status is ReplicaStatus.READY for other in elsewhere):
-            self._unload(_leaving(replica, f"{why}, and another one has it"))
+            if is_idle:
+                self._unload(_leaving(replica, f"{why}, and another one has it"))
         elif elsewhere or self._pending[entry.name] or entry.effective_min_replicas:
             return  # what is to be kept is missing, and has been looked at
         elif is_idle and why == DRAINS:

@@ -53,6 +53,14 @@ def model_not_loaded(model: str) -> Failure:
     )
 
 
+def model_unloaded(model: str) -> Failure:
+    return Failure(
+        code="draining",
+        message=f"model {model!r} was unloaded from its neuron before this request was done",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
 def model_loading(model: str) -> Failure:
     return Failure(
         code="model_loading",

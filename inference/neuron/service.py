@@ -196,14 +196,15 @@ class NeuronService:
         self._persisted_specs.save()
         self._heart.beat_now()
 
-    def unload_model(self, model: str) -> None:
-        """Waits, elsewhere, for the requests in flight. An unknown model is unloaded already."""
+    def unload_model(self, model: str, at_once: bool = False) -> None:
+        """Waits, elsewhere, for the requests in flight, unless they are to end ``at_once``. An
+        unknown model is unloaded already."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("unload of %s: it is not loaded", model)
             return
-        log.info("unloading %s", model)
-        replica.drain()
+        log.info("unloading %s%s", model, " at once" if at_once else "")
+        replica.drain(at_once=at_once)
         self._persisted_specs.save()
 
     def release_stages(self, model: str, job_id: str) -> None:

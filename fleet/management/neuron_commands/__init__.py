@@ -1,6 +1,6 @@
 """The subcommands of ``manage.py neurons``."""
 
-from fleet.management.neuron_commands.desired_state import SetDesiredState
+from fleet.management.neuron_commands.desired_state import Drain, SetDesiredState
 from fleet.management.neuron_commands.drill import Drill
 from fleet.management.neuron_commands.invite import (
     INVITE,
@@ -32,7 +32,7 @@ SUBCOMMANDS = (
     Policy(),
     SetDesiredState("admit", "let a neuron belong to the fleet"),
     SetDesiredState("refuse", "place and route nothing there"),
-    SetDesiredState("drain", "place nothing new there; what runs finishes"),
+    Drain("drain", "place nothing new there; what runs finishes, or ends in time"),
     SetDesiredState("resume", "end a drain"),
     Remove(),
     Drill(),

@@ -21,12 +21,39 @@ class SetDesiredState:
 
     def run(self, run: Run) -> None:
         name = run.options["name"]
-        neuron = run.backend.ask("POST", f"neurons/{quote(name, safe='')}/{self.name}", {})
-        run.show(neuron, f"{name} {EFFECTS[self.name]}{what_runs(neuron)}.")
+        within_s = self.within_s(run)
+        body = {} if within_s is None else {"within_s": within_s}
+        neuron = run.backend.ask("POST", f"neurons/{quote(name, safe='')}/{self.name}", body)
+        end = {None: "", 0: ", and is ended now"}.get(
+            within_s, f", and is ended after {within_s} s"
+        )
+        run.show(neuron, f"{name} {EFFECTS[self.name]}{what_runs(neuron)}{end}.")
+
+    def within_s(self, run: Run) -> int | None:
+        return None
+
+
+class Drain(SetDesiredState):
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        ends = parser.add_mutually_exclusive_group()
+        ends.add_argument(
+            "--within",
+            metavar="SECONDS",
+            type=int,
+            help="end what still runs there after so long; without it, it finishes",
+        )
+        ends.add_argument(
+            "--now", dest="within", action="store_const", const=0, help="end what runs there"
+        )
+
+    def within_s(self, run: Run) -> int | None:
+        within_s: int | None = run.options["within"]
+        return within_s
 
 
 EFFECTS = {
-    "drain": "takes no more loads, and requests only for what nothing else can serve",
+    "drain": "takes no more loads and requests, but for models that are moving elsewhere",
     "resume": "takes loads and requests; what was loaded before its drain is loaded again",
     "admit": "is admitted: it takes loads and requests",
     "refuse": "is refused: it gets no more loads and requests",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -42,21 +42,35 @@ RESTORED_STATUSES = (
 """What has one of them when a drain begins is loaded again after it."""
 
 
-def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """Place no new loads or requests there; running ones finish. Raises ``UnknownNeuronError``."""
+def neuron_drain(*, actor: Actor, neuron_name: str, within_s: int | None = None) -> NeuronWish:
+    """Place no new loads or requests there; running ones finish, or are ended after ``within_s``.
+    A second drain sets that anew. Raises ``UnknownNeuronError``."""
+    now = timezone.now()
+    wanted = NeuronWish.objects.filter(neuron_name=neuron_name).exclude(drain_wanted_at=None)
+    since = wanted.values_list("drain_wanted_at", flat=True).first()
     return _set_desired(
         actor,
         "neuron.drain",
         neuron_name,
-        drain_wanted_at=timezone.now(),
+        detail=None if within_s is None else {"within_s": within_s},
+        drain_wanted_at=since or now,
+        drain_ends_at=None if within_s is None else now + timedelta(seconds=within_s),
         models_before_drain=_models_to_restore(neuron_name),
     )
+
+
+def neurons_overdue(*, now: datetime) -> frozenset[str]:
+    """The neurons whose drain was to be over by now."""
+    overdue = NeuronWish.objects.exclude(drain_wanted_at=None).filter(drain_ends_at__lte=now)
+    return frozenset(overdue.values_list("neuron_name", flat=True))
 
 
 def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
     """End a drain: the control plane loads the models from before it again. Raises
     ``UnknownNeuronError``."""
-    return _set_desired(actor, "neuron.resume", neuron_name, drain_wanted_at=None)
+    return _set_desired(
+        actor, "neuron.resume", neuron_name, drain_wanted_at=None, drain_ends_at=None
+    )
 
 
 def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) -> None:
@@ -243,7 +257,14 @@ def _policy() -> AdmissionPolicy:
     return AdmissionPolicy.AUTOMATIC if row is None else AdmissionPolicy(row.admission)
 
 
-def _set_desired(actor: Actor, action: str, neuron_name: str, **values: Any) -> NeuronWish:
+def _set_desired(
+    actor: Actor,
+    action: str,
+    neuron_name: str,
+    *,
+    detail: dict[str, Any] | None = None,
+    **values: Any,
+) -> NeuronWish:
     """Write, audit and publish the desired state, unless it is unchanged."""
     with transaction.atomic():
         desired = NeuronWish.objects.select_for_update().filter(neuron_name=neuron_name).first()
@@ -251,14 +272,14 @@ def _set_desired(actor: Actor, action: str, neuron_name: str, **values: Any) -> 
             if not Neuron.objects.filter(name=neuron_name).exists():
                 raise UnknownNeuronError(f"There is no neuron named {neuron_name!r}")
             desired = desired_state_of_first_sight(neuron_name)
-        before = desired.desired_state()
+        before = (desired.desired_state(), desired.drain_ends_at)
         for name, value in values.items():
             setattr(desired, name, value)
-        if desired.desired_state() == before:
+        if (desired.desired_state(), desired.drain_ends_at) == before:
             desired.refresh_from_db()
             return desired
         desired.save(update_fields=list(values))
-        audit_entry_create(actor=actor, action=action, object_id=neuron_name)
+        audit_entry_create(actor=actor, action=action, object_id=neuron_name, detail=detail)
         transaction.on_commit(desired_states_publish)
     return desired
 

@@ -33,8 +33,13 @@ from fleet.lifecycles import (
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
 from fleet.services.jobs.claims import neuron_away
 from fleet.services.jobs.kept_unloaded import kept_unloaded_forget, model_keep_unloaded
-from fleet.services.jobs.messages import send_drop_adapter, send_load, send_unload
-from fleet.services.jobs.moves import load_job_end
+from fleet.services.jobs.messages import (
+    send_drop_adapter,
+    send_load,
+    send_unload,
+    send_unload_at_once,
+)
+from fleet.services.jobs.moves import load_job_end, load_job_send
 from fleet.services.jobs.stage_orders import spans_neurons, stage_load_call_off, stage_orders
 from fleet.services.jobs.starts import job_create
 from inference.protocol.load import (
@@ -94,13 +99,19 @@ def load_job_start(
 
 
 def unload_job_start(
-    *, actor: Actor, model_name: str, neuron_name: str, is_planned: bool = False
+    *,
+    actor: Actor,
+    model_name: str,
+    neuron_name: str,
+    is_planned: bool = False,
+    at_once: bool = False,
 ) -> LoadJob:
     """The active unload of this model on this neuron: a new one, or the one that is there. The
     neuron drains the replica, or drops the load that is under way; that load's job ends when it
     has, or at once where it waits for stages of other neurons. Works for models that the catalogue
     no longer has. An adapter leaves its base's engine once no request uses it. ``is_planned``: what
-    should be loaded has been seen to, so that a pinned model's surplus copy may go.
+    should be loaded has been seen to, so that a pinned model's surplus copy may go. ``at_once``:
+    its requests end, also where an unload that waits for them is under way.
 
     Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
     """
@@ -120,7 +131,11 @@ def unload_job_start(
         raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
     for load in jobs.exclude(stage_links=""):
         stage_load_call_off(job=load)  # its neuron does not know of it yet
-    return job_create(actor=actor, job=job, send=send_unload)
+    send = send_unload_at_once if at_once else send_unload
+    active = job_create(actor=actor, job=job, send=send)
+    if at_once and active is not job:
+        load_job_send(job=active, send=send)
+    return active
 
 
 def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:

@@ -18,6 +18,10 @@ def send_unload(job: LoadJob) -> None:
     neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
 
 
+def send_unload_at_once(job: LoadJob) -> None:
+    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name, at_once=True)
+
+
 def send_sleep(job: LoadJob) -> None:
     neuron_client.send_sleep(
         neuron_name=job.neuron.name, model_name=job.model_name, job_id=str(job.pk)

@@ -23,7 +23,11 @@ from fleet.placement.decisions import stage_evictions
 from fleet.placement.failures import LOST_ITS_ROOM
 from fleet.placement.plan import Action, Jobs, Plan, Sleep, Unload
 from fleet.placement.reconcile import BACKOFF, reconcile
-from fleet.services.hosts.neurons import models_to_restore, neuron_models_restored
+from fleet.services.hosts.neurons import (
+    models_to_restore,
+    neuron_models_restored,
+    neurons_overdue,
+)
 from fleet.services.jobs.load_jobs import unload_job_start
 from fleet.services.jobs.placed_loads import placed_load_start
 from fleet.services.jobs.sleeps import sleep_job_start
@@ -94,6 +98,7 @@ def jobs_known() -> Jobs:
         unloading=frozenset(unloading),
         to_restore=models_to_restore(),
         evicting=frozenset(evicting),
+        overdue=neurons_overdue(now=now),
         num_failures=dict(num_failures),
         failed_age_s=failed_age_s,
     )
@@ -112,5 +117,9 @@ def _begin(action: Action) -> None:
         case Unload():
             logger.info("unloading %s from %s: %s", action.model, action.neuron, action.reason)
             unload_job_start(
-                actor=CONTROL, model_name=action.model, neuron_name=action.neuron, is_planned=True
+                actor=CONTROL,
+                model_name=action.model,
+                neuron_name=action.neuron,
+                is_planned=True,
+                at_once=action.at_once,
             )

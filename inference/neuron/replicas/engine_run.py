@@ -22,7 +22,7 @@ from inference.neuron.errors import (
     engine_crashed,
     engine_faulted,
     engine_hung,
-    model_not_loaded,
+    model_unloaded,
 )
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.replicas.engine_process import EngineProcess, SilenceTimer
@@ -219,7 +219,7 @@ class EngineRun:
         if self._fault is not None:
             return self._fault
         if is_wanted:
-            return model_not_loaded(self._spec.model)
+            return model_unloaded(self._spec.model)
         submits = self._context.table.submits_of(self.engine)
         if len(submits) != 1 or not self.engine.ended_by_itself:
             return engine_crashed(self._spec.model)

@@ -147,11 +147,13 @@ class Replica:
             with contextlib.suppress(EngineGoneError):  # and the adapter with it
                 run.engine.send(DropAdapter(name=name))
 
-    def drain(self) -> None:
-        """Unload: refuse new requests, finish running ones, end the engine. A load is cancelled.
-        Returns at once."""
+    def drain(self, *, at_once: bool = False) -> None:
+        """Unload: refuse new requests, finish running ones, or fail them ``at_once``, end the
+        engine. A load is cancelled. Returns at once."""
         if self._sleep_controller.call_off() or self._record.begin_draining():
             self._drain()
+        if at_once and (run := self._run) is not None:
+            run.drain(time.monotonic())
 
     def drain_if_idle(self) -> bool:
         """``drain``, unless it has work again. One that is leaving already has none."""

@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client
 
 from fleet import services
 from fleet.lifecycles import LoadJobStatus
-from fleet.models import LoadJob, Neuron
+from fleet.models import LoadJob, Neuron, NeuronWish
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from metering.actor import COMMAND
@@ -158,6 +158,12 @@ def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> 
     writer.post("neurons/beast/drain", status=200)
     beat()
     assert writer.get("neurons/beast")["status"] == "draining"
+    writer.post("neurons/beast/drain", {"within_s": 60}, status=200)
+    assert NeuronWish.objects.get().drain_ends_at is not None
+    for wrong in (-1, 1.5, "60", True, 86_401):
+        refused = writer.post("neurons/beast/drain", {"within_s": wrong}, status=400)
+        assert (refused["code"], refused["param"]) == ("invalid_value", "within_s")
+    writer.post("neurons/beast/resume", {"within_s": 60}, status=400)
     writer.post("neurons/beast/resume", status=200)
     writer.post("neurons/beast/refuse", status=200)
     beat()

@@ -55,7 +55,7 @@ def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
     beat()
     assert "a processor" in run_command("neurons", "list")
     assert run_command("neurons", "drain", "beast") == (
-        "beast takes no more loads, and requests only for what nothing else can serve; "
+        "beast takes no more loads and requests, but for models that are moving elsewhere; "
         "nothing runs there now.\n"
     )
     beat()
@@ -70,6 +70,9 @@ def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
     assert "; at work there now: new (loading), tiny (3 requests).\n" in run_command(
         "neurons", "drain", "beast"
     )
+    told = run_command("neurons", "drain", "beast", "--within", "60")
+    assert told.endswith("tiny (3 requests), and is ended after 60 s.\n")
+    assert run_command("neurons", "drain", "beast", "--now").endswith(", and is ended now.\n")
     run_command("neurons", "resume", "beast")
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
     assert "once it is back: it is away now" in run_command("neurons", "drain", "beast")

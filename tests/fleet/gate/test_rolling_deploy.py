@@ -21,7 +21,9 @@ if words[:2] == ["neurons", "list"] and (folder / "away").exists():
     (folder / "away").unlink()
     sys.exit("the gateway does not answer")
 if words[:2] == ["neurons", "list"]:
-    print(json.dumps([{"name": name, "drained_at": "now"} for name in ("beast", "benjy", "small")]))
+    work = {"model": "tiny", "status": "ready", "num_requests": 2}
+    found = {"drained_at": None if (folder / "busy").exists() else "now", "at_work": [work]}
+    print(json.dumps([{"name": name} | found for name in ("beast", "benjy", "small")]))
 if "--expect" in words and (folder / "red").exists():
     sys.exit((folder / "red").read_text() == words[words.index("--neuron") + 1])
 """
@@ -66,6 +68,15 @@ def test_the_first_red_one_stops_it_and_stays_drained(fake: Path) -> None:
     assert "benjy is red" in done.stderr
     assert asked[-1] == "neurons drain benjy"
     assert not any("small" in line for line in asked)
+
+
+def test_a_drain_that_is_given_up_names_what_runs(fake: Path) -> None:
+    (fake / "busy").touch()
+    done = deploy(fake, "true", "--drain-timeout", "0", "--within", "30")
+    assert done.returncode == 1
+    assert "beast still works after 0 s: tiny (ready, 2 requests); it was resumed" in done.stderr
+    asked = (fake / "asked").read_text().splitlines()
+    assert asked[1] == "neurons drain beast --within 30" and asked[-1] == "neurons resume beast"
 
 
 def test_an_upgrade_that_fails_stops_it(fake: Path) -> None:

@@ -123,7 +123,7 @@ MOVES = {
     "nothing leaves before that": (ON_B, [host("a", busy("tiny")), host("b", ELSEWHERE)], []),
     "then it leaves": (
         ON_B,
-        [host("a", busy("tiny")), host("b", replica("tiny", on="b"))],
+        [host("a", replica("tiny")), host("b", replica("tiny", on="b"))],
         [
             Unload(
                 neuron="a",

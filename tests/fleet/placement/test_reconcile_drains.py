@@ -17,8 +17,13 @@ EMPTIED = {
     "what is in use moves": (PLAIN, [draining(busy("tiny")), host("b")], [load("b")]),
     "and leaves when it is there": (
         PINNED,
-        [draining(busy("tiny")), host("b", replica("tiny", on="b"))],
+        [draining(replica("tiny")), host("b", replica("tiny", on="b"))],
         [Unload(neuron="a", model="tiny", reason="its neuron drains, and another one has it")],
+    ),
+    "once its requests are done": (
+        PINNED,
+        [draining(busy("tiny")), host("b", replica("tiny", on="b"))],
+        [],
     ),
     "not before": (
         PINNED,

@@ -88,6 +88,24 @@ def test_cancel_reaches_a_running_request(loaded: Any, gateway: Any) -> None:
     assert sum(isinstance(event, Cancelled) for event in events) == 1
 
 
+def test_an_unload_at_once_fails_what_an_earlier_one_waits_for(
+    make_service: MakeService, fake_spec: Any, gateway: Any
+) -> None:
+    service = make_service()
+    service.load_model(fake_spec(rate=0))
+    gateway.wait_status("ready")
+    request_id = gateway.submit()
+    service.drain_inbox()
+    gateway.wait_events(request_id, len)
+    service.unload_model("m")
+    gateway.wait_status("draining")
+    assert len(gateway.events(request_id)) == 1, "it is waited for"
+    service.unload_model("m", True)
+    failure = gateway.wait_end(request_id)[-1].failure
+    assert failure.code == "draining" and "unloaded" in failure.message
+    assert failure.retry_after_s is not None
+
+
 def test_cancel_in_the_same_drain_as_its_submit(loaded: Any, gateway: Any, wait_until: Any) -> None:
     request_ids = [gateway.submit() for _ in range(20)]
     for request_id in request_ids:

@@ -27,6 +27,7 @@ WITHOUT_AN_ACTOR = {
     "metering.services.audit.values_of": "reads, writes nothing",
     "fleet.services.jobs.claims.neuron_away": "decides, writes nothing",
     "fleet.services.hosts.neurons.models_to_restore": "reads",
+    "fleet.services.hosts.neurons.neurons_overdue": "reads",
     "fleet.services.hosts.presence.reporting_neuron": "reads",
     # Parts of other services' transactions.
     "metering.services.audit.revision_bump": "the service that calls it is audited",
@@ -65,6 +66,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.jobs.messages.send_load": "its job is audited",
     "fleet.services.jobs.messages.send_reload": "its job is audited",
     "fleet.services.jobs.messages.send_unload": "its job is audited",
+    "fleet.services.jobs.messages.send_unload_at_once": "its job is audited",
     "fleet.services.jobs.messages.send_drop_adapter": "its job is audited",
     "fleet.services.jobs.messages.send_sleep": "its job is audited",
     "fleet.services.jobs.sleeps.check_may_sleep": "checks, writes nothing",

@@ -12,12 +12,13 @@ from fleet import selectors, services
 from fleet.control.watch import Watched
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import build_snapshot
-from fleet.models import CatalogueModel, LoadJob, Neuron
+from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
 from fleet.placement import Load
 from fleet.placement.plan import Observed, Plan
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND, GATEWAY
+from metering.models import AuditEntry
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,6 +104,34 @@ def test_a_surplus_copy_of_a_pinned_model_is_unloaded_once(model, sent, build) -
     assert (job.kind, job.neuron.name) == (LoadJobKind.UNLOAD, "beast")
     assert tick(*beats).actions == ()
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
+
+
+def test_what_still_runs_when_a_drains_time_is_over_ends(model, neuron, sent, build) -> None:
+    busy = build.replica(stats=build.stats(in_flight=1))
+    beat = build.heartbeat(replicas=[busy])
+    services.heartbeat_record(heartbeat=beat)
+    services.neuron_drain(actor=COMMAND, neuron_name="beast", within_s=60)
+    assert tick(beat).actions == ()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast", within_s=0)
+    for _ in range(2):  # it is told again until it has gone
+        tick(beat)
+    unload = ("neuron.unload_model", ["tiny", True])
+    assert [(name, args) for name, args, _ in sent.tasks] == [unload, unload]
+    (job,) = LoadJob.objects.all()
+    assert (job.kind, job.neuron.name) == (LoadJobKind.UNLOAD, "beast")
+    details = AuditEntry.objects.filter(action="neuron.drain").order_by("pk")
+    assert [one.detail for one in details] == [{"within_s": 60}, {"within_s": 0}]
+
+
+def test_a_drain_without_an_end_takes_its_end_back(model, neuron, sent, build) -> None:
+    services.neuron_drain(actor=COMMAND, neuron_name="beast", within_s=0)
+    first = NeuronWish.objects.get().drain_wanted_at
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    wish = NeuronWish.objects.get()
+    assert (wish.drain_wanted_at, wish.drain_ends_at) == (first, None)
+    services.neuron_drain(actor=COMMAND, neuron_name="beast", within_s=0)
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    assert tick(build.heartbeat(replicas=[build.replica()])).actions == ()
 
 
 def test_a_model_that_was_deleted_leaves_its_memory(model, neuron, sent, build) -> None:
