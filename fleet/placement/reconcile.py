@@ -24,7 +24,14 @@ from fleet.live.time_slices import TimeSlice
 from fleet.placement.assignments import Assignment, assignment_of
 from fleet.placement.decisions import Catalogue
 from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.eviction_candidates import HELD, REPLACEABLE, capacity_of, idle_age_s
+from fleet.placement.devices.eviction_candidates import (
+    HELD,
+    REPLACEABLE,
+    capacity_of,
+    devices_of,
+    freed_on,
+    idle_age_s,
+)
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import asleep_of, has_just_refused, may_sleep
 from fleet.placement.devices.surplus import surplus_leaves, unknown_leaves
@@ -36,7 +43,7 @@ from fleet.placement.place import load_decision
 from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Waiting
 from fleet.placement.time_slices import time_slice_given, time_slices_kept
 from inference.backoff import Backoff
-from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 MAX_LOADS_A_TICK = 8
 BACKOFF = Backoff(first_s=10.0, max_s=600.0)
@@ -156,7 +163,9 @@ class _Tick:
         assignment = assignment_of(entry)
         digest = entry.spec_digest() if len(ready) > 1 else ready[0].spec_digest
         homes = {name for name, models in self._jobs.to_restore.items() if model in models}
-        self._unload(surplus_leaves(assignment, ready, digest, self._may_sleep, homes))
+        self._unload(
+            surplus_leaves(assignment, ready, digest, self._room_bytes, self._may_sleep, homes)
+        )
         if self._observed.queue_long_s.get(model, 0.0) >= QUEUE_LONG_S:
             self._load_one_more(entry, assignment)
 
@@ -259,6 +268,13 @@ class _Tick:
             return True
         wait_s = BACKOFF.wait_s(num_failures)
         return self._jobs.failed_age_s.get(model, wait_s) >= wait_s
+
+    def _room_bytes(self, replica: ReplicaView) -> int:
+        neuron = self._snapshot.neuron(replica.neuron)
+        assert neuron is not None, "it stays there"
+        names = devices_of(replica, neuron)
+        free = sum(i.free_memory_bytes for i in neuron.devices if device_name(i) in names)
+        return free + sum(freed_on(replica, name, neuron) for name in names)
 
     def _may_sleep(self, replica: ReplicaView) -> bool:
         neuron = self._snapshot.neuron(replica.neuron)

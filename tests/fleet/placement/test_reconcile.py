@@ -171,6 +171,27 @@ def test_surplus_goes_once_things_have_settled() -> None:
     assert unload.neuron == "b"
 
 
+SURPLUS = {
+    "above the most": (PLAIN, 0.0),
+    "an extra one that is idle": (entry("tiny", 10, max_replicas=2), EXTRA_IDLE_S),
+    "idle for its time": (entry("tiny", 10, max_replicas=2, idle_ttl_s=5), 5.0),
+}
+
+
+@each_case(("tiny", "idle_s"), SURPLUS.values(), ids=SURPLUS.keys())
+def test_what_has_least_room_goes_however_long_others_are_idle(tiny, idle_s: float) -> None:
+    cramped = host("b", replica("tiny", on="b", last_used_age_s=idle_s), free=1)
+    for roomy in (host("a", replica("tiny"), free=60), host("c", replica("tiny", on="c"), free=9)):
+        (unload,) = act(catalogue(tiny), fleet(roomy, cramped))
+        assert (unload.neuron, unload.model) == ("b", "tiny")
+
+
+def test_a_substitute_goes_first_even_from_a_roomier_host() -> None:
+    home, substitute = host("a", replica("tiny")), host("b", replica("tiny", on="b"), free=60)
+    (unload,) = act(catalogue(PLAIN), fleet(home, substitute), to_restore={"a": ("tiny",)})
+    assert (unload.neuron, unload.model) == ("b", "tiny")
+
+
 def test_an_outdated_surplus_goes_first() -> None:
     tiny = entry("tiny", 10)
     fresh = replica("tiny", spec_digest=tiny.spec_digest())
