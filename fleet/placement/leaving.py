@@ -8,10 +8,11 @@ The control moves what is to leave, placement routes by it, and loads that opera
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement.assignments import assignment_of
 from fleet.placement.devices.eviction_candidates import HELD
 from fleet.placement.held_stages import stage_neurons
 
@@ -46,6 +47,39 @@ def staying(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[ReplicaView]
         for replica in snapshot.replicas_of(entry.name)
         if replica.status in HELD and not why_it_leaves(entry, replica, snapshot)
     ]
+
+
+def why_not_loaded_on(
+    entry: CatalogueEntry, neuron: NeuronView, snapshot: FleetSnapshot, loading: Collection[str]
+) -> str:
+    """Why the control would undo a load there, in words; empty: it would not. ``loading``: the
+    neurons to which a load of the model is on its way."""
+    if not neuron.may_load:
+        return f"{neuron.name} {_state(neuron)}"
+    if entry.pinned_on and neuron.name not in entry.pinned_on:
+        return (
+            f"{entry.name} may run on {', '.join(entry.pinned_on)} only, by its pinned_on: name "
+            f"one of these, or add {neuron.name} to its pinned_on first"
+        )
+    others = {replica.neuron for replica in staying(entry, snapshot)} | {*loading}
+    most = assignment_of(entry).max_replicas
+    if neuron.name in others or len(others) < most:
+        return ""
+    return (
+        f"{entry.name} is loaded on {', '.join(sorted(others))}, and by its max_replicas on {most} "
+        f"at most: one would be unloaded again. Raise that, unload it there first, or move it by "
+        f"naming {neuron.name} as its pinned_on"
+    )
+
+
+def _state(neuron: NeuronView) -> str:
+    if not neuron.is_admitted:
+        return "is not admitted: admit it first"
+    if neuron.is_leaving:
+        return "is stopping: it is loaded there once it is back"
+    if neuron.is_draining:
+        return "is draining: resume it first"
+    return "takes no loads now: its problems are on its page"
 
 
 def taking_requests(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Catalogue, Load, Reject
@@ -21,21 +19,15 @@ def place_on(
     snapshot: FleetSnapshot,
     catalogue: Catalogue | None = None,
 ) -> Load | Reject:
-    """Ignores earlier failures and a drain of the neuron: the operator wants it there."""
-    willing = replace(neuron, is_draining=False, is_leaving=False, is_admitted=True)
-    alone = replace(
-        snapshot,
-        neurons=tuple(willing if one.name == neuron.name else one for one in snapshot.neurons),
-    )
-    capacity = FleetCapacity(alone, catalogue)
-    here = capacity.only(neuron.name)
+    """Ignores earlier failures: the operator wants it there."""
+    here = FleetCapacity(snapshot, catalogue).only(neuron.name)
     held = neuron.replica_of(entry.name)
     entry = with_reported_costs(entry, [held] if held is not None else [])
     asleep = asleep_of(entry, [held] if held is not None else [])
     room = find_room(entry, here, asleep=asleep)
     if room.candidate is not None:
         return load_decision(entry, room.candidate)
-    return refuse(entry, alone, here, NONE_FAILED, only=(neuron.name,), division=room.division)
+    return refuse(entry, snapshot, here, NONE_FAILED, only=(neuron.name,), division=room.division)
 
 
 def choose_devices(entry: CatalogueEntry, neuron: NeuronView) -> tuple[str, ...] | Reject:

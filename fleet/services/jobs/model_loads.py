@@ -29,6 +29,7 @@ from fleet.placement.devices.eviction_candidates import REPLACEABLE
 from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import held_stages, why_not_divided
 from fleet.placement.held_stages import stage_neurons
+from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.place_on import place_on
 from fleet.services.hosts.presence import reporting_neuron
 from fleet.services.jobs.load_jobs import load_job_start
@@ -115,7 +116,10 @@ def _load_on(
     """Idle models leave for it where that makes room. A neuron that holds the model already
     chooses the devices itself."""
     neuron = reporting_neuron(neuron_name, snapshot)
-    _check_pinned_on(entry, neuron_name)
+    loading = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
+    on_its_way = loading.filter(model_name=entry.name).values_list("neuron__name", flat=True)
+    if why_not := why_not_loaded_on(entry, neuron, snapshot, on_its_way):
+        raise PlacementRefusedError(why_not)
     _check_device_sizes(entry, neuron, devices)
     held = neuron.replica_of(entry.name)
     if devices or (held is not None and held.status not in REPLACEABLE):
@@ -155,16 +159,6 @@ def _refusal(decision: Reject) -> FleetError:
     if decision.code == CudaUnavailableError.code:
         return CudaUnavailableError(decision.message)
     return PlacementRefusedError(decision.message)
-
-
-def _check_pinned_on(entry: CatalogueEntry, neuron_name: str) -> None:
-    """Raises ``PlacementRefusedError`` for a neuron that the catalogue rules out: the control
-    would load the model again elsewhere."""
-    if entry.pinned_on and neuron_name not in entry.pinned_on:
-        raise PlacementRefusedError(
-            f"{entry.name} may run on {', '.join(entry.pinned_on)} only, by its pinned_on: name "
-            f"one of these, or add {neuron_name} to its pinned_on first"
-        )
 
 
 def _check_device_sizes(entry: CatalogueEntry, neuron: NeuronView, devices: Sequence[str]) -> None:

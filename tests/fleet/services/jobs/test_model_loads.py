@@ -130,6 +130,32 @@ def test_a_neuron_that_its_pinned_on_rules_out_is_refused(full, publish, sent) -
     assert len(sent.tasks) == 1
 
 
+def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sent) -> None:
+    """It used to succeed, and what was loaded, or the other copy, was gone seconds later."""
+    full()
+    room = build.device(kind="cuda", total_memory_bytes=64 * GIB, free_memory_bytes=60 * GIB)
+    services.heartbeat_record(heartbeat=publish(name="beauty", devices=[room]))
+
+    def refusal(model_name: str = "old") -> str:
+        with pytest.raises(PlacementRefusedError) as refused:
+            services.model_load_start(
+                actor=COMMAND, model_name=model_name, neuron_name="beauty", devices=["cuda:0"]
+            )
+        assert sent.tasks == [] and not LoadJob.objects.filter(neuron__name="beauty").exists()
+        return str(refused.value)
+
+    assert "old is loaded on beast, and by its max_replicas on 1 at most" in refusal()
+    services.neuron_drain(actor=COMMAND, neuron_name="beauty")
+    assert refusal() == refusal("new") == "beauty is draining: resume it first"
+    services.neuron_refuse(actor=COMMAND, neuron_name="beauty")
+    assert refusal() == "beauty is not admitted: admit it first"
+    services.neuron_admit(actor=COMMAND, neuron_name="beauty")
+    services.neuron_resume(actor=COMMAND, neuron_name="beauty")
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    services.model_load_start(actor=COMMAND, model_name="old", neuron_name="beauty")
+    assert len(sent.tasks) == 1, "what is to leave its neuron anyway is no other copy"
+
+
 @pytest.mark.parametrize(
     ("device", "why"), [("cpu", "is no card"), ("cuda:0", "has 8,589,934,592"), ("cuda:1", None)]
 )
