@@ -82,7 +82,8 @@ def health(heartbeat: NeuronHeartbeat, expected: Sequence[str] = ()) -> dict[str
     def names(*statuses: ReplicaStatus) -> list[str]:
         return [state.model for state in heartbeat.replicas if state.status in statuses]
 
-    loading = names(ReplicaStatus.LOADING)
+    # A neuron that has restarted recovers what it had: that is loaded again.
+    loading = names(ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
     known = {state.model for state in heartbeat.replicas if state.status in HAS_BEGUN}
     pending = [*loading[1:], *(name for name in expected if name not in known)]
     return {
@@ -101,7 +102,7 @@ def health(heartbeat: NeuronHeartbeat, expected: Sequence[str] = ()) -> dict[str
             "state": "pre_warming" if loading or pending else "ready",
             "pending": pending,
             "in_progress": loading[0] if loading else None,
-            "completed": names(ReplicaStatus.READY, ReplicaStatus.RECOVERING),
+            "completed": names(ReplicaStatus.READY),
             "failed": [
                 {"model_id": state.model, "error": state.failure.message if state.failure else ""}
                 for state in heartbeat.replicas

@@ -50,9 +50,10 @@ def test_activation_is_ready_when_the_pinned_models_are(
     assert (activation()["state"], activation()["pending"]) == ("pre_warming", ["tiny"])
     services.load_job_start(actor=COMMAND, model_name="idle", neuron_name="beast")
     assert activation()["pending"] == ["idle", "tiny"]
-    beat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
-    assert activation()["in_progress"] == "tiny"
-    assert activation()["pending"] == ["idle"]
+    for begun in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
+        beat(replicas=[build.replica(status=begun)])
+        assert (activation()["state"], activation()["in_progress"]) == ("pre_warming", "tiny")
+        assert (activation()["pending"], activation()["completed"]) == (["idle"], [])
     ready = [build.replica(), build.replica(model="idle", job_id="another")]
     beat(replicas=ready)
     assert (activation()["state"], activation()["pending"]) == ("ready", [])
