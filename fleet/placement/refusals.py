@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import Admission
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.decisions import Reject
@@ -78,11 +79,7 @@ def refuse(
         return never_loads(entry, failed.permanent[0])
     if unmet := unmet_devices(entry, snapshot, _model_id(entry), only):
         return unmet
-    return Reject(
-        code="no_neuron",
-        message=_nowhere(entry, snapshot),
-        retry_after_s=NO_NEURON_RETRY_AFTER_S,
-    )
+    return _nowhere(entry, snapshot)
 
 
 def _barred(entry: CatalogueEntry, capacity: FleetCapacity) -> Reject | None:
@@ -240,7 +237,24 @@ def _lacking(
     return (is_too_small, missing, neuron, name, least, deciding.free_bytes(model), total)
 
 
-def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> str:
-    if entry.pinned_on and not any(snapshot.neuron(name) for name in entry.pinned_on):
-        return f"{entry.name} may run on {', '.join(entry.pinned_on)} only, which is away"
-    return f"No neuron that could run {entry.name} is online"
+def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
+    """No host takes loads of it. One that was refused or revoked is not waited for."""
+    states = snapshot.desired_states.by_neuron
+    hosts = entry.pinned_on or tuple(sorted(states))
+    refused = [
+        name for name in hosts if name in states and states[name].admission is Admission.REFUSED
+    ]
+    is_final = bool(hosts) and len(refused) == len(hosts)
+    message = f"No neuron that could run {entry.name} is online"
+    if is_final:
+        message = (
+            f"{entry.name} can run on {', '.join(hosts)} only, which was refused or revoked: "
+            "nothing goes there until an operator admits or invites it again"
+        )
+    elif entry.pinned_on and not any(snapshot.neuron(name) for name in entry.pinned_on):
+        message = f"{entry.name} may run on {', '.join(entry.pinned_on)} only, which is away"
+    return Reject(
+        code="no_neuron",
+        message=message,
+        retry_after_s=None if is_final else NO_NEURON_RETRY_AFTER_S,
+    )

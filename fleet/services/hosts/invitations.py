@@ -12,9 +12,10 @@ from django.db import transaction
 
 from fleet.errors import InvitationError, UnknownNeuronError
 from fleet.live import reading as live
-from fleet.models import FleetPolicy, Invitation
+from fleet.live.desired_state import Admission
+from fleet.models import FleetPolicy, Invitation, NeuronWish
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
-from fleet.services.hosts.neurons import neuron_expect
+from fleet.services.hosts.neurons import desired_states_publish, neuron_admit, neuron_expect
 from helexa_site.program import Installation, installation
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import NEURON_NAME
@@ -56,6 +57,7 @@ def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None)
     )
     _ensure_redis_can()
     with transaction.atomic():
+        was_out = not Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None).exists()
         Invitation.objects.update_or_create(
             neuron_name=neuron_name,
             defaults={
@@ -65,7 +67,9 @@ def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None)
                 "cut_off_reason": "",
             },
         )
-        neuron_expect(actor=actor, neuron_name=neuron_name)
+        desired = neuron_expect(actor=actor, neuron_name=neuron_name)
+        if was_out and desired.admission == Admission.REFUSED:
+            neuron_admit(actor=actor, neuron_name=neuron_name)
         audit_entry_create(actor=actor, action="neuron.invite", object_id=neuron_name)
         transaction.on_commit(redis_users_apply)
     return encode_joining(joining)
@@ -83,14 +87,16 @@ def invitation_check(*, address: str | None = None) -> str | None:
 
 
 def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
-    """Cuts the host off: its Redis user is gone, and its connections with it. Raises
-    ``UnknownNeuronError``."""
+    """Cuts the host off: its Redis user is gone, and its connections with it, and the fleet does
+    not expect it back. Raises ``UnknownNeuronError``."""
     with transaction.atomic():
         num_deleted, _ = Invitation.objects.filter(neuron_name=neuron_name).delete()
         if not num_deleted:
             raise UnknownNeuronError(f"{neuron_name!r} has no invitation")
+        NeuronWish.objects.filter(neuron_name=neuron_name).update(admission=Admission.REFUSED.value)
         audit_entry_create(actor=actor, action="neuron.revoke", object_id=neuron_name)
         transaction.on_commit(redis_users_apply)
+        transaction.on_commit(desired_states_publish)
 
 
 def redis_users_apply() -> None:

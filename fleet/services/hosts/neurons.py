@@ -219,12 +219,14 @@ def desired_states_publish() -> None:
 def desired_states_read() -> DesiredStates:
     """The operator's desired states, with the known facts of each host."""
     now = timezone.now()
-    cut_off = Invitation.objects.exclude(cut_off_at=None).values("neuron_name")
-    belonging = Neuron.objects.exclude(name__in=cut_off).prefetch_related("devices")
-    neurons = {row.name: row for row in belonging}
+    cut_off = Invitation.objects.exclude(cut_off_at=None)
+    out = set(cut_off.values_list("neuron_name", flat=True))
+    neurons = {row.name: row for row in Neuron.objects.prefetch_related("devices")}
     by_neuron = {
         row.neuron_name: msgspec.structs.replace(
-            row.desired_state(), host=_known_host(neurons.get(row.neuron_name), row, now)
+            row.desired_state(),
+            admission=Admission.REFUSED if row.neuron_name in out else Admission(row.admission),
+            host=_known_host(neurons.get(row.neuron_name), row, now),
         )
         for row in NeuronWish.objects.all()
     }

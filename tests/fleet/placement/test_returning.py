@@ -131,6 +131,24 @@ def test_no_host_of_the_fleet_holds_it(
     assert decision.code == code
 
 
+OUT = known(BIG_CARD, away_s=70.0, admission=Admission.REFUSED)
+REVOKED = {
+    "where it is pinned": (entry(pinned_on=("big",)), away(SMALL_HOST, big=OUT), "big"),
+    "the only host of the fleet": (entry(), away(big=OUT), "big"),
+    "all": (LARGE, away(big=OUT, other=OUT), "big, other"),
+}
+
+
+@each_case(("model", "snapshot", "hosts"), REVOKED.values(), ids=REVOKED.keys())
+def test_a_host_that_was_revoked_is_not_waited_for(
+    model: CatalogueEntry, snapshot: FleetSnapshot, hosts: str
+) -> None:
+    decision = place(model, snapshot)
+    assert isinstance(decision, Reject)
+    assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
+    assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message
+
+
 def test_whoever_has_room_meanwhile_loads_it() -> None:
     other = neuron("other", card(free=22))
     decision = place(LARGE, away(SMALL_HOST, other, big=known(BIG_CARD, away_s=70.0)))

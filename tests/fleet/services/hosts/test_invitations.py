@@ -10,9 +10,11 @@ from django.core.management import CommandError, call_command
 
 from fleet import redis_users, services
 from fleet.errors import InvitationError, UnknownNeuronError
+from fleet.live.desired_state import decode_desired_states
 from fleet.models import Invitation, NeuronWish
 from helexa_site.program import Installation
 from inference.protocol.joining import decode_joining
+from inference.protocol.keys import NEURON_DESIRED_STATES
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.services.hosts.invited_hosts import ADDRESS, guest, invite, shared_redis
@@ -52,6 +54,23 @@ def test_revoked_it_is_out_at_once(redis_url: str) -> None:
         client.ping()
     with pytest.raises(UnknownNeuronError):
         services.neuron_revoke(actor=COMMAND, neuron_name="beast")
+
+
+def test_a_revoked_host_is_out_of_the_fleet_until_it_is_invited_again(shared_redis) -> None:
+    def published() -> str:
+        states = decode_desired_states(shared_redis.hgetall(NEURON_DESIRED_STATES))
+        assert states is not None
+        return states.of("beast").admission
+
+    invite()
+    assert published() == "admitted"
+    services.neuron_revoke(actor=COMMAND, neuron_name="beast")
+    assert published() == "refused"
+    invite()
+    assert published() == "admitted"
+    services.neuron_refuse(actor=COMMAND, neuron_name="beast")
+    invite()
+    assert published() == "refused", "the operator has decided on a host that was in"
 
 
 def test_a_user_that_nobody_invited_is_removed_at_the_first_look(redis_db) -> None:
