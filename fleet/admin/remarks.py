@@ -37,10 +37,15 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
         )
     settings = model.settings()
     for replica in model.replicas.all():
-        if reason := _misplaced(settings, replica):
+        if settings.pinned_on and replica.neuron.name not in settings.pinned_on:
+            yield (
+                f"{model.name} moves from {replica.neuron.name} once it can be loaded on "
+                f"{' or '.join(settings.pinned_on)}"
+            )
+        elif _is_on_another_kind(settings, replica):
             yield (
                 f"{model.name} stays on {replica.neuron.name} until it is unloaded there, although "
-                f"{reason}"
+                f"its device is {settings.device}"
             )
     if not settings.enabled and (adapters := selectors.adapter_names(model.name)):
         yield f"Its adapters are not offered either: {', '.join(adapters)}"
@@ -68,14 +73,9 @@ def no_host_remark(model: CatalogueModel) -> str:
     return f"No host can run {model.name}: {why}" if why else ""
 
 
-def _misplaced(settings: CatalogueSettings, replica: Replica) -> str | None:
-    """Why it would not be loaded where it is, by the settings of now."""
-    if settings.pinned_on and replica.neuron.name not in settings.pinned_on:
-        return f"it is pinned on {', '.join(settings.pinned_on)}"
+def _is_on_another_kind(settings: CatalogueSettings, replica: Replica) -> bool:
     is_elsewhere = any(not name.startswith(settings.device) for name in replica.devices)
-    if settings.device != "auto" and is_elsewhere:
-        return f"its device is {settings.device}"
-    return None
+    return settings.device != "auto" and is_elsewhere
 
 
 def deleted_remark(model: CatalogueModel) -> str | None:

@@ -110,13 +110,16 @@ def unload_job_start(
     neuron drains the replica, or drops the load that is under way; that load's job ends when it
     has, or at once where it waits for stages of other neurons. Works for models that the catalogue
     no longer has. An adapter leaves its base's engine once no request uses it. ``is_planned``: what
-    should be loaded has been seen to, so that a pinned model's surplus copy may go. ``at_once``:
+    should be loaded has been seen to, so that a pinned model's surplus copy may go, as does one
+    where ``pinned_on`` does not want it. ``at_once``:
     its requests end, also where an unload that waits for them is under way.
 
     Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
     """
     model = CatalogueModel.objects.filter(name=model_name).first()
-    if model is not None and model.settings().is_kept_loaded and not is_planned:
+    pinned_on = () if model is None else model.settings().pinned_on
+    may_stay = not pinned_on or neuron_name in pinned_on
+    if model is not None and model.settings().is_kept_loaded and may_stay and not is_planned:
         fix = "unpin it" if model.settings().pinned else "set its least number of replicas to 0"
         raise ModelPinnedError(f"{model_name} would be loaded again at once: {fix} first")
     neuron = selectors.neuron_known(neuron_name)

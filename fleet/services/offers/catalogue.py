@@ -16,7 +16,7 @@ from fleet.catalogue.sources import upstream_of
 from fleet.catalogue.target_prices import OF_TOKENS
 from fleet.catalogue.targets import parse_targets
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
-from fleet.models import Alias, CatalogueModel, Upstream
+from fleet.models import Alias, CatalogueModel, Neuron, NeuronWish, Upstream
 from fleet.services.jobs.kept_unloaded import kept_unloaded_forget
 from fleet.services.jobs.load_jobs import model_unload_everywhere
 from fleet.services.jobs.load_measurements import load_measurements_forget
@@ -117,12 +117,33 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
     model.assign({name: catalogue.whole_source(value) for name, value in given.items() if value})
     catalogue.check_name(model.name)
     catalogue.check_settings(model.settings())
+    _pinned_on_check(model)
     _base_check(model)
     _upstream_check(model)
     if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():
         raise CatalogueValueError("name", f"There is a model named {model.name!r} already")
     if Alias.objects.filter(name=model.name).exists():
         raise CatalogueValueError("name", f"{model.name!r} is an alias already")
+
+
+def _pinned_on_check(model: CatalogueModel) -> None:
+    """Raises ``CatalogueValueError`` for a newly named host that has neither reported nor been
+    invited."""
+    before = CatalogueModel.objects.filter(pk=model.pk).first()
+    named = {*model.settings().pinned_on} - {*(before.settings().pinned_on if before else ())}
+    if not named:
+        return
+    known = {
+        *Neuron.objects.values_list("name", flat=True),
+        *NeuronWish.objects.values_list("neuron_name", flat=True),
+    }
+    if unknown := sorted(named - known):
+        there_are = f"there are {', '.join(sorted(known))}" if known else "there are none yet"
+        raise CatalogueValueError(
+            "pinned_on",
+            f"There is no neuron named {', '.join(map(repr, unknown))}; {there_are}. A host is "
+            "known once it has reported or was invited",
+        )
 
 
 def _base_check(model: CatalogueModel) -> None:

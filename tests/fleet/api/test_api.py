@@ -190,6 +190,9 @@ def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
     assert writer.post("catalogue", {"name": "other"}, 400)["param"] == "source"
     unknown = writer.post("catalogue", {"name": "other", "source": "pypi:x", "colour": 1}, 400)
     assert unknown["param"] == "colour"
+    refused = writer.patch("catalogue/tiny", {"pinned_on": ["beast"]}, 400)
+    assert refused["param"] == "pinned_on"
+    services.neuron_expect(actor=COMMAND, neuron_name="beast")
     changed = writer.patch("catalogue/tiny", {"max_context_tokens": 64, "pinned_on": ["beast"]})
     assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
     assert changed["spec_digest"] != made["spec_digest"]

@@ -81,6 +81,7 @@ def test_settings_bound_what_is_planned(
     found = json.loads(run_command("models", "plan", "packed", "--json"))
     (stage,) = found["plan"]["stages"]
     assert stage["device"] == "cpu"
+    services.neuron_expect(actor=COMMAND, neuron_name="attic")
     add("elsewhere", large, pinned_on=("attic",))
     found = json.loads(run_command("models", "plan", "elsewhere", "--json"))
     assert (found["plan"], found["alternatives"]) == (None, [])

@@ -97,10 +97,14 @@ def test_unload_refuses_what_is_not_loaded_and_what_is_pinned(model, neuron, sen
     Replica.objects.create(
         neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
     )
-    CatalogueModel.objects.update(pinned=True)
-    with pytest.raises(ModelPinnedError, match="unpin"):
-        unload()
-    assert sent.tasks == []
+    for pinned_on in ([], ["beast"]):
+        CatalogueModel.objects.update(pinned=True, pinned_on=pinned_on)
+        with pytest.raises(ModelPinnedError, match="unpin"):
+            unload()
+        assert sent.tasks == []
+    CatalogueModel.objects.update(pinned_on=["beauty"])
+    unload()
+    assert len(sent.tasks) == 1, "it would be loaded again, but not here"
 
 
 def test_what_the_catalogue_has_lost_is_unloaded_and_remembered(job, build, sent) -> None:

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from fleet import selectors, services
 from fleet.errors import CatalogueValueError
 from fleet.live.catalogue_cache import CACHE_S, CatalogueCache
-from fleet.models import Alias, CatalogueModel, LoadJob
+from fleet.models import Alias, CatalogueModel, LoadJob, NeuronWish
 from metering.actor import COMMAND
 from metering.prices import Prices
 from tests.cases import each_case
@@ -40,7 +40,26 @@ def test_a_created_model_is_found_at_once() -> None:
     assert entry.created_unix_s > 1_600_000_000
 
 
+def test_a_host_that_nobody_knows_is_refused_as_its_place() -> None:
+    with pytest.raises(CatalogueValueError, match="no neuron named 'gone'; there are none yet"):
+        create(pinned_on=("gone",))
+    for name in ("beast", "beauty"):
+        services.neuron_expect(actor=COMMAND, neuron_name=name)
+    model = create(pinned_on=("beast",))
+    model.assign({"pinned_on": ("beast", "gone", "away")})
+    message = "no neuron named 'away', 'gone'; there are beast, beauty"
+    with pytest.raises(CatalogueValueError, match=message) as refused:
+        services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned_on"])
+    assert refused.value.field == "pinned_on"
+    NeuronWish.objects.all().delete()
+    model = CatalogueModel.objects.get()
+    model.pinned = True
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+
+
 def test_every_setting_is_stored_and_read_back() -> None:
+    for name in ("beast", "beauty"):
+        services.neuron_expect(actor=COMMAND, neuron_name=name)
     values = {
         "pinned_on": ("beast", "beauty"),
         "min_replicas": 1,

@@ -30,6 +30,11 @@ nick = "Org/Tiny"
 DOCUMENT = read_document(TEXT)
 
 
+@pytest.fixture(autouse=True)
+def _known_host() -> None:
+    services.neuron_expect(actor=COMMAND, neuron_name="beast")
+
+
 def test_an_import_is_made_once() -> None:
     plan = services.catalogue_import(actor=COMMAND, document=DOCUMENT)
     assert not plan.is_empty
@@ -37,7 +42,7 @@ def test_an_import_is_made_once() -> None:
     assert {model.name: model.settings for model in DOCUMENT.models} == state.models
     assert state.aliases == {"nick": "tiny", "Org/Tiny": "tiny"}
     num_audited = AuditEntry.objects.count()
-    assert num_audited == 4
+    assert num_audited == 5, "the host, and four of the document"
     assert services.catalogue_import(actor=COMMAND, document=DOCUMENT).is_empty
     assert AuditEntry.objects.count() == num_audited
 
