@@ -10,7 +10,7 @@ reconcile    what the control does in a tick (``fleet.placement.reconcile``)
 from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.failures import FAILED_LOAD_BACKOFF_S
 from fleet.placement.place import RoutingHint, place, route
-from fleet.placement.place_on import choose_devices, place_on
+from fleet.placement.place_on import place_on
 from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Route",
     "RoutingHint",
     "Wait",
-    "choose_devices",
     "place",
     "place_on",
     "route",

@@ -28,9 +28,3 @@ def place_on(
     if room.candidate is not None:
         return load_decision(entry, room.candidate)
     return refuse(entry, snapshot, here, NONE_FAILED, only=(neuron.name,), division=room.division)
-
-
-def choose_devices(entry: CatalogueEntry, neuron: NeuronView) -> tuple[str, ...] | Reject:
-    """The neuron's devices on which there is room now."""
-    decision = place_on(entry, neuron, FleetSnapshot(neurons=(neuron,)))
-    return decision.devices if isinstance(decision, Load) else decision

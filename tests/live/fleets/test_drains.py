@@ -1,0 +1,94 @@
+"""Three neurons of unequal size, of which one alone can hold a model: drains under steady traffic,
+and a model that is pinned elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.live.fleets.crowd import crowd, ending_of
+from tests.live.fleets.fleet import GB, Fleet, fleet_on_sqlite
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+
+QUESTION, LONG_QUESTION = "count for me", "count for long"
+TEXT = "".join(f"{number} " for number in range(20))
+LONG_TEXT = TEXT * 50
+NEURONS = {"ash": 40 * GB, "beech": 12 * GB, "clover": 11 * GB}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with fleet_on_sqlite(tmp_path) as fleet:
+        fleet.add_control()
+        fleet.add_gateway()
+        for name, card_bytes in NEURONS.items():
+            fleet.add_neuron(name, card_bytes)
+        for model in fleet.add_models({"amber": 28 * GB, "birch": 9 * GB}, pinned="birch"):
+            model.answers(QUESTION, TEXT, token_s=0.01)
+            model.answers(LONG_QUESTION, LONG_TEXT, token_s=0.1)
+        fleet.wait(lambda: fleet.ready("birch"), "the pinned one is loaded")
+        yield fleet
+
+
+def drained_at(fleet: Fleet, name: str) -> str | None:
+    listed = json.loads(fleet.manage("neurons", "list", "--json"))
+    found: str | None = next(one["drained_at"] for one in listed if one["name"] == name)
+    return found
+
+
+def test_a_drain_ends_under_steady_traffic_and_who_came_meanwhile_is_served_after(
+    fleet: Fleet,
+) -> None:
+    with crowd(fleet.gateway_urls, ["amber"], QUESTION, TEXT) as asked:
+        fleet.wait(lambda: asked.num_whole() >= 6, "answers come")
+        fleet.manage("neurons", "drain", "ash")
+        fleet.wait(lambda: drained_at(fleet, "ash"), "it is drained")
+        num_before = asked.num_whole()
+        fleet.wait(lambda: fleet.ready("amber") == [], "it has left")
+        assert asked.num_whole() == num_before, "nobody is served there meanwhile"
+        fleet.manage("neurons", "resume", "ash")
+        fleet.wait(lambda: asked.num_whole() >= num_before + 12, "answers come again")
+    assert set(asked.counted()) == {"whole"}, asked.counted()
+
+
+def test_what_still_runs_is_ended_where_the_operator_wants_it(fleet: Fleet) -> None:
+    (url,) = fleet.gateway_urls
+    with ThreadPoolExecutor() as pool:
+        asked = [
+            pool.submit(ending_of, url, "amber", LONG_QUESTION, LONG_TEXT, stream=stream)
+            for stream in (True, False)
+        ]
+
+        def num_running() -> int:
+            views = [view for view in fleet.snapshot().replicas() if view.model == "amber"]
+            return sum(view.in_flight for view in views)
+
+        fleet.wait(lambda: num_running() == 2, "both are answered")
+        assert "amber (2 requests)" in fleet.manage("neurons", "drain", "ash", "--now")
+        assert [one.result().how for one in asked] == ["draining", "draining"]
+    fleet.wait(lambda: drained_at(fleet, "ash"), "it is drained")
+
+
+def test_a_model_moves_to_where_it_is_pinned_without_a_gap(fleet: Fleet) -> None:
+    with crowd(fleet.gateway_urls, ["birch"], QUESTION, TEXT) as asked:
+        for name in ("ash", "beech", "clover"):
+            fleet.manage("models", "change", "birch", "--set", f"pinned_on={name}")
+            fleet.wait(lambda name=name: fleet.ready("birch") == [name], f"it is on {name}")
+    assert set(asked.counted()) == {"whole"}, asked.counted()
+
+
+def test_after_a_drain_the_substitute_leaves(fleet: Fleet) -> None:
+    fleet.manage("models", "change", "birch", "--set", "pinned_on=ash")
+    fleet.wait(lambda: fleet.ready("birch") == ["ash"], "it is on the roomy one")
+    fleet.manage("models", "change", "birch", "--set", "pinned_on=")
+    with crowd(fleet.gateway_urls, ["birch"], QUESTION, TEXT) as asked:
+        fleet.manage("neurons", "drain", "ash")
+        fleet.wait(lambda: "ash" not in fleet.ready("birch"), "a cramped one has it")
+        fleet.manage("neurons", "resume", "ash")
+        fleet.wait(lambda: fleet.ready("birch") == ["ash"], "it is back")
+    assert set(asked.counted()) == {"whole"}, asked.counted()
