@@ -40,7 +40,7 @@ def send_load(*, neuron_name: str, spec: LoadSpec) -> None:
 
 def send_unload(*, neuron_name: str, model_name: str, at_once: bool = False) -> None:
     """Raises ``BrokerUnavailableError``."""
-    arguments = [model_name, True] if at_once else [model_name]
+    arguments: list[object] = [model_name, True] if at_once else [model_name]
     _send(keys.TASK_UNLOAD_MODEL, neuron_name, arguments, UNLOAD_EXPIRES_S)
 
 
