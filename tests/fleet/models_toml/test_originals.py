@@ -161,6 +161,8 @@ def test_every_entry_is_what_it_was_there() -> None:
 
 @pytest.mark.django_db
 def test_it_is_imported_once_and_exported_as_the_same() -> None:
+    for name in ("beast", "gpu-2.lan"):
+        services.neuron_expect(actor=COMMAND, neuron_name=name)
     document = read_document(TEXT)
     services.catalogue_import(actor=COMMAND, document=document)
     state = selectors.catalogue_state()
