@@ -68,6 +68,14 @@ class Comparison:
     only_before: tuple[tuple[str, str], ...]
     only_after: tuple[tuple[str, str], ...]
 
+    @property
+    def undecided(self) -> tuple[CellComparison, ...]:
+        """The cells of which noise or too few samples hide whether they got worse."""
+        unclear = self.having(Verdict.UNCLEAR)
+        return tuple(
+            cell for cell in self.cells if cell in unclear or cell.verdict is Verdict.TOO_FEW
+        )
+
     def having(self, verdict: Verdict) -> tuple[CellComparison, ...]:
         return tuple(
             cell

@@ -34,6 +34,15 @@ class Bench:
         call_command("bench", *words, stdout=text, stderr=io.StringIO())
         return text.getvalue()
 
+    def judged(self, *words: str) -> tuple[int, str, str]:
+        """The exit code of ``compare``, its table and its verdict."""
+        text, verdict, code = io.StringIO(), io.StringIO(), 0
+        try:
+            call_command("bench", "compare", *words, stdout=text, stderr=verdict)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, text.getvalue(), verdict.getvalue().strip()
+
     def once(self, *words: str, name: str = "peer") -> str:
         whom = ("--endpoint", self.url, "--name", name, "--pause", "0")
         return self("once", *whom, *words)

@@ -23,10 +23,8 @@ def two_builds(bench: Bench, script: Script) -> Bench:
 
 
 def test_a_slower_build_is_a_regression(two_builds: Bench) -> None:
-    with pytest.raises(CommandError) as caught:
-        two_builds("compare", "peer", "--metric", "decode_tps")
-    assert caught.value.returncode == 1
-    assert str(caught.value) == "2 of 2 cells regressed"
+    code, _, verdict = two_builds.judged("peer", "--metric", "decode_tps")
+    assert (code, verdict) == (1, "2 of 2 cells regressed")
 
 
 def test_it_is_found_by_name_and_reported_with_its_ratio(two_builds: Bench) -> None:
@@ -46,7 +44,8 @@ def test_the_other_way_round_it_is_none(two_builds: Bench) -> None:
 
 
 def test_the_same_build_does_not_regress(two_builds: Bench) -> None:
-    assert "same" in two_builds("compare", "peer@b1", "peer@b1")
+    code, table, verdict = two_builds.judged("peer@b1", "peer@b1")
+    assert (code, verdict) == (0, "") and "same" in table
 
 
 def test_one_build_has_none_before_it(bench: Bench) -> None:
@@ -62,7 +61,9 @@ def test_one_build_has_none_before_it(bench: Bench) -> None:
 def test_few_samples_are_no_verdict(bench: Bench, script: Script) -> None:
     for script.build, script.speed in (("b1", 1.0), ("b2", 0.5)):
         bench.once("--scenario", "chat:128", "--samples", "3")
-    assert "too few samples" in bench("compare", "peer")
+    code, table, verdict = bench.judged("peer")
+    assert (code, verdict) == (2, "1 of 1 cells are undecided: more samples")
+    assert "too few samples" in table
 
 
 def test_reports_are_tables_and_json(two_builds: Bench) -> None:

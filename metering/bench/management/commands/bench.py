@@ -32,18 +32,16 @@ from metering.bench.sweeps.sweep import SweepResult
 from metering.management.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
-"""How ``compare`` ends where a build got worse; what cannot be done ends with ``ERROR_CODE``."""
+"""How ``compare`` ends where a build got worse."""
 ERROR_CODE = 2
+"""How it ends where the samples do not decide, as every subcommand where something cannot be
+done."""
 REPORTS: dict[str, tuple[tuple[report.Column, ...], Callable[[Any], list[Any]]]] = {
     "scaling": (report.SCALING, summaries.scaling_rows),
     "swap": (report.SWAP, summaries.swap_rows),
     "capability": (report.CAPABILITY, summaries.quality_rows),
     "concurrency": (report.CONCURRENCY, summaries.concurrency_rows),
 }
-
-
-class RegressedError(CommandError):
-    pass
 
 
 class Command(QuickCommand):
@@ -71,8 +69,6 @@ class Command(QuickCommand):
             raise CommandError(f"{error.field}: {error}", returncode=ERROR_CODE) from error
         except BenchError as error:
             raise CommandError(str(error), returncode=ERROR_CODE) from error
-        except RegressedError:
-            raise
         except CommandError as error:
             error.returncode = ERROR_CODE
             raise
@@ -125,7 +121,7 @@ class Command(QuickCommand):
         )
         if not comparison.cells:
             raise BenchValueError("cells", f"{before} and {after} have no cell in common")
-        regressed = comparison.having(Verdict.REGRESSED)
+        regressed, undecided = comparison.having(Verdict.REGRESSED), comparison.undecided
         if options["format"] == "json":
             self.stdout.write(
                 json_text(
@@ -139,11 +135,15 @@ class Command(QuickCommand):
             )
         else:
             self.stdout.write(report.comparison_markdown(comparison, str(before), str(after)))
+        # A verdict is no error, and so no ``CommandError``.
         if regressed:
-            raise RegressedError(
-                f"{len(regressed)} of {len(comparison.cells)} cells regressed",
-                returncode=REGRESSED_CODE,
+            self.stderr.write(f"{len(regressed)} of {len(comparison.cells)} cells regressed")
+            raise SystemExit(REGRESSED_CODE)
+        if undecided:
+            self.stderr.write(
+                f"{len(undecided)} of {len(comparison.cells)} cells are undecided: more samples"
             )
+            raise SystemExit(ERROR_CODE)
 
     def _import(self, options: dict[str, Any]) -> None:
         imported = file_import(
