@@ -78,7 +78,7 @@ def model_object(card: ModelCard, name: str) -> dict[str, Any]:
         "max_input_tokens": None if card.limit is None else card.limit.input,
         "max_tokens": None if card.limit is None else card.limit.output,
         "capabilities": None if card.capabilities is None else _capabilities(card),
-        **own_fields(card),
+        **own_fields(card, name),
     }
 
 

@@ -125,12 +125,13 @@ class ModelCard:
         return model_limit(self.context_tokens, self.max_output_tokens, only_reads=self.only_reads)
 
 
-def own_fields(card: ModelCard) -> dict[str, Any]:
+def own_fields(card: ModelCard, name: str) -> dict[str, Any]:
     """What every dialect's model object has beyond its API's own fields. There is no ``cost``
-    where the model is not priced."""
+    where the model is not priced. ``name`` is the card's id or one of its aliases."""
     return {
         "description": card.description,
-        "aliases": card.aliases,
+        **({} if name == card.id else {"alias_of": card.id}),
+        "aliases": [alias for alias in card.aliases if alias != name],
         **({} if card.parent is None else {"parent": card.parent}),
         "limit": None if card.limit is None else asdict(card.limit),
         **_cost(card.prices),

@@ -11,26 +11,25 @@ import orjson
 from inference.wire.common.model_card import ModelCard, own_fields
 
 
-def model_object(card: ModelCard) -> dict[str, Any]:
+def model_object(card: ModelCard, name: str) -> dict[str, Any]:
+    """``name`` is the card's id or one of its aliases."""
     return {
-        "id": card.id,
+        "id": name,
         "object": "model",
         "created": card.created_unix_s,
         "owned_by": "helexa",
         "max_model_len": card.context_tokens,
         "max_input_tokens": None if card.limit is None else card.limit.input,
         "max_output_tokens": None if card.limit is None else card.limit.output,
-        **own_fields(card),
+        **own_fields(card, name),
         "capabilities": card.named_capabilities,
     }
 
 
 def model_body(card: ModelCard) -> bytes:
-    return orjson.dumps(model_object(card))
+    return orjson.dumps(model_object(card, card.id))
 
 
 def model_list_body(cards: Sequence[ModelCard]) -> bytes:
-    data = [
-        {**model_object(card), "id": name} for card in cards for name in (card.id, *card.aliases)
-    ]
+    data = [model_object(card, name) for card in cards for name in (card.id, *card.aliases)]
     return orjson.dumps({"object": "list", "data": data})

@@ -101,8 +101,9 @@ def listed_models(json_value: Any) -> tuple[ModelInfo, ...]:
 
 
 def _is_alias(entry: Mapping[str, Any]) -> bool:
+    """Helexa before 0.3.0 listed an alias among its own aliases."""
     aliases = entry.get("aliases")
-    return isinstance(aliases, list) and entry.get("id") in aliases
+    return "alias_of" in entry or (isinstance(aliases, list) and entry.get("id") in aliases)
 
 
 def build_of_version(version: Any) -> str:

@@ -18,7 +18,7 @@ export class Api {
   // Without aliases, which are the same models once more.
   async models(account) {
     const cards = (await this.get("/models", account)).data;
-    return cards.filter((card) => !card.aliases.includes(card.id));
+    return cards.filter((card) => !card.alias_of);
   }
 
   async model(name, account) {

@@ -124,7 +124,12 @@ def listed(page: PageRequest, *cards: ModelCard) -> Any:
 def test_an_alias_is_an_entry() -> None:
     model, alias = listed(PageRequest(), CARD)["data"]
     assert (model["display_name"], alias["display_name"]) == ("tiny", "claude-haiku (tiny)")
-    assert {**alias, "id": "tiny", "display_name": "tiny"} == model
+    assert (model["aliases"], alias["aliases"]) == (["claude-haiku"], [])
+    assert alias.pop("alias_of") == "tiny" and "alias_of" not in model
+    same = {"id": "tiny", "display_name": "tiny", "aliases": ["claude-haiku"]}
+    assert {**alias, **same} == model
+    _, again = json.loads(openai_models.model_list_body([CARD]))["data"]
+    assert (again["id"], again["alias_of"], again["aliases"]) == ("claude-haiku", "tiny", [])
 
 
 def test_pages_meet_in_both_directions() -> None:
