@@ -173,3 +173,9 @@ def _upstream_prices(entry: CatalogueEntry, rows: Mapping[str, Upstream]) -> dic
 
 catalogue_cache = CatalogueCache(_read_catalogue)
 """This process' cache of the catalogue."""
+
+
+def nameable_models() -> tuple[str, ...]:
+    """The names by which clients may ask for a model of the catalogue: models', then aliases'."""
+    models = CatalogueModel.objects.order_by("name").values_list("name", flat=True)
+    return (*models, *Alias.objects.order_by("name").values_list("name", flat=True))

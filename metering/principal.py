@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 
 class Scope(StrEnum):
@@ -31,6 +31,15 @@ ANONYMOUS_ACCOUNT = "anonymous"
 SHARED_ACCOUNT = "shared"
 """Pays for callers that send ``HELEXA_API_KEY``."""
 BUILT_IN_ACCOUNTS = (ANONYMOUS_ACCOUNT, SHARED_ACCOUNT)
+
+
+class NamedModel(Protocol):
+    """An entry of the catalogue, as far as it matters here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +72,8 @@ account's limits."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """``key`` is the public prefix of the API key, ``""`` where none was used. ``models`` are the
-    catalogue names that it may use, ``None`` for all. ``budgets`` are the ids of the hard caps on
+    names of those that it may use, ``None`` for all: an alias stands for the model that it points
+    to when somebody asks. ``budgets`` are the ids of the hard caps on
     its key and its account."""
 
     account: str
@@ -86,9 +96,8 @@ class Principal:
     is_self_test: bool = False
     """``serve`` asks whether the model answers: neither billed nor counted."""
 
-    def may_use(self, model: str) -> bool:
-        """``model`` is the catalogue's name, not an alias."""
-        return self.models is None or model in self.models
+    def may_use(self, model: NamedModel) -> bool:
+        return self.models is None or not self.models.isdisjoint((model.name, *model.aliases))
 
     @property
     def tokens_per_minute(self) -> int | None:

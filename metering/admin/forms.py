@@ -13,7 +13,7 @@ from unfold.widgets import (
 )
 
 from fleet.admin.checked_form import CheckedForm
-from fleet.models import CatalogueModel
+from fleet.selectors import nameable_models
 from metering import services
 from metering.errors import MeteringValueError
 from metering.models import Account, ApiKey, Budget
@@ -61,8 +61,7 @@ class ApiKeyForm(CheckedForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """A key keeps models that have left the catalogue until an admin removes them."""
         super().__init__(*args, **kwargs)
-        offered = set(CatalogueModel.objects.values_list("name", flat=True))
-        names = sorted(offered | set(self.instance.model_names))
+        names = sorted({*nameable_models(), *self.instance.model_names})
         self.fields["model_names"].choices = [(name, name) for name in names]  # type: ignore[attr-defined]
 
     def check_row(self) -> None:

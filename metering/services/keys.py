@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
@@ -123,18 +123,25 @@ def key_revoke(*, actor: Actor, key: ApiKey) -> bool:
 
 
 def key_check(*, key: ApiKey) -> None:
-    """Puts scopes and models into their usual form, aliases becoming what they stand for. Raises
-    ``MeteringValueError``."""
+    """Puts scopes and models into their usual form. Raises ``MeteringValueError``."""
     if len(key.name) > MAX_NAME_CHARS or not key.name.isprintable():
         raise MeteringValueError("name", f"A name has at most {MAX_NAME_CHARS} printable letters")
     key.scopes = _scopes(key.scopes)
-    stored = ApiKey.objects.filter(pk=key.pk).values_list("model_names", flat=True).first()
-    key.model_names = _model_names(key.model_names, stored or ())
+    stored = ApiKey.objects.filter(pk=key.pk).first() or ApiKey()
+    key.model_names = _model_names(key.model_names, stored.model_names)
     limits_check(row=key)
     capture_check(row=key)
-    is_new = key._state.adding
-    if is_new and key.expires_at is not None and key.expires_at <= timezone.now():
-        raise MeteringValueError("expires_at", "The key would have expired already")
+    if key.expires_at is not None and key.expires_at <= timezone.now():
+        _ensure_kept(key.expires_at, stored.expires_at)
+
+
+def _ensure_kept(expires_at: datetime, stored: datetime | None) -> None:
+    """A key that has expired may still be renamed. Forms have whole seconds. Raises
+    ``MeteringValueError``."""
+    if stored is None or abs(stored - expires_at) >= timedelta(seconds=1):
+        raise MeteringValueError(
+            "expires_at", "The key would have expired already: revoke it to end it now"
+        )
 
 
 def _imported(key: str) -> NewKey:
@@ -161,11 +168,12 @@ def _scopes(words: Iterable[str]) -> list[str]:
 
 def _model_names(words: Iterable[str], stored: Collection[str]) -> list[str]:
     """``stored`` may have left the catalogue since."""
-    names: set[str] = set()
-    for word in words:
-        alias = Alias.objects.filter(name=word).select_related("model").first()
-        name = word if alias is None else alias.model.name
-        if name not in stored and not CatalogueModel.objects.filter(name=name).exists():
-            raise MeteringValueError("model_names", f"There is no model named {word!r}")
-        names.add(name)
+    names = set(words)
+    known = {*stored, *_among(Alias, names), *_among(CatalogueModel, names)}
+    if unknown := sorted(names - known):
+        raise MeteringValueError("model_names", f"There is no model named {unknown[0]!r}")
     return sorted(names)
+
+
+def _among(rows: type[Alias | CatalogueModel], names: Collection[str]) -> Iterable[str]:
+    return rows.objects.filter(name__in=names).values_list("name", flat=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from django import forms
 
-from fleet.models import CatalogueModel
+from fleet.selectors import nameable_models
 from metering.models import ApiKey
 from metering.money import cap_of
 from metering.principal import LIMIT_FIELDS, RateLimits
@@ -49,8 +49,7 @@ class KeyForm(forms.Form):
         """``key``: the one that is changed, ``None`` for a new one."""
         kw["initial"] = {} if key is None else _initial(key)
         super().__init__(*args, **kw)
-        offered = set(CatalogueModel.objects.values_list("name", flat=True))
-        names = sorted(offered | set(key.model_names if key else ()))
+        names = sorted({*nameable_models(), *(key.model_names if key else ())})
         self._field("model_names").choices = [(name, name) for name in names]
         if key is None:
             self._field("account").choices = [(name, name) for name in reader.key_accounts]

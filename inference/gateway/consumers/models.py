@@ -69,7 +69,7 @@ class ModelListConsumer(_ModelsConsumer):
         cards = [
             model_card(entry, snapshot, base=bases.get(entry.base or entry.name))
             for entry in entries
-            if who.may_use(entry.name)
+            if who.may_use(entry)
         ]
         if self.is_anthropic:
             await self.respond(200, anthropic_models.model_list_body(cards, page))
@@ -86,7 +86,7 @@ class ModelConsumer(_ModelsConsumer):
     async def answer(self, body: bytes) -> None:
         name = self.scope["url_route"]["kwargs"]["name"]
         entry = await self.gateway.catalogue.find(name)
-        if not self.call.who.may_use(entry.name):
+        if not self.call.who.may_use(entry):
             raise ModelNotAllowedError(entry.name)
         bases = await self.gateway.catalogue.by_name()
         snapshot = await self.gateway.liveness.snapshot()

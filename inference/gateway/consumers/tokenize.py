@@ -74,7 +74,7 @@ class DetokenizeConsumer(TokenizeConsumer):
 async def only_model(gateway: Gateway, who: Principal) -> str:
     """The one that is loaded of those that the caller may use, or the one that is offered. Raises
     ``MissingParameterError`` where there are none or several."""
-    names = {entry.name for entry in await gateway.catalogue.entries() if who.may_use(entry.name)}
+    names = {entry.name for entry in await gateway.catalogue.entries() if who.may_use(entry)}
     snapshot = await gateway.liveness.snapshot()
     replicas = [replica for neuron in snapshot.neurons for replica in neuron.replicas]
     loaded = {one.model for one in replicas if one.status is ReplicaStatus.READY} & names

@@ -111,7 +111,7 @@ class OllamaModelsConsumer(ApiConsumer):
         offered = [
             offered_model(entry, snapshot, bases.get(entry.base or entry.name))
             for entry in entries
-            if who.may_use(entry.name)
+            if who.may_use(entry)
         ]
         await self.respond(200, self._body_of(offered))
 
@@ -127,7 +127,7 @@ class OllamaShowConsumer(ApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         entry = await self.gateway.catalogue.find(await self.parsed(ollama_models.parse_show, body))
-        if not self.call.who.may_use(entry.name):
+        if not self.call.who.may_use(entry):
             raise ModelNotAllowedError(entry.name)
         bases = await self.gateway.catalogue.by_name()
         snapshot = await self.gateway.liveness.snapshot()

@@ -120,7 +120,7 @@ async def permit(
     """Refuses before anything is loaded for it. ``base`` is the entry that is loaded: of an adapter
     another than the entry itself. Raises ``ApiError``."""
     principal = call.who
-    if not principal.may_use(entry.name):
+    if not principal.may_use(entry):
         raise ModelNotAllowedError(entry.name)
     # Bounds read the whole prompt, so they are made only where a limit counts its tokens.
     is_counted = principal.tokens_per_minute is not None

@@ -101,7 +101,7 @@ class ResponsesConsumer(GenerationConsumer):
 
     async def _start_in_background(self, request: ResponsesRequest) -> None:
         entry = await self.gateway.catalogue.find(request.generation.model)
-        if not self.call.who.may_use(entry.name):
+        if not self.call.who.may_use(entry):
             raise ModelNotAllowedError(entry.name)
         encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
         opening = encoder.opening()

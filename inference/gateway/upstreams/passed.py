@@ -51,7 +51,7 @@ async def pass_through(gateway: Gateway, call: Call, request: PassedRequest, rep
     entry = await gateway.catalogue.find(request.model)
     call.model = call.placed_model = entry.name
     call.is_billed = not call.who.is_self_test
-    if not call.who.may_use(entry.name):
+    if not call.who.may_use(entry):
         raise ModelNotAllowedError(entry.name)
     check_task(entry, request.endpoint.task)
     most = most_tokens(entry, request)

@@ -45,14 +45,14 @@ class TestKeys:
         assert keys.prefix_of(made.key) == row.prefix
         secret = keys.digest_secret(settings.SECRET_KEY)
         assert keys.is_key_of(made.key, row.digest, secret)
-        assert (row.scopes, row.model_names) == (["inference", "fleet:read"], ["large", "tiny"])
+        assert (row.scopes, row.model_names) == (["inference", "fleet:read"], ["big", "tiny"])
         assert row.created_by == "user:alice"
         assert revision() > before
         record = DatabaseKeyStore().keys([row.prefix])[row.prefix]
         principal = record.principal
         assert principal.account == "research"
         assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
-        assert principal.models == {"large", "tiny"}
+        assert principal.models == {"big", "tiny"}
         assert principal.budgets == (Budget.objects.get().pk,)
         assert principal.key_limits.requests_per_minute == 5
         assert principal.expires_unix_s == expires_at.timestamp()

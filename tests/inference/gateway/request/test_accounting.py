@@ -125,6 +125,21 @@ async def test_a_model_that_the_key_may_not_use_is_not_loaded(
     assert catalogue.loads == []
 
 
+async def test_a_key_of_an_alias_may_use_what_the_alias_points_to(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, catalogue: FakeCatalogue
+) -> None:
+    assert "gpt-4o" in ENTRY.aliases
+    directory.restrict(KEY, models=frozenset({"gpt-4o"}))
+    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 200
+    assert (await client.get("/v1/models/tiny", headers=BEARER)).status == 200
+    catalogue.listed = [
+        replace(ENTRY, aliases=()),
+        replace(ENTRY, name="other", aliases=("gpt-4o",)),
+    ]
+    assert (await client.get("/v1/models/gpt-4o", headers=BEARER)).json["id"] == "other"
+    assert (await client.get("/v1/models/tiny", headers=BEARER)).status == 403
+
+
 @pytest.mark.parametrize("reports_usage", [True, False])
 async def test_who_hangs_up_pays_for_what_was_computed(
     client: AsgiClient,
