@@ -25,7 +25,7 @@ from metering.nouns import BUDGETS, KEYS
 from metering.principal import RateLimits
 from metering.services import DEFAULT_SCOPES, Cap
 
-STATUSES = ("active", "expired", "revoked")
+STATUSES = ("active", "expired", "disabled", "revoked")
 COLUMNS = {"models": "model_names"}
 """Fields that the table calls otherwise."""
 CAP_FIELDS = ("unit", "cap", "window", "window_s")
@@ -46,7 +46,7 @@ class KeyView(AccountingView):
 class KeysView(FleetListView, KeyView):
     """Newest first, revoked ones too."""
 
-    queryset = ApiKey.objects.prefetch_related("budgets")
+    queryset = ApiKey.objects.select_related("account").prefetch_related("budgets")
     filters = {"account": "account", "status": ""}
 
     def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -129,10 +129,12 @@ class OneKeyView(KeyView):
 
 def _has_status(words: str) -> Q:
     """Raises ``ProblemError``."""
-    is_over = Q(expires_at__lte=timezone.now())
+    now = timezone.now()
+    may_be_used = Q(revoked_at=None, account__enabled=True)
     by_status = {
-        "active": Q(revoked_at=None) & ~is_over | Q(revoked_at=None, expires_at=None),
-        "expired": Q(revoked_at=None) & is_over,
+        "active": may_be_used & (Q(expires_at=None) | Q(expires_at__gt=now)),
+        "expired": may_be_used & Q(expires_at__lte=now),
+        "disabled": Q(revoked_at=None, account__enabled=False),
         "revoked": Q(revoked_at__isnull=False),
     }
     found = Q(pk__in=())

@@ -91,7 +91,9 @@ class AccountShape(RowShape):
 
 class KeyShape(RowShape):
     account = serializers.CharField(source="account_id")
-    status = serializers.SerializerMethodField(help_text="active, expired or revoked")
+    status = serializers.SerializerMethodField(
+        help_text="active, expired, disabled with its account, or revoked"
+    )
     scopes = serializers.ListField(child=serializers.CharField())
     models = serializers.ListField(source="model_names", child=serializers.CharField())
     budgets = BudgetShape(many=True)

@@ -30,7 +30,7 @@ from metering.nouns import KEYS
 
 LISTED = {
     **cells("prefix", "account", "name", "status", "scopes", "models"),
-    **cells("last_used_at"),
+    **cells("expires_at", "last_used_at"),
     "limits": limits_text,
     "left": lambda row: caps_text(row["budgets"]),
 }

@@ -20,7 +20,7 @@ from helexa_site.program import program
 from inference.settings.setting import SettingError
 from metering.errors import MeteringError, MeteringValueError, UnknownNameError
 
-WIDTH_OF_FILES = 160
+WIDTH_OF_FILES = 240
 CANNOT_WRITE = ("disk is full", "readonly database")
 """SQLite's words, of a database that is set up."""
 NO_DATABASE = (

@@ -159,6 +159,19 @@ class TestKeys:
         assert message in refused("keys", "create", "research", *words)
         assert not ApiKey.objects.exists()
 
+    def test_change_is_refused_where_the_key_would_have_expired(self, account: Account) -> None:
+        prefix = printed_json("keys", "create", "research", "--expires", "1d")["prefix"]
+        words = ("keys", "change", prefix, "--expires", "2001-01-01")
+        assert "revoke it to end it now" in refused(*words)
+        ApiKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
+        output("keys", "change", prefix, "--name", "renamed")
+        assert ApiKey.objects.get().name == "renamed"
+        text = output("keys", "list")
+        assert "expires_at" in text and "expired" in text
+        Account.objects.update(enabled=False)
+        assert "disabled" in output("keys", "list", "--status", "disabled")
+        assert "renamed" not in output("keys", "list", "--status", "active,expired")
+
     def test_an_account_that_is_not_there(self) -> None:
         assert "manage.py accounts create" in refused("keys", "create", "nobody", code=3)
 
