@@ -90,14 +90,6 @@ class QuantizationNotFoundError(LoadError):
 class UnknownArchitectureError(LoadError):
     code = "unknown_architecture"
 
-    def __init__(self, message: str, nearest: str | None = None) -> None:
-        super().__init__(message)
-        self.nearest = nearest
-
-    @property
-    def failure(self) -> LoadFailure:
-        return LoadFailure(code=self.code, message=str(self), nearest=self.nearest)
-
 
 class BadFileError(LoadError):
     code = "bad_file"

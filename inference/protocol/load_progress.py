@@ -49,7 +49,7 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     available: list[str] = []
     """What the source holds instead of a quant or file that is not there."""
     nearest: str | None = None
-    """The one of them that may have been meant, or the nearest architecture that runs."""
+    """The one of them that may have been meant."""
     costs: PackedCosts | None = None
     """What the layers of a model take that did not fit on its device, for a plan over several.
     ``None``: unknown."""

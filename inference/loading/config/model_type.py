@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from inference.models.families.hub_config import Json
-from inference.models.families.registry import nearest_architectures, nearest_words
+from inference.models.families.registry import nearest_words
 from inference.protocol.load_errors import BadFileError
 
 HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
@@ -27,10 +27,9 @@ def with_model_type(config: Json, known: Iterable[str]) -> Json:
         if found := by_letters.get(_letters(HEAD.sub("", str(name)))):
             return {**config, "model_type": found}
     named = ", ".join(map(str, architectures))
-    nearest = nearest_architectures(HEAD.sub("", str(architectures[0])).lower(), known)
+    nearest = nearest_words(HEAD.sub("", str(architectures[0])).lower(), known)
     raise BadFileError(
-        f"config.json has no model_type, and {named} is of none that this build runs. "
-        f"{nearest_words(nearest)}"
+        f"config.json has no model_type, and {named} is of none that this build runs. {nearest}"
     )
 
 

@@ -182,7 +182,7 @@ class _Cursor:
         if count > room:
             raise BadFileError(
                 f"{self._path} declares {count} {what} where its header has room for "
-                f"{max(0, room)}; download it again"
+                f"{max(0, room)}; download or copy it again"
             )
 
     def _placed(self, info: TensorInfo, data_offset: int) -> TensorInfo:
@@ -190,7 +190,7 @@ class _Cursor:
         if placed.offset + placed.num_bytes > len(self._view):
             raise BadFileError(
                 f"{self._path} ends before its tensor {info.name}: {len(self._view)} bytes, "
-                f"{placed.offset + placed.num_bytes} needed; download it again"
+                f"{placed.offset + placed.num_bytes} needed; download or copy it again"
             )
         return placed
 

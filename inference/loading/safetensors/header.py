@@ -35,7 +35,7 @@ def check_names_once(path: Path) -> None:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if length > min(MOST_HEADER_BYTES, path.stat().st_size - LENGTH_BYTES):
-                raise BadFileError(f"{path} ends inside its header; download it again")
+                raise BadFileError(f"{path} ends inside its header; download or copy it again")
             json.loads(file.read(length), object_pairs_hook=_once)
     except _TwiceError as error:
         raise BadFileError(f"{path.name} holds {error} twice") from None

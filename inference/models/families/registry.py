@@ -47,6 +47,7 @@ from inference.models.families.transformers_types import REFUSED_TYPES
 from inference.protocol.load_errors import UnknownArchitectureError
 
 NUM_NEAREST = 2
+LEAST_LIKENESS = 0.7
 MODELS_PAGE = "docs/models.md"
 """Where a person finds every architecture that runs."""
 
@@ -155,20 +156,17 @@ def may_read_images(gguf_architecture: str | None) -> bool:
 
 
 def unknown_architecture(architecture: str, known: Iterable[str]) -> UnknownArchitectureError:
-    """Names the two of ``known`` that are spelt most alike: all of them would fill a screen."""
-    nearest = nearest_architectures(architecture, known)
+    """Names up to two of ``known`` that are spelt much alike: all of them would fill a screen."""
     reason = REFUSED_TYPES.get(architecture)
     refused = "" if reason is None else f", which {reason}"
     return UnknownArchitectureError(
         f"the model's architecture is {architecture!r}{refused}; this build does not run it. "
-        f"{nearest_words(nearest)}",
-        nearest[0],
+        f"{nearest_words(architecture, known)}"
     )
 
 
-def nearest_architectures(architecture: str, known: Iterable[str]) -> list[str]:
-    return get_close_matches(architecture, sorted(known), n=NUM_NEAREST, cutoff=0.0)
-
-
-def nearest_words(nearest: Iterable[str]) -> str:
-    return f"The nearest that it runs are {' and '.join(nearest)}; {MODELS_PAGE} lists all"
+def nearest_words(architecture: str, known: Iterable[str]) -> str:
+    """A likeness of a few letters is none: nothing is named then."""
+    near = get_close_matches(architecture, sorted(known), n=NUM_NEAREST, cutoff=LEAST_LIKENESS)
+    spelt = f"It runs {' and '.join(near)}, which are spelt nearly so; " if near else ""
+    return f"{spelt}{MODELS_PAGE} lists all that it runs"

@@ -288,7 +288,7 @@ def test_a_missing_model_type_is_inferred(architectures: list[str], model_type: 
         ({}, "config.json has neither model_type nor architectures"),
         ({"architectures": "Llama"}, "neither model_type nor architectures"),
         ({"architectures": ["MadeUpForCausalLM"]}, "no model_type, and MadeUpForCausalLM"),
-        ({"architectures": ["QwenThreeForCausalLM"]}, r"nearest .*qwen3.*; .*docs/models\.md"),
+        ({"architectures": ["QwenThreeForCausalLM"]}, r"docs/models\.md"),
     ],
 )
 def test_what_reports_no_architecture_is_refused_by_the_files_name(
