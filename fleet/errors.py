@@ -104,8 +104,8 @@ class InvitationError(FleetError):
 
 
 class NeuronAliveError(FleetError):
-    """The neuron is here. Only one that is away can be removed: another would be there again a
-    second later."""
+    """The neuron is here: it is neither removed, as it would be there again a second later, nor
+    invited again without a word."""
 
     http_status = 409
     code = "neuron_alive"

@@ -64,7 +64,10 @@ class InvitationsView(FleetListView):
         body = new_row(call, INVITATIONS)
         voids_earlier = selectors.is_invited(body["neuron"])
         line = services.neuron_invite(
-            actor=self.actor, neuron_name=body["neuron"], address=body.get("address") or None
+            actor=self.actor,
+            neuron_name=body["neuron"],
+            address=body.get("address") or None,
+            again=body.get("again", False),
         )
         shown = self.get_serializer(Invitation.objects.get(neuron_name=body["neuron"])).data
         answer = {**shown, "join": line, "voids_earlier": voids_earlier}

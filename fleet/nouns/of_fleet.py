@@ -50,6 +50,12 @@ INVITATIONS = Noun(
             placeholder="HOST:PORT",
             may_change=False,
         ),
+        Field(
+            name="again",
+            kind=Flag(),
+            help="true: also where a host is connected by an earlier line, which is void then",
+            may_change=False,
+        ),
     ),
     filters=("neuron", "invited_by"),
 )

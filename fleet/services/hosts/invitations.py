@@ -10,12 +10,17 @@ import redis
 from django.conf import settings
 from django.db import transaction
 
-from fleet.errors import InvitationError, UnknownNeuronError
+from fleet.errors import InvitationError, NeuronAliveError, UnknownNeuronError
 from fleet.live import reading as live
 from fleet.live.desired_state import Admission
 from fleet.models import FleetPolicy, Invitation, NeuronWish
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
-from fleet.services.hosts.neurons import desired_states_publish, neuron_admit, neuron_expect
+from fleet.services.hosts.neurons import (
+    desired_states_publish,
+    neuron_admit,
+    neuron_expect,
+    neuron_is_alive,
+)
 from helexa_site.program import Installation, installation
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import NEURON_NAME
@@ -40,14 +45,19 @@ _applied: dict[str, str] = {}
 """The hash that this process has applied, by neuron: an upgrade may bring other rules."""
 
 
-def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None) -> str:
-    """The line for ``manage.py neuron --join``. An earlier line of that name is void. ``address``
-    is where the host reaches Redis, ``HOST:PORT``, where it is another than is known. Raises
-    ``InvitationError``."""
+def neuron_invite(
+    *, actor: Actor, neuron_name: str, address: str | None = None, again: bool = False
+) -> str:
+    """The line for ``manage.py neuron --join``. An earlier line of that name is void: ``again``
+    says so of a host that is connected by it. ``address`` is where the host reaches Redis,
+    ``HOST:PORT``, where it is another than is known. Raises ``InvitationError``,
+    ``NeuronAliveError``."""
     if not NEURON_NAME.fullmatch(neuron_name):
         raise InvitationError(
             f"{neuron_name!r} is no neuron's name: letters, digits, '.', '_' and '-', 63 at most"
         )
+    if not again:
+        ensure_not_connected(neuron_name)
     policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
     secret = secrets.token_urlsafe(SECRET_BYTES)
     joining = Joining(
@@ -73,6 +83,17 @@ def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None)
         audit_entry_create(actor=actor, action="neuron.invite", object_id=neuron_name)
         transaction.on_commit(redis_users_apply)
     return encode_joining(joining)
+
+
+def ensure_not_connected(neuron_name: str) -> None:
+    """Raises ``NeuronAliveError`` for a host that runs by an earlier line."""
+    invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
+    if invited.exists() and neuron_is_alive(neuron_name):
+        raise NeuronAliveError(
+            f"{neuron_name} is connected by an earlier line, and another one would shut that host "
+            "out, at the latest when Redis starts again. The earlier line is on that host, in its "
+            "data directory, and cannot be shown here. With --again true (again) it is replaced"
+        )
 
 
 def invitation_check(*, address: str | None = None) -> str | None:

@@ -9,12 +9,14 @@ import redis
 from django.core.management import CommandError, call_command
 
 from fleet import redis_users, services
+from fleet.admin.invitation import InvitationForm
 from fleet.errors import InvitationError, UnknownNeuronError
 from fleet.live.desired_state import decode_desired_states
 from fleet.models import Invitation, NeuronWish
+from helexa_site.exit_codes import ExitCode
 from helexa_site.program import Installation
 from inference.protocol.joining import decode_joining
-from inference.protocol.keys import NEURON_DESIRED_STATES
+from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.services.hosts.invited_hosts import ADDRESS, guest, invite, shared_redis
@@ -100,6 +102,24 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     call_command("neurons", "revoke", "beast")
     with pytest.raises(CommandError, match="no invitation"):
         call_command("neurons", "revoke", "beast")
+
+
+def test_a_connected_host_keeps_its_line(
+    redis_url: str, redis_db: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = invite()
+    redis_db.set(heartbeat_key("beast"), b"it reports")
+    with pytest.raises(CommandError, match="connected by an earlier line") as refused:
+        call_command("neurons", "invite", "beast")
+    assert refused.value.returncode == ExitCode.CONFLICT
+    form = InvitationForm({"neuron_name": "beast"})
+    assert not form.is_valid() and "connected by an earlier" in str(form.errors)
+    assert InvitationForm({"neuron_name": "beast", "again": "on"}).is_valid()
+    assert guest(redis_url, first).ping()
+    call_command("neurons", "invite", "beast", "--again", "true")
+    assert "its earlier line is void from now on" in capsys.readouterr().err
+    with pytest.raises(redis.RedisError):
+        guest(redis_url, first).ping()
 
 
 def test_where_nobody_reaches_redis_nobody_is_invited() -> None:
