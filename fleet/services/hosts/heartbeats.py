@@ -110,7 +110,7 @@ def neuron_mark_away(*, neuron: Neuron) -> bool:
     if marked:
         logger.warning("neuron %s is away", neuron.name)
         Replica.objects.filter(neuron=neuron).update(
-            status=RecordedReplicaStatus.AWAY, status_since=now, in_flight=0, queue_depth=0
+            status=RecordedReplicaStatus.AWAY, status_since=now, **NO_WORK
         )
     return marked == 1
 
@@ -269,6 +269,7 @@ COUNTS = (
     "num_accepted_drafts",
 )
 """What a replica's row has of its ``EngineStats``, by the same names."""
+NO_WORK: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "decode_tokens_per_s": 0.0}
 
 
 def _replica_values(state: ReplicaState) -> dict[str, Any]:
@@ -287,13 +288,13 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
     }
     if state.last_used_unix_s is not None:
         values["last_used_at"] = _moment(state.last_used_unix_s)
-    if state.status is ReplicaStatus.ASLEEP:
-        values |= {"adapters": [], **dict.fromkeys(COUNTS, 0)}
-    if state.stats is not None:
-        values["adapters"] = list(state.stats.adapters)
-        values |= {name: getattr(state.stats, name) for name in COUNTS}
-        values["decode_tokens_per_s"] = round(state.stats.decode_tokens_per_s, 1)
-    return values
+    if state.stats is None:  # it sleeps, or its engine is gone
+        return values | {"adapters": [], **NO_WORK}
+    values["adapters"] = list(state.stats.adapters)
+    values |= {name: getattr(state.stats, name) for name in COUNTS}
+    # An engine that is idle reports the speed of its last seconds of work.
+    rate = state.stats.decode_tokens_per_s if state.stats.in_flight else 0.0
+    return values | {"decode_tokens_per_s": round(rate, 1)}
 
 
 def _load_jobs_advance(jobs: list[LoadJob], heartbeat: NeuronHeartbeat, now: datetime) -> None:

@@ -163,17 +163,34 @@ def test_why_a_replica_failed_is_kept(build) -> None:
 
 
 def test_a_silent_neuron_goes_away_and_comes_back(build) -> None:
-    beat = build.heartbeat(replicas=[build.replica(stats=build.stats(in_flight=2))])
+    stats = build.stats(in_flight=2, decode_tokens_per_s=50.0)
+    beat = build.heartbeat(replicas=[build.replica(stats=stats)])
     record(beat)
+    assert Replica.objects.get().decode_tokens_per_s == 50.0
     assert services.silent_neurons_mark_away(snapshot=build_snapshot([beat])) == 0
     assert services.silent_neurons_mark_away(snapshot=NOBODY) == 1
     assert services.silent_neurons_mark_away(snapshot=NOBODY) == 0
     assert Neuron.objects.get().status == NeuronStatus.AWAY
     row = Replica.objects.get()
     assert (row.status, row.in_flight) == (RecordedReplicaStatus.AWAY, 0)
+    assert row.decode_tokens_per_s == 0.0
     record(beat)
     assert Neuron.objects.get().status == NeuronStatus.ONLINE
     assert Replica.objects.get().status == RecordedReplicaStatus.READY
+
+
+def test_an_engine_that_is_gone_or_idle_works_on_nothing(build) -> None:
+    busy = build.stats(in_flight=4, queue_depth=2, decode_tokens_per_s=50.0)
+    idle = build.stats(in_flight=0, decode_tokens_per_s=50.0)
+    for gone in (
+        build.replica(status=ReplicaStatus.RECOVERING),
+        build.replica(status=ReplicaStatus.FAILED),
+        build.replica(stats=idle),
+    ):
+        record(build.heartbeat(replicas=[build.replica(stats=busy)]))
+        record(build.heartbeat(replicas=[gone]))
+        row = Replica.objects.get()
+        assert (row.in_flight, row.queue_depth, row.decode_tokens_per_s) == (0, 0, 0.0)
 
 
 def test_a_neuron_is_marked_away_once(build) -> None:
