@@ -16,6 +16,7 @@ from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import is_large_enough
 
 REFUSED = "refused"
+ONLINE = "online"
 KIND_NAMES: dict[DeviceKind, str] = {"cuda": "card", "cpu": "processor"}
 
 
@@ -31,6 +32,22 @@ def why_no_host(entry: CatalogueEntry, neurons: Sequence[NeuronLine]) -> str:
         return ""
     where = f" on {', '.join(entry.pinned_on)}, by its pinned_on" if entry.pinned_on else ""
     return f"it needs {_wanted(needs)}{where}, and {_largest(needs, allowed)}"
+
+
+def why_not_now(entry: CatalogueEntry, neurons: Sequence[NeuronLine]) -> str:
+    """The hosts that could run the model, where none of them takes a load now; empty where one
+    does, or where no host ever could."""
+    needs = Needs(entry)
+    able = [
+        neuron
+        for neuron in neurons
+        if neuron.name in (entry.pinned_on or (neuron.name,)) and _could_hold(needs, neuron)
+    ]
+    if any(neuron.status == ONLINE for neuron in able):
+        return ""
+    return ", ".join(
+        f"{neuron.name} is {neuron.status}" for neuron in able if neuron.status != REFUSED
+    )
 
 
 def _could_hold(needs: Needs, neuron: NeuronLine) -> bool:
@@ -50,16 +67,23 @@ def _wanted(needs: Needs) -> str:
 
 
 def _largest(needs: Needs, allowed: Iterable[NeuronLine]) -> str:
-    sizes = [
-        (device.total_memory_bytes, neuron.name, device.name)
+    """What the host that comes closest has of as many devices as are needed."""
+    hosts = [
+        (sorted((one.total_memory_bytes, one.name) for one in devices)[::-1], neuron.name)
         for neuron in allowed
         for kind in needs.kinds
-        for device in _of_kind(neuron, kind)
+        if (devices := _of_kind(neuron, kind))
     ]
-    if not sizes:
+    if not hosts:
         return "no host has one"
-    num_bytes, neuron_name, device_name = max(sizes)
-    return f"the largest is {device_name} of {neuron_name} with {_gib(num_bytes)}"
+    number = needs.num_devices
+    enough = [(sizes[number - 1], name) for sizes, name in hosts if len(sizes) >= number]
+    if not enough:
+        most, name = max((len(sizes), name) for sizes, name in hosts)
+        return f"no host has so many: {name} has {most}"
+    (num_bytes, device_name), neuron_name = max(enough)
+    which = "the largest" if number == 1 else f"the smaller of the largest {number} of one host"
+    return f"{which} is {device_name} of {neuron_name} with {_gib(num_bytes)}"
 
 
 def _least_bytes(needs: Needs, neuron: str, kind: DeviceKind) -> int:

@@ -100,6 +100,8 @@ class ModelLine:
     """Whether its outdated replicas may be reloaded in place."""
     no_host: str = ""
     """Why no host of the fleet can run it; empty where one can."""
+    not_now: str = ""
+    """The hosts that could run it, where each of them drains or is offline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from fleet.lifecycles import DownloadKind
 from fleet.live.refusals import only_refused
 from fleet.models import Device, Neuron, Replica
 from fleet.overview.attention import attention
-from fleet.overview.feasible import why_no_host
+from fleet.overview.feasible import why_no_host, why_not_now
 from fleet.overview.jobs import job_lines
 from fleet.overview.lines import (
     AuditLine,
@@ -204,9 +204,13 @@ def _models(
             loaded[replica.model].append(replica)
     loadable = [entry for entry in entries if entry.base is None and not entry.upstream_model]
     no_host = {entry.name: why_no_host(entry, neurons) for entry in loadable}
+    not_now = {entry.name: why_not_now(entry, neurons) for entry in loadable}
     return tuple(
         _model_line(
-            entry, _replicas_of(entry, loaded), no_host=no_host.get(entry.base or entry.name, "")
+            entry,
+            _replicas_of(entry, loaded),
+            no_host=no_host.get(entry.base or entry.name, ""),
+            not_now=not_now.get(entry.base or entry.name, ""),
         )
         for entry in entries
     )
@@ -221,7 +225,9 @@ def _replicas_of(
     return [replica for replica in loaded[entry.base] if entry.name in replica.adapters]
 
 
-def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: str) -> ModelLine:
+def _model_line(
+    entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: str, not_now: str
+) -> ModelLine:
     statuses = [replica.status for replica in replicas]
     has_outdated = entry.base is None and any(replica.is_outdated for replica in replicas)
     return ModelLine(
@@ -234,6 +240,7 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine], *, no_host: 
         has_outdated=has_outdated,
         may_reload=has_outdated and not any(replica.lies_on_hosts for replica in replicas),
         no_host="" if replicas else no_host,
+        not_now="" if replicas else not_now,
     )
 
 

@@ -47,7 +47,7 @@ class AlternativeShape(StagePlanShape):
 class ModelPlanShape(serializers.Serializer[Any]):
     model = serializers.CharField()
     num_layers = serializers.IntegerField()
-    weight_bytes = serializers.IntegerField(help_text="Of all weights, on cards.")
+    weight_bytes = serializers.IntegerField(help_text="Of all weights, on their devices.")
     plan = StagePlanShape(allow_null=True)
     refusal = serializers.CharField(allow_null=True, help_text="What is missing where.")
     alternatives = AlternativeShape(many=True)

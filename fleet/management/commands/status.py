@@ -57,7 +57,7 @@ def overview_text(overview: dict[str, Any]) -> str:
         for device in neuron["devices"]
     ]
     if devices:
-        columns = ("neuron", "status", "device", "free", "used", "temperature")
+        columns = ("neuron", "status", "device", "free", "busy", "temperature")
         parts.append(table_text(columns, devices))
     replicas = [
         [
@@ -91,12 +91,14 @@ def overview_text(overview: dict[str, Any]) -> str:
         held = ("stage of", "neuron", "layers", "device", "memory", "engine on", "status")
         parts.append(table_text(held, stages))
     unloaded = [
-        model["name"]
+        model
         for model in overview["models"]
         if model["status"] == "unloaded" and not model["no_host"]
     ]
-    if unloaded:
-        parts.append(f"Loaded on request: {', '.join(unloaded)}")
+    if ready := [model["name"] for model in unloaded if not model["not_now"]]:
+        parts.append(f"Loaded on request: {', '.join(ready)}")
+    if held_up := [f"{one['name']} ({one['not_now']})" for one in unloaded if one["not_now"]]:
+        parts.append(f"Not loaded on request now: {', '.join(held_up)}")
     active = [job for job in overview["jobs"] if job["status"] in ("pending", "running")]
     if active:
         parts.append(_jobs_text(active))

@@ -28,7 +28,7 @@ class Plan:
 
 def _text(found: dict[str, Any]) -> str:
     weights = size_text(found["weight_bytes"])
-    parts = [f"{found['model']}: {found['num_layers']} layers, {weights} of weights on cards"]
+    parts = [f"{found['model']}: {found['num_layers']} layers, {weights} of weights on its devices"]
     if found["plan"] is None:
         parts.append(f"No plan: {found['refusal']}")
     else:

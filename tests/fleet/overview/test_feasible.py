@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
 from fleet.overview import DeviceLine, NeuronLine
-from fleet.overview.feasible import why_no_host
+from fleet.overview.feasible import why_no_host, why_not_now
 from tests.cases import each_case
 
 GIB = 1024**3
@@ -26,6 +27,14 @@ def host(name: str, status: str = "online", **gib: float) -> NeuronLine:
     return NeuronLine(
         name=name, status=status, version="", problems=(), devices=tuple(devices), replicas=()
     )
+
+
+def two_cards(name: str, *gib: float) -> NeuronLine:
+    devices = [
+        replace(host(name, cuda=size).devices[0], id=f"cuda:{index}")
+        for index, size in enumerate(gib)
+    ]
+    return replace(host(name), devices=tuple(devices))
 
 
 CARD = host("a", cuda=24, cpu=64)
@@ -59,7 +68,13 @@ TABLE: dict[str, tuple[dict[str, Any], list[NeuronLine], str]] = {
     "too few cards": (
         {"min_devices": 2, "tensor_parallel": 2},
         [CARD],
-        "it needs 2 cards of one host, and the largest is the cuda of a with 24.0 GiB",
+        "it needs 2 cards of one host, and no host has so many: a has 1",
+    ),
+    "two cards, of which one is too small": (
+        {"min_devices": 2, "tensor_parallel": 2, "min_device_vram_mb": 16 * 1024},
+        [CARD, two_cards("c", 24, 8)],
+        "it needs 2 cards of one host of 16.0 GiB or more, and the smaller of the largest 2 of one "
+        "host is the cuda of c with 8.0 GiB",
     ),
     "not where it may run": (
         {"vram_mb": 20 * 1024, "pinned_on": ("b",)},
@@ -76,3 +91,11 @@ def test_why_no_host_can_run_it(
 ) -> None:
     entry = CatalogueEntry(name="tiny", source="pypi:tiny", **settings)
     assert why_no_host(entry, hosts) == why
+
+
+def test_the_hosts_that_take_no_load_now() -> None:
+    entry = CatalogueEntry(name="tiny", source="pypi:tiny", vram_mb=20 * 1024)
+    draining, away = host("a", "draining", cuda=24), host("d", "away", cuda=24)
+    assert why_not_now(entry, [draining, away, PROCESSOR]) == "a is draining, d is away"
+    assert why_not_now(entry, [draining, host("e", cuda=24)]) == ""
+    assert why_not_now(entry, [PROCESSOR]) == ""
