@@ -176,6 +176,8 @@ UNAVAILABLE = 503
 SERVER_ERRORS = frozenset({500, 502, UNAVAILABLE, 504})
 BUSY = frozenset({"queue_full", "queue_timeout"})
 """Codes of refusals for want of room, which a neuron sends too."""
+BROKEN_STORES = frozenset({"database_unavailable", "redis_unavailable", "storage_unavailable"})
+"""Codes of what this server itself lacks, before any neuron is found."""
 
 
 ERRORS = frozenset({Outcome.REFUSED, Outcome.FAILED})
@@ -183,12 +185,14 @@ ERRORS = frozenset({Outcome.REFUSED, Outcome.FAILED})
 
 
 def outcome_of(*, code: str, error_status: int, is_placed: bool) -> Outcome:
-    """``code``: ``finished``, ``cancelled``, or the error's. ``error_status``: the HTTP status of
+    """Refused: the caller, or the fleet's want of room, is the reason. Failed: the server's fault.
+    ``code``: ``finished``, ``cancelled``, or the error's. ``error_status``: the HTTP status of
     the error, also where the answer's stream had begun; 0: there was none. ``is_placed``: a neuron
     had been found for it."""
     if code == FINISHED:
         return Outcome.ANSWERED
     if error_status < FIRST_ERROR:
         return Outcome.CANCELLED
-    is_full = error_status == UNAVAILABLE and (not is_placed or code in BUSY)
+    is_full = code in BUSY or not (is_placed or code in BROKEN_STORES)
+    is_full &= error_status == UNAVAILABLE
     return Outcome.FAILED if error_status in SERVER_ERRORS and not is_full else Outcome.REFUSED

@@ -18,6 +18,11 @@ from tests.cases import each_case
         ("context_length_exceeded", 400, True, Outcome.REFUSED),
         ("queue_timeout", 503, False, Outcome.REFUSED),
         ("queue_full", 503, True, Outcome.REFUSED),  # by a neuron
+        ("model_loading", 503, False, Outcome.REFUSED),
+        ("shutting_down", 503, False, Outcome.REFUSED),
+        ("database_unavailable", 503, False, Outcome.FAILED),
+        ("redis_unavailable", 503, False, Outcome.FAILED),
+        ("storage_unavailable", 503, True, Outcome.FAILED),
         ("neuron_lost", 503, True, Outcome.FAILED),
         ("internal_error", 500, False, Outcome.FAILED),
         ("engine_crashed", 502, True, Outcome.FAILED),
