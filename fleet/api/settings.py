@@ -20,6 +20,7 @@ from metering.principal import Scope
 class SettingShape(serializers.Serializer[Any]):
     name = serializers.CharField()
     value = serializers.CharField(help_text="As it is set; empty: it is not.")
+    default = serializers.CharField(help_text="In words.")
     meaning = serializers.CharField()
 
 
@@ -77,4 +78,9 @@ def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
 
 
 def _shown(row: Row) -> dict[str, str]:
-    return {"name": row.setting.name, "value": row.value, "meaning": row.setting.plain_doc}
+    return {
+        "name": row.setting.name,
+        "value": row.value,
+        "default": row.setting.plain_default,
+        "meaning": row.setting.plain_doc,
+    }

@@ -116,7 +116,10 @@ def backend_of(options: dict[str, Any]) -> Backend:
     url = options["url"] or URL.read(os.environ)
     if not url:
         if options["key"]:
-            raise CommandError("--key goes with --url (or HELEXA_URL)")
+            # Of nouns that have a key themselves, which --on-key names.
+            has_keys = any(name.endswith("_key") for name in options)
+            meant = "; rows of one key: --on-key" if has_keys else ""
+            raise CommandError(f"--key is the caller's key for --url (or HELEXA_URL){meant}")
         return LocalBackend()
     return RestBackend(checked_url(url), options["key"] or API_KEY.read(os.environ))
 

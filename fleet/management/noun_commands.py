@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fleet.management.backend import LocalBackend
 from fleet.management.download_progress import download_line
 from fleet.management.following import job_line
 from fleet.management.rows import (
@@ -48,6 +49,15 @@ class Cancel:
         run.show(row, self.line(row))
 
 
+class ListSettings(ListRows):
+    """Reads this command's own environment where no server is named."""
+
+    def run(self, run: Run) -> None:
+        super().run(run)
+        if isinstance(run.backend, LocalBackend):
+            run.stderr.write("As set for this command. For what a server has read: --url URL.")
+
+
 JOB_COMMANDS = (
     ListRows(
         noun=JOBS,
@@ -74,10 +84,10 @@ ALIAS_COMMANDS = (
     RemoveRow(noun=ALIASES, help="remove an alias"),
 )
 SETTING_COMMANDS = (
-    ListRows(
+    ListSettings(
         noun=SETTINGS,
-        columns=cells("name", "value"),
-        help="what this process, or the server, read from its environment",
+        columns=cells("name", "value", "default"),
+        help="what this command, or the server of --url, read from its environment",
     ),
     ShowRow(noun=SETTINGS, help="one setting and what it means"),
 )

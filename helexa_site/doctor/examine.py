@@ -16,6 +16,7 @@ from helexa_site.bootstrap.installing.requirements import (
 from helexa_site.config import Config, read_config
 from helexa_site.databases import database_settings
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.doctor.settings_check import unknown_variables
 from helexa_site.program import program
 from inference.settings.setting import SettingError
 from inference.settings.table import refusals
@@ -30,6 +31,7 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
     # Without settings nothing else can be examined.
     if refused := list(refusals(os.environ)):
         yield from map(_refused, refused)
+        yield from unknown_variables(os.environ)
         return
     config = read_config()
     try:

@@ -23,7 +23,7 @@ SET_BY_THE_START = {setting.name for setting in SETTINGS if setting.is_internal}
 
 def settings_findings(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
     findings = [
-        *_unknown_variables(environment),
+        *unknown_variables(environment),
         *_who_may_ask(config),
         *_proxy(config),
         *_secret_key(config),
@@ -35,7 +35,7 @@ def settings_findings(config: Config, environment: Mapping[str, str]) -> Iterato
         yield ok(CHECK, f"understood: {', '.join(names) or 'all are at their defaults'}")
 
 
-def _unknown_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     for name, near in unknown_names(environment):
         yield warning(
             CHECK,
