@@ -42,6 +42,15 @@ class Caller:
     """A person's accounts, with their role in each."""
     accounts: frozenset[str] | None = frozenset()
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether it is a key that reads everybody's accounts."""
+        return (
+            self.username is None
+            and self.principal is not None
+            and self.principal.has(Scope.ACCOUNTS_READ)
+        )
+
     def ensure_scope(self, scope: Scope) -> None:
         """Raises ``ProblemError``."""
         may = self.username is not None or (
@@ -55,8 +64,8 @@ Found = tuple[AbstractUser | AnonymousUser, Caller]
 
 
 class KeyAuthentication(BaseAuthentication):
-    """``Authorization: Bearer KEY`` or ``x-api-key: KEY``. An unknown key is ignored where no key
-    is required, because SDKs send placeholders."""
+    """``Authorization: Bearer KEY`` or ``x-api-key: KEY``. An unknown key is refused also where no
+    key is required: SDKs, which send placeholders, ask nothing here."""
 
     def authenticate(self, request: Request) -> Found | None:
         """Raises ``MeteringError``."""
@@ -72,8 +81,6 @@ class KeyAuthentication(BaseAuthentication):
         for key in (one.decode("latin-1") for one in given):
             if prefix := _prefix_of(key):
                 return AnonymousUser(), _caller(_find(key, prefix))
-        if allows_anonymous(config) and not resemble_ours(given):
-            return None
         raise InvalidKeyError("The API key is not valid.")
 
     def authenticate_header(self, _request: Request) -> str:

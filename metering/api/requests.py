@@ -19,7 +19,7 @@ from metering.api.access import SHOWN_ONCE
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.api.views import CsvRenderer, number_of
-from metering.errors import UnknownRequestError
+from metering.errors import MeteringValueError, UnknownRequestError
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
 from metering.principal import Scope
@@ -108,7 +108,7 @@ class RequestView(FleetView):
     def ensure_may(self, call: Call) -> None:
         """Raises ``ProblemError``."""
         caller = cast(Caller, call.auth)
-        if caller is not COMMAND_CALLER:
+        if caller is not COMMAND_CALLER and not caller.sees_all:
             caller.ensure_scope(Scope.USAGE_READ)
 
     def get(self, call: Call, pk: str) -> Response:
@@ -186,7 +186,7 @@ def _visible(caller: Caller) -> RequestFilter:
         return RequestFilter(accounts=caller.accounts)
     principal = caller.principal
     assert principal is not None, "a caller without an identity was let in"
-    if principal.has(Scope.ACCOUNTS_READ):
+    if caller.sees_all:
         return RequestFilter()
     return RequestFilter(accounts=frozenset({principal.account}), own_key=principal.key)
 
@@ -205,7 +205,7 @@ def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
         return None
     try:
         return selectors.request_find(request_id, where=visible)
-    except UnknownRequestError as error:
+    except (UnknownRequestError, MeteringValueError) as error:
         raise ProblemError(400, "invalid_value", f"{error}.", param="before") from error
 
 

@@ -33,7 +33,7 @@ LISTED = {
     **cells("id", "at", "account"),
     "key": _key,
     "model": lambda row: row["model"] or row["model_asked"],
-    **cells("neuron", "status", "outcome"),
+    **cells("neuron", "endpoint", "status", "outcome"),
     "code": lambda row: row["code"] or "",
     "ms": lambda row: row["duration_ms"],
     "tokens": _tokens,

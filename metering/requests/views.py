@@ -64,7 +64,7 @@ def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpR
     request of another account."""
     try:
         record = selectors.request_find(request_id, where=_visible(reader))
-    except UnknownRequestError as error:
+    except (UnknownRequestError, MeteringValueError) as error:
         raise Http404 from error
     names = selectors.key_names([record])
     may_read = selectors.request_is_captured(record) and reader.may_read_bodies(record)
@@ -132,5 +132,5 @@ def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
         return None
     try:
         return selectors.request_find(request_id, where=visible)
-    except UnknownRequestError as error:
+    except (UnknownRequestError, MeteringValueError) as error:
         raise MeteringValueError("before", str(error)) from error

@@ -57,15 +57,23 @@ def requests_list(
 
 
 def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
-    """The one with this id, among those that ``where`` allows to see. Raises
-    ``UnknownRequestError``."""
+    """The one whose id begins so, among those that ``where`` allows to see. Raises
+    ``UnknownRequestError``, ``MeteringValueError`` where several do."""
+    unknown = UnknownRequestError(f"There is no record of a request {request_id[:64]!r}")
     try:
-        record = _visible(where).filter(request_id=UUID(hex=request_id)).first()
-    except ValueError:
-        record = None
-    if record is None:
-        raise UnknownRequestError(f"There is no record of a request {request_id[:64]!r}")
-    return record
+        first, last = id_range(request_id)
+    except MeteringValueError as error:
+        raise unknown from error
+    found = _visible(where).filter(request_id__gte=first, request_id__lte=last)[:2]
+    match list(found):
+        case [record]:
+            return record
+        case []:
+            raise unknown
+        case _:
+            raise MeteringValueError(
+                "id", f"{request_id!r} is the beginning of several ids: more digits are needed"
+            )
 
 
 def request_is_captured(record: RequestRecord) -> bool:

@@ -69,9 +69,11 @@ class TestWhoSeesWhat:
         from metering.actor import COMMAND
         from metering.services import key_create
 
-        scopes = ["usage:read", "accounts:read"]
-        key = key_create(actor=COMMAND, account=account, name="ops", scopes=scopes).key
-        assert set(ids(ok(client, "requests", key))) == set(of.values())
+        for scopes in (["usage:read", "accounts:read"], ["accounts:read"]):
+            name = " and ".join(scopes)
+            key = key_create(actor=COMMAND, account=account, name=name, scopes=scopes).key
+            assert set(ids(ok(client, "requests", key))) == set(of.values())
+            assert ok(client, f"requests/{of['unknown']}", key)["status"] == 401
 
 
 class TestFilters:
@@ -189,6 +191,19 @@ class TestCommand:
         (row,) = json.loads(self.output("list", "--outcome", "refused", "--json")[0])
         assert row["message"] == "Spent."
         assert "Spent." in self.output("show", refused_id)[0]
+        assert "/v1/chat/completions" in text
+
+    def test_show_by_the_beginning_of_an_id(self) -> None:
+        for number in ("01", "02"):
+            record(request_id=f"abcdef00{number}" + 22 * "0")
+        record(request_id="abcdef99" + 24 * "0", outcome="insufficient_quota", status=429)
+        assert "insufficient_quota" in self.output("show", "abcdef99")[0]
+        assert "abcdef0001" in self.output("show", "ABCDEF00-01")[0]
+        with pytest.raises(CommandError, match="beginning of several ids"):
+            self.output("show", "abcdef00")
+        for word in ("abcdef9", "nothing", "abcdef98"):
+            with pytest.raises(CommandError, match="no record of a request"):
+                self.output("show", word)
 
     def test_one_page(self) -> None:
         for _ in range(3):
