@@ -122,8 +122,8 @@ def build_application(
     pages_api = URLRouter(routes)
     unhandled = UnhandledRequests(gateway)
     api = with_cors(pages_api, gateway.config, on_refused=unhandled.refused_at)
-    bench = with_cors(django_app, gateway.config)
-    pages = unhandled.recorded_where_unknown(django_app)
+    pages = unhandled.recorded_where_refused(django_app)
+    bench = with_cors(pages, gateway.config, on_refused=unhandled.refused_at)
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
         path = api_path(scope["path"])

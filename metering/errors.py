@@ -38,7 +38,7 @@ class QuotaExceededError(MeteringError):
     """``retry_after_s`` is when the window ends; ``None`` where waiting does not help: a balance
     does not come back by itself, and what passes the whole cap never fits. ``is_reserved``: only
     reservations of running requests are in the way, which settle in seconds. ``needed`` and
-    ``left`` are in ``unit`` (``tokens`` or ``micro_usd``)."""
+    ``left`` are in ``unit`` (``tokens`` or ``micro_usd``). ``owner``: ``key`` or ``account``."""
 
     def __init__(
         self,
@@ -50,8 +50,10 @@ class QuotaExceededError(MeteringError):
         left: int,
         retry_after_s: float | None,
         is_reserved: bool = False,
+        owner: str = "account",
     ) -> None:
         super().__init__(message)
+        self.owner = owner
         self.is_reserved = is_reserved
         self.budget = budget
         self.unit = unit
@@ -96,7 +98,13 @@ class DirectoryUnavailableError(MeteringError):
 
 
 class KeyRefusedError(MeteringError):
-    pass
+    """``account`` and ``key`` (its public prefix) are the sender's, empty where the sender is not
+    known: nobody else has shown the whole key."""
+
+    def __init__(self, message: str, *, account: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.account = account
+        self.key = key
 
 
 class InvalidKeyError(KeyRefusedError):

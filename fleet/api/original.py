@@ -22,7 +22,7 @@ from fleet.live import reading as live
 from fleet.models import LoadJob
 from fleet.placement import Load, place
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, note_refusal
 from metering.api.schema import ROWS
 
 LOAD_TIMEOUT_S = 3600.0
@@ -46,6 +46,7 @@ class OriginalView(FleetView):
         if isinstance(exc, FleetError):
             exc = problem_of(exc)
         if isinstance(exc, ProblemError):
+            note_refusal(self.request, exc, exc)
             code = {"code": exc.code} if exc.code in shapes.CUDA_CODES else {}
             return Response({"error": exc.detail, **code}, status=exc.status)
         return super().handle_exception(exc)

@@ -21,7 +21,7 @@ GROUPS = {
     "no_host": "models that no host can run",
     "budget_spent": "budgets that are spent",
     "budget_nearly_spent": "budgets that are nearly spent",
-    "account_refused": "accounts that were refused lately although budget is left",
+    "account_refused": "accounts that a limit refused lately",
     "key_breaks_workers": "keys whose requests ended engines or neurons lately",
 }
 """Kind of finding -> its words where there are many. A kind without words is not grouped."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import redis
 
-from inference.protocol.refusals import COUNTED_BY_KEY, Refused, newest_keys, sum_of
+from inference.protocol.refusals import COUNTED_BY_KEY, Refused, by_code, newest_keys, sum_of
 
 
 def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
@@ -16,9 +16,10 @@ def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
 
 
 def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
-    """Without requests that broke a worker, which are counted beside the refusals and have failed:
-    see ``metering.ledger.entries``."""
-    return {one: number for one, number in counts.items() if one.code not in COUNTED_BY_KEY}
+    """By code, without requests that broke a worker, which are counted beside the refusals and have
+    failed: see ``metering.ledger.entries``."""
+    plain = by_code(counts)
+    return {one: number for one, number in plain.items() if one.code not in COUNTED_BY_KEY}
 
 
 def read_counts(client: redis.Redis, *, hours: int) -> dict[Refused, int]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fleet.overview.findings import Attention, Level
 from fleet.overview.lines import ModelLine, NeuronLine
 from inference.protocol.preparing import BROKE_WORKER
-from inference.protocol.refusals import Refused
+from inference.protocol.refusals import Cause, Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus
 
@@ -16,11 +16,18 @@ DISK_FULL_SHARE = 0.02
 """The share of a disk that is left when no model of any size can be fetched to it."""
 
 
-LIMIT_CODES = {
-    "rate_limit_exceeded": "by its limits of requests and tokens a minute, or of requests at once",
-    "budget_reserved": "by what its running requests reserve of its budget",
-    "insufficient_quota": "by requests that may need more than is left, or by a key's own budget",
+LIMIT_CODES = frozenset({"rate_limit_exceeded", "budget_reserved", "insufficient_quota"})
+LIMITS: dict[str, str] = {
+    Cause.REQUESTS_PER_MINUTE: "a limit of requests a minute",
+    Cause.TOKENS_PER_MINUTE: "a limit of tokens a minute",
+    Cause.MAX_CONCURRENT: "a limit of requests at once",
+    Cause.ACCOUNT_BUDGET: "its budget, of which its requests may need more than is left",
+    Cause.KEY_BUDGET: "a key's budget, of which the key's requests may need more than is left",
+    Cause.RESERVED: "what its running requests reserve of its budget",
+    Cause.STORED: "a limit of what it may keep here: files, batches or responses",
 }
+UNKNOWN_LIMIT = "its limits or its budget"
+"""Of gateways before 0.3.0, which counted no causes."""
 MAX_REFUSED = 5
 BROKEN_WORKERS_NOTICED = 3
 """How many requests of one key must have ended an engine or a neuron, in this hour and the last."""
@@ -134,15 +141,16 @@ def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
 
 
 def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Iterator[Attention]:
-    """Accounts whose limits stop them although budget is left: the few that are stopped most."""
+    """Accounts that a limit stops, and whose budget is not listed already: the few that are stopped
+    most."""
     found = [
-        (number, one.account, LIMIT_CODES[one.code])
+        (number, one.account, LIMITS.get(one.cause, UNKNOWN_LIMIT))
         for one, number in refused.items()
         if one.account and one.account not in spent and one.code in LIMIT_CODES
     ]
-    for number, account, why in sorted(found, key=lambda one: (-one[0], one[1]))[:MAX_REFUSED]:
+    for number, account, limit in sorted(found, key=lambda one: (-one[0], one[1]))[:MAX_REFUSED]:
         times = "once" if number == 1 else f"{number:,} times"
-        text = f"{account} was refused {times} lately although budget is left: {why}"
+        text = f"{account} was refused {times} lately by {limit}"
         yield _finding(Level.NOTICE, "account_refused", account, text)
 
 

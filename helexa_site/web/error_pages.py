@@ -8,15 +8,15 @@ meant. A page needs the session, and so the database: where that is away, the pa
 from __future__ import annotations
 
 import logging
-import uuid
+from typing import Any
 
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse
 
 from helexa_site.web.pages import render_page
+from inference.gateway.request.identify import REFUSED, REQUEST_ID, NotedRefusal
 from inference.gateway.server.paths import unknown_url
 from inference.request_ids import new_request_id
-from inference.wire.dialect import request_id_headers
 from inference.wire.errors import ApiError, InternalError, InvalidRequestError, UnknownUrlError
 from inference.wire.openai import errors as openai_errors
 
@@ -34,18 +34,14 @@ WITHOUT_SHELL = """<!doctype html>
 def page_bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if _wants_page(request):
         return _page(request, "Bad request", BAD_REQUEST, status=400)
-    return _json(InvalidRequestError(BAD_REQUEST, param=None))
+    return _json(request, InvalidRequestError(BAD_REQUEST, param=None))
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """The JSON has a request's id, by which the gateway records it."""
     if _wants_page(request):
         reason = "There is nothing at this address, or it is not yours to see."
         return _page(request, "Not found", reason, status=404)
-    response = _json(UnknownUrlError(unknown_url(str(request.method), request.path)))
-    for name, value in request_id_headers(new_request_id()):
-        response[name.decode()] = value.decode()
-    return response
+    return _json(request, UnknownUrlError(unknown_url(str(request.method), request.path)))
 
 
 def page_forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -55,11 +51,11 @@ def page_forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def page_failed(request: HttpRequest) -> HttpResponse:
     """Django has logged the exception; the line here has the number that the reader is shown."""
-    number = uuid.uuid4().hex
+    number = _scope(request).setdefault(REQUEST_ID, new_request_id())
     logger.error("%s %s failed: %s", request.method, request.path, number)
     if _wants_page(request):
         return _page(request, "Server error", FAILED.format(number), status=500)
-    return _json(InternalError(), number)
+    return _json(request, InternalError())
 
 
 def _wants_page(request: HttpRequest) -> bool:
@@ -76,6 +72,15 @@ def _page(request: HttpRequest, title: str, reason: str, *, status: int) -> Http
         return HttpResponse(WITHOUT_SHELL.format(title=title, reason=reason), status=status)
 
 
-def _json(error: ApiError, request_id: str = "") -> HttpResponse:
-    body = openai_errors.error_body(error, request_id=request_id or uuid.uuid4().hex)
+def _json(request: HttpRequest, error: ApiError) -> HttpResponse:
+    scope = _scope(request)
+    scope[REFUSED] = NotedRefusal(code=error.code, message=error.message)
+    request_id = scope.setdefault(REQUEST_ID, new_request_id())
+    body = openai_errors.error_body(error, request_id=request_id)
     return HttpResponse(body, status=error.status, content_type="application/json")
+
+
+def _scope(request: HttpRequest) -> dict[str, Any]:
+    """The ASGI scope; an empty one under another server."""
+    scope: dict[str, Any] = getattr(request, "scope", {})
+    return scope

@@ -2,6 +2,7 @@
 
     helexa:refusals:<hour>    hash "<code> <account>" ─▶ how many, kept for a day
                               "<code> <key> <account>" for codes that are counted for each key
+                              "<code>/<cause> <account>" where one code has several causes
 
 An hour is counted from the epoch. The counts are not billed: while Redis stalls, one may be lost or
 added twice.
@@ -10,7 +11,8 @@ added twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from inference.protocol.preparing import BROKE_WORKER
 
@@ -23,14 +25,29 @@ UNKNOWN = "-"
 COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
 
+class Cause(StrEnum):
+    """Which limit refuses, where the code alone does not show it: a spent cap of a window and a
+    limit of a minute have the same one."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    MAX_CONCURRENT = "max_concurrent"
+    ACCOUNT_BUDGET = "account_budget"
+    KEY_BUDGET = "key_budget"
+    RESERVED = "reserved"
+    STORED = "stored"
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """``account`` is empty where the caller could not be identified. ``key`` is the public prefix
-    where the code is one of ``COUNTED_BY_KEY`` and there was a key."""
+    where the code is one of ``COUNTED_BY_KEY`` and there was a key. ``cause`` is a ``Cause`` where
+    the refusal has one."""
 
     code: str
     account: str
     key: str = ""
+    cause: str = ""
 
 
 def refusals_key(unix_s: float) -> str:
@@ -46,7 +63,7 @@ def encode_field(refused: Refused) -> str:
     account = refused.account or UNKNOWN
     if refused.code in COUNTED_BY_KEY:
         return f"{refused.code} {refused.key or UNKNOWN} {account}"
-    return f"{refused.code} {account}"
+    return f"{refused.code}{f'/{refused.cause}' if refused.cause else ''} {account}"
 
 
 def sum_of(hashes: Iterable[Mapping[bytes, bytes]]) -> dict[Refused, int]:
@@ -61,10 +78,22 @@ def sum_of(hashes: Iterable[Mapping[bytes, bytes]]) -> dict[Refused, int]:
 
 
 def _decode_field(field: str) -> Refused | None:
-    code, _, account = field.partition(" ")
+    word, _, account = field.partition(" ")
+    code, _, cause = word.partition("/")
     key = UNKNOWN
     if code in COUNTED_BY_KEY:
         key, _, account = account.partition(" ")
     if not account:
         return None
-    return Refused(code, "" if account == UNKNOWN else account, "" if key == UNKNOWN else key)
+    return Refused(
+        code, "" if account == UNKNOWN else account, "" if key == UNKNOWN else key, cause
+    )
+
+
+def by_code(counts: Mapping[Refused, int]) -> dict[Refused, int]:
+    """The sums of each code, whatever its causes."""
+    found: dict[Refused, int] = {}
+    for one, number in counts.items():
+        plain = replace(one, cause="")
+        found[plain] = found.get(plain, 0) + number
+    return found

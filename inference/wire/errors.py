@@ -41,6 +41,7 @@ clients. Pure: knows no framework, no clock, no process.
 from __future__ import annotations
 
 from inference.protocol.events import Failure
+from inference.protocol.refusals import Cause
 from inference.wire.common.failures import BROKEN, FAILURES, failure_extras
 
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -54,6 +55,11 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code = "internal_error"
+    account = ""
+    """Who is refused, where that is known although they were not let in: for the record alone."""
+    key = ""
+    cause = ""
+    """Which limit refuses, where the code has several causes: for the operator alone."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -149,6 +155,10 @@ class InvalidApiKeyError(ApiError):
     type = "authentication_error"
     code = "invalid_api_key"
 
+    def __init__(self, message: str, *, account: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.account, self.key = account, key
+
 
 class ForbiddenError(ApiError):
     """It is known who asks, and they may not."""
@@ -162,8 +172,9 @@ class ForbiddenError(ApiError):
 
 
 class InsufficientScopeError(ForbiddenError):
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, *, account: str = "", key: str = "") -> None:
         super().__init__("insufficient_scope", f"This needs a key with the scope '{scope}'.")
+        self.account, self.key = account, key
 
 
 class ModelNotAllowedError(ForbiddenError):
@@ -180,6 +191,10 @@ class InsufficientQuotaError(ApiError):
     type = "insufficient_quota"
     code = "insufficient_quota"
 
+    def __init__(self, message: str, *, cause: Cause, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.cause = cause
+
 
 class RateLimitExceededError(ApiError):
     """A window's cap is spent, or there were too many requests or tokens at once. ``kind`` is
@@ -188,9 +203,12 @@ class RateLimitExceededError(ApiError):
     status = 429
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, kind: str, retry_after_s: float | None) -> None:
+    def __init__(
+        self, message: str, *, kind: str, cause: Cause, retry_after_s: float | None
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.type = kind
+        self.cause = cause
 
 
 class BudgetReservedError(ApiError):
@@ -200,6 +218,7 @@ class BudgetReservedError(ApiError):
     status = 429
     type = "tokens"
     code = "budget_reserved"
+    cause = Cause.RESERVED
 
 
 class TooManyConnectionsError(ApiError):

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
+from django.core.handlers.asgi import ASGIRequest
 from django.db import Error as DjangoDatabaseError
 from django.http import Http404, QueryDict
 from rest_framework import exceptions
 from rest_framework.response import Response
 
+from inference.gateway.request.identify import REFUSED, NotedRefusal
 from metering.errors import (
     DirectoryUnavailableError,
     KeyRefusedError,
@@ -39,6 +42,7 @@ logger = logging.getLogger(__name__)
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 AUTHENTICATE = "Bearer"
+ROUTE_PART = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
 class ProblemError(Exception):
@@ -91,8 +95,9 @@ NOT_FOUND: dict[type[MeteringError], str] = {
 """What each of these could not find."""
 
 
-def problem_response(error: Exception, _context: dict[str, Any]) -> Response:
+def problem_response(error: Exception, context: dict[str, Any]) -> Response:
     problem = _problem(error)
+    note_refusal(context.get("request"), problem, error)
     response = Response(
         {
             "type": "about:blank",
@@ -110,6 +115,25 @@ def problem_response(error: Exception, _context: dict[str, Any]) -> Response:
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
         response["Retry-After"] = str(math.ceil(problem.retry_after_s or RETRY_AFTER_S))
     return response
+
+
+def note_refusal(request: object, problem: ProblemError, error: Exception) -> None:
+    """Notes for the gateway, which records the answer, why it refuses and whom. A command has no
+    request that could be recorded."""
+    asked = getattr(request, "_request", None)
+    if not isinstance(asked, ASGIRequest):
+        return
+    sender: Any = getattr(getattr(asked, "auth", None), "principal", None)
+    if isinstance(error, KeyRefusedError):
+        sender = error
+    route = "" if asked.resolver_match is None else asked.resolver_match.route
+    asked.scope[REFUSED] = NotedRefusal(
+        code=problem.code,
+        message=problem.detail,
+        account="" if sender is None else sender.account,
+        key="" if sender is None else sender.key,
+        endpoint="/" + ROUTE_PART.sub(r"{\1}", route),
+    )
 
 
 def _problem(error: Exception) -> ProblemError:

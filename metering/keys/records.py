@@ -52,7 +52,7 @@ class AccountRecord:
     def ensure_enabled(self) -> None:
         """Raises ``DisabledAccountError``."""
         if not self.enabled:
-            raise DisabledAccountError(f"The account {self.name} is disabled.")
+            raise DisabledAccountError(f"The account {self.name} is disabled.", account=self.name)
 
     def principal(self) -> Principal:
         """Callers without a key of their own. Raises ``DisabledAccountError``."""
@@ -90,15 +90,16 @@ class KeyRecord:
 
     def principal_now(self, now_unix_s: float) -> Principal:
         """Who holds it, once the key was shown. Raises ``KeyRefusedError``."""
+        account, key = self.principal.account, self.principal.key
         if self.is_revoked:
-            raise RevokedKeyError(f"The API key {self.principal.key} was revoked.")
+            raise RevokedKeyError(f"The API key {key} was revoked.", account=account, key=key)
         if not self.account_enabled:
             raise DisabledAccountError(
-                f"The account {self.principal.account} of the API key is disabled."
+                f"The account {account} of the API key is disabled.", account=account, key=key
             )
         expires_unix_s = self.principal.expires_unix_s
         if expires_unix_s is not None and now_unix_s >= expires_unix_s:
-            raise ExpiredKeyError(f"The API key {self.principal.key} has expired.")
+            raise ExpiredKeyError(f"The API key {key} has expired.", account=account, key=key)
         return self.principal
 
 

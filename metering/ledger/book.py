@@ -243,6 +243,7 @@ def _refusal(
         left=budget.left,
         retry_after_s=_retry_after_s(budget, needed, reserve.now_unix_s),
         is_reserved=needed <= budget.unspent,
+        owner=budget.owner,
     )
 
 

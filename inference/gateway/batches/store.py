@@ -19,6 +19,7 @@ from inference.batches import selectors, services
 from inference.batches.file_store import FileStore
 from inference.batches.records import BatchRecord, FileRecord
 from inference.gateway.database import DatabaseThreads
+from inference.protocol.refusals import Cause
 from inference.quotas import Quota, QuotaFullError, Used
 from inference.wire.errors import (
     BatchNotFoundError,
@@ -151,7 +152,8 @@ class BatchStore:
         except QuotaFullError as error:
             raise InsufficientQuotaError(
                 f"Account '{account}' has {error.used.number:,} open batches and may have "
-                f"{self._max_open_batches:,}."
+                f"{self._max_open_batches:,}.",
+                cause=Cause.STORED,
             ) from error
 
     async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
@@ -198,6 +200,7 @@ class BatchStore:
         return InsufficientQuotaError(
             f"Account '{account}' keeps {used.number:,} files of {used.size_bytes:,} bytes; it may "
             f"keep {self._quota.number:,} and {self._max_bytes:,} bytes. Delete some.",
+            cause=Cause.STORED,
             param="file",
         )
 

@@ -41,7 +41,7 @@ class RefusalCounts:
             return
         code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
         key = settle.key if code in COUNTED_BY_KEY else ""
-        self._count(Refused(code, settle.account, key))
+        self._count(Refused(code, settle.account, key, outcome.error_cause))
 
     def observe_connection(self, code: str) -> None:
         """A connection was refused before anybody knew whose it is."""

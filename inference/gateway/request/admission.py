@@ -9,6 +9,7 @@ from __future__ import annotations
 from inference.gateway.request.call import Call, TokenCharge
 from inference.gateway.request.settle import RequestOutcome
 from inference.gateway.request.token_bounds import PromptRatios, TokenBounds
+from inference.protocol.refusals import Cause
 from inference.redis_link import redis_unavailable
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.dialect import ErrorDialect
@@ -129,9 +130,17 @@ def _charges(prompt: int, bounds: TokenBounds, limit: int) -> tuple[int, int]:
     return prompt + min(least, most), prompt + most
 
 
+CAUSES = {
+    LimitKind.REQUESTS: Cause.REQUESTS_PER_MINUTE,
+    LimitKind.TOKENS: Cause.TOKENS_PER_MINUTE,
+    LimitKind.CONCURRENCY: Cause.MAX_CONCURRENT,
+}
+
+
 def _refusal(error: RateLimitedError) -> ApiError:
     return RateLimitExceededError(
         str(error),
         kind="tokens" if error.kind is LimitKind.TOKENS else "requests",
+        cause=CAUSES[error.kind],
         retry_after_s=error.retry_after_s,
     )

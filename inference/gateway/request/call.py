@@ -50,6 +50,7 @@ class Call:
 
     __slots__ = (
         "_is_closed",
+        "_not_let_in",
         "_record",
         "_started_s",
         "capture",
@@ -57,6 +58,7 @@ class Call:
         "discount_percent",
         "end_user",
         "endpoint",
+        "error_cause",
         "error_message",
         "error_status",
         "is_billed",
@@ -133,12 +135,15 @@ class Call:
         """The counter of its last attempt; ``None``: it was never submitted."""
         self.outcome = CANCELLED
         self.error_message = ""
+        self.error_cause = ""
         self.error_status = 0
         self.status = 0
         self.limit_state = NO_LIMITS
         """Sent with the response: the caller's remaining limits."""
         self.token_charge: TokenCharge | None = None
         """``None``: no limit counts its tokens."""
+        self._not_let_in = ("", "")
+        """Account and key of a sender who is refused, and so is no principal."""
         self._started_s = time.monotonic()
         self._is_closed = False
         self._record = record
@@ -179,7 +184,9 @@ class Call:
         call."""
         self.outcome = error.code
         self.error_message = error.message
+        self.error_cause = error.cause
         self.error_status = error.status
+        self._not_let_in = (error.account, error.key)
 
     def hand_over(self) -> Call:
         """Another call continues the one begun here, and reports its end."""
@@ -240,12 +247,13 @@ class Call:
         self, usage: Usage, *, code: str, kind: Outcome, message: str, metered: Metered
     ) -> RequestOutcome:
         counter, principal = self.usage_counter, self.principal
+        account, key = (principal.account, principal.key) if principal else self._not_let_in
         first_s = None if counter is None else counter.first_token_s
         begun_s = None if counter is None else counter.begun_s
         settle = Settle(
             request_id=self.request_id,
-            account=principal.account if principal else "",
-            key=principal.key if principal else "",
+            account=account,
+            key=key,
             budgets=principal.budgets if principal and self.is_reserved else (),
             model=self.model,
             neuron=self.neuron,
@@ -268,6 +276,7 @@ class Call:
             was_cold=self.was_cold,
             error_status=self.error_status,
             error_message=message,
+            error_cause=self.error_cause,
             is_self_test=principal is not None and principal.is_self_test,
             model_asked=self.model_asked,
             end_user=self.end_user,

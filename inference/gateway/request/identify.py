@@ -70,6 +70,24 @@ class Sender:
     """``time.monotonic``."""
 
 
+REQUEST_ID = "helexa.request_id"
+"""The entry of an ASGI scope that holds the id of a request that no consumer gets to see."""
+REFUSED = "helexa.refused"
+"""The entry of an ASGI scope in which Django notes the ``NotedRefusal`` of its answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotedRefusal:
+    """Why Django refuses a request; its status is the answer's. ``endpoint`` is one of a fixed set,
+    empty where no view answers."""
+
+    code: str
+    message: str
+    account: str = ""
+    key: str = ""
+    endpoint: str = ""
+
+
 LOGIN = "helexa.login"
 """The entry of an ASGI scope that holds the ``Login`` of a request of the playground's."""
 
@@ -149,7 +167,7 @@ class Identifier:
         try:
             return Sender(await self._principal(dict(headers)), time.monotonic())
         except KeyRefusedError as error:
-            raise InvalidApiKeyError(str(error)) from error
+            raise _refused(error) from error
         except DirectoryUnavailableError as error:
             raise ServiceUnavailableError("database_unavailable", str(error)) from error
 
@@ -165,7 +183,7 @@ class Identifier:
             else:
                 principal = self._directory.shared()
         except KeyRefusedError as error:
-            raise InvalidApiKeyError(str(error)) from error
+            raise _refused(error) from error
         except DirectoryUnavailableError as error:
             raise ServiceUnavailableError("database_unavailable", str(error)) from error
         ensure_scope(principal, Scope.INFERENCE)
@@ -204,10 +222,14 @@ class Identifier:
             )
 
 
+def _refused(error: KeyRefusedError) -> InvalidApiKeyError:
+    return InvalidApiKeyError(str(error), account=error.account, key=error.key)
+
+
 def ensure_scope(principal: Principal, scope: Scope) -> None:
     """Raises ``InsufficientScopeError``."""
     if not principal.has(scope):
-        raise InsufficientScopeError(scope)
+        raise InsufficientScopeError(scope, account=principal.account, key=principal.key)
 
 
 def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:

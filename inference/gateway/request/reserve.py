@@ -25,6 +25,7 @@ from inference.gateway.request.call import Call
 from inference.gateway.request.reservation_queue import ReservationQueue
 from inference.gateway.request.settle import RequestOutcome, UsageCounter
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS, TokenBounds
+from inference.protocol.refusals import Cause
 from inference.wire.errors import (
     ApiError,
     BudgetReservedError,
@@ -187,10 +188,11 @@ def bill_of(outcome: RequestOutcome) -> Settle:
 def _refusal(error: QuotaExceededError) -> ApiError:
     if error.is_reserved:
         return BudgetReservedError(str(error), retry_after_s=error.retry_after_s)
+    cause = Cause.KEY_BUDGET if error.owner == "key" else Cause.ACCOUNT_BUDGET
     if error.retry_after_s is None:
-        return InsufficientQuotaError(str(error))
+        return InsufficientQuotaError(str(error), cause=cause)
     return RateLimitExceededError(
-        str(error), kind="tokens", retry_after_s=math.ceil(error.retry_after_s)
+        str(error), kind="tokens", cause=cause, retry_after_s=math.ceil(error.retry_after_s)
     )
 
 

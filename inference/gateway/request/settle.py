@@ -65,6 +65,8 @@ class RequestOutcome:
     error_status: int = 0
     """The status of the error that it ended with; ``status`` is 200 where its stream had begun."""
     error_message: str = ""
+    error_cause: str = ""
+    """Which limit refused it, where its code has several causes."""
     is_self_test: bool = False
     """``serve`` has asked it: it is logged, and nothing else."""
     model_asked: str = ""

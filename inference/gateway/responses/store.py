@@ -20,6 +20,7 @@ from inference.conversations.errors import (
 from inference.conversations.records import ResponseRecord
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.request.call import Call
+from inference.protocol.refusals import Cause
 from inference.quotas import Quota, QuotaFullError, Used
 from inference.wire.common.parts import ImageReading, images_read
 from inference.wire.common.unknown_fields import unknown_fields_ignored
@@ -92,6 +93,7 @@ class ResponseStore:
             f"Account '{account}' keeps {used.number:,} responses of {used.size_bytes:,} bytes;"
             f" it may keep {self._quota.number:,} and {self._max_bytes:,} bytes. Delete some, "
             "or send 'store': false.",
+            cause=Cause.STORED,
             param="store",
         )
 

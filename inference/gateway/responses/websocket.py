@@ -20,7 +20,7 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.api_consumer import AbortableConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
-from inference.gateway.request.identify import ensure_scope
+from inference.gateway.request.identify import REQUEST_ID, ensure_scope
 from inference.gateway.responses.store import ResponseStore
 from inference.gateway.responses.turn import KeptTurn, ResponseTurn
 from inference.gateway.server import bodies
@@ -90,7 +90,7 @@ class ResponseSocket(AbortableConsumer):
             )
             ensure_scope(self._connected, Scope.INFERENCE)
         except ApiError as error:
-            self._record_refusal(error, REFUSED_HANDSHAKE)
+            self._record_refusal(error, REFUSED_HANDSHAKE, self.scope.get(REQUEST_ID, ""))
             await self.send({"type": "websocket.close"})
             return
         await self.send({"type": "websocket.accept"})
@@ -152,9 +152,9 @@ class ResponseSocket(AbortableConsumer):
             call.fail(error)
             await self.send({"type": "websocket.send", "text": error_message(error)})
 
-    def _open_call(self) -> Call:
+    def _open_call(self, request_id: str = "") -> Call:
         return self.gateway.open_call(
-            request_id=new_request_id(),
+            request_id=request_id or new_request_id(),
             endpoint=ENDPOINT,
             headers=self.scope["headers"],
         )
@@ -203,15 +203,15 @@ class ResponseSocket(AbortableConsumer):
         await self.send({"type": "websocket.send", "text": error_message(error)})
         await self.send({"type": "websocket.close", "code": code})
 
-    def _record_refusal(self, error: ApiError, status: int) -> None:
+    def _record_refusal(self, error: ApiError, status: int, request_id: str = "") -> None:
         """Records what no turn has a call of its own for."""
-        call = self._identified_call()
+        call = self._identified_call(request_id)
         call.fail(error)
         call.status = status
         call.close()
 
-    def _identified_call(self) -> Call:
-        call = self._open_call()
+    def _identified_call(self, request_id: str = "") -> Call:
+        call = self._open_call(request_id)
         if self._connected is not None:
             call.identify(self._connected, self.scope["headers"])
         return call

@@ -25,6 +25,7 @@ from twisted.internet import reactor
 from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
+from inference.gateway.request.identify import REQUEST_ID
 from inference.gateway.server.bodies import BODY, spooled_file, with_large_bodies
 from inference.gateway.server.http_channel import StreamChannel
 from inference.gateway.server.open_clients import OpenClients
@@ -273,9 +274,11 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         )
         return factory
 
-    def record_refusal(self, target: bytes, error: ApiError, status: int) -> str:
-        """Returns the refused request's id."""
-        request_id = new_request_id()
+    def record_refusal(
+        self, target: bytes, error: ApiError, status: int, request_id: str = ""
+    ) -> str:
+        """Returns the refused request's id, a new one where it has none."""
+        request_id = request_id or new_request_id()
         self._on_refused(request_id, target, error, status)
         return request_id
 
@@ -290,6 +293,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
             scope |= protocol.scope_extras
             if (body := protocol.detached_body()) is not None:
                 scope[BODY] = body
+        else:
+            scope[REQUEST_ID] = protocol.request_id
         queue = super().create_application(protocol, scope)
         if queue is not None:
             running = self.connections[protocol]["application_instance"]

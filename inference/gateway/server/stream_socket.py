@@ -12,6 +12,7 @@ from daphne.ws_protocol import WebSocketProtocol
 
 from inference.gateway.server.bodies import MESSAGE_TOO_LARGE
 from inference.gateway.server.http_channel import write_at_once
+from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS
 from inference.wire.errors import InvalidHttpError
 
@@ -21,6 +22,8 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
     channel that the connection began with."""
 
     def connectionMade(self) -> None:  # noqa: N802
+        self.request_id = new_request_id()
+        """The handshake's, where it is refused."""
         self.writable = asyncio.Event()
         self.writable.set()
         self.transport.unregisterProducer()
@@ -61,13 +64,14 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
         code: int = 400,
         responseHeaders: Any = None,  # noqa: N803
     ) -> None:
-        """Also called where the application has refused, which has recorded it then."""
+        """Also called where the application has refused, which has recorded it then by the id of
+        its scope."""
         headers = list(responseHeaders or ())
         if not hasattr(self, "server"):
-            request_id = self.factory.server_class.record_refusal(
-                self._target(), InvalidHttpError(f"{reason}."), code
+            self.factory.server_class.record_refusal(
+                self._target(), InvalidHttpError(f"{reason}."), code, self.request_id
             )
-            headers += [(name.decode(), request_id) for name in REQUEST_ID_HEADERS]
+        headers += [(name.decode(), self.request_id) for name in REQUEST_ID_HEADERS]
         super().failHandshake(reason, code, headers)
 
     def _target(self) -> bytes:

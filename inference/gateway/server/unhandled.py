@@ -1,23 +1,26 @@
-"""Requests that no consumer gets to see: refused by their head, their address or their origin, or
-left before they were whole. They are recorded as every other.
+"""Requests that no consumer gets to see: refused by their head, their address or their origin, by
+Django, or left before they were whole. They are recorded as every other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
+from inference.gateway.request.identify import REFUSED, REQUEST_ID, NotedRefusal
 from inference.gateway.server.paths import api_path_of, endpoint_of, unknown_url
 from inference.request_ids import new_request_id
-from inference.wire.dialect import REQUEST_ID_HEADERS
-from inference.wire.errors import ApiError, UnknownUrlError
+from inference.wire.dialect import request_id_headers
+from inference.wire.errors import ApiError, ForbiddenError, UnknownUrlError
+from metering.ledger.entries import FIRST_ERROR
 
 REFUSED_HANDSHAKE = 403
 """The status that ASGI gives a socket which is closed before it was accepted."""
 
-REQUEST_ID = REQUEST_ID_HEADERS[0]
+PAGE = b"text/html"
 Headers = Sequence[tuple[bytes, bytes]]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -37,7 +40,9 @@ class UnhandledRequests:
         headers: Headers = (),
     ) -> None:
         """``target``: its path, with or without the query. ``status``: what its client got."""
-        call = self._open_call(request_id, target, headers)
+        self._close(self._open_call(request_id, target, headers), error, status)
+
+    def _close(self, call: Call, error: ApiError, status: int) -> None:
         call.fail(error)
         call.status = status
         call.close()
@@ -49,9 +54,11 @@ class UnhandledRequests:
             self._open_call(new_request_id(), target, ()).close()
 
     def refused_at(self, scope: Any, error: ApiError, status: int) -> str:
-        """Records a refusal of a request whose ASGI scope there is. Returns its new id."""
-        request_id = new_request_id()
-        self._record(request_id, scope, error, status)
+        """Records a refusal of a request whose ASGI scope there is. Returns its id, a new one
+        where the scope has none."""
+        request_id: str = scope.get(REQUEST_ID) or new_request_id()
+        target = scope["path"].encode("latin-1", "replace")
+        self.refused(request_id, target, error, status, scope["headers"])
         return request_id
 
     async def no_socket(self, scope: Any, receive: Any, send: Any) -> None:
@@ -61,27 +68,41 @@ class UnhandledRequests:
         self.refused_at(scope, error, REFUSED_HANDSHAKE)
         await send({"type": "websocket.close"})
 
-    def recorded_where_unknown(self, application: Application) -> Application:
-        """The ASGI ``application``, Django: what it answers with a request's id is recorded, an
-        address that is neither a page's nor an API's."""
+    def recorded_where_refused(self, application: Application) -> Application:
+        """The ASGI ``application``, Django: its errors get a request's id and are recorded, but
+        for its pages."""
 
         async def recorded(scope: Any, receive: Any, send: Any) -> None:
+            scope = {**scope, REQUEST_ID: new_request_id()}
+
             async def watched(message: Any) -> None:
-                if request_id := dict(message.get("headers", ())).get(REQUEST_ID):
-                    error = UnknownUrlError(unknown_url(scope["method"], scope["path"]))
-                    self._record(request_id.decode(), scope, error, message["status"])
+                if message.get("status", 0) >= FIRST_ERROR and not _is_page(message):
+                    self._record(scope, message["status"])
+                    headers = [*message["headers"], *request_id_headers(scope[REQUEST_ID])]
+                    message = {**message, "headers": headers}
                 await send(message)
 
             await application(scope, receive, watched)
 
         return recorded
 
-    def _record(self, request_id: str, scope: Any, error: ApiError, status: int) -> None:
-        target = scope["path"].encode("latin-1", "replace")
-        self.refused(request_id, target, error, status, scope["headers"])
+    def _record(self, scope: Any, status: int) -> None:
+        named = HTTPStatus(status)
+        unnamed = NotedRefusal(code=named.name.lower(), message=f"{named.phrase}.")
+        noted: NotedRefusal = scope.get(REFUSED, unnamed)
+        error = ForbiddenError(noted.code, noted.message)
+        error.status, error.account, error.key = status, noted.account, noted.key
+        call = self._open_call(scope[REQUEST_ID], b"", scope["headers"])
+        call.endpoint = noted.endpoint or call.endpoint
+        self._close(call, error, status)
 
     def _open_call(self, request_id: str, target: bytes, headers: Headers) -> Call:
         self._gateway.ensure_started()
         return self._gateway.open_call(
             request_id=request_id, endpoint=endpoint_of(target), headers=headers
         )
+
+
+def _is_page(message: Any) -> bool:
+    types = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+    return bool(types) and types[0].startswith(PAGE)

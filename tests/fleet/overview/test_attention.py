@@ -151,8 +151,11 @@ CASES = [
     (
         {
             "refused": {
-                Refused("rate_limit_exceeded", "research"): 1200,
-                Refused("insufficient_quota", "lab"): 1,
+                Refused("rate_limit_exceeded", "research", cause="requests_per_minute"): 1200,
+                Refused("rate_limit_exceeded", "research", cause="key_budget"): 30,
+                Refused("rate_limit_exceeded", "old"): 20,
+                Refused("insufficient_quota", "archive", cause="stored"): 10,
+                Refused("insufficient_quota", "lab", cause="account_budget"): 1,
                 Refused("model_not_found", "research"): 9,
                 Refused("rate_limit_exceeded", ""): 9,
             }
@@ -161,9 +164,12 @@ CASES = [
             (
                 "notice",
                 "account_refused",
-                "research was refused 1,200 times lately although budget is left: by its limits",
+                "research was refused 1,200 times lately by a limit of requests a minute",
             ),
-            ("notice", "account_refused", "lab was refused once lately although budget is left"),
+            ("notice", "account_refused", "research was refused 30 times lately by a key's budget"),
+            ("notice", "account_refused", "old was refused 20 times lately by its limits or its"),
+            ("notice", "account_refused", "archive was refused 10 times lately by a limit of what"),
+            ("notice", "account_refused", "lab was refused once lately by its budget"),
         ],
     ),
     (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import pytest
 from django.core.exceptions import BadRequest
 from django.db import OperationalError
@@ -20,7 +18,6 @@ from tests.cases import each_case
 def test_json_names_what_may_have_been_meant(accept: str) -> None:
     response = Client().post("/openai/v1/chat/completions", HTTP_ACCEPT=accept)
     assert (response.status_code, response["content-type"]) == (404, "application/json")
-    assert UUID(hex=response["x-request-id"]).version == 7, "the gateway records it by this"
     error = response.json()["error"]
     assert error["code"] == "unknown_url"
     assert error["message"].endswith("Did you mean /v1/chat/completions? What there is: /docs.")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from metering.errors import (
     DirectoryUnavailableError,
     InvalidKeyError,
+    KeyRefusedError,
     LedgerUnavailableError,
     QuotaExceededError,
 )
@@ -34,6 +35,8 @@ class FakeDirectory:
                 account="lab", key=NARROW_KEY[:13], scopes=frozenset({Scope.USAGE_READ})
             ),
         }
+        self.refused: dict[str, KeyRefusedError] = {}
+        """Keys that were good once."""
         self.budgets: tuple[int, ...] = ()
         """The budgets of anonymous callers."""
 
@@ -45,6 +48,8 @@ class FakeDirectory:
 
     async def find(self, presented_key: str) -> Principal:
         self.num_finds += 1
+        if presented_key in self.refused:
+            raise self.refused[presented_key]
         if self.is_away:
             raise DirectoryUnavailableError("The database does not answer.")
         if presented_key not in self.keys:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 
 from helexa_site.config import Config
 from helexa_site.routing import build_application
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.identify import REQUEST_ID
 from inference.gateway.server.bodies import MESSAGE_TOO_LARGE
+from inference.request_ids import new_request_id
+from metering.errors import RevokedKeyError
+from metering.keys.api_key import digest_of, digest_secret
+from metering.keys.records import KeyRecord
+from metering.keys.store import DatabaseKeyStore
 from metering.ledger.entries import Outcome
+from metering.principal import Principal, Scope
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import LAST, AsgiSocket
-from tests.inference.gateway.fake_metering import KEY
+from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 from tests.inference.gateway.records.recorded import Recorded, Records
 from tests.inference.gateway.responses_support import RESPONSES
 
 CHAT = "/v1/chat/completions"
 BEARER = {"authorization": f"Bearer {KEY}"}
+REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
 PREFLIGHT = {"origin": "https://chat.example.org", "access-control-request-method": "POST"}
 LOCAL = PREFLIGHT | {"origin": "http://localhost:3000"}
 AUTHORIZED = [(b"authorization", BEARER["authorization"].encode())]
@@ -145,6 +155,93 @@ async def test_messages_that_wait_when_their_client_leaves(
     assert [one.kind for one in kept.ended] == [Outcome.CANCELLED] * 3
     assert {one.settle.account for one in kept.ended} == {"lab"}
     assert len({one.settle.request_id for one in kept.ended}) == 3
+
+
+@pytest.mark.parametrize("num_bytes", [2, 100_000])
+async def test_a_key_that_was_good_once(
+    records: Recorded, directory: FakeDirectory, num_bytes: int
+) -> None:
+    kept, client = records
+    directory.refused[KEY] = RevokedKeyError("It was revoked.", account="lab", key=KEY[:13])
+    answer = await client.open("POST", CHAT, parts=[b"x" * num_bytes], headers=BEARER).finish()
+    socket = AsgiSocket(client.application, RESPONSES, headers=AUTHORIZED)
+    assert await socket.message() == {"type": "websocket.close"}
+    await socket.leave()
+    assert answer.status == 401
+    assert [one.status for one in kept.ended] == [401, 403]
+    for one in kept.ended:
+        assert (one.settle.account, one.settle.key) == ("lab", KEY[:13])
+        assert (one.kind, one.settle.outcome) == (Outcome.REFUSED, "invalid_api_key")
+
+
+async def test_a_socket_is_recorded_by_the_id_that_its_server_answers_with(
+    records: Recorded,
+) -> None:
+    kept, client = records
+    for path in (RESPONSES, "/nothing"):
+        request_id = new_request_id()
+        scope = {"headers": [], REQUEST_ID: request_id}
+        socket = AsgiSocket(client.application, path, **scope)
+        assert await socket.message() == {"type": "websocket.close"}
+        await socket.leave()
+        assert kept.ended.pop().settle.request_id == request_id
+
+
+def _key_record(key: str, **changes: Any) -> KeyRecord:
+    principal = Principal(account="lab", key=key[:13], scopes=frozenset({Scope.INFERENCE}))
+    digest = digest_of(key, digest_secret(settings.SECRET_KEY))
+    return KeyRecord(digest=digest, principal=principal, **changes)
+
+
+@pytest.fixture
+def asks_for_a_key(settings: Any) -> None:
+    settings.CONFIG = replace(settings.CONFIG, allow_anonymous=False)
+
+
+@pytest.mark.usefixtures("asks_for_a_key")
+@pytest.mark.parametrize(
+    ("path", "headers", "wanted"),
+    [
+        ("/api/overview", {}, (401, "invalid_api_key", "", "/api/overview")),
+        ("/version", {}, (401, "invalid_api_key", "", "/version")),
+        ("/api/bench/runs", {}, (401, "invalid_api_key", "", "/api/bench/runs")),
+        ("/api/keys/hx-x", {}, (401, "invalid_api_key", "", "/api/keys/{prefix}")),
+        ("/api/keys", BEARER, (403, "insufficient_scope", "lab", "/api/keys")),
+        ("/version", BEARER, (403, "insufficient_scope", "lab", "/version")),
+        ("/api/keys", REVOKED, (401, "invalid_api_key", "lab", "/api/keys")),
+        ("/api/nothing", BEARER, (404, "unknown_url", "lab", "/api/")),
+    ],
+)
+async def test_what_django_refuses(
+    recording: tuple[Records, Gateway],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    headers: dict[str, str],
+    wanted: tuple[int, str, str, str],
+) -> None:
+    known = {
+        KEY[:13]: _key_record(KEY),
+        OTHERS_KEY[:13]: _key_record(OTHERS_KEY, is_revoked=True),
+    }
+    monkeypatch.setattr(DatabaseKeyStore, "keys", lambda _store, _prefixes: known)
+    kept, gateway = recording
+    client = AsgiClient(build_application(gateway, django_app=get_asgi_application()))
+    answer = await client.get(path, headers=headers)
+    one = kept.only()
+    assert answer.status == one.status
+    assert answer.headers["x-request-id"] == answer.headers["request-id"] == one.settle.request_id
+    found = (one.status, one.settle.outcome, one.settle.account, one.settle.endpoint)
+    assert found == wanted and one.error_message
+    assert bool(one.settle.key) == bool(one.settle.account)
+
+
+async def test_a_page_is_not_recorded(recording: tuple[Records, Gateway]) -> None:
+    kept, gateway = recording
+    client = AsgiClient(build_application(gateway, django_app=get_asgi_application()))
+    await client.get("/ping")  # starts the gateway
+    answer = await client.get("/login/nothing", headers={"accept": "text/html"})
+    assert answer.status == 404 and kept.ended == []
+    assert "x-request-id" not in answer.headers
 
 
 async def test_addresses_that_neither_a_page_nor_an_api_has(

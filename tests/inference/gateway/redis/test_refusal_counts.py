@@ -11,13 +11,13 @@ import redis.asyncio
 from fleet.live.refusals import read_counts, read_refusals
 from inference.gateway.redis.refusal_counts import RefusalCounts
 from inference.gateway.request.settle import RequestOutcome
-from inference.protocol.refusals import Refused, newest_keys, refusals_key, sum_of
+from inference.protocol.refusals import Cause, Refused, newest_keys, refusals_key, sum_of
 from metering.ledger.entries import outcome_of
 from tests.metering.operations import settle
 
 
 def ended(
-    outcome: str, status: int, account: str = "research", key: str = "hx-1"
+    outcome: str, status: int, account: str = "research", key: str = "hx-1", cause: str = ""
 ) -> RequestOutcome:
     return RequestOutcome(
         settle=settle(account=account, key=key, model="-", neuron="", outcome=outcome),
@@ -25,6 +25,7 @@ def ended(
         is_billed=False,
         status=status,
         was_cold=False,
+        error_cause=cause,
     )
 
 
@@ -35,7 +36,7 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
         for _ in range(2):
             counts = RefusalCounts()
             counts.observe(ended("insufficient_quota", 429))
-            counts.observe(ended("insufficient_quota", 429))
+            counts.observe(ended("insufficient_quota", 429, cause=Cause.KEY_BUDGET))
             counts.observe(ended("invalid_api_key", 401, account=""))
             counts.observe(ended("request_broke_worker", 500, "lab 2"))
             counts.observe(ended("request_broke_worker", 500, "anonymous", key=""))
@@ -54,6 +55,8 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
     }
     assert read_refusals(redis_db, hours=24) == refused
     assert read_counts(redis_db, hours=24) == refused | {
+        Refused("insufficient_quota", "research"): 2,
+        Refused("insufficient_quota", "research", cause="key_budget"): 2,
         Refused("request_broke_worker", "lab 2", "hx-1"): 2,
         Refused("request_broke_worker", "anonymous"): 2,
     }

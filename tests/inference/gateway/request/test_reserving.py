@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.reserve import _refusal
 from inference.protocol.heartbeat import ReplicaStatus
+from metering.errors import QuotaExceededError
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
@@ -44,6 +47,31 @@ async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
     assert "600" in answer.error["message"]
     assert "retry-after" not in answer.headers
     assert not ledger.settled and not ledger.held
+
+
+@each_case(
+    ("retry_after_s", "is_reserved", "owner", "code", "cause"),
+    [
+        (3600.0, False, "account", "rate_limit_exceeded", "account_budget"),
+        (3600.0, False, "key", "rate_limit_exceeded", "key_budget"),
+        (None, False, "key", "insufficient_quota", "key_budget"),
+        (1.0, True, "key", "budget_reserved", "reserved"),
+    ],
+)
+def test_a_refusal_has_its_cause(
+    retry_after_s: float | None, is_reserved: bool, owner: str, code: str, cause: str
+) -> None:
+    numbers = {"budget": 1, "unit": "micro_usd", "needed": 2, "left": 0}
+    refusal = _refusal(
+        QuotaExceededError(
+            "It is spent.",
+            retry_after_s=retry_after_s,
+            is_reserved=is_reserved,
+            owner=owner,
+            **numbers,  # type: ignore[arg-type]
+        )
+    )
+    assert (refusal.code, refusal.cause) == (code, cause)
 
 
 async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
