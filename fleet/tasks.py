@@ -29,6 +29,9 @@ watch = FleetWatch()
 """What this process has seen of the fleet."""
 samples = Samples()
 """The figures of minutes that this process has seen and not stored yet."""
+CONNECTING_S = 15.0
+"""How long after a term's start a silent host may still be connecting: the start of a server, or of
+its Redis, is the hosts' too."""
 
 
 @app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
@@ -48,7 +51,8 @@ def record_heartbeats() -> None:
         rows = rows_by_neuron(one.name for one in fleet.reports if one.heartbeat is not None)
         for report in fleet.reports:
             services.report_record(report=report, rows=rows.get(report.name))
-        services.silent_neurons_mark_away(snapshot=snapshot)
+        if _had_time_to_connect():
+            services.silent_neurons_mark_away(snapshot=snapshot)
         services.stage_loads_advance(snapshot=snapshot)
         services.load_jobs_expire()
         services.held_stages_release(snapshot=snapshot)
@@ -58,6 +62,11 @@ def record_heartbeats() -> None:
         services.oversized_neurons_cut_off(client=client, now_s=time.monotonic())
     services.desired_states_publish()
     services.redis_users_apply()
+
+
+def _had_time_to_connect() -> bool:
+    began_s = leadership.this_control.term_began_s
+    return began_s is None or time.monotonic() - began_s >= CONNECTING_S
 
 
 @app.task(name=TASK_RECONCILE)  # type: ignore[untyped-decorator]

@@ -12,15 +12,14 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse_lazy
 from django.utils.text import format_lazy
-from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
-from fleet.errors import NeuronAliveError
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
-from fleet.services.hosts.invitations import ensure_not_connected, invitation_check
+from fleet.services.hosts.invitations import invitation_check
 from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
 
@@ -42,13 +41,6 @@ class InvitationForm(forms.ModelForm):  # type: ignore[type-arg]
         ),
     )
 
-    again = forms.BooleanField(
-        required=False,
-        widget=UnfoldBooleanWidget,
-        label="Replace its line",
-        help_text="Also where a host is connected by an earlier line, which is void then.",
-    )
-
     class Meta:
         model = Invitation
         fields = ("neuron_name",)
@@ -63,11 +55,6 @@ class InvitationForm(forms.ModelForm):  # type: ignore[type-arg]
         cleaned = super().clean()
         if problem := invitation_check(address=self.cleaned_data.get("address") or None):
             raise ValidationError(problem)
-        if "neuron_name" in self.cleaned_data and not self.cleaned_data.get("again"):
-            try:
-                ensure_not_connected(self.cleaned_data["neuron_name"])
-            except NeuronAliveError as error:
-                raise ValidationError(str(error)) from error
         return cleaned
 
 
@@ -76,7 +63,7 @@ class InvitationAdmin(UnfoldAdmin):
     form = InvitationForm
     list_display = ("neuron_name", "invited_at", "invited_by")
     search_fields = ("neuron_name",)
-    fields = ("neuron_name", "address", "again")
+    fields = ("neuron_name", "address")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -89,7 +76,6 @@ class InvitationAdmin(UnfoldAdmin):
             actor=actor_of(request),
             neuron_name=form.cleaned_data["neuron_name"],
             address=form.cleaned_data["address"] or None,
-            again=form.cleaned_data["again"],
         )
         obj.pk = Invitation.objects.get(neuron_name=obj.neuron_name).pk
 

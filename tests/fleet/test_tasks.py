@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from fleet import services, tasks
+from fleet.control import leadership
 from fleet.lifecycles import LoadJobStatus, NeuronStatus
 from fleet.live import reading as live
 from fleet.models import LoadJob, Neuron
@@ -81,10 +83,15 @@ def test_many_neurons_cost_as_many_reads_as_one(publish, build) -> None:
     assert num_reads() == of_one
 
 
-def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db) -> None:
+def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatch) -> None:
     publish()
     tasks.record_heartbeats()
     redis_db.delete(keys.heartbeat_key("beast"))
+    began_s = time.monotonic()
+    monkeypatch.setattr(leadership.this_control, "_term_began_s", began_s)
+    tasks.record_heartbeats()
+    assert Neuron.objects.get().status == NeuronStatus.ONLINE, "it may be connecting"
+    monkeypatch.setattr(leadership.this_control, "_term_began_s", began_s - tasks.CONNECTING_S)
     tasks.record_heartbeats()
     assert Neuron.objects.get().status == NeuronStatus.AWAY
 
