@@ -182,3 +182,11 @@ def _live_fleet(
         if payload is not None
     )
     return LiveFleet(tuple(reports), desired_states, time_slices)
+
+
+def is_reporting(neuron_name: str) -> bool:
+    """Whether its heartbeat exists; ``False`` while Redis does not answer."""
+    try:
+        return bool(redis_client().exists(keys.heartbeat_key(neuron_name)))
+    except (redis.RedisError, OSError):
+        return False

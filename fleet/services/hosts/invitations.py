@@ -15,12 +15,7 @@ from fleet.live import reading as live
 from fleet.live.desired_state import Admission
 from fleet.models import FleetPolicy, Invitation, NeuronWish
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
-from fleet.services.hosts.neurons import (
-    desired_states_publish,
-    neuron_admit,
-    neuron_expect,
-    neuron_is_alive,
-)
+from fleet.services.hosts.neurons import desired_states_publish, neuron_admit, neuron_expect
 from helexa_site.program import Installation, installation
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import NEURON_NAME
@@ -57,7 +52,7 @@ def neuron_invite(
             f"{neuron_name!r} is no neuron's name: letters, digits, '.', '_' and '-', 63 at most"
         )
     if not again:
-        ensure_not_connected(neuron_name)
+        _ensure_not_connected(neuron_name)
     policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
     secret = secrets.token_urlsafe(SECRET_BYTES)
     joining = Joining(
@@ -83,17 +78,6 @@ def neuron_invite(
         audit_entry_create(actor=actor, action="neuron.invite", object_id=neuron_name)
         transaction.on_commit(redis_users_apply)
     return encode_joining(joining)
-
-
-def ensure_not_connected(neuron_name: str) -> None:
-    """Raises ``NeuronAliveError`` for a host that runs by an earlier line."""
-    invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
-    if invited.exists() and neuron_is_alive(neuron_name):
-        raise NeuronAliveError(
-            f"{neuron_name} is connected by an earlier line, and another one would shut that host "
-            "out, at the latest when Redis starts again. The earlier line is on that host, in its "
-            "data directory, and cannot be shown here. With --again true (again) it is replaced"
-        )
 
 
 def invitation_check(*, address: str | None = None) -> str | None:
@@ -154,6 +138,17 @@ def share_record(*, actor: Actor, address: str, is_tls: bool, certificate: str) 
         policy.save(update_fields=list(values))
         audit_entry_create(
             actor=actor, action="fleet.share", object_id="fleet", detail={"address": address}
+        )
+
+
+def _ensure_not_connected(neuron_name: str) -> None:
+    """Raises ``NeuronAliveError`` for a host that runs by an earlier line."""
+    invited = Invitation.objects.filter(neuron_name=neuron_name, cut_off_at=None)
+    if invited.exists() and live.is_reporting(neuron_name):
+        raise NeuronAliveError(
+            f"{neuron_name} is connected by an earlier line, and another one would shut that host "
+            "out, at the latest when Redis starts again. The earlier line is on that host, in its "
+            "data directory, and cannot be shown here. With --again true (again) it is replaced"
         )
 
 

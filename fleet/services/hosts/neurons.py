@@ -147,7 +147,7 @@ def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = Fal
     """Forget a neuron that is away: its rows, its load jobs, and its keys in Redis. One
     that was invited may come back, unless its invitation goes as well.
     Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
-    if neuron_is_alive(neuron_name):
+    if live.is_reporting(neuron_name):
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
     with transaction.atomic():
         neuron = Neuron.objects.select_for_update().filter(name=neuron_name).first()
@@ -284,14 +284,6 @@ def _set_desired(
         audit_entry_create(actor=actor, action=action, object_id=neuron_name, detail=detail)
         transaction.on_commit(desired_states_publish)
     return desired
-
-
-def neuron_is_alive(neuron_name: str) -> bool:
-    """Whether its heartbeat exists; while Redis is offline, by its row."""
-    try:
-        return bool(live.redis_client().exists(keys.heartbeat_key(neuron_name)))
-    except (redis.RedisError, OSError):
-        return False
 
 
 def _forget_in_redis(neuron_name: str) -> None:
