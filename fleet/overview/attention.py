@@ -24,6 +24,8 @@ LIMITS: dict[str, str] = {
     Cause.ACCOUNT_BUDGET: "its budget, of which its requests may need more than is left",
     Cause.KEY_BUDGET: "a key's budget, of which the key's requests may need more than is left",
     Cause.RESERVED: "what its running requests reserve of its budget",
+    Cause.QUEUE_SHARE: "a queue, of whose places it may have half",
+    Cause.PROMPT_TOO_DEAR: "a budget, whose rest buys no such prompt",
     Cause.STORED: "a limit of what it may keep here: files, batches or responses",
 }
 UNKNOWN_LIMIT = "its limits or its budget"

@@ -36,6 +36,15 @@ class Cause(StrEnum):
     KEY_BUDGET = "key_budget"
     RESERVED = "reserved"
     STORED = "stored"
+    QUEUE_SHARE = "queue_share"
+    PROMPT_TOO_DEAR = "prompt_too_dear"
+
+
+CAUSES_BEHIND = {
+    "rate_limit_exceeded": Cause.QUEUE_SHARE,
+    "insufficient_quota": Cause.PROMPT_TOO_DEAR,
+}
+"""The causes of neurons' and engines' refusals by these codes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ clients. Pure: knows no framework, no clock, no process.
 from __future__ import annotations
 
 from inference.protocol.events import Failure
-from inference.protocol.refusals import Cause
+from inference.protocol.refusals import CAUSES_BEHIND, Cause
 from inference.wire.common.failures import BROKEN, FAILURES, failure_extras
 
 DEFAULT_RETRY_AFTER_S = 1.0
@@ -370,6 +370,7 @@ class RequestFailedError(ApiError):
         self.status = kind.status
         self.type = kind.type
         self.code = failure.code
+        self.cause = CAUSES_BEHIND.get(failure.code, "")
 
     @property
     def extras(self) -> dict[str, str | int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fleet.overview import ModelLine, NeuronLine, ReplicaLine, attention
-from inference.protocol.refusals import Refused
+from fleet.overview.attention import LIMITS
+from inference.protocol.refusals import Cause, Refused
 from metering.selectors import BudgetStatus
 from tests.cases import each_case
 
@@ -154,7 +155,7 @@ CASES = [
                 Refused("rate_limit_exceeded", "research", cause="requests_per_minute"): 1200,
                 Refused("rate_limit_exceeded", "research", cause="key_budget"): 30,
                 Refused("rate_limit_exceeded", "old"): 20,
-                Refused("insufficient_quota", "archive", cause="stored"): 10,
+                Refused("rate_limit_exceeded", "crowd", cause="queue_share"): 5,
                 Refused("insufficient_quota", "lab", cause="account_budget"): 1,
                 Refused("model_not_found", "research"): 9,
                 Refused("rate_limit_exceeded", ""): 9,
@@ -168,7 +169,7 @@ CASES = [
             ),
             ("notice", "account_refused", "research was refused 30 times lately by a key's budget"),
             ("notice", "account_refused", "old was refused 20 times lately by its limits or its"),
-            ("notice", "account_refused", "archive was refused 10 times lately by a limit of what"),
+            ("notice", "account_refused", "crowd was refused 5 times lately by a queue, of whose"),
             ("notice", "account_refused", "lab was refused once lately by its budget"),
         ],
     ),
@@ -216,3 +217,7 @@ def test_the_most_urgent_comes_first() -> None:
         version=VERSION,
     )
     assert [finding.level for finding in found] == ["urgent", "warning", "notice"]
+
+
+def test_every_cause_has_its_words() -> None:
+    assert LIMITS.keys() == set(Cause)

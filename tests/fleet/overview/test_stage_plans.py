@@ -63,7 +63,7 @@ def test_a_plan_is_shown_with_its_alternatives_and_loads_nothing(
     add("large", large)
     beat(devices=[*cards(build, 16, 12), build.device(free_memory_bytes=15 * GIB)])
     text = run_command("models", "plan", "large")
-    assert "large: 40 layers, 16.7 GiB of weights on cards" in text
+    assert "large: 40 layers, 16.7 GiB of weights on its devices" in text
     assert "beast cuda:0" in text and "beast cuda:1" in text
     found = json.loads(run_command("models", "plan", "large", "--json"))
     devices = [stage["device"] for stage in found["plan"]["stages"]]
