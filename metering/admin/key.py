@@ -23,7 +23,12 @@ from metering.links import account_url
 from metering.models import ApiKey, Budget
 from metering.principal import LIMIT_FIELDS, RateLimits
 
-STATUS_LABELS = {"active": "success", "expired": "warning", "revoked": "danger"}
+STATUS_LABELS = {
+    "active": "success",
+    "expired": "warning",
+    "disabled": "warning",
+    "revoked": "danger",
+}
 RECORDED = ("prefix", "created_at", "created_by", "last_used_at", "revoked_at")
 
 
