@@ -70,13 +70,16 @@ class UnhandledRequests:
 
     def recorded_where_refused(self, application: Application) -> Application:
         """The ASGI ``application``, Django: its errors get a request's id and are recorded, but
-        for its pages."""
+        for those of clients that ask for pages."""
 
         async def recorded(scope: Any, receive: Any, send: Any) -> None:
+            if any(PAGE in value for name, value in scope["headers"] if name == b"accept"):
+                await application(scope, receive, send)
+                return
             scope = {**scope, REQUEST_ID: new_request_id()}
 
             async def watched(message: Any) -> None:
-                if message.get("status", 0) >= FIRST_ERROR and not _is_page(message):
+                if message.get("status", 0) >= FIRST_ERROR:
                     self._record(scope, message["status"])
                     headers = [*message["headers"], *request_id_headers(scope[REQUEST_ID])]
                     message = {**message, "headers": headers}
@@ -101,8 +104,3 @@ class UnhandledRequests:
         return self._gateway.open_call(
             request_id=request_id, endpoint=endpoint_of(target), headers=headers
         )
-
-
-def _is_page(message: Any) -> bool:
-    types = [value for name, value in message["headers"] if name.lower() == b"content-type"]
-    return bool(types) and types[0].startswith(PAGE)

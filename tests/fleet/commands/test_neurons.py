@@ -23,7 +23,9 @@ def test_neurons_are_shown_and_the_policy_changes(run_command: RunCommand, beat)
     assert json.loads(run_command("neurons", "list", "--status", "away", "--json")) == []
     assert "automatic" in run_command("neurons", "policy")
     assert "click" in run_command("neurons", "policy", "--admission", "click")
-    assert "HELEXA_DATA_DIR" in run_command("settings", "list")
+    listed = run_command("settings", "list", "--name", "BENCH_PUBLIC")
+    assert listed.split()[:3] == ["name", "value", "default"] and listed.split()[-1] == "0"
+    assert ("As set for this command" in run_command.err) == (not run_command._extra)
     found = json.loads(run_command("settings", "list", "--name", "retention,log_level", "--json"))
     assert all("RETENTION" in row["name"] or "LOG_LEVEL" in row["name"] for row in found)
     assert "HELEXA_REQUEST_RETENTION_DAYS" in {row["name"] for row in found}

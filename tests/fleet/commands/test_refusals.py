@@ -66,8 +66,10 @@ def test_a_server_that_is_not_there_and_a_key_without_one() -> None:
         call_command("models", "list", "--url", "http://127.0.0.1:1")
     with pytest.raises(CommandError, match="is not like http"):
         call_command("models", "list", "--url", "gpu-box")
-    with pytest.raises(CommandError, match="goes with --url"):
+    with pytest.raises(CommandError, match="the caller's key for --url"):
         call_command("models", "list", "--key", "hx-1")
+    with pytest.raises(CommandError, match="rows of one key: --on-key"):
+        call_command("requests", "list", "--key", "hx-1")
 
 
 @each_case("answer", [b"<!doctype html>", b'{"data": [7]}', b"[]", b"null"])

@@ -40,7 +40,10 @@ def test_a_fresh_host_lacks_a_redis_alone(tmp_path: Path, redis_url: str) -> Non
 
 
 def test_settings_that_cannot_be_read_are_a_line(tmp_path: Path) -> None:
-    done = doctor(tmp_path, HELEXA_MAX_BODY_BYTES="plenty")
+    wrong = {"HELEXA_MAX_BODY_BYTES": "plenty", "HELEXA_DEBUG": "maybe", "HELEXA_MAX_IMAGE": "3"}
+    done = doctor(tmp_path, **wrong)
     assert done.returncode == 1
+    assert "FAIL settings   HELEXA_DEBUG='maybe' is not 1 or 0" in done.stdout
+    assert "HELEXA_MAX_IMAGE is no setting that is known here" in done.stdout
     assert "FAIL settings   HELEXA_MAX_BODY_BYTES='plenty' is not a whole number" in done.stdout
     assert "Traceback" not in done.stderr

@@ -209,6 +209,7 @@ def asks_for_a_key(settings: Any) -> None:
         ("/api/keys", BEARER, (403, "insufficient_scope", "lab", "/api/keys")),
         ("/version", BEARER, (403, "insufficient_scope", "lab", "/version")),
         ("/api/keys", REVOKED, (401, "invalid_api_key", "lab", "/api/keys")),
+        ("/docs", {}, (405, "method_not_allowed", "", "unknown")),
         ("/api/nothing", BEARER, (404, "unknown_url", "lab", "/api/")),
     ],
 )
@@ -226,7 +227,8 @@ async def test_what_django_refuses(
     monkeypatch.setattr(DatabaseKeyStore, "keys", lambda _store, _prefixes: known)
     kept, gateway = recording
     client = AsgiClient(build_application(gateway, django_app=get_asgi_application()))
-    answer = await client.get(path, headers=headers)
+    method = "HEAD" if wanted[0] == 405 else "GET"
+    answer = await client.open(method, path, headers=headers).finish()
     one = kept.only()
     assert answer.status == one.status
     assert answer.headers["x-request-id"] == answer.headers["request-id"] == one.settle.request_id

@@ -289,6 +289,33 @@ async def test_a_websocket_that_is_refused(server: RunningServer, ready: FakeNeu
         assert (await client.get("/health", headers=headers)).json()["status"] == "ok"
 
 
+@pytest.mark.parametrize("server", ["daphne"], indirect=True)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_refused_handshake_has_its_records_id(server: RunningServer, path: str) -> None:
+    key = {"authorization": "Bearer hx-abcdefghij-" + 32 * "s"}
+    url = f"ws://127.0.0.1:{server.port}{path}"
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with websockets.connect(url, proxy=None, additional_headers=key):
+            pass
+    request_id = refused.value.response.headers["x-request-id"]
+    found = await recorded(server, "status, outcome", "request_id = ?", request_id)
+    assert found == (403, "refused")
+
+
+@pytest.mark.parametrize("server", ["daphne"], indirect=True)
+async def test_what_django_refuses_has_its_records_id(server: RunningServer) -> None:
+    async with server.client() as client:
+        for path, content, status in (
+            ("/api/overview", b"", 403),
+            ("/version", b"", 403),
+            ("/api/keys", b"x" * 2 * MAX_BODY_BYTES, 413),
+        ):
+            answer = await client.request("POST" if content else "GET", path, content=content)
+            request_id = answer.headers["x-request-id"]
+            found = await recorded(server, "status, outcome", "request_id = ?", request_id)
+            assert answer.status_code == found[0] == status and found[1] == "refused"
+
+
 async def test_a_message_over_the_limit(server: RunningServer, ready: FakeNeuron) -> None:
     before = new_request_id(time.time() - 1)
     async with _socket(server) as connection:
