@@ -11,10 +11,14 @@ from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.wire.common.model_card import ModelPrices, own_fields
+from inference.wire.common.model_card import ModelCard, ModelPrices, own_fields
 from tests.cases import each_case
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
+
+
+def shown(card: ModelCard) -> dict[str, Any]:
+    return own_fields(card, card.id)
 
 
 def neuron(
@@ -81,7 +85,7 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
     loads: tuple[MeasuredLoad, ...], settings: Any, context: int | None, tool_call: bool | None
 ) -> None:
     entry = replace(ENTRY, measured_loads=loads, **settings)
-    fields = own_fields(model_card(entry, FleetSnapshot(neurons=())))
+    fields = shown(model_card(entry, FleetSnapshot(neurons=())))
     limit = fields["limit"]
     assert (limit and limit["context"], fields["tool_call"]) == (context, tool_call)
     assert (fields["status"], fields["loaded"]) == ("unloaded", False)
@@ -90,7 +94,7 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
 def test_the_catalogues_sampling_defaults_are_shown() -> None:
     entry = replace(ENTRY, temperature=0.25, repetition_window=64)
     found = model_card(entry, FleetSnapshot(neurons=()))
-    assert own_fields(found)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
+    assert shown(found)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
 
 
 def test_prices_are_the_catalogues() -> None:
@@ -131,9 +135,9 @@ def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], stat
 def test_nothing_is_known_before_one_is_ready() -> None:
     card = model_card(ENTRY, FleetSnapshot(neurons=(neuron("a", status=ReplicaStatus.LOADING),)))
     assert card.capabilities is None and card.status == "loading"
-    (place,) = own_fields(card)["locations"]
+    (place,) = shown(card)["locations"]
     assert place == {"node": "a", "status": "loading", "vram_estimate_mb": None}
-    assert own_fields(card)["loaded"] is False
+    assert shown(card)["loaded"] is False
 
 
 def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
@@ -145,7 +149,7 @@ def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
 def test_a_load_reports_how_far_it_is() -> None:
     progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
     card = model_card(ENTRY, state(ReplicaStatus.LOADING, progress=progress, status_age_s=10.0))
-    own = own_fields(card)
+    own = shown(card)
     assert (own["status"], own["loaded"]) == ("loading", False)
     assert own["progress"] == {
         "stage": "weights",
@@ -158,7 +162,7 @@ def test_a_load_reports_how_far_it_is() -> None:
 
 def test_a_model_that_cannot_be_loaded_names_the_reason() -> None:
     failure = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
-    own = own_fields(model_card(ENTRY, state(ReplicaStatus.FAILED, failure=failure)))
+    own = shown(model_card(ENTRY, state(ReplicaStatus.FAILED, failure=failure)))
     assert own["status"] == "failed"
     assert own["status_reason"] == "a: no such thing as a walrus"
     assert own["feasible_on"] == ()
@@ -166,7 +170,7 @@ def test_a_model_that_cannot_be_loaded_names_the_reason() -> None:
 
 def test_a_model_whose_neuron_blinks_is_recovering() -> None:
     absent = (Absence(neuron=neuron("a"), silent_s=3.0),)
-    own = own_fields(model_card(ENTRY, FleetSnapshot(neurons=(), absent=absent)))
+    own = shown(model_card(ENTRY, FleetSnapshot(neurons=(), absent=absent)))
     assert (own["status"], own["status_reason"]) == ("recovering", "a has just fallen silent")
 
 
