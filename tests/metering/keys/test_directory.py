@@ -13,6 +13,7 @@ from metering.errors import (
     DisabledAccountError,
     ExpiredKeyError,
     InvalidKeyError,
+    KeyRefusedError,
     RevokedKeyError,
 )
 from metering.keys import api_key as keys
@@ -147,6 +148,22 @@ async def test_who_does_not_hold_the_key_does_not_learn_that_it_was_revoked(
         await directory.find(key)
     with pytest.raises(InvalidKeyError):
         await directory.find(key[:14] + "x" * 32)
+
+
+async def test_a_refused_holder_is_named_for_the_record(
+    directory: KeyDirectory, store: FakeStore, clock: Clock
+) -> None:
+    key = store.make()
+    principal = await directory.find(key)
+    expired = replace(principal, expires_unix_s=clock.now_s)
+    for change in ({"is_revoked": True}, {"account_enabled": False}, {"principal": expired}):
+        refused = store.make(**{"principal": principal} | change)
+        with pytest.raises(KeyRefusedError) as caught:
+            await directory.find(refused)
+        assert (caught.value.account, caught.value.key) == (principal.account, principal.key)
+    with pytest.raises(InvalidKeyError) as unknown:
+        await directory.find(key[:14] + "x" * 32)
+    assert (unknown.value.account, unknown.value.key) == ("", "")
 
 
 async def test_a_change_while_a_key_is_looked_up_is_not_missed(
