@@ -13,7 +13,7 @@ import logging
 import math
 import re
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
@@ -127,7 +127,8 @@ def note_refusal(request: object, problem: ProblemError, error: Exception) -> No
     if isinstance(error, KeyRefusedError):
         sender = error
     route = "" if asked.resolver_match is None else asked.resolver_match.route
-    asked.scope[REFUSED] = NotedRefusal(
+    scope = cast(dict[str, Any], asked.scope)
+    scope[REFUSED] = NotedRefusal(
         code=problem.code,
         message=problem.detail,
         account="" if sender is None else sender.account,
