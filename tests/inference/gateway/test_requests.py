@@ -130,7 +130,7 @@ async def test_bad_bodies(client: AsgiClient, body: bytes, code: str, param: str
 
 async def test_models(client: AsgiClient, neuron: FakeNeuron) -> None:
     model, alias = (await client.get("/v1/models")).json["data"]
-    assert alias == model | {"id": "gpt-4o"}
+    assert alias == model | {"id": "gpt-4o", "alias_of": "tiny", "aliases": []}
     assert (model["id"], model["status"], model["loaded"]) == ("tiny", "ready", True)
     assert [place["node"] for place in model["locations"]] == model["feasible_on"] == ["beast"]
     for name in ("tiny", "gpt-4o"):
