@@ -21,7 +21,6 @@ from inference.gateway.request.identify import (
     allows_anonymous,
     holds_shared_key,
     presented_keys,
-    resemble_ours,
 )
 from metering.api.problems import AUTHENTICATE, ProblemError
 from metering.errors import DisabledAccountError, InvalidKeyError
