@@ -236,17 +236,17 @@ def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:
     """The keys in these headers, empty where one was not sent. Some clients send several, one with
     a placeholder; some leave out the word Bearer, or put it where it does not belong."""
     scheme, _, rest = authorization.strip().partition(b" ")
-    if rest and scheme.lower() != BEARER and not resemble_ours([rest]):
-        authorization = b""  # a proxy's password, for example
-    elif rest:
+    if scheme.lower() == BEARER or resemble_ours([rest]):
         authorization = rest
+    elif rest:
+        authorization = b""  # a proxy's password, for example
     keys = (authorization, *map(_without_bearer, api_keys))
     return [key.strip() for key in keys if key.strip()]
 
 
 def _without_bearer(value: bytes) -> bytes:
     scheme, _, rest = value.strip().partition(b" ")
-    return rest if rest and scheme.lower() == BEARER else value
+    return rest if scheme.lower() == BEARER else value
 
 
 def resemble_ours(keys: Iterable[bytes]) -> bool:

@@ -76,6 +76,9 @@ async def test_an_address_of_the_network_needs_a_key(
 ) -> None:
     client = make_client(listen_host="0.0.0.0")
     assert (await post_chat(client, peer="127.0.0.1")).status == 401
+    for empty in ("", "Bearer", "Bearer "):
+        answer = await post_chat(client, headers={"authorization": empty})
+        assert answer.error["message"].startswith("Send your API key")
     assert (await post_chat(client, headers=BEARER)).status == 200
     assert (await post_chat(make_client(listen_host="0.0.0.0", allow_anonymous=True))).status == 200
 
