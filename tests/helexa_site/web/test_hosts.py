@@ -87,7 +87,7 @@ def test_the_machines_own_addresses_on_a_wildcard(
     ("named", "asked"),
     [
         ("helexa_gateway", "helexa_gateway"),
-        ("helexa_gateway", "HELEXA_Gateway:31313"),
+        ("helexa_gateway", "Helexa_GATEWAY:31313"),
         ("Helexa_Gateway", "helexa_gateway."),
         ("chat.example.org.", "chat.example.org"),
         ("chat.example.org.", "chat.example.org.:80"),

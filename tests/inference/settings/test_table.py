@@ -34,7 +34,8 @@ NAME = re.compile(r"(?<![A-Z_])HELEXA_[A-Z_]*[A-Z](?![A-Z_])")
 MACRO = re.compile(r"\.(h|cpp|cu)$")
 READ = re.compile(r"""environ(ment)?(\.get\(|\[)["'](HELEXA|REDIS|DATABASE)_\w+["'](?!\] =)""")
 NO_SETTINGS = {
-    *("HELEXA_ALOW_ANONYMOUS", "HELEXA_MAX_BODY_BYTE", "HELEXA_COLOUR"),  # misspelt by tests
+    # misspelt by tests
+    *("HELEXA_ALOW_ANONYMOUS", "HELEXA_MAX_BODY_BYTE", "HELEXA_COLOUR", "HELEXA_MAX_IMAGE"),
     "HELEXA_MULTIPLIES_PAIRS",  # a macro of the native code, named by a decision
     "HELEXA_KERNEL_STRIDE",  # how many kernels a test compiles
 }

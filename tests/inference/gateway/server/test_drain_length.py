@@ -24,6 +24,8 @@ class DrainedGateway:
     async def drain(self, grace_s: float) -> None:
         self.graces_s.append(grace_s)
 
+    def close(self) -> None: ...
+
 
 async def under_daphne(gateway: Any) -> None:
     closed = asyncio.Event()

@@ -47,7 +47,7 @@ async def test_they_are_forwarded_and_billed(
     assert (settled.neuron, settled.cost_micro_usd) == ("upstream:box", 5)
     assert (settled.prompt_tokens, settled.completion_tokens) == (5, 0)
     ollama = await client.post("/api/embed", {"model": "far", "input": "a"})
-    assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[0.5, 0.0]], 5)
+    assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
 
 
 async def test_ollamas_are_forwarded_and_billed(
