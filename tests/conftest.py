@@ -39,6 +39,8 @@ from tests.time_limit import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
 )
 
+SLOW_MODULE = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
+
 
 def has_cuda() -> bool:
     if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")):
@@ -86,6 +88,13 @@ def _own_thread_problems() -> Iterator[None]:
 def is_one_of_several(config: pytest.Config) -> bool:
     """Whether this process runs a part of the tests for another one (pytest-xdist)."""
     return hasattr(config, "workerinput")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are left out, modules of those alone are not even imported."""
+    if config.getoption("markexpr") != "not slow" or collection_path.suffix != ".py":
+        return None
+    return True if SLOW_MODULE.search(collection_path.read_text()) else None
 
 
 @pytest.hookimpl(wrapper=True)
