@@ -46,13 +46,14 @@ RELEASED = """\
 
 * Sun Nov 22 2026 helexa - 0.1.0-1
 The first release."""
+LATER_THAN_ANY_RELEASE = 4102444800
 SCRIPT = """\
 import sys
 from types import SimpleNamespace
 sys.path.insert(0, {folder!r})
 from release_notes import NotesError, rpm_changelog
 release = SimpleNamespace(
-    version={version!r}, is_tagged={is_tagged}, unix_s=1795609863,
+    version={version!r}, is_tagged={is_tagged}, unix_s={unix_s},
     package_version="0.2.0+git20261225.abc",
 )
 try:
@@ -62,10 +63,12 @@ except NotesError as error:
 """
 
 
-def changelog(notes: str, *, version: str = "0.2.0", is_tagged: bool) -> tuple[str, str]:
+def changelog(
+    notes: str, *, version: str = "0.2.0", is_tagged: bool, unix_s: int = 1795609863
+) -> tuple[str, str]:
     """What it printed, and its error. In a process of its own, as packaging/ is no package."""
     folder = str(ROOT / "packaging")
-    script = SCRIPT.format(folder=folder, version=version, is_tagged=is_tagged)
+    script = SCRIPT.format(folder=folder, version=version, is_tagged=is_tagged, unix_s=unix_s)
     done = subprocess.run(
         (sys.executable, "-c", script), input=notes, capture_output=True, text=True, check=False
     )
@@ -88,7 +91,8 @@ def test_a_release_without_notes_is_refused() -> None:
 def test_rpm_reads_this_projects_notes(tmp_path: Path) -> None:
     if shutil.which("rpmspec") is None:
         pytest.skip("there is no rpmspec on this machine")
-    written, error = changelog((ROOT / "CHANGELOG.md").read_text(), is_tagged=False)
+    notes = (ROOT / "CHANGELOG.md").read_text()
+    written, error = changelog(notes, is_tagged=False, unix_s=LATER_THAN_ANY_RELEASE)
     assert error == ""
     spec = tmp_path / "x.spec"
     head = "Name: x\nVersion: 1\nRelease: 1\nSummary: x\nLicense: x\n%description\n%files\n"
