@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,7 +24,7 @@ from django.db import DataError, Error, IntegrityError, connections
 from inference.supervised_threads import contained
 from metering.errors import LedgerUnavailableError
 from metering.ledger import store
-from metering.ledger.entries import Narrow, Operation, Release, Reserve, Settle
+from metering.ledger.entries import Operation, Release, Reserve, Settle
 
 logger = logging.getLogger(__name__)
 
@@ -86,17 +86,16 @@ class PendingWrites:
         oldest_s = self._oldest_s
         return 0.0 if oldest_s is None else max(0.0, time.monotonic() - oldest_s)
 
-    @property
-    def is_urgent(self) -> bool:
-        """A ``Narrow`` alone is not: only the next reservation has any use for it."""
-        return any(not isinstance(write.operation, Narrow) for write in self._writes)
-
-    def next_due_s(self, narrow_delay_s: float) -> float:
+    def due_s(self, delays_s: Mapping[type, float]) -> float:
         """Returns when something must be written even if nothing more comes, by the monotonic
-        clock."""
-        if not self._writes:
-            return self._lease_due_s
-        return min(self._lease_due_s, self._writes[0].queued_s + narrow_delay_s)
+        clock. ``delays_s``: how long operations of a type may wait for others."""
+        now_s = time.monotonic()
+        due_s = self._lease_due_s
+        for write in self._writes:
+            due_s = min(due_s, write.queued_s + delays_s.get(type(write.operation), 0.0))
+            if due_s <= now_s:
+                break
+        return due_s
 
     def write(self) -> None:
         """Renews the lease when it is due, then writes one batch. Raises the database's error when

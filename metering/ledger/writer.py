@@ -7,8 +7,8 @@
     release ─┘                          away? keep it all, wait, try again
     begin, settle ─▶ a file of the data directory, until it is written (metering.ledger.spool)
 
-Nothing waits for a timer: a batch is what came while the last one was written. A ``Narrow`` alone
-does not start one.
+A batch is what came while the last one was written. Only a ``Narrow`` and a ``Settle`` wait for
+others a while (``DELAYS_S``): nobody waits for them, and a reservation is written after them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ MAX_QUEUED = 200_000
 RESERVE_TIMEOUT_S = 3.0
 """The time limit of a reservation. With the catalogue's ``READ_WAIT_S`` it is less than the five
 seconds after which a client gets the error that the database does not answer."""
-NARROW_DELAY_S = 1.0
-"""How long a ``Narrow`` waits at most for something that it can be written with."""
+DELAYS_S: dict[type, float] = {Narrow: 1.0, Settle: 0.05}
+"""How long these wait at most for something that they can be written with. A transaction of several
+bills takes little more than that of one."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
 """After a write that failed."""
 
@@ -207,8 +208,8 @@ class LedgerWriter:
         """Returns with all that is queued, when something is worth writing."""
         while not self._is_stopping:
             self._take_all()
-            waits_s = self._pending.next_due_s(NARROW_DELAY_S) - time.monotonic()
-            if self._pending.is_urgent or waits_s <= 0:
+            waits_s = self._pending.due_s(DELAYS_S) - time.monotonic()
+            if waits_s <= 0:
                 return
             try:
                 write = self._queue.get(timeout=waits_s)

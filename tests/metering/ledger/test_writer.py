@@ -12,9 +12,9 @@ from django.db import connections
 from inference.gateway.catalogue import FIRST_WAIT_S, READ_WAIT_S
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.keys.directory import LOOK_UP_TIMEOUT_S
-from metering.ledger.entries import Granted
+from metering.ledger.entries import Granted, Narrow
 from metering.ledger.pending_writes import PendingWrites
-from metering.ledger.writer import RESERVE_TIMEOUT_S
+from metering.ledger.writer import DELAYS_S, RESERVE_TIMEOUT_S
 from metering.models import GatewayLease, LedgerEntry, Reservation, UsageHour
 from tests.metering.operations import make_budget, narrow, release, reserve, settle
 from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
@@ -96,7 +96,7 @@ def test_a_release_leaves_no_trace(using: str, gateway: Gateway) -> None:
 def test_a_narrow_waits_for_company(
     using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metering.ledger.writer.NARROW_DELAY_S", LONG_S)
+    monkeypatch.setitem(DELAYS_S, Narrow, LONG_S)
     id = make_budget(using)
     gateway.reserve(budgets=(id,))
     gateway.writer.narrow(narrow(budgets=(id,)))
