@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest
@@ -72,7 +72,6 @@ class Encoder(Protocol):
     def encode(self, event: Event) -> bytes: ...
 
 
-@runtime_checkable
 class PartsEncoder(Protocol):
     """A body encoder of answers that may be large: it gives what an event adds to the body in parts
     that are small where they can be."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import ClassVar
 
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
@@ -28,7 +28,6 @@ from inference.wire.dialect import (
     ErrorDialect,
     Parse,
     ParsedRequest,
-    PartsEncoder,
     waiting_comment,
     with_escaped_line_ends,
 )
@@ -194,10 +193,11 @@ async def frames_of(encoder: Encoder, events: Sequence[Event]) -> bytes:
     """Other tasks run after each large part."""
     parts: list[bytes] = []
     for event in events:
-        if not isinstance(event, ChoiceFinished) or not isinstance(encoder, PartsEncoder):
+        parts_of = _parts_of(encoder) if isinstance(event, ChoiceFinished) else None
+        if parts_of is None:
             parts.append(encoder.encode(event))
             continue
-        for part in encoder.parts(event):
+        for part in parts_of(event):
             parts.append(part)
             await asyncio.sleep(0)
     return b"".join(parts)
@@ -205,14 +205,20 @@ async def frames_of(encoder: Encoder, events: Sequence[Event]) -> bytes:
 
 async def _encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
     """Other tasks run after each part."""
-    if not isinstance(encoder, PartsEncoder):
+    parts_of = _parts_of(encoder)
+    if parts_of is None:
         return [body for event in events if (body := encoder.encode(event))]
     parts: list[bytes] = []
     for event in events:
-        for part in encoder.parts(event):
+        for part in parts_of(event):
             parts.append(part)
             await asyncio.sleep(0)
     return parts
+
+
+def _parts_of(encoder: Encoder) -> Callable[[Event], Iterator[bytes]] | None:
+    """The ``parts`` of a ``PartsEncoder``, which ``isinstance`` takes long to tell."""
+    return getattr(encoder, "parts", None)
 
 
 def unix_time_s() -> int:
