@@ -169,6 +169,7 @@ class RequestStream:
         if self.stood_still_s and error.code in LOST_CODES:
             error = stood_still(self.stood_still_s)
         self._error = error
+        self.usage_counter.cut()
         self.end()
         self._wake()
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from inference.gateway.metrics.requests import Metrics
 from inference.gateway.request.capture import Capture
 from inference.protocol.engine import SequenceTiming
@@ -243,6 +245,7 @@ class UsageCounter:
 
     __slots__ = (
         "_completion_tokens",
+        "_is_cut",
         "_on_accepted",
         "_prompt_tokens",
         "_when_counted",
@@ -275,6 +278,11 @@ class UsageCounter:
         self._on_accepted = on_accepted
         self._prompt_tokens = 0
         self._completion_tokens = 0
+        self._is_cut = False
+
+    def cut(self) -> None:
+        """The client is told an error: tokens that come after it are not billed."""
+        self._is_cut = True
 
     def count(self, event: Event) -> None:
         if self.is_settled:
@@ -315,6 +323,8 @@ class UsageCounter:
         return self.begun_s - self.timing.queue_ms / 1000
 
     def _count_tokens(self, num_tokens: int) -> None:
+        if self._is_cut:
+            return
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
         self._completion_tokens += num_tokens
@@ -347,12 +357,21 @@ class UsageCounter:
 
     def settle(self, usage: Usage) -> None:
         """Settles by that. Call once."""
-        self.usage = usage
+        self.usage = self._until_cut(usage) if self._is_cut else usage
         self.is_settled = True
         if self._when_counted is not None:
-            self._when_counted(*(getattr(usage, name) for name in TOKENS))
+            self._when_counted(*(getattr(self.usage, name) for name in TOKENS))
         # These break a cycle: the callbacks' request refers to its counter.
         self._on_accepted = self._when_counted = None
         callbacks, self._when_settled = self._when_settled, []
         for callback in callbacks:
             callback()
+
+    def _until_cut(self, usage: Usage) -> Usage:
+        if self.first_token_s is None:
+            return NOTHING
+        return msgspec.structs.replace(
+            usage,
+            completion_tokens=min(usage.completion_tokens, self._completion_tokens),
+            reasoning_tokens=min(usage.reasoning_tokens, self._completion_tokens),
+        )
