@@ -25,23 +25,19 @@ from inference.gateway.batches.openai import (
 )
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
-from inference.gateway.consumers.embed import EmbeddingsConsumer
+from inference.gateway.consumers.api_consumer import UnknownUrlConsumer
+from inference.gateway.consumers.embed import EmbeddingsConsumer, RerankConsumer, ScoreConsumer
 from inference.gateway.consumers.generate import GenerationConsumer
 from inference.gateway.consumers.health import HealthConsumer, PingConsumer
 from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
 from inference.gateway.consumers.openapi import OpenApiConsumer
-from inference.gateway.consumers.pass_through import PassThroughConsumer
-from inference.gateway.consumers.score import RerankConsumer, ScoreConsumer
-from inference.gateway.consumers.token_counts import (
-    MessageTokenCountConsumer,
-    ResponseTokenCountConsumer,
-)
 from inference.gateway.consumers.tokenize import (
     DetokenizeConsumer,
+    MessageTokenCountConsumer,
+    ResponseTokenCountConsumer,
     TokenizeConsumer,
     TokenizerInfoConsumer,
 )
-from inference.gateway.consumers.unknown_url import UnknownUrlConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
 from inference.gateway.ollama.consumers import (
@@ -55,8 +51,7 @@ from inference.gateway.ollama.consumers import (
 )
 from inference.gateway.ollama.pull import OllamaPullConsumer
 from inference.gateway.responses.background import BackgroundRuns
-from inference.gateway.responses.compaction import CompactionConsumer
-from inference.gateway.responses.consumer import ResponsesConsumer
+from inference.gateway.responses.consumer import CompactionConsumer, ResponsesConsumer
 from inference.gateway.responses.store import ResponseStore
 from inference.gateway.responses.stored import (
     CancelResponseConsumer,
@@ -68,6 +63,7 @@ from inference.gateway.server.lifespan import LifespanConsumer
 from inference.gateway.server.origins import with_cors
 from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of, deployment_of
 from inference.gateway.server.unhandled import UnhandledRequests
+from inference.gateway.upstreams.passed import PassThroughConsumer
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import ErrorDialect

@@ -1,7 +1,8 @@
 """The gateway's way to the database: names to entries, starting a load or a pull. Off the event
 loop.
 
-Every failure becomes an ``ApiError``.
+Every failure becomes an ``ApiError``. ``pull_…`` run in the database's threads: downloads as
+Ollama's pull asks for them, and the model that one is of.
 """
 
 from __future__ import annotations
@@ -10,27 +11,29 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
+
+from django.utils import timezone
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
-from fleet.errors import FleetError, UnknownNeuronError
+from fleet.errors import CatalogueValueError, FleetError, UnknownModelError, UnknownNeuronError
 from fleet.live.catalogue_cache import CACHE_S, OfferedModels
+from fleet.models import Download
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load
 from inference.gateway.database import DatabaseThreads, unavailable
-from inference.gateway.ollama import downloads as pulls
 from inference.protocol.events import Failure
 from inference.wire.errors import (
     ApiError,
+    InvalidRequestError,
     ModelNotFoundError,
     RequestFailedError,
     ServiceUnavailableError,
 )
 from inference.wire.ollama.pull import PullRequest, PullState
 from metering.actor import GATEWAY, Actor
-
-logger = logging.getLogger(__name__)
 
 READ_WAIT_S = 1.5
 """How long requests wait for a read while an earlier one is known, or FIRST_WAIT_S: a database may
@@ -163,17 +166,87 @@ class DatabaseCatalogue:
             logger.error("neuron %s is not cut off yet: %s", neuron, error.message)
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
-        return await self._database.query(lambda: pulls.pull_start(request, actor))
+        return await self._database.query(lambda: pull_start(request, actor))
 
     async def pull_state(self, before: PullState) -> PullState:
-        return await self._database.query(lambda: pulls.pull_look(before))
+        return await self._database.query(lambda: pull_look(before))
 
     async def cancel_pull(self, state: PullState, actor: Actor) -> None:
-        await self._database.query(lambda: pulls.pull_cancel(state, actor))
+        await self._database.query(lambda: pull_cancel(state, actor))
 
     async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
-        await self._database.query(lambda: pulls.pull_offer(request, state, actor))
+        await self._database.query(lambda: pull_offer(request, state, actor))
 
 
 def _refusal(error: FleetError) -> ApiError:
     return RequestFailedError(Failure(code=error.code, message=str(error)))
+
+
+def pull_start(request: PullRequest, actor: Actor) -> PullState:
+    """Raises ``ApiError``."""
+    asked_at = timezone.now()
+    try:
+        if request.model is not None:
+            download = services.model_download_start(actor=actor, model_name=request.model)
+        else:
+            assert request.source is not None, "a pull is of a model or of a source"
+            download = services.download_start(
+                actor=actor, source=request.source, file=request.file
+            )
+    except UnknownModelError as error:
+        assert request.model is not None
+        raise ModelNotFoundError(request.model) from error
+    except CatalogueValueError as error:
+        raise InvalidRequestError(str(error), param="model") from error
+    except FleetError as error:
+        raise ServiceUnavailableError(error.code, str(error)) from error
+    return _state(download, is_ours=download.created_at >= asked_at)
+
+
+def pull_look(before: PullState) -> PullState:
+    download = selectors.download_find(before.id)
+    if download is None:
+        return replace(before, status="cancelled")
+    return _state(download, is_ours=before.is_ours)
+
+
+def pull_cancel(state: PullState, actor: Actor) -> None:
+    """What came of it stays, for the next pull."""
+    download = selectors.download_find(state.id)
+    if download is None or not download.is_active:
+        return
+    try:
+        services.download_cancel(actor=actor, download=download)
+    except FleetError as error:
+        logger.warning("the download %s continues without its client: %s", state.id, error)
+
+
+def pull_offer(request: PullRequest, state: PullState, actor: Actor) -> None:
+    """What a finished download is of is in the catalogue from then on. Raises ``ApiError``."""
+    assert request.source is not None, "what the catalogue names is offered already"
+    try:
+        services.pulled_model_offer(
+            actor=actor,
+            source=request.source,
+            file=request.file,
+            called=request.called,
+            num_bytes=state.bytes_total,
+        )
+    except CatalogueValueError as error:
+        raise InvalidRequestError(str(error), param="model") from error
+
+
+def _state(download: Download, *, is_ours: bool) -> PullState:
+    return PullState(
+        id=str(download.pk),
+        where=download.neuron.name,
+        status=download.status,
+        is_ours=is_ours,
+        bytes_done=download.bytes_done,
+        bytes_total=download.bytes_total,
+        failure_code=download.failure_code,
+        failure_message=download.failure_message,
+    )
+
+
+logger = logging.getLogger(__name__)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+import os
+from dataclasses import dataclass
+from typing import IO, Any, ClassVar, cast
 from urllib.parse import parse_qsl
 
 import orjson
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.uploadedfile import UploadedFile
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from inference.batches import selectors
 from inference.gateway.batches.store import BatchStore
-from inference.gateway.batches.uploads import read_upload
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import respond_with_files, spooled_file
 from inference.wire.dialect import ErrorDialect
-from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import errors as openai_errors
 
@@ -177,3 +186,47 @@ class CancelBatchConsumer(BatchConsumer):
 
 def _parse(body: bytes, _context: object) -> dict[str, Any]:
     return openai_batches.parse_batch(body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """``content`` is a temporary file once it is large."""
+
+    name: str
+    content: IO[bytes]
+    fields: dict[str, str]
+
+
+def read_upload(content_type: str, body: IO[bytes]) -> Upload:
+    """Raises ``InvalidRequestError``."""
+    if not content_type.startswith("multipart/form-data"):
+        raise InvalidRequestError("Send the file as multipart/form-data.", param="file")
+    num_bytes = body.seek(0, os.SEEK_END)
+    body.seek(0)
+    meta: dict[str, Any] = {"CONTENT_TYPE": content_type, "CONTENT_LENGTH": num_bytes}
+    try:
+        fields, files = MultiPartParser(meta, cast(Any, body), [_ToFile()], "utf-8").parse()
+    except (MultiPartParserError, SuspiciousOperation) as error:
+        # Django's bounds are on fields: a file without a name is one.
+        raise InvalidRequestError(f"The form cannot be read: {error}", param="file") from None
+    file = files.get("file")
+    if file is None:
+        raise MissingParameterError("file")
+    form = {name: str(value) for name, value in fields.items()}
+    assert file.file is not None, "a file that was not read"
+    return Upload(name=str(file.name), content=file.file, fields=form)
+
+
+class _ToFile(FileUploadHandler):
+    """The gateway has bounded the body already."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        super().new_file(*args, **kwargs)
+        self._content = spooled_file()
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self._content.write(raw_data)
+
+    def file_complete(self, file_size: int) -> UploadedFile[bytes]:
+        self._content.seek(0)
+        return UploadedFile(self._content, str(self.file_name), size=file_size)

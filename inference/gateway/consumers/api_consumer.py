@@ -15,18 +15,18 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from inference.gateway.consumers.context_advice import advice_headers
-from inference.gateway.consumers.ignored_fields import ignored_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import limit_headers
 from inference.gateway.request.call import Call
 from inference.gateway.request.identify import LOGIN, SENDER, Login, cleaned, ensure_scope
 from inference.gateway.server.bodies import check_body_headers, parse_aside, send_in_pieces
-from inference.gateway.server.paths import with_model
+from inference.gateway.server.paths import UNKNOWN_ENDPOINT, unknown_url, with_model
 from inference.request_ids import new_request_id
 from inference.wire.common.unknown_fields import unknown_fields_ignored
 from inference.wire.dialect import (
@@ -41,6 +41,7 @@ from inference.wire.errors import (
     InternalError,
     MethodNotAllowedError,
     RequestTooLargeError,
+    UnknownUrlError,
     shutting_down,
 )
 from inference.wire.openai import errors as openai_errors
@@ -348,3 +349,33 @@ class ApiConsumer(AbortableConsumer):
 
 def _content_type(type_: bytes) -> tuple[bytes, bytes]:
     return (b"content-type", type_) if type_ else JSON_TYPE
+
+
+class UnknownUrlConsumer(ApiConsumer):
+    """A path under /v1 that does not exist."""
+
+    scope_needed = None
+    endpoint = UNKNOWN_ENDPOINT
+
+    def _check_before_body(self) -> None:
+        raise UnknownUrlError(unknown_url(self.scope["method"], self.scope["path"]))
+
+
+HEADER = b"x-helexa-ignored"
+MAX_NAMED = 32
+MAX_NAME_CHARS = 128
+SHOWN_AS_THEY_ARE = "[]"
+
+
+def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """Names are the client's own text: what a header cannot carry is percent-encoded, and of many
+    the last is a count of the others."""
+    if not paths:
+        return []
+    named = [
+        quote(path[:MAX_NAME_CHARS], safe=SHOWN_AS_THEY_ARE, errors="replace")
+        for path in paths[:MAX_NAMED]
+    ]
+    if len(paths) > MAX_NAMED:
+        named.append(f"and {len(paths) - MAX_NAMED} more")
+    return [(HEADER, ", ".join(named).encode("ascii"))]

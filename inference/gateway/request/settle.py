@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from inference.gateway.metrics.requests import Metrics
-from inference.gateway.request.capture import Capture
 from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (
     ANSWERS,
@@ -39,6 +38,7 @@ from inference.protocol.events import (
 from metering.ledger.entries import ERRORS, TOKENS, UNAVAILABLE, Outcome, Settle
 
 if TYPE_CHECKING:
+    from inference.gateway.request.call import Capture
     from inference.gateway.tracing.spans import RequestSpans
 
 logger = logging.getLogger("helexa.requests")

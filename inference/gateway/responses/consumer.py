@@ -13,18 +13,30 @@ import logging
 
 import orjson
 
+from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.consumers.generate import GenerationConsumer, unix_time_s
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.run import run_request
 from inference.gateway.responses.background import BackgroundRuns
 from inference.gateway.responses.frame_log import FrameWatch
 from inference.gateway.responses.store import ResponseStore, record_of
-from inference.protocol.events import Event, Finished
+from inference.protocol.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Usage,
+)
+from inference.protocol.generation import GenerationRequest
 from inference.wire.dialect import Encoder, ParsedRequest
 from inference.wire.errors import ApiError, ModelNotAllowedError
+from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.request import ResponsesRequest
+from inference.wire.openai.responses.summary import settled
 
 logger = logging.getLogger(__name__)
 
@@ -114,3 +126,48 @@ class ResponsesConsumer(GenerationConsumer):
             return
         self._watched = run.log.watch(self.abort)
         await self._watch(self._watched)
+
+
+class CompactionConsumer(ApiConsumer):
+    method = "POST"
+    endpoint = "/v1/responses/compact"
+
+    def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
+        super().__init__(gateway=gateway, errors=openai_responses_errors)
+        self._store = store
+
+    async def answer(self, body: bytes) -> None:
+        await self.respond(200, await self._compacted(body))
+
+    async def _compacted(self, body: bytes) -> bytes:
+        asked = await self.read(openai_responses_compact.parse, body)
+        history = await self._store.history(asked.previous_response_id, self.call.who)
+        request = await self._store.continued(asked, self.call.who, history)
+        conversation = [*history, *request.items]
+        written, reason, usage = await self._written(
+            openai_responses_compact.summary_request(request)
+        )
+        return openai_responses_compact.body(
+            conversation,
+            settled(written, reason, usage, conversation),
+            usage,
+            request_id=self.request_id,
+            created_unix_s=unix_time_s(),
+        )
+
+    async def _written(self, request: GenerationRequest) -> tuple[str, FinishReason, Usage]:
+        """Raises ``ApiError``."""
+        texts: list[str] = []
+        reason: FinishReason = "stop"
+        usage = None
+        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
+            while usage is None:
+                for event in await stream.next_events():
+                    match event:
+                        case Delta():
+                            texts.append(event.text)
+                        case ChoiceFinished():
+                            reason = event.reason
+                        case Finished():
+                            usage = event.usage
+        return "".join(texts), reason, usage

@@ -20,18 +20,17 @@ from typing import IO, Any
 import daphne.server  # before anything of Twisted: it installs the reactor that runs on asyncio
 from daphne.endpoints import build_endpoint_description_strings
 from daphne.http_protocol import HTTPFactory, WebRequest
-from daphne.ws_protocol import WebSocketFactory
+from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
-from inference.gateway.server.bodies import BODY, spooled_file, with_large_bodies
-from inference.gateway.server.http_channel import StreamChannel
+from inference.gateway.server.bodies import BODY, MESSAGE_TOO_LARGE, spooled_file, with_large_bodies
+from inference.gateway.server.http_channel import StreamChannel, write_at_once
 from inference.gateway.server.open_clients import OpenClients
-from inference.gateway.server.stream_socket import StreamSocket
 from inference.request_ids import new_request_id
-from inference.wire.dialect import ErrorDialect, request_id_headers
+from inference.wire.dialect import REQUEST_ID_HEADERS, ErrorDialect, request_id_headers
 from inference.wire.errors import ApiError, InternalError, InvalidHttpError, RequestTooLargeError
 
 logger = logging.getLogger(__name__)
@@ -305,3 +304,75 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         """Waits while earlier bytes are still in the socket's buffer."""
         await protocol.writable.wait()
         await super().handle_reply(protocol, message)
+
+
+class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
+    """One WebSocket. Twisted calls it as the producer of what it sends, in the place of the HTTP
+    channel that the connection began with."""
+
+    def connectionMade(self) -> None:  # noqa: N802
+        self.request_id = new_request_id()
+        """The handshake's, where it is refused."""
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.transport.unregisterProducer()
+        self.transport.registerProducer(self, True)
+        super().connectionMade()
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        super().connectionLost(reason)
+        self.factory.server_class.clients.closed(self.transport)
+
+    def sendData(self, data: bytes, sync: bool = False, chopsize: int | None = None) -> None:  # noqa: N802
+        """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue has what
+        it still sends in pieces, which goes first."""
+        if sync or chopsize or self.send_queue:
+            super().sendData(data, sync, chopsize)
+        else:
+            write_at_once(self.transport, data)
+
+    def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
+        """Wakes a writer that waits. Also called where the handshake never came to an
+        application."""
+        self.writable.set()
+        if hasattr(self, "server"):
+            super().onClose(wasClean, code, reason)
+
+    def failHandshake(  # noqa: N802
+        self,
+        reason: str,
+        code: int = 400,
+        responseHeaders: Any = None,  # noqa: N803
+    ) -> None:
+        """Also called where the application has refused, which has recorded it then by the id of
+        its scope."""
+        headers = list(responseHeaders or ())
+        if not hasattr(self, "server"):
+            self.factory.server_class.record_refusal(
+                self._target(), InvalidHttpError(f"{reason}."), code, self.request_id
+            )
+        headers += [(name.decode(), self.request_id) for name in REQUEST_ID_HEADERS]
+        super().failHandshake(reason, code, headers)
+
+    def _target(self) -> bytes:
+        words: list[str] = getattr(self, "http_status_line", "").split()
+        return words[1].encode() if len(words) > 1 else b"/"
+
+    def _max_message_size_exceeded(self, *sizes_and_reason: Any) -> None:
+        """Autobahn closes the socket, and does not read such a message."""
+        if not self.failedByMe:
+            self.application_queue.put_nowait({"type": MESSAGE_TOO_LARGE})
+        super()._max_message_size_exceeded(*sizes_and_reason)
+
+    def application_ended(self) -> None:
+        if self.state != self.STATE_CLOSED:
+            self.dropConnection(abort=True)

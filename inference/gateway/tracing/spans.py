@@ -12,8 +12,9 @@ request's beginning, so that a clock that is set meanwhile does not bend a trace
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -21,21 +22,16 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from fleet.upstreams.entry import UpstreamEntry
-from inference.gateway.request.settle import RequestOutcome, UsageCounter
-from inference.gateway.tracing.attributes import (
-    OPERATION_OF,
-    Attributes,
-    error_type,
-    request_attributes,
-    span_name,
-    upstream_attributes,
-)
-from inference.gateway.tracing.stages import Stage, reported_stages, timed_stages
+from inference.gateway.request.settle import NO_MODEL, RequestOutcome, UsageCounter
+from inference.logs.redaction import Redactor
+from inference.protocol.engine import SequenceTiming
+from inference.protocol.events import StageTimes
 from inference.wire.errors import ApiError
-from metering.ledger.entries import CANCELLED
+from metering.ledger.entries import CANCELLED, Outcome
 
 if TYPE_CHECKING:
     from inference.gateway.request.place import Place
+
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 propagator = TraceContextTextMapPropagator()
@@ -222,3 +218,165 @@ def _fail(span: Span, error: str) -> None:
     if error:
         span.set_attribute("error.type", error)
         span.set_status(Status(StatusCode.ERROR, error))
+
+
+PREPARE, QUEUE, PREFILL, DECODE = (
+    "neuron prepare",
+    "engine queue",
+    "engine prefill",
+    "engine decode",
+)
+ENGINE = "engine"
+"""What the engine did, where its stages are not known: embeddings, and engines that died."""
+
+
+class Stage(NamedTuple):
+    name: str
+    start_s: float
+    end_s: float
+
+
+def reported_stages(times: StageTimes, *, sent_s: float, ended_s: float) -> list[Stage]:
+    """None ends after ``ended_s``, whatever the neuron reports."""
+    way_s = max(0.0, ended_s - sent_s - times.total_ms / 1000) / 2
+    by_name = {
+        PREPARE: times.prepare_ms,
+        QUEUE: times.queue_ms,
+        PREFILL: times.prefill_ms,
+        DECODE: times.decode_ms,
+    }
+    rest_ms = times.total_ms - times.prepare_ms
+    if times.queue_ms is None and rest_ms > 0:
+        by_name[ENGINE] = rest_ms
+    return list(_in_a_row(by_name, sent_s + way_s, ended_s))
+
+
+def timed_stages(
+    timing: SequenceTiming | None, *, sent_s: float, accepted_s: float | None, ended_s: float
+) -> list[Stage]:
+    """Returns the stages of a neuron that reports no ``StageTimes``, by the time at which its
+    ``Accepted`` came. An ``accepted_s`` of ``None`` means that it did not come: there are no
+    stages."""
+    if accepted_s is None:
+        return []
+    prepare_ms = 1000 * (accepted_s - sent_s)
+    by_name: dict[str, float | None] = {PREPARE: prepare_ms}
+    if timing is not None:
+        by_name |= {
+            QUEUE: timing.queue_ms,
+            PREFILL: timing.prefill_ms,
+            DECODE: timing.decode_ms,
+        }
+    return list(_in_a_row(by_name, sent_s, ended_s))
+
+
+def _in_a_row(by_name: dict[str, float | None], at_s: float, ended_s: float) -> Iterator[Stage]:
+    at_s = min(at_s, ended_s)
+    for name, duration_ms in by_name.items():
+        if duration_ms is not None:
+            end_s = min(at_s + duration_ms / 1000, ended_s)
+            yield Stage(name, at_s, end_s)
+            at_s = end_s
+
+
+OPERATION_OF = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/responses/compact": "chat",
+    "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/v1/completions": "text_completion",
+    "/api/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
+    "/v1/score": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
+    "/v1/audio/speech": "speech",
+    "/v1/images/generations": "image_generation",
+    "/v1/images/edits": "image_edit",
+    "/v1/images/variations": "image_variation",
+    "/v1/moderations": "moderation",
+}
+"""The operation of each endpoint; the conventions have no name for those from ``rerank`` on. Other
+endpoints operate no model."""
+PROVIDER = "helexa"
+MAX_MODEL_CHARACTERS = 128
+"""The longest part of a model's name that is reported as the client wrote it."""
+masked = Redactor()
+
+Attributes = dict[str, str | int | bool]
+
+
+def span_name(outcome: RequestOutcome) -> str:
+    """``chat tiny``; without the model where it is not known, for its name is the client's text."""
+    endpoint, model = outcome.settle.endpoint, outcome.settle.model
+    operation = OPERATION_OF.get(endpoint)
+    if operation is None:
+        return endpoint
+    return operation if model == NO_MODEL else f"{operation} {model}"
+
+
+def error_type(outcome: RequestOutcome) -> str:
+    """Returns the error's code; empty where the client got what it asked for."""
+    return "" if outcome.kind is Outcome.ANSWERED else outcome.settle.outcome
+
+
+def request_attributes(outcome: RequestOutcome) -> Attributes:
+    settle = outcome.settle
+    found: Attributes = {
+        "helexa.request_id": settle.request_id,
+        "helexa.outcome": outcome.kind.value,
+        "helexa.account": settle.account,
+        "helexa.key": settle.key,
+        "helexa.client": settle.client,
+        "helexa.target": settle.neuron,
+        "http.route": settle.endpoint,
+        "error.type": error_type(outcome),
+    }
+    found = {name: value for name, value in found.items() if value}
+    if outcome.status:
+        found["http.response.status_code"] = outcome.status
+    if outcome.was_cold:
+        found["helexa.was_cold"] = True
+    if (operation := OPERATION_OF.get(settle.endpoint)) is not None:
+        found |= _of_model(outcome, operation)
+    return found
+
+
+def upstream_attributes(
+    entry: UpstreamEntry, model: str, target: str, operation: str
+) -> Attributes:
+    """Returns the attributes of an attempt at an upstream. ``model``: the upstream's own name for
+    it."""
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": entry.dialect,
+        "gen_ai.request.model": model,
+        "server.address": urlsplit(entry.url).hostname or "",
+        "helexa.target": target,
+    }
+
+
+def _of_model(outcome: RequestOutcome, operation: str) -> Attributes:
+    settle = outcome.settle
+    found: Attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+    }
+    if outcome.model_asked:
+        found["gen_ai.request.model"] = masked(outcome.model_asked)[:MAX_MODEL_CHARACTERS]
+    if settle.model != NO_MODEL:
+        found["gen_ai.response.model"] = settle.model
+    if settle.prompt_tokens or settle.completion_tokens:
+        found |= {
+            "gen_ai.usage.input_tokens": settle.prompt_tokens,
+            "gen_ai.usage.output_tokens": settle.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": settle.cached_tokens,
+        }
+    if settle.time_to_first_token_ms is not None:
+        found["helexa.time_to_first_token_ms"] = settle.time_to_first_token_ms
+    return found

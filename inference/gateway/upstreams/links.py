@@ -6,6 +6,14 @@
                                    └▶ client     httpx2's over the same one, for all else
     another entry ─▶ another link; the old one is closed once its last request has ended
 
+A ``Breaker`` knows whether an upstream is asked at all:
+
+    closed ── MAX_FAILURES requests in a row that it was unavailable for ──▶ open, for OPEN_S
+      ▲                                                                        │
+      └── it answers ── one request tries ◀────────────────────────────────────┘
+                           └── it is unavailable ──▶ open again
+
+While it is open, a probe that finds the upstream unavailable keeps it open for another OPEN_S.
 Belongs to one event loop. Must not know dialects or requests.
 """
 
@@ -26,7 +34,6 @@ from fleet.upstreams.discovery import list_url
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.http import client_options, headers_of
 from fleet.upstreams.secret import unseal
-from inference.gateway.upstreams.breaker import CircuitBreaker
 from inference.protocol.events import Failure
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 from inference.wire.upstream.refusals import FAILED, UNAVAILABLE
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
+
 
 logger = logging.getLogger(__name__)
 
@@ -321,3 +329,66 @@ def _url(text: str) -> httpx2.URL:
     import httpx2
 
     return httpx2.URL(text)
+
+
+MAX_FAILURES = 5
+OPEN_S = 10.0
+TRIAL_S = 1.0
+"""When a request is asked to come again while another one tries."""
+
+
+class CircuitBreaker:
+    """``admit`` before a request, then one of the others once."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num_failures = 0
+        self._opened_s: float | None = None
+        self._is_trying = False
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds until a request may be sent. ``None``: it may be sent now, also as the one
+        that tries."""
+        if self._opened_s is None:
+            return None
+        left_s = self._opened_s + OPEN_S - self._clock()
+        if left_s > 0:
+            return left_s
+        return TRIAL_S if self._is_trying else None
+
+    def admit(self) -> float | None:
+        """Returns what ``left_s`` does. ``None``: the caller sends the request, which may be the
+        one that tries."""
+        left_s = self.left_s
+        if left_s is None and self._opened_s is not None:
+            self._is_trying = True
+        return left_s
+
+    def answered(self) -> bool:
+        """Whether that closes it."""
+        was_open = self._opened_s is not None
+        self._num_failures, self._opened_s, self._is_trying = 0, None, False
+        return was_open
+
+    def unavailable(self) -> bool:
+        """Whether that opens it."""
+        self._num_failures += 1
+        if self._num_failures < MAX_FAILURES:
+            return False
+        was_open = self._opened_s is not None
+        self._opened_s, self._is_trying = self._clock(), False
+        return not was_open
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened_s is not None
+
+    def stay_open(self) -> None:
+        """A probe, which was no client's request, found it unavailable still."""
+        if self.is_open and not self._is_trying:
+            self._opened_s = self._clock()
+
+    def left(self) -> None:
+        """The client left before anything was known."""
+        self._is_trying = False

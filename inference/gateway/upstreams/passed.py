@@ -1,5 +1,5 @@
-"""One request that is passed through: permitted, reserved, sent to one of its model's upstreams,
-and metered by what it asks for or by what the upstream reports.
+"""One request that is passed through (audio, images, moderation): permitted, reserved, sent to one
+of its model's upstreams, and metered by what it asks for or by what the upstream reports.
 
     find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ PassedAnswer ─▶ bytes ─▶ settle the units used
                                             ▲            │
@@ -15,11 +15,13 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
 from fleet.catalogue.sources import UPSTREAM_PREFIX
 from fleet.catalogue.targets import Target
+from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call
 from inference.gateway.request.failover import Failover
@@ -27,17 +29,21 @@ from inference.gateway.request.identify import cleaned
 from inference.gateway.request.model_rules import check_task
 from inference.gateway.request.settle import UsageCounter
 from inference.gateway.request.token_bounds import TokenBounds
+from inference.gateway.server.bodies import parse_aside, spooled_file
 from inference.gateway.upstreams.forwarded import attempt_headers, permitted_upstream
 from inference.gateway.upstreams.passed_answer import PassedAnswer, Reply
-from inference.gateway.upstreams.passed_tokens import (
-    NO_TOKENS,
-    believed,
-    estimate,
-    most_tokens,
-)
+from inference.protocol.events import Usage
 from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
-from inference.wire.openai.passed.form import Rewritten
-from inference.wire.openai.passed.request import END_USER_FIELDS, PassedRequest, to_json
+from inference.wire.openai.passed.endpoints import PassedEndpoint
+from inference.wire.openai.passed.form import Rewritten, read_form
+from inference.wire.openai.passed.request import (
+    END_USER_FIELDS,
+    PassedRequest,
+    read_json,
+    read_upload,
+    to_json,
+)
+from inference.wire.upstream.answer_events import BYTES_A_TOKEN
 from metering.prices import NOT_METERED, Metered
 
 logger = logging.getLogger(__name__)
@@ -179,3 +185,74 @@ async def _chunks(rewritten: Rewritten) -> AsyncIterator[bytes]:
     chunks = rewritten.chunks()
     while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
         yield chunk
+
+
+NO_TOKENS = TokenBounds(prompt_tokens=0, output_tokens=0, default_output_tokens=0, num_choices=1)
+TOKENS_A_SECOND = 10
+"""Tokens of audio, as OpenAI's models count a user's: one for each 100 ms."""
+
+
+def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
+    """The most that it may use. None where no target has prices of tokens."""
+    if not any(entry.charges_tokens_at(target) for target in entry.ordered_targets):
+        return NO_TOKENS
+    num_answers = request.most_units if request.endpoint.task == "images" else 1
+    return TokenBounds(
+        prompt_tokens=entry.max_context_tokens or 0,
+        output_tokens=(entry.max_output_tokens or 0) * num_answers,
+        default_output_tokens=0,
+        num_choices=1,
+    )
+
+
+def believed(reported: Usage | None, most: TokenBounds) -> Usage | None:
+    """``None``: nothing is reported, or more than can be."""
+    if reported is None:
+        return None
+    is_within = reported.completion_tokens <= (most.output_tokens or 0)
+    return reported if is_within and reported.prompt_tokens <= most.prompt_tokens else None
+
+
+def estimate(most: TokenBounds, request: PassedRequest, *, units: int, num_bytes: int) -> Usage:
+    """``units`` and ``num_bytes``: the answer's. Nothing shows how many tokens images had: the most
+    are charged."""
+    prompt_tokens, output_tokens = most.prompt_tokens, most.output_tokens or 0
+    if request.endpoint.task == "transcription":
+        prompt_tokens = min(prompt_tokens, units * TOKENS_A_SECOND)
+        output_tokens = min(output_tokens, -(-num_bytes // BYTES_A_TOKEN))
+    else:
+        output_tokens = output_tokens * units // max(1, request.most_units)
+    return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
+
+
+class PassThroughConsumer(ApiConsumer):
+    """A form's body goes to a file as it comes, and is sent on from there."""
+
+    method = "POST"
+
+    def __init__(self, *, gateway: Gateway, passed: PassedEndpoint) -> None:
+        super().__init__(gateway=gateway, endpoint=passed.path)
+        self._passed = passed
+        self._form = spooled_file() if passed.is_form else None
+
+    async def keep_body(self, part: bytes) -> None:
+        if self._form is None:
+            await super().keep_body(part)
+        else:
+            await asyncio.to_thread(self._form.write, part)
+
+    async def answer(self, body: bytes) -> None:
+        if self._form is None:
+            request = await parse_aside(partial(read_json, self._passed, body), len(body))
+        else:
+            request = await asyncio.to_thread(self._read_form)
+        await pass_through(self.gateway, self.call, request, self)
+
+    async def begin_events(self, *, type_: bytes) -> None:
+        """A stream of events follows. Where it breaks off, an error is its last one."""
+        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
+
+    def _read_form(self) -> PassedRequest:
+        assert self._form is not None, "an endpoint of JSON"
+        content_type = self.context().headers.get("content-type", "")
+        return read_upload(self._passed, read_form(content_type, self._form))

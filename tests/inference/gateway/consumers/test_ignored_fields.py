@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.gateway.consumers.ignored_fields import ignored_headers
+from inference.gateway.consumers.api_consumer import ignored_headers
 from inference.protocol.events import Accepted, Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.conftest import MakeClient

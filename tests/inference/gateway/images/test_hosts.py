@@ -13,8 +13,13 @@ import orjson
 import pytest
 
 from inference.gateway.images import fetch as image_fetch
-from inference.gateway.images.fetch import ImageFetchError, fetch_image
-from inference.gateway.images.hosts import ImageAddressError, check_resolved, image_address
+from inference.gateway.images.fetch import (
+    ImageAddressError,
+    ImageFetchError,
+    check_resolved,
+    fetch_image,
+    image_address,
+)
 from inference.gateway.images.request_images import ImageParser
 from inference.protocol.generation import ChatInput
 from inference.wire.common.parts import ImageFile, ImageRules

@@ -246,7 +246,7 @@ def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: by
 
 def test_a_websockets_frames_are_sent_at_once() -> None:
     """They are also sent behind what waits, by whomever it was put there."""
-    from inference.gateway.server.stream_socket import StreamSocket  # installs Daphne's reactor
+    from inference.gateway.server.daphne_server import StreamSocket  # installs Daphne's reactor
 
     protocol = StreamSocket()
     protocol.transport, protocol.send_queue = socket, _ = Socket(takes=4), deque()

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.gateway.tracing.stages import (
+from inference.gateway.tracing.spans import (
     DECODE,
     ENGINE,
     PREFILL,

@@ -10,7 +10,7 @@ import pytest
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import Task
 from fleet.upstreams.entry import UpstreamEntry
-from inference.gateway.tracing.attributes import OPERATION_OF
+from inference.gateway.tracing.spans import OPERATION_OF
 from inference.protocol.events import Event, Failed, Failure
 from inference.protocol.generation import Submit
 from inference.wire.openai.passed.endpoints import ENDPOINTS

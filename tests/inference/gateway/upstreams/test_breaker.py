@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.gateway.upstreams.breaker import MAX_FAILURES, OPEN_S, TRIAL_S, CircuitBreaker
+from inference.gateway.upstreams.links import MAX_FAILURES, OPEN_S, TRIAL_S, CircuitBreaker
 
 
 class Clock:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.catalogue import CatalogueEntry
-from inference.gateway.upstreams.breaker import MAX_FAILURES, OPEN_S
+from inference.gateway.upstreams.links import MAX_FAILURES, OPEN_S
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_metering import FakeLedger

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inference.gateway.upstreams.breaker import MAX_FAILURES
+from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.upstreams.passing import SPEECH, SPOKEN

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.upstreams.entry import UpstreamEntry
-from inference.gateway.upstreams.breaker import MAX_FAILURES, OPEN_S
+from inference.gateway.upstreams.links import MAX_FAILURES, OPEN_S
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
