@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry, SettingValue
 from fleet.live.snapshot import FleetSnapshot
-from fleet.models_toml.names import name_of_id
+from fleet.models_toml.values import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
 from fleet.placement.devices.needs import Needs
 from fleet.placement.returning import UnavailableHost, is_large_enough, unavailable_hosts

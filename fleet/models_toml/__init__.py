@@ -6,14 +6,13 @@
 A document defines each model that it names completely: absent settings have their defaults. Pure.
 """
 
-from fleet.models_toml.document import Document, WrittenModel, read_document
-from fleet.models_toml.export import write_document
-from fleet.models_toml.plan import Plan, plan_import
-from fleet.models_toml.state import CatalogueState
+from fleet.models_toml.plan import CatalogueState, Plan, plan_import, write_document
+from fleet.models_toml.reading import Document, ModelsTomlError, WrittenModel, read_document
 
 __all__ = [
     "CatalogueState",
     "Document",
+    "ModelsTomlError",
     "Plan",
     "WrittenModel",
     "plan_import",

@@ -21,7 +21,7 @@ from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import UnfoldAdmin
 from fleet.errors import FleetError
 from fleet.models_toml import Document, Plan, plan_import, read_document, write_document
-from fleet.models_toml.document import MAX_BYTES
+from fleet.models_toml.reading import MAX_BYTES
 
 
 class ImportForm(forms.Form):

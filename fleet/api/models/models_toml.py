@@ -11,8 +11,7 @@ from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api.access import Call, FleetView, body_of, text_in
-from fleet.models_toml import plan_import, read_document
-from fleet.models_toml.export import write_document
+from fleet.models_toml import plan_import, read_document, write_document
 from metering.api.problems import ProblemError
 
 

@@ -11,7 +11,7 @@ from fleet.catalogue.rules import MAX_NAME_LENGTH
 from fleet.errors import CatalogueValueError
 from fleet.hub.offers import expected_vram_mb
 from fleet.models import Alias, CatalogueModel
-from fleet.models_toml.names import name_of_id
+from fleet.models_toml.values import name_of_id
 from fleet.services.offers.catalogue import alias_create, catalogue_model_create
 from metering.actor import Actor
 

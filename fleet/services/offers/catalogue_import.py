@@ -11,9 +11,8 @@ from fleet import selectors
 from fleet.catalogue import CatalogueSettings
 from fleet.errors import CatalogueChangedError
 from fleet.models import Alias, CatalogueModel
-from fleet.models_toml import Document, Plan, plan_import
-from fleet.models_toml.plan import ModelChange, UpstreamChange
-from fleet.models_toml.problems import ModelsTomlError
+from fleet.models_toml import Document, ModelsTomlError, Plan, plan_import
+from fleet.models_toml.plan import Change
 from fleet.services.offers.catalogue import (
     alias_create,
     alias_delete,
@@ -40,7 +39,7 @@ def catalogue_import(
         if seen not in (None, plan.digest):
             raise CatalogueChangedError("The catalogue has changed meanwhile: look again")
         if plan.problems:
-            raise ModelsTomlError(list(plan.problems))
+            raise ModelsTomlError(*plan.problems)
         _apply(actor, plan)
     return plan
 
@@ -69,15 +68,15 @@ def _apply(actor: Actor, plan: Plan) -> None:
             _upstream_set(actor, upstream, plan)
 
 
-def _is_outside(plan: Plan, change: UpstreamChange) -> bool:
+def _is_outside(plan: Plan, change: Change) -> bool:
     """One that is added is there before the models that name it."""
     if change.action == "remove":
         return True
     return change.action == "change" and plan.wanted_upstreams[change.name].leaves_network
 
 
-def _upstream_set(actor: Actor, change: UpstreamChange, plan: Plan) -> None:
-    changed = [name for name, *_ in change.settings]
+def _upstream_set(actor: Actor, change: Change, plan: Plan) -> None:
+    changed = [setting.setting for setting in change.settings]
     wanted = plan.wanted_upstreams[change.name]
     values = {name: getattr(wanted, name) for name in changed}
     if change.action == "add":
@@ -89,7 +88,7 @@ def _upstream_set(actor: Actor, change: UpstreamChange, plan: Plan) -> None:
     upstream_update(actor=actor, upstream=upstream, changed_fields=changed)
 
 
-def _model_set(actor: Actor, change: ModelChange, wanted: CatalogueSettings) -> None:
+def _model_set(actor: Actor, change: Change, wanted: CatalogueSettings) -> None:
     changed = [setting.setting for setting in change.settings]
     values = {name: getattr(wanted, name) for name in changed}
     if change.action == "add":

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueSettings
 from fleet.models_toml import Document, WrittenModel, read_document
-from fleet.models_toml.names import name_of_id
-from fleet.models_toml.problems import ModelsTomlError, Problem
+from fleet.models_toml.reading import ModelsTomlError, Remark
+from fleet.models_toml.values import name_of_id
 from tests.cases import each_case
 
 ORIGINAL = """
@@ -44,7 +44,7 @@ def model(text: str) -> WrittenModel:
     return found
 
 
-def problems(text: str) -> tuple[Problem, ...]:
+def problems(text: str) -> tuple[Remark, ...]:
     """Returns the problems of entries, or of the text as a whole."""
     try:
         found = read_document(text).problems
@@ -192,6 +192,7 @@ TINY = '[[models]]\nid = "tiny"\nsource = "pypi:tiny"\n'
         (TINY + "sha256 = 'x'", 4, "tiny", "sha256", "64 lower-case"),
         ("[[models]]\nid = 'llama3'\n", 1, "llama3", "source", "huggingface:org/name"),
         ("[[models]]\nid = 'a/b'\nsource = 'hf-mirror'", 3, "a/b", "source", "does not start"),
+        ("[[models]]\nid = 'a/b'\nsource = 3\nquant = 'q4k'", 3, "a/b", "source", "not text"),
         (TINY + TINY, 5, "tiny", "id", "same name"),
         (TINY + "[aliases]\ntiny = 'tiny'", 5, "[aliases]", "tiny", "has that name"),
         (TINY + "[aliases]\n'a b' = 'tiny'", 5, "[aliases]", "a b", "is not an alias"),

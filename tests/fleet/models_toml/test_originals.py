@@ -10,7 +10,7 @@ import pytest
 from fleet import selectors, services
 from fleet.catalogue import CatalogueSettings
 from fleet.models_toml import plan_import, read_document, write_document
-from fleet.models_toml.problems import ModelsTomlError
+from fleet.models_toml.reading import ModelsTomlError
 from metering.actor import COMMAND
 
 TEXT = (Path(__file__).parent / "originals.toml").read_text()

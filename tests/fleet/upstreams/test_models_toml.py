@@ -10,7 +10,7 @@ from fleet import selectors, services
 from fleet.errors import UpstreamValueError
 from fleet.models import Upstream
 from fleet.models_toml import plan_import, read_document, write_document
-from fleet.models_toml.problems import ModelsTomlError
+from fleet.models_toml.reading import ModelsTomlError
 from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -15,7 +15,7 @@ from fleet.catalogue.targets import When
 from fleet.errors import CatalogueValueError, UpstreamInUseError, UpstreamValueError
 from fleet.models import CatalogueModel, Upstream
 from fleet.models_toml import plan_import, read_document, write_document
-from fleet.models_toml.problems import ModelsTomlError
+from fleet.models_toml.reading import ModelsTomlError
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import key_api, need_keys
 

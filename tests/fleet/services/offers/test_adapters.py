@@ -17,7 +17,7 @@ from fleet.errors import CatalogueValueError, ReplicaNotFoundError
 from fleet.live.catalogue_cache import OfferedModels
 from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
-from fleet.models_toml.problems import ModelsTomlError
+from fleet.models_toml.reading import ModelsTomlError
 from fleet.overview import fleet_overview
 from inference.protocol.adapters import AdapterSpec
 from metering.actor import COMMAND
