@@ -11,8 +11,6 @@
     ├── InvitationError               400 invitation_refused
     ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
-    ├── DrillsNotAllowedError         409 drills_not_allowed
-    ├── DrillOrderError               400 invalid_value
     ├── EngineLogUnavailableError     503 log_unavailable      retryable
     ├── CachedModelNotFoundError      404 cached_model_not_found
     ├── CachedModelInUseError         409 in_use
@@ -114,24 +112,6 @@ class NeuronAliveError(FleetError):
 class ReplicaNotFoundError(FleetError):
     http_status = 404
     code = "replica_not_found"
-
-
-class DrillsNotAllowedError(FleetError):
-    """The neuron's setting allows no faults to be injected."""
-
-    http_status = 409
-    code = "drills_not_allowed"
-
-
-class DrillOrderError(FleetError):
-    """``field`` cannot have its value."""
-
-    http_status = 400
-    code = "invalid_value"
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 class EngineLogUnavailableError(FleetError):

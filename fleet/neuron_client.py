@@ -13,7 +13,6 @@ from django.utils.functional import SimpleLazyObject
 from fleet.errors import BrokerUnavailableError
 from inference.protocol import keys
 from inference.protocol.downloads import DeleteSpec, PullSpec
-from inference.protocol.drills import FaultOrder
 from inference.protocol.load import LoadSpec
 
 LOAD_EXPIRES_S = 60
@@ -72,11 +71,6 @@ def send_cancel_pull(*, neuron_name: str, job_id: str) -> None:
 def send_delete_cached(*, neuron_name: str, spec: DeleteSpec) -> None:
     """Raises ``BrokerUnavailableError``."""
     _send(keys.TASK_DELETE_CACHED, neuron_name, [msgspec.to_builtins(spec)], DOWNLOAD_EXPIRES_S)
-
-
-def send_fault(*, neuron_name: str, order: FaultOrder) -> None:
-    """Raises ``BrokerUnavailableError``."""
-    _send(keys.TASK_INJECT_FAULT, neuron_name, [msgspec.to_builtins(order)], ASK_EXPIRES_S)
 
 
 def send_log_request(*, neuron_name: str, ask_id: str, model_name: str, num_lines: int) -> None:

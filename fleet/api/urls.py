@@ -7,7 +7,6 @@ from django.urls import path
 from fleet.api import original
 from fleet.api.audit import AuditView
 from fleet.api.documents import DocumentsView, SchemaView
-from fleet.api.drills import DrillView
 from fleet.api.invitations import InvitationsView, InvitationView, PolicyView
 from fleet.api.jobs import (
     LoadJobCancelView,
@@ -49,7 +48,6 @@ urlpatterns = [
         path(f"neurons/<str:name>/{desired}", NeuronStateView.as_view(desired=desired))
         for desired in sorted(DESIRED_STATES)
     ),
-    path("neurons/<str:name>/drill", DrillView.as_view(), name="api-neuron-drill"),
     path("neurons/<str:name>/cached", NeuronCachedView.as_view(), name="api-neuron-cached"),
     path("neurons/<str:name>/models/<path:model>/logs", EngineLogView.as_view()),
     *(path(f"neurons/<str:name>/{tail}", view) for tail, view in original.PATHS.items()),

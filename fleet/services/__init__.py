@@ -5,7 +5,6 @@ from fleet.services.hosts.cut_off import (
     neuron_cut_off,
     oversized_neurons_cut_off,
 )
-from fleet.services.hosts.drills import fault_inject
 from fleet.services.hosts.heartbeats import (
     heartbeat_record,
     neuron_mark_away,
@@ -101,7 +100,6 @@ __all__ = [
     "download_start",
     "downloads_expire",
     "downloads_record",
-    "fault_inject",
     "fleet_plan",
     "flooding_neurons_cut_off",
     "heartbeat_record",

@@ -79,14 +79,6 @@ NEURONS = (
     ),
     Deed(
         noun="neurons",
-        verb="drill",
-        rest="POST /api/neurons/{name}/drill",
-        command="neurons drill",
-        services=("drills.fault_inject",),
-        why="A drill breaks something: it is typed, not clicked.",
-    ),
-    Deed(
-        noun="neurons",
         verb="change the policy",
         rest="PATCH /api/policy",
         command="neurons policy",

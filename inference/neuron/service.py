@@ -31,11 +31,9 @@ from inference.neuron.loads.fetcher import Fetcher
 from inference.neuron.loads.file_checker import FileChecker, check_nothing, weigh_nothing
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.queue import LoadQueue
-from inference.neuron.process.drills import Drills
 from inference.neuron.process.heartbeat import Heart, HeartbeatWriter
 from inference.neuron.process.name_lease import NameLease
 from inference.neuron.process.persisted_specs import PersistedSpecs
-from inference.neuron.process.redis_client import Link
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.replicas.by_model import Replicas
 from inference.neuron.replicas.context import ReplicaContext
@@ -82,7 +80,6 @@ class NeuronService:
         cache_dir: Path = Path("var/models"),
         on_name_lost: Callable[[], None] = lambda: None,
         bodies: LoggedBodies = LOG_BODIES.default,
-        allows_drills: bool = False,
         memory_limits: MemoryLimits = MEMORY_LIMIT.default,
         stage_host: str = "",
         checks_files: bool = True,
@@ -93,11 +90,11 @@ class NeuronService:
         ``load_stall_limit_s``: how long a load or download may make no progress, by ``clock``;
         ``None``: no limit. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
         this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
-        ``allows_drills``: operators may inject faults. ``memory_limits``: what its models may use
-        of each device. ``stage_host``: where other neurons' engines reach stages that it holds;
-        empty: it holds none. ``checks_files``: whether a load's files are read as this build's
-        engine reads them before models leave for it. ``workers`` prepare its prompts and grammars,
-        and are started and closed with it; ``None``: its own."""
+        ``memory_limits``: what its models may use of each device. ``stage_host``: where other
+        neurons' engines reach stages that it holds; empty: it holds none. ``checks_files``: whether
+        a load's files are read as this build's engine reads them before models leave for it.
+        ``workers`` prepare its prompts and grammars, and are started and closed with it; ``None``:
+        its own."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
@@ -131,12 +128,6 @@ class NeuronService:
             client, neuron=name, fetcher=self._fetcher, used_paths=self._weights_in_use
         )
         self.logs = EngineLogs(client, neuron=name)
-        link = client.connection_pool
-        self.drills = Drills(
-            is_allowed=allows_drills,
-            replicas=self._replicas,
-            link=link if isinstance(link, Link) else None,
-        )
         self._engine_command = engine_command
         self._context = ReplicaContext(
             table=self._requests.table,
@@ -247,7 +238,6 @@ class NeuronService:
             replicas=[replica.state() for replica in self._replicas.all()],
             is_leaving=self._is_leaving,
             thread_problems=[*thread_problems(), *self._stuck],
-            allows_drills=self.drills.is_allowed,
             is_ready=self._is_ready,
             stage_host=self._stage_host,
             stages=self._stages.states(),
@@ -312,7 +302,6 @@ class NeuronService:
 
     def _start_engine(self, spec: LoadSpec) -> EngineProcess:
         """Raises ``OSError``."""
-        self.drills.check_start(spec.model)
         return EngineProcess(spec, self._engine_command, on_line=self.logs.writer(spec.model))
 
     def _discard(self, load: Load) -> None:

@@ -194,8 +194,6 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """The neuron was asked to stop: it finishes running requests and refuses new ones."""
     thread_problems: list[str] = []
     """What broke in its process lately, or hangs, in words."""
-    allows_drills: bool = False
-    """Whether an operator may inject faults in it."""
     is_ready: bool = True
     """``False``: a thread that its requests need is gone or hangs and could not be replaced."""
     stage_host: str = ""

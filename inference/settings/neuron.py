@@ -113,14 +113,6 @@ ENGINE_COMMAND: Setting[tuple[str, ...]] = Setting(
     readers=NEURON,
     doc="how engines are started, to run them under numactl or a profiler",
 )
-FAULT_DRILLS: Setting[bool] = Setting(
-    name="HELEXA_FAULT_DRILLS",
-    kind=Flag(),
-    default=False,
-    readers=NEURON,
-    doc="1: an operator may inject faults in this neuron, to see the fleet recover "
-    "([drills](drills.md))",
-)
 DEVICE_SOURCE: Setting[str | None] = Setting(
     name="HELEXA_DEVICE_SOURCE",
     kind=PythonName(),

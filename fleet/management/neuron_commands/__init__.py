@@ -1,7 +1,6 @@
 """The subcommands of ``manage.py neurons``."""
 
 from fleet.management.neuron_commands.desired_state import Drain, SetDesiredState
-from fleet.management.neuron_commands.drill import Drill
 from fleet.management.neuron_commands.invite import (
     INVITE,
     LIST_INVITATIONS,
@@ -35,5 +34,4 @@ SUBCOMMANDS = (
     Drain("drain", "place nothing new there; what runs finishes, or ends in time"),
     SetDesiredState("resume", "end a drain"),
     Remove(),
-    Drill(),
 )

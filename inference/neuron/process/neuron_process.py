@@ -15,7 +15,6 @@ from inference.logs.setup import configure_logging
 from inference.neuron.host.device_sampler import Devices, DeviceSampler
 from inference.neuron.loads.watch import load_stall_limit_s
 from inference.neuron.process.celery_app import create_app, create_worker
-from inference.neuron.process.drills import allows_drills
 from inference.neuron.process.name_lease import NameHeldError
 from inference.neuron.process.previous_instance import PreviousInstance
 from inference.neuron.process.redis_client import InvitationVoidError, RedisUntrustedError, connect
@@ -84,7 +83,6 @@ def run(name: str) -> int:
         cache_dir=data_dir / "models",
         on_name_lost=shutdown.name_is_lost,
         bodies=_logged_bodies(),
-        allows_drills=allows_drills(os.environ),
         memory_limits=MEMORY_LIMIT.read(os.environ),
         stage_host=stage_host,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -57,32 +56,15 @@ class AccessRefusal:
             raise InvitationVoidError(str(error)) from error
 
 
-class Link(redis.ConnectionPool):
-    """The connections of one client, which a drill may cut for a while."""
-
-    _dropped_until_s = 0.0
-
-    def drop(self, lasts_s: float) -> None:
-        """Close idle connections; for ``lasts_s`` seconds commands fail as when Redis is
-        offline."""
-        self._dropped_until_s = time.monotonic() + lasts_s
-        self.disconnect(inuse_connections=False)
-
-    def get_connection(self, *args: Any, **options: Any) -> Any:
-        if time.monotonic() < self._dropped_until_s:
-            raise redis.ConnectionError("the link is dropped for a drill")
-        return super().get_connection(*args, **options)
-
-
 def connect(redis_url: str) -> redis.Redis:
     """Bytes in and out. A command is sent once: a repeated XADD would be a repeated event."""
-    link = Link.from_url(
+    pool = redis.ConnectionPool.from_url(
         redis_url,
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=SOCKET_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
-    return redis.Redis.from_pool(link)
+    return redis.Redis.from_pool(pool)
 
 
 def ensure_trusted(error: redis.RedisError) -> None:

@@ -14,13 +14,11 @@ from celery import Celery
 
 from inference.neuron.service import NeuronService
 from inference.protocol.downloads import DeleteSpec, PullSpec
-from inference.protocol.drills import FaultOrder
 from inference.protocol.keys import (
     TASK_CANCEL_PULL,
     TASK_DELETE_CACHED,
     TASK_DRAIN_INBOX,
     TASK_DROP_ADAPTER,
-    TASK_INJECT_FAULT,
     TASK_LOAD_MODEL,
     TASK_PULL_MODEL,
     TASK_RELEASE_STAGES,
@@ -58,13 +56,6 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
         except msgspec.ValidationError as error:
             log.error("a deletion task's spec is not understood: %s", error)
 
-    def inject_fault(order: dict[str, Any]) -> None:
-        try:
-            service.drills.inject(msgspec.convert(order, FaultOrder))
-        except msgspec.ValidationError as error:
-            log.error("a drill's order is not understood: %s", error)
-
-    app.task(name=TASK_INJECT_FAULT)(inject_fault)
     app.task(name=TASK_PULL_MODEL)(pull_model)
     app.task(name=TASK_CANCEL_PULL)(service.downloads.cancel)
     app.task(name=TASK_DELETE_CACHED)(delete_cached)

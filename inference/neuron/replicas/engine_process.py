@@ -135,23 +135,9 @@ class EngineProcess:
 
     def kill(self) -> None:
         """SIGKILL, to it and the processes it may have started."""
-        self._signal_all(signal.SIGKILL)
-
-    def suspend(self, lasts_s: float) -> None:
-        """Stops it and the processes it may have started; they continue after so long, unless they
-        were killed meanwhile."""
-        if self._signal_all(signal.SIGSTOP):
-            timer = threading.Timer(lasts_s, self._signal_all, [signal.SIGCONT])
-            timer.daemon = True
-            timer.start()
-
-    def _signal_all(self, number: signal.Signals) -> bool:
-        """Whether it was there to get it."""
-        if self._process.poll() is not None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-        return True
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap(self) -> str:
         """Ensures that the process is gone, after ``messages`` ended. Returns how it ended, for

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -24,7 +23,6 @@ from inference.neuron.errors import EngineGoneError, LoadRefusedError
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import GRACE_S
 from inference.neuron.replicas.context import ReplicaContext
-from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.engine_run import EngineEnd, EngineRun
 from inference.neuron.replicas.next_start import NextStart, spans_neurons
 from inference.neuron.replicas.record import ReplicaRecord
@@ -237,13 +235,6 @@ class Replica:
     def kill(self) -> None:
         if (run := self._run) is not None:
             run.engine.kill()
-
-    def strike(self, blow: Callable[[EngineProcess], None]) -> bool:
-        """Strikes the engine, for drills. Returns whether there was one."""
-        run = self._run
-        if run is not None:
-            blow(run.engine)
-        return run is not None
 
     # The supervising thread.
 

@@ -35,7 +35,6 @@ FLEET: dict[str, tuple[str, int]] = {
     "api/neurons/<str:name>": ("/api/neurons/beast", 404),
     "api/neurons/<str:name>/admit": ("/api/neurons/beast/admit", 405),
     "api/neurons/<str:name>/drain": ("/api/neurons/beast/drain", 405),
-    "api/neurons/<str:name>/drill": ("/api/neurons/beast/drill", 405),
     "api/neurons/<str:name>/refuse": ("/api/neurons/beast/refuse", 405),
     "api/neurons/<str:name>/resume": ("/api/neurons/beast/resume", 405),
     "api/neurons/<str:name>/version": ("/api/neurons/beast/version", 404),

@@ -203,3 +203,12 @@ def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(
     assert gateway.wait_status("failed").failure.is_permanent
     file.write_bytes(b"whole")
     wait_until(lambda: gateway.replica() is None)
+
+
+def test_an_engine_that_cannot_be_started_fails_its_load(
+    make_service: Any, fake_spec: Any, gateway: Any
+) -> None:
+    service = make_service(engine_command=["/nowhere/engine"])
+    service.load_model(fake_spec())
+    failure = gateway.wait_status("failed").failure
+    assert failure.code == "engine_crashed" and "/nowhere/engine" in failure.message
