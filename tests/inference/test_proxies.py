@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.core.management.base import CommandError
 
-from fleet.gate.asking import RefusedError, Server
 from fleet.management.backend import RestBackend
 from fleet.management.chat_client import ChatClient
+from fleet.management.gate import RefusedError, Server
 from inference.proxies import UnsupportedProxyError, proxy_for
 from metering.bench.client.http import Http
 from metering.bench.errors import TargetUnreachableError

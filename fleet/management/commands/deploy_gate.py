@@ -9,14 +9,11 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from django.core.management.base import CommandError
 
-from fleet.gate.asking import QUESTION, WORD, Probe, RefusedError, Server
-from fleet.gate.gate import Fleet, Gate
-from fleet.gate.waiting import Loaded, ready_now
 from fleet.management.backend import understood
+from fleet.management.gate import QUESTION, WORD, Gate, Loaded, RefusedError, Server, ready_now
 from helexa_site.quick_command import QuickCommand
 from helexa_site.server_url import DEFAULT_URL, checked_url
 from inference.settings.commands import URL
@@ -59,7 +56,7 @@ class Command(QuickCommand):
     def _run(self, server: Server, options: dict[str, Any]) -> None:
         try:
             if options["remember"]:
-                loaded = ready_now(server.get("/api/overview"), options["neuron"])
+                loaded = ready_now(server.overview(), options["neuron"])
                 write_expected(options["remember"], loaded)
                 self.stdout.write(f"{len(loaded)} loaded: {', '.join(map(str, loaded)) or 'none'}")
                 return
@@ -76,35 +73,14 @@ class Command(QuickCommand):
 
     def _gate(self, server: Server, options: dict[str, Any]) -> Gate:
         return Gate(
-            fleet=fleet_of(server),
-            probe=Probe(question=options["question"], word=options["word"]),
+            fleet=server,
             neuron=options["neuron"],
             model=options["model"],
+            question=options["question"],
+            word=options["word"],
             ready_limit_s=options["timeout"],
             report=self.stderr.write,
         )
-
-
-def fleet_of(server: Server) -> Fleet:
-    return Fleet(
-        overview=lambda: server.get("/api/overview"),
-        last_used=lambda one: _last_used(server, one),
-        embedding_models=lambda: _embedding_models(server),
-        post=server.post,
-    )
-
-
-def _embedding_models(server: Server) -> frozenset[str]:
-    cards = server.get("/v1/models")["data"]
-    return frozenset(
-        card["id"] for card in cards if "embeddings" in (card.get("capabilities") or ())
-    )
-
-
-def _last_used(server: Server, one: Loaded) -> str | None:
-    query = f"neuron={quote(one.neuron)}&model={quote(one.model)}"
-    rows = server.get(f"/api/replicas?{query}")["data"]
-    return str(rows[0]["last_used_at"]) if rows else None
 
 
 def write_expected(path: Path, loaded: list[Loaded]) -> None:

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from fleet.gate.asking import Probe, RefusedError, problem_of
-from fleet.gate.gate import ABSENT_LIMIT_S, MAX_TRIES, Fleet, Gate
-from fleet.gate.waiting import Loaded, failures, missing, ready_now
+from fleet.management.gate import (
+    ABSENT_LIMIT_S,
+    MAX_TRIES,
+    Gate,
+    Loaded,
+    RefusedError,
+    failures,
+    missing,
+    ready_now,
+)
 from fleet.overview.lines import FleetOverview, JobLine, NeuronLine, ReplicaLine
 from tests.cases import each_case
 
@@ -56,6 +63,7 @@ class FakeFleet:
         self.penalties: list[Any] = []
         self.served_by = "beast"
         self.uses: dict[str, int] = {}
+        self.embedding: tuple[str, ...] = ()
         self.now_s = 0.0
         self.printed: list[str] = []
 
@@ -64,6 +72,12 @@ class FakeFleet:
         if isinstance(found, Exception):
             raise found
         return found
+
+    def last_used(self, one: Loaded) -> str:
+        return str(self.uses.get(one.neuron, 0))
+
+    def embedding_models(self) -> frozenset[str]:
+        return frozenset(self.embedding)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         self.asked.append((path, body["model"]))
@@ -80,14 +94,9 @@ class FakeFleet:
         self.now_s += seconds
 
     def gate(self, neuron: str | None = None, *, embedding: tuple[str, ...] = ()) -> Gate:
+        self.embedding = embedding
         return Gate(
-            fleet=Fleet(
-                overview=self.overview,
-                last_used=lambda one: str(self.uses.get(one.neuron, 0)),
-                embedding_models=lambda: frozenset(embedding),
-                post=self.post,
-            ),
-            probe=Probe(),
+            fleet=self,
             neuron=neuron,
             ready_limit_s=60.0,
             report=self.printed.append,
@@ -179,9 +188,9 @@ def test_an_embedding_model_is_asked_for_a_vector() -> None:
 
 
 def problem_after(*answers: Any) -> tuple[str | None, FakeFleet]:
-    fleet = FakeFleet(overview(), answers={"qwen": list(answers)})
-    problem = problem_of("qwen", Probe(), fleet.post, clock=lambda: fleet.now_s, sleep=fleet.sleep)
-    return problem, fleet
+    fleet = FakeFleet(overview(neuron(qwen="ready")), answers={"qwen": list(answers)})
+    problems = fleet.gate().problems([])
+    return problems[0] if problems else None, fleet
 
 
 def test_a_busy_model_is_asked_again() -> None:
@@ -194,7 +203,7 @@ def test_a_busy_model_is_asked_again() -> None:
 
 def test_one_that_stays_busy_is_red() -> None:
     problem, fleet = problem_after(RefusedError(503, "full", 30))
-    assert problem == "it was refused (503): full"
+    assert problem == "qwen: it was refused (503): full"
     assert 300 <= fleet.now_s <= 360
 
 
