@@ -39,8 +39,7 @@ from fleet.services.jobs.load_jobs import (
     model_unload_to_stay,
     unload_job_start,
 )
-from fleet.services.jobs.model_loads import model_load_start
-from fleet.services.jobs.placed_loads import placed_load_start
+from fleet.services.jobs.model_loads import model_load_start, placed_load_start
 from fleet.services.jobs.reconciling import fleet_plan, plan_begin
 from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
 from fleet.services.jobs.sleeps import (

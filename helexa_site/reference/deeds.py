@@ -466,8 +466,8 @@ NOT_DONE_BY_OPERATORS = {
     "catalogue.default_model_offer": "each start of serve",
     "cut_off.neuron_cut_off": "the gateway and the control, of a host that floods",
     "invitations.share_record": "serve --share, and a part of opening and closing it on the page",
-    "starts.job_create": "a part of every start of a job",
-    "placed_loads.placed_load_start": "what placement decides",
+    "steps.job_create": "a part of every start of a job",
+    "model_loads.placed_load_start": "what placement decides",
     "pulled_models.pulled_model_offer": "the end of a pull by Ollama's API",
     "audit.audit_entry_create": "a part of every service",
 }

@@ -1,7 +1,7 @@
 """Load jobs: load and unload a model on a neuron, cancel a job, expire abandoned ones.
 
-``moves`` has their transitions, ``reloads`` the reloads, ``placed_loads`` the loads that
-placement decided.
+``steps`` has their rows, ``moves`` their progress, ``reloads`` the reloads, ``model_loads`` the
+loads that placement decided.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from fleet.lifecycles import (
     NeuronStatus,
 )
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
-from fleet.services.jobs.claims import neuron_away
 from fleet.services.jobs.kept_unloaded import kept_unloaded_forget, model_keep_unloaded
-from fleet.services.jobs.messages import (
+from fleet.services.jobs.stage_orders import spans_neurons, stage_load_call_off, stage_orders
+from fleet.services.jobs.steps import (
+    job_create,
+    load_job_end,
+    load_job_send,
+    neuron_away,
     send_drop_adapter,
     send_load,
     send_unload,
     send_unload_at_once,
 )
-from fleet.services.jobs.moves import load_job_end, load_job_send
-from fleet.services.jobs.stage_orders import spans_neurons, stage_load_call_off, stage_orders
-from fleet.services.jobs.starts import job_create
 from inference.protocol.load import (
     StageSpec,
 )

@@ -1,10 +1,19 @@
-"""Loads a model on request: where placement decides, or on a named neuron."""
+"""Loads a model: on request, where placement decides or on a named neuron; or as placement decided
+in a gateway or in the control plane.
+
+Loads are started one at a time for each model. Two gateways may decide on snapshots that differ by
+a heartbeat, and choose different neurons. So the model's row is locked while loads of it that are
+under way anywhere are looked up. What leaves for a load moves to where memory is free
+(``fleet.placement.devices.moves``); both jobs' notes name it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from collections.abc import Sequence
+
+from django.db import transaction
 
 from fleet import selectors
 from fleet.catalogue import CatalogueEntry
@@ -23,18 +32,19 @@ from fleet.hub.layer_costs import entry_costs
 from fleet.lifecycles import LEAVING_KINDS
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.models import LoadJob
+from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load, Reject, Route, Wait, place
 from fleet.placement.devices.eviction_candidates import REPLACEABLE
+from fleet.placement.devices.moves import moves_for
 from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import held_stages, why_not_divided
 from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.place_on import place_on
+from fleet.services.hosts.neurons import neuron_models_to_restore_add
 from fleet.services.hosts.presence import reporting_neuron
 from fleet.services.jobs.load_jobs import load_job_start
 from fleet.services.jobs.load_measurements import layer_costs_record
-from fleet.services.jobs.placed_loads import placed_load_start
 from fleet.services.jobs.reloads import reload_job_start
 from inference.loading.costs.packed_costs import packed
 from inference.protocol.heartbeat import device_name
@@ -173,3 +183,70 @@ def _check_device_sizes(entry: CatalogueEntry, neuron: NeuronView, devices: Sequ
                 f"{entry.name} needs a card of {least_bytes:,} bytes, by its min_device_vram_mb, "
                 f"and {device_name(device)} of {neuron.name} {has}"
             )
+
+
+def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False) -> LoadJob:
+    """The job of ``load``, or the one by which the model is being loaded somewhere already, unless
+    it ``may_be_one_more`` than that. Raises as ``load_job_start``."""
+    moves = _moves_of(load)
+    with transaction.atomic():
+        CatalogueModel.objects.select_for_update().filter(name=load.model).first()
+        loads = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
+        elsewhere = loads.filter(model_name=load.model).exclude(neuron__name=load.neuron)
+        if not may_be_one_more and (active := elsewhere.first()):
+            return active
+        job = load_job_start(
+            actor=actor,
+            model_name=load.model,
+            neuron_name=load.neuron,
+            devices=load.devices,
+            stages=load.stages,
+            predicted_tokens_per_s=load.predicted_tokens_per_s,
+            may_divide=not load.stages,
+            evict=load.evict,
+        )
+    if moves and not job.note:
+        _start_moves(actor, moves, load, job)
+    return job
+
+
+def _moves_of(load: Load) -> tuple[Load, ...]:
+    """They are decided before the load is sent: what it evicts may leave at once, and is then no
+    longer seen as idle."""
+    if not load.evictions:
+        return ()
+    try:
+        snapshot = live.read_snapshot_sync(live.redis_client())
+    except FleetError as error:
+        logger.warning("nothing moves for %s on %s: %s", load.model, load.neuron, error)
+        return ()
+    return moves_for(load, snapshot, selectors.catalogue_by_name())
+
+
+def _start_moves(actor: Actor, moves: tuple[Load, ...], load: Load, job: LoadJob) -> None:
+    """Start them. A refused move is dropped: the model is loaded again at its next request."""
+    try:
+        for move in moves:
+            left = [neuron for neuron, model in load.evictions if model == move.model]
+            if move.neuron in left:  # one neuron has a model once: after it has left
+                neuron_models_to_restore_add(neuron_name=move.neuron, model_names=[move.model])
+                devices = ", ".join(move.devices)
+                _note(job, f"{move.model} makes room and moves to {devices} of {move.neuron}")
+                continue
+            moved = load_job_start(
+                actor=actor,
+                model_name=move.model,
+                neuron_name=move.neuron,
+                devices=move.devices,
+                stages=move.stages,
+                predicted_tokens_per_s=move.predicted_tokens_per_s,
+            )
+            _note(moved, f"Moves from {left[0]}, where {load.model} needs its room")
+            _note(job, f"{move.model} makes room and moves to {move.neuron}")
+    except FleetError as error:
+        logger.warning("nothing moves for %s on %s: %s", load.model, load.neuron, error)
+
+
+def _note(job: LoadJob, words: str) -> None:
+    job.note = f"{job.note}; {words}" if job.note else words
+    LoadJob.objects.filter(pk=job.pk).update(note=job.note)

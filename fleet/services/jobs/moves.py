@@ -15,42 +15,39 @@ import logging
 import uuid
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Any
 
 import msgspec
 from django.db import transaction
-from django.utils import timezone
 
 from fleet import selectors
-from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
-from fleet.live.load_estimates import BEFORE_ENGINE
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.placement.place_on import place_on
-from fleet.services.jobs.claims import NOT_SENT, failure_values, job_claim, job_report
 from fleet.services.jobs.load_measurements import (
     layer_costs_record,
     load_measurement_record,
     load_need_record,
     weight_bytes_record,
 )
-from fleet.services.jobs.messages import send_load, send_reload, send_unload
+from fleet.services.jobs.steps import (
+    job_claim,
+    load_job_end,
+    load_job_progress,
+    load_job_send,
+    send_load,
+    send_reload,
+    send_unload,
+)
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S
 from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load_progress import (
-    LOADED,
     LoadFailure,
-    LoadProgress,
 )
 
 logger = logging.getLogger(__name__)
-
-Send = Callable[[LoadJob], None]
-"""Raises ``BrokerUnavailableError``."""
 
 OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
 """A heartbeat that is read so long after a job was asked for was written after it."""
@@ -81,40 +78,9 @@ def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: date
     if stats is None or job.model_name not in stats.adapters:
         load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     else:
-        _report(job, None, now, detail="waiting for the requests that use it")
-
-
-def load_job_end(
-    *, job: LoadJob, status: LoadJobStatus, failure: LoadFailure | None = None
-) -> bool:
-    """Whether this call ended it; False when it had moved on meanwhile. Raises
-    ``IllegalTransitionError``."""
-    values: dict[str, Any] = {"finished_at": timezone.now(), "stage_links": ""}
-    if status == LoadJobStatus.SUCCEEDED and job.kind not in LEAVING_KINDS:
-        values |= _progress_values(job, LOADED, timezone.now())
-    ended = job_claim(job=job, status=status, values=values | failure_values(failure))
-    if ended:
-        logger.info("%s job %s (%s): %s %s", job.kind, job.pk, job, status, job.failure_message)
-    return ended
-
-
-def load_job_progress(job: LoadJob, progress: LoadProgress, now: datetime) -> None:
-    """Records how far it is."""
-    _report(job, progress, now)
-
-
-def load_job_send(*, job: LoadJob, send: Send) -> None:
-    """Sends the job's message once the transaction commits: a control that is deposed, or whose
-    database breaks, has sent nothing. A job whose message the broker does not take has failed."""
-    transaction.on_commit(partial(_send_or_fail, job, send), robust=True)
-
-
-def _send_or_fail(job: LoadJob, send: Send) -> None:
-    try:
-        send(job)
-    except BrokerUnavailableError as error:
-        logger.warning("%s job %s could not be sent: %s", job.kind, job.pk, error)
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
+        load_job_progress(
+            job=job, progress=None, now=now, detail="waiting for the requests that use it"
+        )
 
 
 def _load_advance(
@@ -139,7 +105,7 @@ def _load_advance(
     elif state.status is ReplicaStatus.DRAINING:
         load_job_end(job=job, status=LoadJobStatus.CANCELLED)
     else:
-        _report(job, state.progress, now)
+        load_job_progress(job=job, progress=state.progress, now=now)
 
 
 def _load_divide(
@@ -237,7 +203,7 @@ def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> 
                 for load in overtaken:
                     load_job_end(job=load, status=LoadJobStatus.CANCELLED)
     elif state.status is ReplicaStatus.DRAINING:
-        _report(job, None, now, detail=_waiting_for(state))
+        load_job_progress(job=job, progress=None, now=now, detail=_waiting_for(state))
 
 
 def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
@@ -251,7 +217,12 @@ def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> N
     elif state.status is ReplicaStatus.ASLEEP:
         load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     elif state.status is ReplicaStatus.DRAINING:
-        _report(job, None, now, detail=_waiting_for(state, then="giving its memory back"))
+        load_job_progress(
+            job=job,
+            progress=None,
+            now=now,
+            detail=_waiting_for(state, then="giving its memory back"),
+        )
     elif (refused := state.sleep_refusal) is not None and refused.job_id == str(job.pk):
         load_job_end(job=job, status=LoadJobStatus.FAILED, failure=refused.failure)
 
@@ -277,7 +248,7 @@ def _replacing_advance(
     elif job.status == LoadJobStatus.PENDING:
         _replaced_unload(job, now)
     elif state.status is ReplicaStatus.DRAINING:
-        _report(job, None, now, detail=_waiting_for(state))
+        load_job_progress(job=job, progress=None, now=now, detail=_waiting_for(state))
 
 
 def _replaced_unload(job: LoadJob, now: datetime) -> None:
@@ -318,33 +289,3 @@ def _loads_before(job: LoadJob) -> list[LoadJob]:
             replacement=None,
         )
     )
-
-
-def _report(
-    job: LoadJob, progress: LoadProgress | None, now: datetime, *, detail: str = ""
-) -> None:
-    values = _progress_values(job, progress, now)
-    if detail and detail != job.progress_detail:
-        values["progress_detail"] = detail
-    job_report(job=job, values=values, now=now)
-
-
-def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime) -> dict[str, Any]:
-    """The columns that changed; empty when none did."""
-    if progress is None:
-        return {}
-    values: dict[str, Any] = {
-        "stage": progress.stage.value,
-        "progress_done": progress.done,
-        "progress_total": progress.total,
-        "progress_unit": progress.unit,
-        "progress_detail": progress.detail,
-    }
-    changed = {name: value for name, value in values.items() if getattr(job, name) != value}
-    if "stage" in changed:
-        changed["stage_started_at"] = now
-        if progress.stage in BEFORE_ENGINE:
-            changed["engine_started_at"] = None
-        elif job.engine_started_at is None:
-            changed["engine_started_at"] = now
-    return changed

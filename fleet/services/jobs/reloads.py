@@ -24,8 +24,7 @@ from fleet.placement.devices.staged import held_stages
 from fleet.placement.held_stages import stage_neurons
 from fleet.services.hosts.presence import reporting_neuron
 from fleet.services.jobs.load_jobs import load_job_start
-from fleet.services.jobs.messages import send_reload
-from fleet.services.jobs.starts import job_create
+from fleet.services.jobs.steps import job_create, send_reload
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from metering.actor import Actor
 

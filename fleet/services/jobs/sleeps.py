@@ -10,9 +10,8 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement.devices.sleeping import may_sleep
 from fleet.placement.held_stages import stage_neurons
-from fleet.services.jobs.messages import send_sleep
 from fleet.services.jobs.model_loads import model_load_start
-from fleet.services.jobs.starts import job_create
+from fleet.services.jobs.steps import job_create, send_sleep
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import Actor
 

@@ -34,8 +34,7 @@ from fleet.placement.stage_loads import (
     next_step,
     unwanted_stages,
 )
-from fleet.services.jobs.messages import spec_of
-from fleet.services.jobs.moves import Send, load_job_end, load_job_progress, load_job_send
+from fleet.services.jobs.steps import Send, load_job_end, load_job_progress, load_job_send, spec_of
 from fleet.upstreams.secret import seal, unseal
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_progress import LoadFailure
@@ -104,7 +103,7 @@ def stage_loads_advance(*, snapshot: FleetSnapshot, now: datetime | None = None)
                 _order_engine(job, addresses, now)
             case StagesLoading(progress=progress):
                 if progress is not None:
-                    load_job_progress(job, progress, now)
+                    load_job_progress(job=job, progress=progress, now=now)
             case LoadFailure() as failure:
                 load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
 

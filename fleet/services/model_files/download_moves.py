@@ -12,7 +12,7 @@ from django.utils import timezone
 from fleet import neuron_client, selectors
 from fleet.lifecycles import DownloadKind, LoadJobStatus, NeuronStatus
 from fleet.models import Download
-from fleet.services.jobs.claims import (
+from fleet.services.jobs.steps import (
     NOT_SENT,
     failure_values,
     job_claim,

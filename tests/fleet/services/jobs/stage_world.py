@@ -13,7 +13,7 @@ from fleet.models import CatalogueModel, LoadJob, Neuron
 from fleet.placement import Route, place
 from fleet.placement.plan import Observed
 from fleet.services.jobs.load_measurements import layer_costs_record
-from fleet.services.jobs.placed_loads import placed_load_start
+from fleet.services.jobs.model_loads import placed_load_start
 from inference.loading.costs.packed_costs import packed
 from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND, GATEWAY

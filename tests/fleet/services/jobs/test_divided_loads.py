@@ -14,8 +14,8 @@ from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from fleet.placement import Load, place_on
 from fleet.services.jobs.load_measurements import load_need_record
-from fleet.services.jobs.messages import spec_of
-from fleet.services.jobs.placed_loads import placed_load_start
+from fleet.services.jobs.model_loads import placed_load_start
+from fleet.services.jobs.steps import spec_of
 from inference.loading.costs.packed_costs import packed, unpacked
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.layer_costs import PackedCosts

@@ -16,7 +16,7 @@ from fleet.errors import (
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.load_orders import load_orders
 from fleet.models import CatalogueModel, LoadJob, Neuron
-from fleet.services.jobs import load_jobs, starts
+from fleet.services.jobs import load_jobs, steps
 from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND
 from tests.fleet.services.jobs.load_job_steps import fresh, job, model, neuron, start
@@ -148,7 +148,7 @@ def test_a_neuron_that_is_removed_meanwhile_is_named(
     def removing(job: LoadJob) -> None:
         Neuron.objects.filter(name="beast").delete()
 
-    monkeypatch.setattr(starts, "_active_beside", removing)
+    monkeypatch.setattr(steps, "_active_beside", removing)
     with pytest.raises(UnknownNeuronError, match="beast"):
         start()
     assert not LoadJob.objects.exists() and not sent.tasks
@@ -160,7 +160,7 @@ def test_a_model_that_is_removed_meanwhile_is_named(
     def removing(job: LoadJob) -> None:
         CatalogueModel.objects.filter(name="tiny").delete()
 
-    monkeypatch.setattr(starts, "_active_beside", removing)
+    monkeypatch.setattr(steps, "_active_beside", removing)
     with pytest.raises(UnknownModelError, match="tiny"):
         start()
     assert not LoadJob.objects.exists() and not sent.tasks

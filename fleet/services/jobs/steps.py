@@ -1,0 +1,266 @@
+"""Load jobs and downloads step by step: a row and its message are made together.
+
+    job_create ─▶ PENDING ─▶ RUNNING ─▶ SUCCEEDED, FAILED, CANCELLED
+       └─▶ message, once the transaction commits
+
+The table of steps is ``LOAD_JOB_TRANSITIONS``; ``moves`` decides on them by what neurons report.
+Every step is claimed by one conditional UPDATE on the status that it starts from. A caller that
+changes no row has lost the claim and does nothing.
+
+The database holds one active load or reload for a model and neuron, and one active unload or sleep.
+A request for an active job returns that job; a load with another spec replaces it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from fleet import neuron_client, selectors
+from fleet.errors import BrokerUnavailableError
+from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
+from fleet.live.load_estimates import BEFORE_ENGINE
+from fleet.live.load_orders import load_orders
+from fleet.models import LoadJob, Neuron, Replica
+from fleet.models.job import Job
+from fleet.placement.decisions import stage_evictions
+from inference.protocol.load import LoadSpec, spec_digest
+from inference.protocol.load_progress import LOADED, LoadFailure, LoadProgress
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[LoadJob], None]
+"""Sends a job's message. Raises ``BrokerUnavailableError``, as each of those below."""
+
+REPORTED_AT_EVERY = timedelta(seconds=5)
+NOT_SENT = LoadFailure(
+    code=BrokerUnavailableError.code,
+    message="Redis did not take the task: nothing was sent to the neuron",
+)
+
+
+def neuron_away(neuron: Neuron, began_at: datetime, what: str) -> LoadFailure:
+    """Why a job or download of a host that is away has failed."""
+    was_away = neuron.status_since < began_at
+    when = f"was away when the {what} began" if was_away else f"went away during the {what}"
+    return LoadFailure(code="neuron_away", message=f"{neuron.name} {when}")
+
+
+def job_claim(*, job: Job, status: LoadJobStatus, values: Mapping[str, Any]) -> bool:
+    """Raises ``IllegalTransitionError``."""
+    job.ensure_may_become(status)
+    same = type(job)._default_manager.filter(pk=job.pk, status=job.status)
+    claimed = same.update(status=status, **values)
+    if claimed:
+        for name, value in {"status": status, **values}.items():
+            setattr(job, name, value)
+    return claimed == 1
+
+
+def job_report(
+    *, job: Job, values: Mapping[str, Any], now: datetime, is_running: bool = True
+) -> None:
+    """Records that the job's neuron spoke of it: ``values`` are the columns that changed."""
+    if is_running and job.status == LoadJobStatus.PENDING:
+        values = {**values, "started_at": now, "reported_at": now}
+        job_claim(job=job, status=LoadJobStatus.RUNNING, values=values)
+    elif values or job.reported_at is None or now - job.reported_at >= REPORTED_AT_EVERY:
+        same = type(job)._default_manager.filter(pk=job.pk, status=job.status)
+        same.update(reported_at=now, **values)
+
+
+def failure_values(failure: LoadFailure | None) -> dict[str, str]:
+    if failure is None:
+        return {}
+    return {"failure_code": failure.code, "failure_message": failure.message}
+
+
+def send_load(job: LoadJob) -> None:
+    neuron_client.send_load(neuron_name=job.neuron.name, spec=spec_of(job))
+
+
+def send_unload(job: LoadJob) -> None:
+    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
+
+
+def send_unload_at_once(job: LoadJob) -> None:
+    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name, at_once=True)
+
+
+def send_sleep(job: LoadJob) -> None:
+    neuron_client.send_sleep(
+        neuron_name=job.neuron.name, model_name=job.model_name, job_id=str(job.pk)
+    )
+
+
+def send_drop_adapter(job: LoadJob) -> None:
+    assert job.model is not None, "an adapter is in the catalogue"
+    base = job.model.settings().base
+    assert base is not None, "it is an adapter"
+    neuron_client.send_drop_adapter(
+        neuron_name=job.neuron.name, model_name=base, adapter_name=job.model_name
+    )
+
+
+def send_reload(job: LoadJob) -> None:
+    """Send a reload. A neuron replaces only a replica with another spec, so one with the same spec
+    is unloaded first."""
+    replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
+    if replica is None or replica.spec_digest in ("", job.spec_digest):
+        send_unload(job)
+    send_load(job)
+
+
+def spec_of(job: LoadJob) -> LoadSpec:
+    assert job.model is not None, "a load is of a model in the catalogue"
+    entry = job.model.entry()
+    spec = entry.load_spec(job_id=str(job.pk), neuron=job.neuron.name)
+    devices = list(job.devices)
+    if not devices and entry.device != "auto":
+        devices = [entry.device]
+    order = load_orders().order(neuron=job.neuron.name, model=job.model_name)
+    return msgspec.structs.replace(
+        spec,
+        devices=devices,
+        stages=job.stage_specs,
+        predicted_tokens_per_s=job.predicted_tokens_per_s,
+        evict=list(job.evict),
+        order=order,
+    )
+
+
+def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
+    """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
+    transaction commits. Raises ``UnknownNeuronError`` or ``UnknownModelError`` where one was
+    removed meanwhile."""
+    if job.kind not in LEAVING_KINDS:
+        job.spec_digest = spec_digest(spec_of(job))
+        if job.model is not None:
+            job.expected_load_s = job.model.entry().last_load_s(job.neuron.name)
+    job.requested_by = str(actor)[:150]
+    while True:
+        active = _active_beside(job)
+        if active is not None and _does_the_same(active, job):
+            return active
+        try:
+            with transaction.atomic():
+                if active is not None:
+                    load_job_end(job=active, status=LoadJobStatus.CANCELLED)
+                job.save(force_insert=True)
+                audit_entry_create(
+                    actor=actor,
+                    action=f"model.{job.kind}",
+                    object_id=job.model_name,
+                    detail=_detail(job),
+                )
+                if send is not None:
+                    load_job_send(job=job, send=send)
+            for neuron, model in (
+                *((job.neuron.name, model) for model in job.evict),
+                *stage_evictions(job.stage_specs),
+            ):
+                logger.warning("loading %s evicts %s from %s", job.model_name, model, neuron)
+            return job
+        except IntegrityError:
+            logger.info("another %s job for %s came first, or what it names is gone", job.kind, job)
+            job.neuron = selectors.neuron_known(job.neuron.name)
+            if job.model is not None:
+                job.model = selectors.model_known(job.model.name)
+
+
+def _active_beside(job: LoadJob) -> LoadJob | None:
+    """The one that the database allows no second beside."""
+    active = selectors.load_jobs_active().filter(model_name=job.model_name, neuron=job.neuron)
+    if job.kind in LEAVING_KINDS:
+        return active.filter(kind__in=LEAVING_KINDS).first()
+    return active.exclude(kind__in=LEAVING_KINDS).first()
+
+
+def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
+    """Whether the active job does what the new one would. Not a load that was cancelled since or
+    has another spec; not a sleep if the model shall be unloaded; not an unload if it shall
+    sleep."""
+    if job.kind in LEAVING_KINDS:
+        return active.kind in (job.kind, LoadJobKind.UNLOAD)
+    return active.spec_digest == job.spec_digest and not selectors.unload_job_is_active(
+        job.model_name, job.neuron
+    )
+
+
+def _detail(job: LoadJob) -> dict[str, Any]:
+    detail: dict[str, Any] = {"neuron": job.neuron.name, "load_job": str(job.pk)}
+    if job.devices:
+        detail["devices"] = job.devices
+    if job.evict:
+        detail["evict"] = job.evict
+    if elsewhere := stage_evictions(job.stage_specs):
+        detail["evict_elsewhere"] = [f"{model} on {neuron}" for neuron, model in elsewhere]
+    return detail
+
+
+def load_job_end(
+    *, job: LoadJob, status: LoadJobStatus, failure: LoadFailure | None = None
+) -> bool:
+    """Whether this call ended it; False when it had moved on meanwhile. Raises
+    ``IllegalTransitionError``."""
+    values: dict[str, Any] = {"finished_at": timezone.now(), "stage_links": ""}
+    if status == LoadJobStatus.SUCCEEDED and job.kind not in LEAVING_KINDS:
+        values |= _progress_values(job, LOADED, timezone.now())
+    ended = job_claim(job=job, status=status, values=values | failure_values(failure))
+    if ended:
+        logger.info("%s job %s (%s): %s %s", job.kind, job.pk, job, status, job.failure_message)
+    return ended
+
+
+def load_job_send(*, job: LoadJob, send: Send) -> None:
+    """Sends the job's message once the transaction commits: a control that is deposed, or whose
+    database breaks, has sent nothing. A job whose message the broker does not take has failed."""
+    transaction.on_commit(partial(_send_or_fail, job, send), robust=True)
+
+
+def _send_or_fail(job: LoadJob, send: Send) -> None:
+    try:
+        send(job)
+    except BrokerUnavailableError as error:
+        logger.warning("%s job %s could not be sent: %s", job.kind, job.pk, error)
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
+
+
+def load_job_progress(
+    *, job: LoadJob, progress: LoadProgress | None, now: datetime, detail: str = ""
+) -> None:
+    """Records how far its neuron is; ``detail``, in words, where that has no progress."""
+    values = _progress_values(job, progress, now)
+    if detail and detail != job.progress_detail:
+        values["progress_detail"] = detail
+    job_report(job=job, values=values, now=now)
+
+
+def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime) -> dict[str, Any]:
+    """The columns that changed; empty when none did."""
+    if progress is None:
+        return {}
+    values: dict[str, Any] = {
+        "stage": progress.stage.value,
+        "progress_done": progress.done,
+        "progress_total": progress.total,
+        "progress_unit": progress.unit,
+        "progress_detail": progress.detail,
+    }
+    changed = {name: value for name, value in values.items() if getattr(job, name) != value}
+    if "stage" in changed:
+        changed["stage_started_at"] = now
+        if progress.stage in BEFORE_ENGINE:
+            changed["engine_started_at"] = None
+        elif job.engine_started_at is None:
+            changed["engine_started_at"] = now
+    return changed
