@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
-from fleet.nouns.field import Field
-from fleet.nouns.kinds import Moment, Names
-from fleet.nouns.noun import Noun
+from fleet.nouns.noun import Field, Moment, Names, Noun
 from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope

@@ -14,9 +14,8 @@ from fleet.api.access import Call, FleetListView, FleetView
 from fleet.api.removal import removal_schema, removed
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
-from fleet.nouns.bodies import changed_row, new_row
+from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema
 from fleet.nouns.of_fleet import INVITATIONS, POLICY
-from fleet.nouns.schema import change_schema, new_schema
 from metering.api.problems import ProblemError
 
 SHOWN_ONCE = {"Cache-Control": "no-store"}

@@ -13,9 +13,8 @@ from fleet import selectors, services
 from fleet.api.access import Call, FleetListView, FleetView, body_of, flag_in, text_in
 from fleet.api.removal import removal_schema, removed
 from fleet.models import Upstream
-from fleet.nouns.bodies import changed_row, new_row
+from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema
 from fleet.nouns.of_fleet import UPSTREAMS
-from fleet.nouns.schema import change_schema, new_schema
 
 
 class UpstreamShape(serializers.ModelSerializer[Upstream]):

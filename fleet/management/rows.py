@@ -18,7 +18,7 @@ from django.core.management.base import CommandError
 from fleet.management.backend import rows_of
 from fleet.management.subcommands import Run
 from fleet.nouns import Field, Noun
-from fleet.nouns.kinds import Kind, value_of_text
+from fleet.nouns.noun import Kind, value_of_text
 from helexa_site.exit_codes import ExitCode
 from metering.management.output import table_text
 

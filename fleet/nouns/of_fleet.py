@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.live.desired_state import AdmissionPolicy
-from fleet.nouns.field import Field
-from fleet.nouns.noun import Noun
+from fleet.nouns.noun import Field, Noun
 from fleet.upstreams.rules import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
 
 UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"

@@ -9,8 +9,7 @@ from rest_framework.response import Response
 
 from fleet.api.access import Call, FleetListView
 from fleet.api.removal import removal_schema, removed
-from fleet.nouns.bodies import changed_row, new_row
-from fleet.nouns.schema import change_schema, new_schema
+from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema
 from metering import selectors, services
 from metering.api.access import AccountingView
 from metering.api.shapes import AccountShape, MemberShape

@@ -13,8 +13,7 @@ from rest_framework.response import Response
 
 from fleet.api.access import Call, FleetListView, text_in
 from fleet.api.removal import removal_schema, removed
-from fleet.nouns.bodies import changed_row, new_row, values_of_body
-from fleet.nouns.schema import change_schema, new_schema
+from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema, values_of_body
 from metering import selectors, services
 from metering.api.access import SHOWN_ONCE, AccountingView
 from metering.api.problems import ProblemError

@@ -14,9 +14,8 @@ from fleet.api.removal import removal_schema, removed
 from fleet.api.shapes import AliasShape, CatalogueShape
 from fleet.catalogue import SETTINGS, SettingValue
 from fleet.models import Alias, CatalogueModel
-from fleet.nouns.bodies import changed_row, new_row
+from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema
 from fleet.nouns.of_fleet import ALIASES
-from fleet.nouns.schema import change_schema, new_schema
 from metering.api.problems import ProblemError
 
 
