@@ -12,7 +12,7 @@ from dataclasses import replace
 from django.db.models import Count, Q, QuerySet
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.errors import (
     ModelDisabledError,
     UnknownModelError,

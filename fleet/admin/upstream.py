@@ -16,7 +16,7 @@ from fleet import services
 from fleet.admin.checked_form import CheckedForm
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
-from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.errors import FleetError, UpstreamValueError
 from fleet.models import Upstream
 from fleet.services.offers.upstreams import CHANGEABLE

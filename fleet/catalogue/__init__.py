@@ -1,6 +1,7 @@
 """What the operator offers, as plain data. No ORM, no clock, no I/O."""
 
 from fleet.catalogue.entry import CatalogueEntry
+from fleet.catalogue.kinds import Section, Setting
 from fleet.catalogue.rules import (
     check_alias_name,
     check_model_source,
@@ -9,7 +10,6 @@ from fleet.catalogue.rules import (
     check_source,
     whole_source,
 )
-from fleet.catalogue.setting import Section, Setting
 from fleet.catalogue.settings import DEFAULTS, SETTINGS, CatalogueSettings, SettingValue
 
 __all__ = [

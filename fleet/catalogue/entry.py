@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings
-from fleet.catalogue.sources import UpstreamModel, upstream_of
-from fleet.catalogue.targets import Target, parse_targets
+from fleet.catalogue.targets import Target, UpstreamModel, parse_targets, upstream_of
 from fleet.live.measurements import DeviceKind, MeasuredLoad, measured_for
 from fleet.upstreams.entry import UpstreamEntry
 from inference.loading.costs.model_costs import ModelCosts

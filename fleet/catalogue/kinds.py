@@ -1,4 +1,5 @@
-"""Kinds of settings of a catalogue model: their valid values.
+"""The declaration of one setting of a catalogue model: its kind, its place in forms, and the effect
+of a change.
 
 A kind checks a value and describes its problem. How a setting looks as a column, in a form
 or in models.toml follows from its kind. Pure.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from fleet.catalogue.targets import targets_problem
@@ -138,3 +140,50 @@ class Targets:
 
 
 Kind = Text | Word | Count | Number | Money | Flag | NeuronNames | Targets
+
+
+class Section(StrEnum):
+    """Groups of the admin's form, in their order there."""
+
+    OFFER = ""
+    FILES = "Files"
+    WEIGHTS = "Weights"
+    LIMITS = "Limits"
+    SAMPLING = "Sampling"
+    QUEUE = "Queue"
+    PLACEMENT = "Placement"
+    PRICES = "Prices"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    kind: Kind
+    section: Section
+    label: str
+    """Empty: the field's name in words."""
+    help_text: str
+    travels: bool
+    """Whether it is also a field of the load spec, under the same name."""
+    decides_weights: bool
+    """Whether measurements of earlier loads do not hold for another value."""
+
+
+def setting(
+    kind: Kind,
+    section: Section,
+    help_text: str = "",
+    *,
+    label: str = "",
+    travels: bool = False,
+    decides_weights: bool = False,
+) -> Mapping[str, Setting]:
+    """The ``metadata`` of a field of ``CatalogueSettings``."""
+    described = Setting(
+        kind=kind,
+        section=section,
+        label=label,
+        help_text=help_text,
+        travels=travels,
+        decides_weights=decides_weights,
+    )
+    return {"setting": described}

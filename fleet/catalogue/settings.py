@@ -23,14 +23,15 @@ from fleet.catalogue.kinds import (
     Money,
     NeuronNames,
     Number,
+    Section,
+    Setting,
     Targets,
     Text,
     Word,
+    setting,
 )
 from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
-from fleet.catalogue.setting import Section, Setting, setting
-from fleet.catalogue.sources import upstream_of
-from fleet.catalogue.targets import parse_targets
+from fleet.catalogue.targets import parse_targets, upstream_of
 from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
 from inference.protocol.load import KVDtype, Quantization, Speculation
 from inference.protocol.sampling import DEFAULTS_OF_MODELS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import path
 
+from fleet import first_steps
 from fleet.dashboard import views
 from fleet.dashboard.sharing import sharing
-from fleet.first_steps import views as first_steps
 
 urlpatterns = [
     path("board", admin.site.admin_view(views.board), name="dashboard-board"),

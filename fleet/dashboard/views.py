@@ -14,14 +14,14 @@ from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET, require_POST
 
 from fleet.admin.loading import Outcome, show_outcome
-from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.actions import act, job_outcome
 from fleet.dashboard.board import board_of, outdated_rows
 from fleet.dashboard.home_context import model_context, neuron_context
 from fleet.dashboard.query import BoardQuery, Shown
 from fleet.dashboard.words import asks_first, changes_settings
 from fleet.errors import FleetError
-from fleet.first_steps.views import steps_context
+from fleet.first_steps import steps_context
 from fleet.live.engine_logs import engine_log
 from fleet.models import CatalogueModel, Neuron, Upstream
 from fleet.overview import fleet_overview, outdated_models

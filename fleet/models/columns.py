@@ -20,11 +20,11 @@ from fleet.catalogue.kinds import (
     Money,
     NeuronNames,
     Number,
+    Setting,
     Targets,
     Text,
     Word,
 )
-from fleet.catalogue.setting import Setting
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings, SettingValue
 
 WORD_LENGTH = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from fleet.catalogue import SETTINGS, CatalogueSettings
-from fleet.catalogue.sources import upstream_of
+from fleet.catalogue.targets import upstream_of
 from fleet.models_toml.reading import ALIASES, UPSTREAM_KINDS, Document, Remark, WrittenModel
 from fleet.models_toml.values import (
     KEY_OF_SETTING,

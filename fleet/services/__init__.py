@@ -70,12 +70,12 @@ from fleet.services.offers.catalogue import (
     default_model_offer,
 )
 from fleet.services.offers.catalogue_import import catalogue_import
-from fleet.services.offers.upstream_tests import upstream_test
 from fleet.services.offers.upstreams import (
     upstream_check,
     upstream_create,
     upstream_delete,
     upstream_discovered,
+    upstream_test,
     upstream_update,
 )
 

@@ -256,7 +256,7 @@ UPSTREAMS = (
         rest="POST /api/upstreams/{name}/test",
         command="upstreams test",
         admin="fleet.upstream: action test_selected",
-        services=("upstream_tests.upstream_test", "upstreams.upstream_discovered"),
+        services=("upstreams.upstream_test", "upstreams.upstream_discovered"),
     ),
 )
 JOBS = (

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Targets
 from fleet.catalogue.rules import EXAMPLE_SOURCE
-from fleet.catalogue.sources import upstream_of
+from fleet.catalogue.targets import upstream_of
 from fleet.management.model_commands.hub import chosen_of_repository, names_a_repository
 from fleet.management.model_commands.source_arguments import add_file_arguments
 from fleet.management.subcommands import Run

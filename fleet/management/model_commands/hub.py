@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from django.core.management.base import CommandError
 
-from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.hub.offers import expected_vram_mb
 from fleet.management.sizes import size_text
 from fleet.management.subcommands import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from fleet.catalogue.sources import upstream_of
+from fleet.catalogue.targets import upstream_of
 from fleet.management.backend import rows_of
 from fleet.management.rows import add_filter_arguments, list_path
 from fleet.management.subcommands import Run

@@ -14,7 +14,8 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from fleet.errors import NeuronAliveError, UnknownNeuronError
+from fleet import selectors
+from fleet.errors import NeuronAliveError, NeuronAwayError, UnknownNeuronError
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.live import reading as live
 from fleet.live.desired_state import (
@@ -25,7 +26,9 @@ from fleet.live.desired_state import (
     KnownHost,
     encode_desired_states,
 )
+from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish, Replica
+from fleet.placement.returning import unavailable_hosts
 from inference.protocol import keys
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
@@ -298,3 +301,17 @@ def _forget_in_redis(neuron_name: str) -> None:
         pipeline.execute()
     except (redis.RedisError, OSError) as error:
         logger.warning("%s is not forgotten in Redis: %s", neuron_name, error)
+
+
+def reporting_neuron(neuron_name: str, snapshot: FleetSnapshot) -> NeuronView:
+    """Raises ``UnknownNeuronError``, ``NeuronAwayError``."""
+    selectors.neuron_known(neuron_name)
+    neuron = snapshot.neuron(neuron_name)
+    if neuron is not None:
+        return neuron
+    host = next((one for one in unavailable_hosts(snapshot) if one.name == neuron_name), None)
+    if host is None:
+        raise NeuronAwayError(f"{neuron_name} does not report now: nothing can be done there")
+    raise NeuronAwayError(
+        f"{neuron_name} {host.how_long}: ask again when it is back", host.returns_in_s
+    )

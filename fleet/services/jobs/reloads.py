@@ -22,7 +22,7 @@ from fleet.models import LoadJob, Replica
 from fleet.placement import Load, Route, Wait, place
 from fleet.placement.devices.staged import held_stages
 from fleet.placement.held_stages import stage_neurons
-from fleet.services.hosts.presence import reporting_neuron
+from fleet.services.hosts.neurons import reporting_neuron
 from fleet.services.jobs.load_jobs import load_job_start
 from fleet.services.jobs.steps import job_create, send_reload
 from inference.protocol.heartbeat import ReplicaStatus, device_name

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from fleet import neuron_client, selectors
 from fleet.catalogue import check_source, whole_source
-from fleet.catalogue.sources import upstream_of
+from fleet.catalogue.targets import upstream_of
 from fleet.errors import (
     BrokerUnavailableError,
     CachedModelInUseError,
@@ -35,7 +35,7 @@ from fleet.live.cache_reports import read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Alias, Download
 from fleet.placement.download_place import download_neuron
-from fleet.services.hosts.presence import reporting_neuron
+from fleet.services.hosts.neurons import reporting_neuron
 from fleet.services.model_files.download_moves import download_not_sent
 from inference.loading.sources.hub_sources import is_downloaded
 from inference.protocol.downloads import DeleteSpec, PullSpec

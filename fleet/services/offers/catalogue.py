@@ -12,9 +12,7 @@ from django.db import transaction
 
 from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, CatalogueSettings, SettingValue
-from fleet.catalogue.sources import upstream_of
-from fleet.catalogue.target_prices import OF_TOKENS
-from fleet.catalogue.targets import parse_targets
+from fleet.catalogue.targets import OF_TOKENS, parse_targets, upstream_of
 from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.models import Alias, CatalogueModel, Neuron, NeuronWish, Upstream
 from fleet.services.jobs.kept_unloaded import kept_unloaded_forget

@@ -14,13 +14,14 @@ from fleet.errors import UpstreamInUseError, UpstreamValueError
 from fleet.models import Upstream
 from fleet.services.offers.catalogue_cache import catalogue_changed
 from fleet.upstreams.discovery import KnownModel
+from fleet.upstreams.probe import Probed, probe
 from fleet.upstreams.rules import (
     check_secret,
     check_upstream,
     origin,
     untranslated_defaults,
 )
-from fleet.upstreams.secret import seal
+from fleet.upstreams.secret import seal, unseal
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create, changes_of, values_of
 
@@ -155,3 +156,16 @@ def _key_set(upstream: Upstream, key: str) -> None:
     """Raises ``UpstreamValueError``."""
     check_secret(key)
     upstream.sealed_secret = seal(key, settings.SECRET_KEY) if key else ""
+
+
+def upstream_test(
+    *, actor: Actor, upstream: Upstream, model: str = "", tries_paid: bool = False
+) -> Probed:
+    """Asks for up to ``TIME_LIMIT_S``; nothing is locked meanwhile. ``model``, ``tries_paid``: as
+    ``probe`` has them. Raises ``UpstreamSecretError``."""
+    entry = upstream.entry()
+    secret = unseal(entry.sealed_secret, settings.SECRET_KEY) if entry.sealed_secret else ""
+    probed = probe(entry, secret, model=model, tries_paid=tries_paid)
+    if probed.models is not None:
+        upstream_discovered(actor=actor, upstream=upstream, models=probed.models)
+    return probed

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.outdated import is_outdated
-from fleet.catalogue.sources import UPSTREAM_PREFIX
+from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.devices.room import feasible_on
 from fleet.placement.failures import failed_loads

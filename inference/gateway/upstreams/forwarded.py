@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.sources import UPSTREAM_PREFIX, UpstreamModel
+from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.answer_check import UsageBounds

@@ -19,8 +19,7 @@ from functools import partial
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
-from fleet.catalogue.sources import UPSTREAM_PREFIX
-from fleet.catalogue.targets import Target
+from fleet.catalogue.targets import UPSTREAM_PREFIX, Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.call import Call

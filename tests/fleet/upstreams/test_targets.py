@@ -10,8 +10,7 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from fleet import selectors, services
-from fleet.catalogue.sources import UpstreamModel
-from fleet.catalogue.targets import When
+from fleet.catalogue.targets import UpstreamModel, When
 from fleet.errors import CatalogueValueError, UpstreamInUseError, UpstreamValueError
 from fleet.models import CatalogueModel, Upstream
 from fleet.models_toml import plan_import, read_document, write_document

@@ -10,7 +10,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from fleet.first_steps.snippets import snippets
+from fleet.first_steps import snippets
 from fleet.management.connect.clients import Target
 from fleet.models import CatalogueModel, Invitation
 from metering import services

@@ -28,7 +28,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.jobs.steps.neuron_away": "decides, writes nothing",
     "fleet.services.hosts.neurons.models_to_restore": "reads",
     "fleet.services.hosts.neurons.neurons_overdue": "reads",
-    "fleet.services.hosts.presence.reporting_neuron": "reads",
+    "fleet.services.hosts.neurons.reporting_neuron": "reads",
     # Parts of other services' transactions.
     "metering.services.audit.revision_bump": "the service that calls it is audited",
     "fleet.services.jobs.load_measurements.load_measurements_forget": "its caller is audited",

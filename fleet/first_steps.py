@@ -1,10 +1,19 @@
-"""The card, its refresh, and its two buttons: make a key, and hide the card."""
+"""The dashboard's card that leads a new operator to a first answer, to hosts and to people: which
+of its steps are done, its refresh, and its buttons *make a key* and *hide*.
+
+Steps are derived from what there is: nothing else is stored.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -14,15 +23,19 @@ from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET, require_POST
 
 from fleet.admin.loading import actor_of
-from fleet.first_steps.progress import FIRST_ACCOUNT, first_steps
-from fleet.first_steps.snippets import snippets
-from fleet.management.connect.clients import Target
-from fleet.models import CatalogueModel, Replica
+from fleet.management.connect.clients import CLIENTS, Target
+from fleet.management.connect.printing import settings_text
+from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from fleet.services.hosts.sharing import DEFAULT_SHARE_PORT, sharing_state
 from metering import services
 from metering.errors import MeteringValueError
-from metering.models import Account
+from metering.ledger.entries import Outcome
+from metering.models import Account, ApiKey, RequestRecord
+from metering.playground.accounts import without_playground_keys
+from metering.principal import BUILT_IN_ACCOUNTS
 
+FIRST_ACCOUNT = "team"
+MAX_ACCOUNTS = 50
 HIDDEN = "first_steps_hidden"
 """The session's flag of a reader who wants the card no more."""
 KEY_NAME = "first key"
@@ -30,6 +43,92 @@ MAKES_KEYS = "metering.add_apikey"
 MAKES_ACCOUNTS = "metering.add_account"
 NO_MODEL = "MODEL"
 """Stands in snippets where the catalogue is empty."""
+
+SHOWN_CLIENTS = {"claude": "Claude Code", "opencode": "opencode", "open-webui": "Open WebUI"}
+QUESTION = "What is the capital of France?"
+PYTHON = """from openai import OpenAI
+
+client = OpenAI(base_url={url}, api_key={key})
+answer = client.chat.completions.create(
+    model={model}, messages=[{{"role": "user", "content": {question}}}]
+)
+print(answer.choices[0].message.content)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstSteps:
+    has_key: bool
+    request_id: str
+    """The id of the newest request that was answered; empty: none was."""
+    request_at: datetime | None
+    has_host: bool
+    """Whether there is a second host, or an invitation of one."""
+    has_person: bool
+    """Whether there is a second person."""
+    accounts: tuple[str, ...]
+    """The accounts that a key can be made for. Empty: ``FIRST_ACCOUNT`` is made with the key."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_key and bool(self.request_id) and self.has_host and self.has_person
+
+
+def first_steps() -> FirstSteps:
+    """Makes five queries."""
+    answered = (
+        RequestRecord.objects.filter(outcome=Outcome.ANSWERED)
+        .order_by("-at")
+        .values_list("request_id", "at")
+        .first()
+    )
+    accounts = Account.objects.filter(enabled=True).exclude(name__in=BUILT_IN_ACCOUNTS)
+    return FirstSteps(
+        has_key=without_playground_keys(ApiKey.objects.filter(revoked_at=None)).exists(),
+        request_id="" if answered is None else answered[0].hex,
+        request_at=None if answered is None else answered[1],
+        has_host=Invitation.objects.exists() or Neuron.objects.count() > 1,
+        has_person=User.objects.count() > 1,
+        accounts=tuple(accounts.values_list("name", flat=True)[:MAX_ACCOUNTS]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snippet:
+    name: str
+    text: str
+
+
+def snippets(target: Target) -> list[Snippet]:
+    return [
+        Snippet(name="curl", text=_curl(target)),
+        Snippet(name="Python", text=_python(target)),
+        *(
+            Snippet(name=label, text=settings_text(client, CLIENTS[client](target)))
+            for client, label in SHOWN_CLIENTS.items()
+        ),
+    ]
+
+
+def _curl(target: Target) -> str:
+    body = {"model": target.model, "messages": [{"role": "user", "content": QUESTION}]}
+    lines = [
+        f"curl {shlex.quote(f'{target.openai_url}/chat/completions')}",
+        f"-H {shlex.quote(f'Authorization: Bearer {target.key}')}",
+        "-H 'Content-Type: application/json'",
+        f"-d {shlex.quote(json.dumps(body, ensure_ascii=False))}",
+    ]
+    return " \\\n  ".join(lines)
+
+
+def _python(target: Target) -> str:
+    """JSON strings are Python's too."""
+    return PYTHON.format(
+        url=json.dumps(target.openai_url),
+        key=json.dumps(target.key),
+        model=json.dumps(target.model, ensure_ascii=False),
+        question=json.dumps(QUESTION),
+    )
 
 
 def steps_context(request: HttpRequest) -> dict[str, Any]:
