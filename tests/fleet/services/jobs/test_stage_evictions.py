@@ -45,7 +45,7 @@ def test_the_job_records_what_leaves_where(
     world: World, caplog: pytest.LogCaptureFixture, admin_client: Client
 ) -> None:
     world.tick()
-    with caplog.at_level(logging.WARNING, logger="fleet.services.jobs.starts"):
+    with caplog.at_level(logging.WARNING, logger="fleet.services.jobs.steps"):
         world.request()
     job = newest()
     assert (job.neuron.name, job.evict) == ("a", ["old"])
