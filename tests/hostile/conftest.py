@@ -7,7 +7,7 @@
     test_listings      every field of what else it lists: held requests, downloads, engine logs
     test_floods        too many bytes and keys: it is cut off with its reason, and no other is
     test_redis_memory  what its connections can make Redis hold before the control has looked
-    test_whole_server  every attack of ``benchmarks/gateway/hostile_host.py`` beside honest clients
+    test_whole_server  every attack of ``hostile_host.py`` beside honest clients
 
 Keys and messages are not listed here: ``families.py`` finds the keys in ``inference.protocol.keys``
 and ``wrong.py`` makes wrong messages from their types, so that a new one is tried or fails a test.
@@ -45,3 +45,5 @@ __all__ = [
 
 EVIL = "evil"
 MB = 1_000_000
+MAX_GROWTH_BYTES = 50 * MB
+"""What an attack may make the gateway, the control or Redis grow by."""

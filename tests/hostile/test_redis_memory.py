@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from benchmarks.gateway.growth import MAX_GROWTH_BYTES
-from benchmarks.gateway.hostile_host import VALUE_BYTES
 from fleet.redis_users import rules, user_name
 from inference.protocol import keys
 from inference.redis_connections import connect_exempt
-from tests.hostile.conftest import EVIL, MB
+from tests.hostile.conftest import EVIL, MAX_GROWTH_BYTES, MB
+from tests.hostile.hostile_host import VALUE_BYTES
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 WAIT_S = 60.0

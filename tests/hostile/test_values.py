@@ -15,7 +15,6 @@ import pytest
 import redis
 import redis.asyncio
 
-from benchmarks.gateway.hostile_host import VALUE_BYTES
 from fleet.live import reading as live
 from fleet.live.cache_reports import read_cache_reports
 from fleet.live.desired_state import (
@@ -29,6 +28,7 @@ from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from tests.hostile.conftest import EVIL
 from tests.hostile.families import of_neuron
+from tests.hostile.hostile_host import VALUE_BYTES
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.slow_cases import slow_but

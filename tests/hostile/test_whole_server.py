@@ -6,10 +6,11 @@ client was answered.
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,12 @@ import psutil
 import pytest
 import redis
 
-from benchmarks.gateway.growth import MAX_GROWTH_BYTES, MemoryGrowth
-from benchmarks.gateway.hostile_host import (
+from benchmarks.ports import free_port
+from inference.protocol import keys
+from inference.protocol.heartbeat import encode_heartbeat
+from inference.protocol.joining import decode_joining
+from tests.hostile.conftest import MAX_GROWTH_BYTES
+from tests.hostile.hostile_host import (
     ATTACKS,
     EVIL,
     NUM_VALUES,
@@ -30,10 +35,6 @@ from benchmarks.gateway.hostile_host import (
     heartbeat,
     is_lured,
 )
-from benchmarks.ports import free_port
-from inference.protocol import keys
-from inference.protocol.heartbeat import encode_heartbeat
-from inference.protocol.joining import decode_joining
 from tests.live import catalogue
 from tests.live.conftest import with_caches
 from tests.live.serving import MODEL, Serve, wait_until
@@ -43,10 +44,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 NUM_ASKED = 6
 TIMEOUT_S = 120.0
 MAX_REDIS_GROWTH_BYTES = NUM_VALUES * VALUE_BYTES // 2
-"""Half of what a flood would write if it was not cut off. How soon the control sees it depends on
-the load of the machine; ``scripts/bench-hostile`` holds Redis to ``MAX_GROWTH_BYTES`` as well."""
+"""Half of what a flood would write if it was not cut off: how soon the control sees it depends on
+the load of the machine."""
 SETTLED_BYTES = 10_000_000
 """What Redis may hold of one attack when the next one begins, whose growth is its own then."""
+SAMPLE_INTERVAL_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,38 @@ def spent(serve: Serve) -> list[int]:
     )
     numbers: list[int] = json.loads(output)
     return numbers
+
+
+class MemoryGrowth:
+    """``resident`` gives the resident bytes of each process. Growth counts from now on."""
+
+    def __init__(self, resident: Mapping[str, Callable[[], int]]) -> None:
+        self._resident = resident
+        self._before = self._now()
+
+    def now(self) -> dict[str, int]:
+        return {name: held - self._before[name] for name, held in self._now().items()}
+
+    @contextmanager
+    def peaks(self) -> Iterator[dict[str, int]]:
+        """The most that each has grown by meanwhile, complete when the ``with`` has ended."""
+        most, ended = self.now(), threading.Event()
+
+        def sample() -> None:
+            while not ended.wait(SAMPLE_INTERVAL_S):
+                for name, grown in self.now().items():
+                    most[name] = max(most[name], grown)
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        try:
+            yield most
+        finally:
+            ended.set()
+            sampler.join()
+
+    def _now(self) -> dict[str, int]:
+        return {name: read() for name, read in self._resident.items()}
 
 
 def memory_of(serve: Serve) -> MemoryGrowth:

@@ -21,7 +21,6 @@ USAGE_CODE = 2
 SCRIPTS = {
     "bench": ("--help", "--no-such-flag"),
     "bench-gateway": ("--help", "--no-such-flag"),
-    "bench-hostile": ("--help", "--no-such-flag"),
     "first-hour-on-a-card": ("--help", "--no-such-flag"),
     "nightly": ("--help", "--no-such-flag", "--files none"),
     "try-clients": ("--help", "--no-such-flag"),
