@@ -16,8 +16,6 @@ from torch.nn.functional import cosine_similarity
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
-from benchmarks.engine.steps import open_on_cpu
-from benchmarks.weights.quality import exact_logits
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.loading.gguf.header import TensorInfo, read_header
 from inference.loading.loader import OpenedModel
@@ -25,6 +23,7 @@ from inference.models.families.registry import family_of
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import ALL_ROWS, StepInput
+from tests.inference.loading.gguf.packed_quality import exact_logits, open_on_cpu
 
 pytestmark = pytest.mark.slow
 PROMPTS = (
@@ -36,9 +35,8 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def opened(gemma_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedModel]:
-    model = open_on_cpu(gemma_gguf, tmp_path_factory.mktemp("cache"))
-    yield model
-    model.close()
+    with open_on_cpu(gemma_gguf, tmp_path_factory.mktemp("cache")) as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +96,7 @@ def _dequantized(info: TensorInfo) -> torch.Tensor:
 def test_float32_is_transformers_own(
     opened: OpenedModel, prompts: list[torch.Tensor], reference: list[torch.Tensor]
 ) -> None:
-    """The quality benchmark measures by it."""
+    """``test_quality`` measures by it."""
     for ids, theirs in zip(prompts, reference, strict=True):
         ours = exact_logits(opened, ids)
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
