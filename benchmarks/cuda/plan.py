@@ -121,7 +121,7 @@ class PlannedSubject:
     label: str
     column: Column
     kind: str
-    """The module in ``benchmarks.subjects``."""
+    """As ``benchmarks.subject.opener`` takes it."""
     options: dict[str, str]
     rows: tuple[Row, ...]
     need_bytes: int
@@ -175,7 +175,7 @@ def _engine(shape: str, weights: Weights, rows: Sequence[Row], place: Place) -> 
     return PlannedSubject(
         label=f"helexa, {shape} {weights}",
         column="helexa",
-        kind="helexa_folder",
+        kind="helexa_engine:folder",
         options={
             "folder": str(place.folder),
             "device": place.device,
@@ -196,7 +196,7 @@ def _continuous(shape: str, rows: Sequence[Row], place: Place) -> PlannedSubject
     return PlannedSubject(
         label=f"transformers, {shape} bf16",
         column="transformers",
-        kind="transformers_folder",
+        kind="transformers_continuous:folder",
         options={
             "folder": str(place.folder),
             "device": place.device,
@@ -215,7 +215,7 @@ def _vllm(shape: str, rows: Sequence[Row], place: Place, python: str) -> Planned
     return PlannedSubject(
         label=f"vLLM, {shape} bf16",
         column="vllm",
-        kind="vllm_folder",
+        kind="vllm_cpu:folder",
         options={
             "python": python,
             "folder": str(place.folder),

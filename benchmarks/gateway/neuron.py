@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import redis
 
-from benchmarks.gateway.heartbeats import heartbeat
+from fleet.live.load_orders import LoadOrders
 from inference.protocol import keys
+from inference.protocol.engine import EngineStats
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Accepted,
@@ -41,18 +42,47 @@ from inference.protocol.generation import (
     Submit,
     decode_inbox_frame,
 )
-from inference.protocol.heartbeat import encode_heartbeat
+from inference.protocol.heartbeat import (
+    PROTOCOL,
+    DeviceInfo,
+    HostInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+    encode_heartbeat,
+)
 from inference.protocol.inbox_parts import FrameAssembler
+from inference.protocol.load_report import LoadReport
 
 NEURON_NAME = "bench"
 PROMPT_TOKENS = 7
 DEFAULT_ANSWER_TOKENS = 16
 WORD = " word"
-"""Each token's text, where tokens are not stamped."""
+"""Each token's text."""
 FRAMES_PER_READ = 512
 IDLE_WAIT_S = 0.5
+MEMORY_BYTES = 64 << 30
+NUM_BLOCKS = 100_000
 NUM_REMEMBERED = 100_000
 """How many ended requests it remembers, to drop a frame that comes again."""
+
+
+REPORT = LoadReport(
+    architecture="none",
+    device="cpu",
+    dtype="none",
+    num_parameters=0,
+    weight_bytes=0,
+    kv_bytes=0,
+    num_kv_blocks=NUM_BLOCKS,
+    kv_block_tokens=32,
+    context_tokens=8192,
+    vocab_size=1,
+    quantization="none",
+    compiled="none",
+    load_seconds=0.0,
+    tokenizer_dir="",
+)
 
 
 @dataclass(slots=True)
@@ -65,16 +95,10 @@ class Answer:
 
 
 class SteppingNeuron:
-    """``stamped``: a token's text holds its number and when it was given, for readers that
-    measure how long it was on its way; else all tokens are alike."""
-
-    def __init__(
-        self, client: redis.Redis, *, model: str, step_s: float, stamped: bool = False
-    ) -> None:
+    def __init__(self, client: redis.Redis, *, model: str, step_s: float) -> None:
         self._client = client
         self._model = model
         self._step_s = step_s
-        self._stamped = stamped
         self._epoch = uuid.uuid4().hex
         self._started_unix_s = time.time()
         self._answers: dict[str, Answer] = {}
@@ -135,9 +159,8 @@ class SteppingNeuron:
     def _step(self) -> list[tuple[str, Event]]:
         events: list[tuple[str, Event]] = []
         for request_id, answer in list(self._answers.items()):
-            text = self._text(answer)
             answer.num_given += 1
-            events.append((answer.gateway_id, Delta(request_id=request_id, text=text)))
+            events.append((answer.gateway_id, Delta(request_id=request_id, text=WORD)))
             if answer.num_given < answer.num_wanted:
                 continue
             self._end(request_id)
@@ -148,11 +171,6 @@ class SteppingNeuron:
             ):
                 events.append((answer.gateway_id, event))
         return events
-
-    def _text(self, answer: Answer) -> str:
-        if self._stamped:
-            return f" {answer.num_given}@{time.monotonic():.6f}"
-        return WORD
 
     def _end(self, request_id: str) -> None:
         del self._answers[request_id]
@@ -197,30 +215,55 @@ class SteppingNeuron:
         if now_s < self._next_beat_s:
             return
         self._next_beat_s = now_s + keys.HEARTBEAT_INTERVAL_S
-        beat = heartbeat(
-            name=NEURON_NAME,
-            epoch=self._epoch,
-            model=self._model,
-            started_unix_s=self._started_unix_s,
-            in_flight=len(self._answers),
-        )
+        beat = self._heartbeat(time.time())
         pipeline = self._client.pipeline(transaction=False)
         expiry_s = int(keys.HEARTBEAT_EXPIRY_S)
         pipeline.set(keys.heartbeat_key(NEURON_NAME), encode_heartbeat(beat), ex=expiry_s)
         pipeline.zadd(keys.NEURONS, {NEURON_NAME: time.time()})
         pipeline.execute()
 
+    def _heartbeat(self, now_s: float) -> NeuronHeartbeat:
+        """One CPU, and one replica that is ready."""
+        orders = LoadOrders(os.environ["HELEXA_SECRET_KEY"])
+        memory = {"total_memory_bytes": MEMORY_BYTES, "free_memory_bytes": MEMORY_BYTES}
+        replica = ReplicaState(
+            model=self._model,
+            job_id="benchmark",
+            order=orders.order(neuron=NEURON_NAME, model=self._model),
+            status=ReplicaStatus.READY,
+            since_unix_s=self._started_unix_s,
+            report=REPORT,
+            capabilities=["chat", "completions"],
+            stats=EngineStats(
+                in_flight=len(self._answers),
+                queue_depth=0,
+                kv_blocks_used=len(self._answers),
+                kv_blocks_total=NUM_BLOCKS,
+                decode_tokens_per_s=0.0,
+                prefill_tokens_per_s=0.0,
+                last_forward_unix_s=now_s,
+            ),
+        )
+        return NeuronHeartbeat(
+            name=NEURON_NAME,
+            epoch=self._epoch,
+            version="benchmark",
+            protocol=PROTOCOL,
+            started_unix_s=self._started_unix_s,
+            time_unix_s=now_s,
+            host=HostInfo(hostname=NEURON_NAME, os="linux", num_cores=1, **memory),
+            devices=[DeviceInfo(index=0, kind="cpu", name="CPU", **memory)],
+            replicas=[replica],
+        )
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="the catalogue name it has ready")
     parser.add_argument("--step-ms", type=float, default=2.0, help="between tokens of a request")
-    parser.add_argument("--stamped", action="store_true", help="tokens hold their number and time")
     options = parser.parse_args()
     client = redis.Redis.from_url(os.environ["REDIS_URL"])
-    SteppingNeuron(
-        client, model=options.model, step_s=options.step_ms / 1000, stamped=options.stamped
-    ).run()
+    SteppingNeuron(client, model=options.model, step_s=options.step_ms / 1000).run()
 
 
 if __name__ == "__main__":

@@ -55,14 +55,9 @@ class RunningProcess:
 
     def cpu_s(self) -> float:
         """CPU seconds, user and system, of all its threads and its children."""
-        times = [process.cpu_times() for process in self._processes()]
+        processes = [self._psutil, *self._psutil.children(recursive=True)]
+        times = [process.cpu_times() for process in processes]
         return float(sum(one.user + one.system for one in times))
-
-    def resident_bytes(self) -> int:
-        return sum(int(process.memory_info().rss) for process in self._processes())
-
-    def _processes(self) -> list[psutil.Process]:
-        return [self._psutil, *self._psutil.children(recursive=True)]
 
     def stop(self) -> None:
         self._process.terminate()

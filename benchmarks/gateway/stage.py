@@ -49,7 +49,6 @@ class StageOptions:
     """What the gateways have to do beside answering."""
 
     step_ms: float = 2.0
-    stamped: bool = False
     with_key: bool = True
     """Clients send a key, and its budgets are reserved and settled; else they are anonymous."""
     with_metrics: bool = True
@@ -64,50 +63,29 @@ class Stage:
     def __init__(
         self,
         processes: Processes,
-        redis_process: RunningProcess,
         options: StageOptions,
         env: dict[str, str],
         authorization: str,
         checkout: Path,
     ) -> None:
         self.processes = processes
-        self.redis_process = redis_process
         self.options = options
         self.authorization = authorization
         self._env = env
         self._checkout = checkout
 
-    @property
-    def redis_url(self) -> str:
-        return self._env["REDIS_URL"]
-
-    def run_python(self, code: str) -> str:
-        """What the code prints, run by a process that has set Django up."""
-        command = [sys.executable, "-c", f"import django; django.setup()\n{code}"]
-        done = subprocess.run(
-            command,
-            cwd=self._checkout,
-            env=self._env,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return done.stdout.strip()
-
     def offer_upstream(self, port: int) -> None:
         """Puts a model that the upstream at ``port`` serves into the catalogue."""
         url = f"http://{HOST}:{port}/v1"
-        self.run_python(
-            "import sys; from django.core.management import call_command\n"
+        code = (
+            "import django, sys; django.setup()\n"
+            "from django.core.management import call_command\n"
             f"call_command('upstreams', 'add', 'box', '{url}', stdout=sys.stderr)\n"
             f"call_command('models', 'add', '{UPSTREAM_MODEL}', 'upstream:box/{MODEL}', "
             "stdout=sys.stderr)"
         )
-
-    def start_control(self) -> RunningProcess:
-        command = [*(sys.executable, "-m", "celery", "-A", "helexa_site.celery", "--quiet")]
-        command += ["worker", "-Q", "control", "--pool", "solo", "--loglevel", "WARNING"]
-        return self.processes.start("control", command, self._env, folder=self._checkout)
+        command = [sys.executable, "-c", code]
+        subprocess.run(command, cwd=self._checkout, env=self._env, check=True)
 
     def start_gateway(self, kind: str, *, metrics_port: int | None = None) -> RunningProcess:
         """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any that is free."""
@@ -136,9 +114,8 @@ def stage(options: StageOptions, checkout: Path = REPOSITORY_DIR) -> Iterator[St
                 authorization = _prepare(env, checkout, with_key=options.with_key)
                 neuron = [*("-m", "benchmarks.gateway.neuron", "--model", MODEL)]
                 neuron += ["--step-ms", str(options.step_ms)]
-                neuron += ["--stamped"] if options.stamped else []
                 processes.start("neuron", [sys.executable, *neuron], env, folder=checkout)
-                yield Stage(processes, redis_process, options, env, authorization, checkout)
+                yield Stage(processes, options, env, authorization, checkout)
         finally:
             discard_private_redis(server, root / "redis")
 

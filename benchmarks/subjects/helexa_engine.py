@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import configure_threads, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import LoadSpec, Quantization
 from inference.protocol.sampling import SamplingParams
 
 LIBRARIES = ()
@@ -59,6 +61,15 @@ class HelexaEngine:
         prompt = PromptMaker(seed).prompt(num_tokens)
         return self._first_token_s(prompt), self._first_token_s(prompt)
 
+    def grammar_costs(self, num_turns: int = 10) -> list[dict[str, float]]:
+        """The fields of ``GrammarCost``, for each temperature."""
+        from llguidance import LLTokenizer
+
+        from benchmarks.engine.grammar_cost import grammar_costs
+
+        tokenizer = LLTokenizer(str(Path(self._loaded.report.tokenizer_dir) / "tokenizer.json"))
+        return [asdict(cost) for cost in grammar_costs(self._engine, tokenizer, num_turns)]
+
     def close(self) -> None:
         self._engine.cancel_all()
 
@@ -89,4 +100,22 @@ class HelexaEngine:
 
 def open_subject(gguf: str, num_threads: str, data_dir: str) -> HelexaEngine:
     spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
+    return HelexaEngine(spec, int(num_threads), Path(data_dir))
+
+
+def open_folder(
+    folder: str, device: str, quantization: str, kv_bytes: str, num_threads: str, data_dir: str
+) -> HelexaEngine:
+    """The engine on dense weights, quantised while they load or not. Keys and values are bfloat16
+    in ``kv_bytes`` of memory: the card's floors count with the one, and the other subjects there
+    need the rest."""
+    spec = LoadSpec(
+        job_id="bench",
+        model="bench",
+        source=f"path:{folder}",
+        devices=[device],
+        quantization=cast(Quantization, quantization),
+        kv_dtype="bf16",
+        kv_memory_bytes=int(kv_bytes),
+    )
     return HelexaEngine(spec, int(num_threads), Path(data_dir))

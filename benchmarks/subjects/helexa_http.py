@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.streams import tokens_per_s_together
-from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+from benchmarks.workload import (
+    DECODE_OUTPUT_TOKENS,
+    DECODE_PROMPT_TOKENS,
+    PromptMaker,
+    tokens_per_s_together,
+)
 
 LIBRARIES = None
 REQUEST_TIMEOUT_S = 600

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.workload import (
     DECODE_OUTPUT_TOKENS,
@@ -13,10 +12,6 @@ from benchmarks.workload import (
     PREFIX_TOKENS,
     PromptMaker,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 LIBRARIES = ("llama_cpp", "numpy")
 MAX_SEQUENCES = 32
@@ -82,18 +77,6 @@ class LlamaCpp:
         self._run(self._long, [(last_token, num_tokens - 1, 0)], 1)
         self._greedy(self._long, 0)
         return cold_s, time.perf_counter() - started
-
-    def prompt_logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """(num_tokens, vocab_size): of every position of one prompt."""
-        import numpy
-
-        self._clear(self._long)
-        rows = [(token, i, 0) for i, token in enumerate(token_ids)]
-        self._run(self._long, rows, len(rows))
-        found = [self._lib.llama_get_logits_ith(self._long, i) for i in range(len(rows))]
-        return numpy.stack(
-            [numpy.ctypeslib.as_array(one, (self._vocab_size,)).copy() for one in found]
-        )
 
     def close(self) -> None:
         self._lib.llama_batch_free(self._batch)

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.streams import tokens_per_s_together
 from benchmarks.weights.dequantised import load_dequantised
 from benchmarks.workload import (
     DECODE_CONCURRENCIES,
     DECODE_OUTPUT_TOKENS,
     DECODE_PROMPT_TOKENS,
     PromptMaker,
+    tokens_per_s_together,
 )
 
 LIBRARIES = ("torch", "transformers")
+CARD_PAGE_TOKENS = 256
+"""transformers' own choice, and what its flash attention wants."""
 SPARE_PAGES = 32
 RESULT_TIMEOUT_S = 1.0
 
@@ -132,3 +134,23 @@ def open_subject(gguf: str, num_threads: str) -> TransformersContinuous:
 
     torch.set_num_threads(int(num_threads))
     return TransformersContinuous(load_dequantised(Path(gguf)), WORKLOAD_CACHE)
+
+
+def open_folder(
+    folder: str, device: str, num_sequences: str, sequence_tokens: str, batch_tokens: str
+) -> TransformersContinuous:
+    """On dense weights in bfloat16, on any device."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    # Read to the host first: straight to a device takes a package that nothing else here needs.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    cache = CacheSize(
+        num_sequences=int(num_sequences),
+        sequence_tokens=int(sequence_tokens),
+        batch_tokens=int(batch_tokens),
+        page_tokens=CARD_PAGE_TOKENS,
+    )
+    return TransformersContinuous(model.to(device), cache)

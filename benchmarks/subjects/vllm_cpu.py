@@ -1,4 +1,4 @@
-"""vLLM's CPU build on the same weights, dequantised. Runs in vLLM's own interpreter.
+"""vLLM on the same weights, dequantised: its CPU build, or on a card. Runs in vLLM's interpreter.
 
 That interpreter has vLLM's packages and not ours, so this module imports only what needs none.
 See ``benchmarks.vllm_interpreter``.
@@ -9,8 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.streams import tokens_per_s_together
-from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+from benchmarks.workload import (
+    DECODE_OUTPUT_TOKENS,
+    DECODE_PROMPT_TOKENS,
+    PromptMaker,
+    tokens_per_s_together,
+)
 
 LIBRARIES = ("vllm",)
 
@@ -91,3 +95,18 @@ class VllmEngine:
 
 def open_subject(folder: str, num_threads: str) -> VllmEngine:
     return VllmEngine(folder, f"CPU, {num_threads} threads")
+
+
+def open_folder(folder: str, device: str, kv_bytes: str, sequence_tokens: str) -> VllmEngine:
+    """On a card. ``kv_bytes`` of keys and values: the rest of it is for the other subjects."""
+    import torch
+
+    torch.cuda.set_device(torch.device(device))
+    return VllmEngine(
+        folder,
+        f"on {torch.cuda.get_device_name(device)}",
+        kv_cache_memory_bytes=int(kv_bytes),
+        max_model_len=int(sequence_tokens),
+        # Beside others on the card: it only checks that so much is free when it starts.
+        gpu_memory_utilization=0.1,
+    )

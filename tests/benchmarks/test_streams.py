@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.streams import tokens_per_s_together
+from benchmarks.workload import tokens_per_s_together
 
 
 def test_equal_streams_count_all_but_their_first_tokens() -> None:

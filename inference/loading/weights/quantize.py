@@ -9,7 +9,7 @@ Scales and minimums are float16. With 5 and 6 bits a scale may be negative: the 
 has no opposite, then stands for a positive value. With 8 bits a weight is off by half its group's
 scale at most. With fewer a group's squared error is never above that of its ends alone (4 bits: its
 smallest and largest value; 5 and 6: its largest at the lowest code, as in GGUF's Q5_0). Over random
-weights it is 14 % below with 4 bits, 10 % with 5 and 6 (``benchmarks.engine.quantize``).
+weights it is 14 % below with 4 bits, 10 % with 5 and 6 (decision 9).
 
 A matrix is converted in chunks of rows that fit a core's cache, one thread a chunk: numpy releases
 the interpreter lock while it computes.

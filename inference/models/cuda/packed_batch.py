@@ -5,9 +5,9 @@ batch, or a bfloat16 copy of the weight where one is kept; and the launch of a b
     4 and 8 bits     the kernel for few rows     tiles; the copy of a        the copy; tiles
     5 and 6 bits     tiles; the copy of a small weight                       where none is kept
 
-``LEAST_BATCH_ROWS``, ``BATCH_TILES`` and ``COPY_WEIGHTS`` are from what ``python -m
-benchmarks.cuda.products`` measured on one H100 (compute capability 9.0; decision 21). Other cards
-take the same tables, which are right there and may not be the fastest.
+``LEAST_BATCH_ROWS``, ``BATCH_TILES`` and ``COPY_WEIGHTS`` are from what was measured on one H100
+(compute capability 9.0; decision 21). Other cards take the same tables, which are right there and
+may not be the fastest.
 
 A row has the same sums in a tile of 16, 32 and 64 rows: a width's tiles have steps of one length,
 and with up to 64 rows how features are split depends on the weight alone.

@@ -42,8 +42,8 @@ def new_native_kv(
     layout = cache_layout(config)
     num_layers = len(layout.attention_layers)
     shape = (num_layers, num_blocks + 1, config.num_kv_heads, decoder.kv_region_bytes)
-    # Small pages keep memory down, and slow long contexts of the wider formats down as well:
-    # ``benchmarks.engine.kv_pages``.
+    # Small pages keep memory down, and slow long contexts of the wider formats down as well
+    # (decision 14).
     huge_pages = decoder.kv_format != "int8"
     # Latents are not kept twice.
     shapes = shape, shape if config.kv_vectors == 2 else (*shape[:-1], 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterator
@@ -24,15 +23,14 @@ from benchmarks.cuda.plan import (
 from benchmarks.cuda.random_model import make_folder
 from benchmarks.cuda.run import CardRun
 from benchmarks.cuda.shapes import TINY
-from benchmarks.subject import SubjectError
+from benchmarks.subject import SubjectError, opener
 
 
 class InProcess:
     """Stands where ``SubjectProcess`` is, without a process to start."""
 
     def __init__(self, kind: str, options: dict[str, str]) -> None:
-        module = importlib.import_module(f"benchmarks.subjects.{kind}")
-        self._subject = module.open_subject(**options)
+        self._subject: Any = opener(kind)(**options)
         self.description: str = self._subject.describe()
 
     def ask(self, *, measure: str, **question: Any) -> Any:
@@ -105,8 +103,8 @@ class Openings:
         self.opened: dict[str, Scripted] = {}
 
     def __call__(self, kind: str, options: dict[str, str]) -> Scripted:
-        if kind == "transformers_folder":
-            raise SubjectError("transformers_folder ended with exit code 1")
+        if kind == "transformers_continuous:folder":
+            raise SubjectError("transformers ended with exit code 1")
         name = options.get("quantization", kind)
         self.opened[name] = Scripted(kind, options, answers=4 if name == "q8" else 1000)
         return self.opened[name]

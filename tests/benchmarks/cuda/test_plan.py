@@ -53,7 +53,7 @@ def test_an_engine_for_each_kind_of_weights_and_transformers_for_the_dense_ones(
 def test_vllm_is_measured_where_an_interpreter_has_it() -> None:
     with_vllm = replace(PLACE, vllm_python="/opt/vllm/bin/python")
     (vllm,) = planned_subjects("8B", ROWS, ["vllm"], with_vllm)
-    assert (vllm.kind, vllm.options["python"]) == ("vllm_folder", "/opt/vllm/bin/python")
+    assert (vllm.kind, vllm.options["python"]) == ("vllm_cpu:folder", "/opt/vllm/bin/python")
     assert [row.measure for row in vllm.rows] == ["decode", "decode", "prefill"]
     assert planned("vllm") == []
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 
-from benchmarks.engine.mask import measure_mask_costs
+from benchmarks.engine.grammar_cost import grammar_costs
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
@@ -229,7 +230,10 @@ def test_grammar_that_gets_stuck_fails_its_sequence(llama: Any, compiler: Gramma
     assert engine.stats().kv_blocks_used == 0
 
 
-def test_benchmark_measures_steps_with_and_without(tiny_model_dir: Path, data_dir: Path) -> None:
-    costs = measure_mask_costs(tiny_model_dir, data_dir, num_turns=1)
+def test_benchmark_measures_steps_with_and_without(
+    llama: Any, compiler: GrammarCompiler, ascii_tokenizer_file: Path
+) -> None:
+    tokenizer = LLTokenizer(str(ascii_tokenizer_file))
+    costs = grammar_costs(engine_for(llama, compiler), tokenizer, num_turns=1)
     assert [cost.temperature for cost in costs] == [0.0, 1.0]
-    assert all(cost.free_ms > 0 and cost.masked_ms > 0 for cost in costs)
+    assert all(cost.free_ms > 0 and cost.bound_ms > 0 for cost in costs)

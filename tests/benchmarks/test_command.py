@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.command import KINDS, Selection, arguments_parser, select
 from benchmarks.run import measurements
-from benchmarks.selection import KINDS, Selection, add_options, select
 
 
 def chosen_by(*words: str) -> Selection:
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    return select(parser.parse_args(words))
+    return select(arguments_parser().parse_args(words))
 
 
 def test_without_a_word_every_row_is_measured() -> None:
     selection = chosen_by()
     assert selection.rows == list(measurements())
-    assert selection.own_rows == ["bookkeeping", "masks", "encoding"]
+    assert selection.own_rows == ["bookkeeping", "masks"]
     assert {*selection.kinds, *selection.missing} == set(KINDS)
 
 
@@ -66,7 +63,7 @@ def test_transformers_without_accelerate_is_left_out_with_a_sentence(
 ) -> None:
     """A first start leaves it so, since it installs one and not the other."""
     monkeypatch.setattr(
-        "benchmarks.selection.importlib.util.find_spec",
+        "benchmarks.command.importlib.util.find_spec",
         lambda name: None if name in ("accelerate", "llama_cpp") else object(),
     )
     selection = chosen_by(

@@ -1,1 +1,0 @@
-"""How long the dashboard of a large fleet takes to answer."""

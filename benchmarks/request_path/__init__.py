@@ -1,1 +1,0 @@
-"""Which files one streamed chat passes from socket to engine and back."""
