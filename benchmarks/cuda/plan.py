@@ -37,8 +37,6 @@ CONCURRENCIES = (1, 32)
 WORKING_BYTES = 6 * 10**9
 """What a subject's process takes beside weights and KV: the driver's own, captured steps, the
 largest step's activations."""
-
-
 DEVICE_BYTES = 10**10
 """What measuring the device itself takes, beside the subjects."""
 
@@ -153,79 +151,69 @@ def planned_subjects(
 ) -> list[PlannedSubject]:
     """The subjects of one shape: an engine for each kind of weights, transformers and, where there
     is one, vLLM on the dense ones. A subject that would answer nothing is left out."""
+    config, workload = ALL_SHAPES[shape], workload_of(shape)
     here = [row for row in rows if row.shape == shape]
-    planned = [
-        _engine(shape, weights, [row for row in here if row.weights == weights], place)
-        for weights in WEIGHTS
-        if "helexa" in columns
-    ]
     dense_rows = [row for row in here if row.weights == "bf16"]
-    if "transformers" in columns:
-        decode_rows = [row for row in dense_rows if row.measure == "decode"]
-        planned.append(_continuous(shape, decode_rows, place))
-    if "vllm" in columns and place.vllm_python is not None:
-        planned.append(_vllm(shape, dense_rows, place, place.vllm_python))
-    return [subject for subject in planned if subject.rows]
-
-
-def _engine(shape: str, weights: Weights, rows: Sequence[Row], place: Place) -> PlannedSubject:
-    config, workload = ALL_SHAPES[shape], workload_of(shape)
+    dense_bytes = weight_bytes(config, "bf16")
     kv_bytes = workload.kv_tokens * kv_bytes_per_token(config, "bf16")
-    copies = 0 if weights == "bf16" else weight_bytes(config, "bf16")
-    return PlannedSubject(
-        label=f"helexa, {shape} {weights}",
-        column="helexa",
-        kind="helexa_engine:folder",
-        options={
-            "folder": str(place.folder),
-            "device": place.device,
-            "quantization": "none" if weights == "bf16" else weights,
-            "kv_bytes": str(kv_bytes),
-            "num_threads": str(place.num_threads),
-            "data_dir": str(place.data_dir),
-        },
-        rows=tuple(rows),
-        need_bytes=int(weight_bytes(config, weights) + copies) + kv_bytes + WORKING_BYTES,
+    common = {"folder": str(place.folder), "device": place.device}
+    planned = []
+    for weights in WEIGHTS:
+        copies_bytes = 0 if weights == "bf16" else dense_bytes
+        planned.append(
+            PlannedSubject(
+                label=f"helexa, {shape} {weights}",
+                column="helexa",
+                kind="helexa_engine:folder",
+                options=common
+                | {
+                    "quantization": "none" if weights == "bf16" else weights,
+                    "kv_bytes": str(kv_bytes),
+                    "num_threads": str(place.num_threads),
+                    "data_dir": str(place.data_dir),
+                },
+                rows=tuple(row for row in here if row.weights == weights),
+                need_bytes=_need(weight_bytes(config, weights) + copies_bytes + kv_bytes),
+            )
+        )
+    planned.append(
+        PlannedSubject(
+            label=f"transformers, {shape} bf16",
+            column="transformers",
+            kind="transformers_continuous:folder",
+            options=common
+            | {
+                "num_sequences": str(max(CONCURRENCIES)),
+                "sequence_tokens": str(workload.sequence_tokens),
+                "batch_tokens": str(workload.prefill_tokens),
+            },
+            rows=tuple(row for row in dense_rows if row.measure == "decode"),
+            # It rounds each sequence up to pages, and masks every query against all of them.
+            need_bytes=_need(dense_bytes + 2 * kv_bytes),
+        )
     )
+    if place.vllm_python is not None:
+        longest = max(workload.sequence_tokens, workload.prefill_tokens + 1)
+        planned.append(
+            PlannedSubject(
+                label=f"vLLM, {shape} bf16",
+                column="vllm",
+                kind="vllm_cpu:folder",
+                options=common
+                | {
+                    "python": place.vllm_python,
+                    "kv_bytes": str(kv_bytes),
+                    "sequence_tokens": str(longest),
+                },
+                rows=tuple(dense_rows),
+                need_bytes=_need(dense_bytes + kv_bytes),
+            )
+        )
+    return [subject for subject in planned if subject.rows and subject.column in columns]
 
 
-def _continuous(shape: str, rows: Sequence[Row], place: Place) -> PlannedSubject:
-    config, workload = ALL_SHAPES[shape], workload_of(shape)
-    # It rounds each sequence up to pages, and masks every query against all of them.
-    kv_bytes = 2 * workload.kv_tokens * kv_bytes_per_token(config, "bf16")
-    return PlannedSubject(
-        label=f"transformers, {shape} bf16",
-        column="transformers",
-        kind="transformers_continuous:folder",
-        options={
-            "folder": str(place.folder),
-            "device": place.device,
-            "num_sequences": str(max(CONCURRENCIES)),
-            "sequence_tokens": str(workload.sequence_tokens),
-            "batch_tokens": str(workload.prefill_tokens),
-        },
-        rows=tuple(rows),
-        need_bytes=int(weight_bytes(config, "bf16")) + kv_bytes + WORKING_BYTES,
-    )
-
-
-def _vllm(shape: str, rows: Sequence[Row], place: Place, python: str) -> PlannedSubject:
-    config, workload = ALL_SHAPES[shape], workload_of(shape)
-    kv_bytes = workload.kv_tokens * kv_bytes_per_token(config, "bf16")
-    return PlannedSubject(
-        label=f"vLLM, {shape} bf16",
-        column="vllm",
-        kind="vllm_cpu:folder",
-        options={
-            "python": python,
-            "folder": str(place.folder),
-            "device": place.device,
-            "kv_bytes": str(kv_bytes),
-            "sequence_tokens": str(max(workload.sequence_tokens, workload.prefill_tokens + 1)),
-        },
-        rows=tuple(rows),
-        need_bytes=int(weight_bytes(config, "bf16")) + kv_bytes + WORKING_BYTES,
-    )
+def _need(held_bytes: float) -> int:
+    return int(held_bytes) + WORKING_BYTES
 
 
 def weight_bytes(config: ModelConfig, weights: Weights) -> float:

@@ -32,7 +32,7 @@ busy."""
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What ``benchmarks.cuda.attention`` tries out."""
+    """How a context is cut; what stands here is what runs."""
 
     decode_tile_tokens: int = 64
     decode_smallest_part: int = 64

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.cuda import command
+from benchmarks.cuda.command import CardRun
 from benchmarks.cuda.plan import (
     COLUMNS,
     MEASURES,
@@ -21,7 +22,6 @@ from benchmarks.cuda.plan import (
     planned_subjects,
 )
 from benchmarks.cuda.random_model import make_folder
-from benchmarks.cuda.run import CardRun
 from benchmarks.cuda.shapes import TINY
 from benchmarks.subject import SubjectError, opener
 

@@ -1,4 +1,4 @@
-"""What the benchmark of sleep and wake finds wrong with an engine that woke."""
+"""What the first hour finds wrong with an engine that woke."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engine import waking
+from benchmarks.first_hour import checks
+from benchmarks.first_hour.state import read_facts
 from inference.protocol.engine import Awake, FellAsleep
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
@@ -43,22 +44,25 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     class Engine(FakeEngine):
         pass
 
-    monkeypatch.setattr(waking, "EngineUnderTest", Engine)
+    monkeypatch.setattr(checks, "EngineUnderTest", Engine)
     return Engine
 
 
-def test_an_engine_that_wakes_as_it_was_is_measured(engine: type[FakeEngine]) -> None:
-    result = waking.measure(SPEC, turns=2)
-    assert (result.awake_bytes, result.asleep_device_bytes) == (3, 1)
+def test_an_engine_that_wakes_as_it_was_is_measured(
+    engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checks.check_wake(SPEC)
+    facts = read_facts(capsys.readouterr().out)
+    assert (facts["awake_bytes"], facts["asleep_device_bytes"]) == (3, 1)
 
 
 def test_steps_that_are_not_captured_again_end_it(engine: type[FakeEngine]) -> None:
     engine.awake = Awake(seconds=0.1, capture_problem="after waking: no CUDA graphs (Error)")
     with pytest.raises(RuntimeError, match=r"^after waking: no CUDA graphs \(Error\)$"):
-        waking.measure(SPEC, turns=1)
+        checks.check_wake(SPEC)
 
 
 def test_another_answer_ends_it(engine: type[FakeEngine]) -> None:
     engine.token_after = 8
     with pytest.raises(RuntimeError, match="answers otherwise"):
-        waking.measure(SPEC, turns=1)
+        checks.check_wake(SPEC)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.cuda.first_hour.models import Chosen, model_path
 from benchmarks.cuda.plan import WEIGHTS
+from benchmarks.first_hour.models import Chosen, model_path
 
 PART_LIMIT_S = 480
 Summary = Literal["facts", "pytest", "bench", "lines"]
@@ -39,7 +39,7 @@ KERNEL_TESTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Files of tests whose kernels Triton interprets elsewhere and a card runs compiled."""
-MICRO_BENCHMARKS = ("attention", "step", "drawer")
+MICRO_BENCHMARKS = ("attention", "drawer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def parts_of(setup: Setup) -> list[Part]:
     return [
         Part(
             name="doctor",
-            command=_module("benchmarks.cuda.first_hour.environment_check", setup.device),
+            command=_module("benchmarks.first_hour.checks", "doctor", setup.device),
             summary="facts",
             limit_s=240,
         ),
@@ -105,7 +105,7 @@ def _load(setup: Setup, model: Chosen) -> Iterator[Part]:
     yield Part(
         name=f"weights of {name}",
         command=_module(
-            "benchmarks.cuda.first_hour.models", kind, size, str(setup.data_dir), setup.device
+            "benchmarks.first_hour.models", kind, size, str(setup.data_dir), setup.device
         ),
         summary="lines",
         left_out=model.problem,
@@ -132,19 +132,13 @@ def _bench(setup: Setup, shape: str) -> Iterator[Part]:
 def _ends(setup: Setup) -> Iterator[Part]:
     """Sleep, wake and kill, of the dense model."""
     (dense,) = (model for model in setup.models if model.kind == "dense")
-    words = ("--device", setup.device, "--turns", "1", "--json")
-    yield Part(
-        name="sleep and wake",
-        command=_module("benchmarks.engine.waking", str(_path(setup, dense)), *words),
-        summary="lines",
-        left_out=dense.problem,
-    )
-    yield Part(
-        name="kill in mid-step",
-        command=_engine_check("kill", setup, dense),
-        summary="facts",
-        left_out=dense.problem,
-    )
+    for name, check in (("sleep and wake", "wake"), ("kill in mid-step", "kill")):
+        yield Part(
+            name=name,
+            command=_engine_check(check, setup, dense),
+            summary="facts",
+            left_out=dense.problem,
+        )
 
 
 def _micro_benchmarks(setup: Setup) -> Iterator[Part]:
@@ -152,19 +146,15 @@ def _micro_benchmarks(setup: Setup) -> Iterator[Part]:
         problem = "" if setup.device != "cpu" else "it measures nothing without a card"
         yield Part(
             name=f"micro-benchmark of {name}",
-            command=_module(f"benchmarks.cuda.{name}"),
+            command=_module("benchmarks.cuda.kernels", name),
             summary="lines",
             left_out=problem,
         )
 
 
 def _engine_check(check: str, setup: Setup, model: Chosen) -> tuple[str, ...]:
-    path = str(_path(setup, model))
-    return _module("benchmarks.cuda.first_hour.engine_checks", check, path, setup.device)
-
-
-def _path(setup: Setup, model: Chosen) -> Path:
-    return model_path(model.kind, model.size or "", setup.data_dir)
+    path = model_path(model.kind, model.size or "", setup.data_dir)
+    return _module("benchmarks.first_hour.checks", check, setup.device, str(path))
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The models that the first hour loads: random weights at real models' shapes, one of each kind of
 file. Which of a kind's sizes a card gets is decided here; imports no torch.
 
-    python -m benchmarks.cuda.first_hour.models KIND SIZE DATA_DIR DEVICE
+    python -m benchmarks.first_hour.models KIND SIZE DATA_DIR DEVICE
 
 makes one, where it is not there yet. A tenth more than its weights is what a load needs of a card
 beside keys, values and the process itself.

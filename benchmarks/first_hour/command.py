@@ -19,14 +19,12 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.cuda.command import device_problem
-from benchmarks.cuda.first_hour.engine_checks import free_bytes
-from benchmarks.cuda.first_hour.models import KINDS, chosen
-from benchmarks.cuda.first_hour.plan import Part, Setup, parts_of
-from benchmarks.cuda.first_hour.runner import run_part
-from benchmarks.cuda.first_hour.state import State, StateError, open_parts
-from benchmarks.cuda.first_hour.table import table_of
 from benchmarks.cuda.random_model import ALL_SHAPES
 from benchmarks.cuda.shapes import SHAPES
+from benchmarks.first_hour.checks import free_bytes
+from benchmarks.first_hour.models import KINDS, chosen
+from benchmarks.first_hour.plan import Part, Setup, parts_of
+from benchmarks.first_hour.state import State, StateError, open_parts, run_part, table_of
 from benchmarks.report import machine
 from benchmarks.subject import REPOSITORY_DIR
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.cuda.plan import MEASURES, WEIGHTS, Row, chosen_rows
-from benchmarks.cuda.report import print_table, report_lines
-from benchmarks.cuda.run import DEVICE
-from benchmarks.cuda.shares import Limits, ratio_goal, share_goal, share_of_limit
+from benchmarks.cuda.report import (
+    DEVICE,
+    Limits,
+    print_table,
+    ratio_goal,
+    report_lines,
+    share_goal,
+    share_of_limit,
+)
 from benchmarks.run import Results
 from tests.cases import each_case
 

@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cuda.first_hour import command
-from benchmarks.cuda.first_hour.facts import MARK
-from benchmarks.cuda.first_hour.models import KINDS, card_need_bytes, chosen, make, weight_bytes
-from benchmarks.cuda.first_hour.plan import PART_LIMIT_S, Part, Setup, parts_of
-from benchmarks.cuda.first_hour.runner import run_part
-from benchmarks.cuda.first_hour.state import Result, State, StateError, open_parts
-from benchmarks.cuda.first_hour.table import row_of, summary_of
+from benchmarks.first_hour import command
+from benchmarks.first_hour.models import KINDS, card_need_bytes, chosen, make, weight_bytes
+from benchmarks.first_hour.plan import PART_LIMIT_S, Part, Setup, parts_of
+from benchmarks.first_hour.state import (
+    MARK,
+    Result,
+    State,
+    StateError,
+    open_parts,
+    row_of,
+    run_part,
+    summary_of,
+)
 from benchmarks.subject import REPOSITORY_DIR
 from tests.cases import each_case
 

@@ -1,22 +1,29 @@
-"""What the first hour asks of an engine process on the card.
+"""What the first hour asks of the host and of an engine process on the card.
 
-    python -m benchmarks.cuda.first_hour.engine_checks load|kill MODEL DEVICE
+    python -m benchmarks.first_hour.checks doctor DEVICE
+    python -m benchmarks.first_hour.checks load|wake|kill DEVICE MODEL
 
+``doctor``: the doctor's checks of packages and cards, then torch, Triton and the card in numbers.
 ``load``: the model loads, answers one prompt alike once its beginning is in the prefix cache, a
-batch and a long prompt. ``kill``: the process is killed in mid-step; the card's memory comes back
-and a new process answers the same.
+batch and a long prompt. ``wake``: it sleeps and wakes, its decode steps are captured again, and it
+answers the same. ``kill``: the process is killed in mid-step; the card's memory comes back and a
+new process answers the same.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.cuda.first_hour.facts import print_facts
-from benchmarks.engine_under_test import EngineUnderTest
+from benchmarks.first_hour.engine_under_test import EngineUnderTest
+from benchmarks.first_hour.state import print_facts
+from helexa_site.doctor.examine import package_findings
+from helexa_site.doctor.findings import Level, lines_of
+from helexa_site.doctor.gpu_check import gpu_findings
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
 
@@ -32,9 +39,47 @@ FREED_SLACK_BYTES = 256 * 10**6
 
 
 def main() -> int:
-    check, model, device = sys.argv[1:]
-    run: Callable[[LoadSpec], bool] = {"load": check_load, "kill": check_kill}[check]
-    return 0 if run(spec_of(Path(model), device)) else 1
+    check, device, *model = sys.argv[1:]
+    if check == "doctor":
+        return 0 if check_host(device) else 1
+    checks: dict[str, Callable[[LoadSpec], bool]] = {
+        "load": check_load,
+        "wake": check_wake,
+        "kill": check_kill,
+    }
+    return 0 if checks[check](spec_of(Path(*model), device)) else 1
+
+
+def check_host(device: str) -> bool:
+    findings = [*package_findings(), *gpu_findings()]
+    for finding in findings:
+        print(*lines_of(finding), sep="\n")
+    print_facts(**device_facts(device))
+    return all(finding.level is not Level.FAILED for finding in findings)
+
+
+def device_facts(name: str) -> dict[str, object]:
+    """Raises ``RuntimeError`` where torch has no such device."""
+    import torch
+
+    facts: dict[str, object] = {"torch": torch.__version__}
+    for package in ("triton", "flashinfer-python", "flash-linear-attention", "vllm"):
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    device = torch.device(name)
+    if device.type != "cuda":
+        return facts
+    major, minor = torch.cuda.get_device_capability(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return facts | {
+        "card": torch.cuda.get_device_name(device),
+        "capability": f"{major}.{minor}",
+        "cuda": torch.version.cuda,
+        "free_gib": round(free_bytes / 2**30, 1),
+        "total_gib": round(total_bytes / 2**30, 1),
+    }
 
 
 def spec_of(model: Path, device: str) -> LoadSpec:
@@ -92,6 +137,37 @@ def _batch_tokens_per_s(engine: EngineUnderTest) -> float:
     began_s = time.perf_counter()
     engine.generate(prompts, BATCH_TOKENS)
     return BATCH_SIZE * BATCH_TOKENS / (time.perf_counter() - began_s)
+
+
+def check_wake(spec: LoadSpec) -> bool:
+    """Raises ``RuntimeError`` where the model answers otherwise after it woke, or runs decode steps
+    uncaptured that the load had captured."""
+    prompt = prompt_of(1, PROMPT_TOKENS)
+    began_s = time.perf_counter()
+    engine = EngineUnderTest(spec)
+    try:
+        token = engine.first_token(prompt)
+        cold_s = time.perf_counter() - began_s
+        fall_asleep_s, fell = engine.sleep()
+        began_s = time.perf_counter()
+        woke = engine.wake()
+        if woke.capture_problem:
+            raise RuntimeError(woke.capture_problem)
+        if engine.first_token(prompt) != token:
+            raise RuntimeError("the model answers otherwise after it woke")
+        wake_s = time.perf_counter() - began_s
+    finally:
+        engine.end()
+    print_facts(
+        cold_s=round(cold_s, 2),
+        wake_s=round(wake_s, 2),
+        fall_asleep_s=round(fall_asleep_s, 2),
+        ratio=round(cold_s / wake_s, 1),
+        awake_bytes=engine.report.process_bytes + engine.report.actual_bytes,
+        asleep_device_bytes=fell.held.device_bytes,
+        asleep_host_bytes=fell.held.host_bytes,
+    )
+    return True
 
 
 def check_kill(spec: LoadSpec) -> bool:
