@@ -1,13 +1,11 @@
 """A GGUF file of random weights at a shape that no published small model has: the benchmark
 measures the architecture, and any weights take as long.
-``python -m benchmarks.weights.random_gguf SHAPE FILE``.
 
 Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, as in a Q4_K_M file.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +27,8 @@ VALUE_SIZE = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureShape:
-    """The sizes of a qwen3moe. Widths that a product reads are multiples of 256."""
+class Shape:
+    """Widths that a product reads are multiples of 256."""
 
     vocab_size: int
     hidden_size: int
@@ -38,45 +36,36 @@ class MixtureShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_experts: int
-    experts_per_token: int
-    expert_size: int
     context_tokens: int = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridShape:
-    """The sizes of a qwen35: every fourth layer is attention, others are Gated DeltaNet."""
+class DenseShape(Shape):
+    """A qwen3."""
 
-    vocab_size: int
-    hidden_size: int
     inner_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureShape(Shape):
+    """A qwen3moe."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridShape(Shape):
+    """A qwen35: every fourth layer is attention, others are Gated DeltaNet."""
+
+    inner_size: int
     num_delta_heads: int
     """There are as many heads of keys as of values."""
     delta_head_dim: int
     conv_kernel: int = 4
-    context_tokens: int = 8192
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseShape:
-    """The sizes of a qwen3."""
-
-    vocab_size: int
-    hidden_size: int
-    inner_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    context_tokens: int = 8192
-
-
-Shape = DenseShape | MixtureShape | HybridShape
 ARCHITECTURES = {DenseShape: "qwen3", MixtureShape: "qwen3moe", HybridShape: "qwen35"}
 SHAPES: dict[str, Shape] = {
     "qwen3-1.7b": DenseShape(
@@ -116,11 +105,6 @@ of its layers: 1.3 billion weights, of which a token meets a sixth. A Qwen3.5-0.
 layers and an eighth of its vocabulary: 300 million weights."""
 
 
-def main() -> None:
-    shape, file = sys.argv[1:]
-    write(SHAPES[shape], Path(file))
-
-
 def random_file(name: str, data_dir: Path) -> Path:
     """Made once."""
     file = data_dir / "random" / f"{name}.gguf"
@@ -146,15 +130,17 @@ def write(shape: Shape, file: Path, matrix_type: GGMLQuantizationType | None = N
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
-    if isinstance(shape, MixtureShape):
-        writer.add_feed_forward_length(shape.expert_size)
-        writer.add_expert_count(shape.num_experts)
-        writer.add_expert_used_count(shape.experts_per_token)
-        writer.add_expert_feed_forward_length(shape.expert_size)
-    else:
-        writer.add_feed_forward_length(shape.inner_size)
-    if isinstance(shape, HybridShape):
-        _add_hybrid_keys(writer, shape)
+    match shape:
+        case MixtureShape():
+            writer.add_feed_forward_length(shape.expert_size)
+            writer.add_expert_count(shape.num_experts)
+            writer.add_expert_used_count(shape.experts_per_token)
+            writer.add_expert_feed_forward_length(shape.expert_size)
+        case HybridShape():
+            writer.add_feed_forward_length(shape.inner_size)
+            _add_hybrid_keys(writer, shape)
+        case DenseShape():
+            writer.add_feed_forward_length(shape.inner_size)
     _add_vocabulary(writer, shape.vocab_size)
     for name, dimensions in _tensors(shape):
         _add_tensor_info(writer, name, dimensions, matrix_type)
@@ -236,17 +222,22 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "output_norm.weight", (shape.hidden_size,)
     yield "output.weight", (shape.vocab_size, shape.hidden_size)
     for index in range(shape.num_layers):
-        if isinstance(shape, MixtureShape):
-            layer = _attention(shape, queries=1) | _mixture(shape)
-        elif isinstance(shape, DenseShape):
-            layer = _attention(shape, queries=1) | _dense(shape, norm="ffn_norm")
-        else:
-            is_attention = (index + 1) % INTERVAL == 0
-            layer = _attention(shape, queries=2) if is_attention else _delta(shape)
-            layer |= _dense(shape, norm="post_attention_norm")
-        for name, size in layer.items():
+        for name, size in _layer(shape, index).items():
             has_suffix = name.endswith((".bias", "ssm_a"))
             yield f"blk.{index}.{name}{'' if has_suffix else '.weight'}", size
+
+
+def _layer(shape: Shape, index: int) -> dict[str, tuple[int, ...]]:
+    match shape:
+        case MixtureShape():
+            return _attention(shape, queries=1) | _mixture(shape)
+        case HybridShape():
+            is_attention = (index + 1) % INTERVAL == 0
+            mixer = _attention(shape, queries=2) if is_attention else _delta(shape)
+            return mixer | _dense(shape, norm="post_attention_norm")
+        case DenseShape():
+            return _attention(shape, queries=1) | _dense(shape, norm="ffn_norm")
+    raise TypeError(f"not the shape of a model: {shape}")
 
 
 def _attention(shape: Shape, queries: int) -> dict[str, tuple[int, ...]]:
@@ -314,7 +305,3 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-
-
-if __name__ == "__main__":
-    main()
