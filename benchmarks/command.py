@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engine.bookkeeping import bookkeeping_ms_per_step
+from benchmarks.engine_costs import bookkeeping_ms_per_step
 from benchmarks.report import as_json, print_table
 from benchmarks.run import Measurement, Results, measurements, run
 from benchmarks.server import BenchServer, ServerDidNotStartError

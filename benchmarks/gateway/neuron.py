@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
@@ -225,7 +226,10 @@ class SteppingNeuron:
     def _heartbeat(self, now_s: float) -> NeuronHeartbeat:
         """One CPU, and one replica that is ready."""
         orders = LoadOrders(os.environ["HELEXA_SECRET_KEY"])
-        memory = {"total_memory_bytes": MEMORY_BYTES, "free_memory_bytes": MEMORY_BYTES}
+        memory: dict[str, Any] = {
+            "total_memory_bytes": MEMORY_BYTES,
+            "free_memory_bytes": MEMORY_BYTES,
+        }
         replica = ReplicaState(
             model=self._model,
             job_id="benchmark",

@@ -65,7 +65,7 @@ class HelexaEngine:
         """The fields of ``GrammarCost``, for each temperature."""
         from llguidance import LLTokenizer
 
-        from benchmarks.engine.grammar_cost import grammar_costs
+        from benchmarks.engine_costs import grammar_costs
 
         tokenizer = LLTokenizer(str(Path(self._loaded.report.tokenizer_dir) / "tokenizer.json"))
         return [asdict(cost) for cost in grammar_costs(self._engine, tokenizer, num_turns)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.engine.bookkeeping import bookkeeping_ms_per_step
+from benchmarks.engine_costs import bookkeeping_ms_per_step
 from inference.engine.emission import Sampled
 from inference.engine.scheduling.schedule import Schedule
 from inference.protocol.engine import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer
 
-from benchmarks.engine.grammar_cost import grammar_costs
+from benchmarks.engine_costs import grammar_costs
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
