@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import sys
 
@@ -39,14 +38,7 @@ def main() -> None:
         config = load_config(os.environ)
     except ConfigError as error:
         sys.exit(f"helexa-acp: {error}")
-    gc.disable()  # Imported objects stay.
-    import helexa_acp.sdk.quick_import  # noqa: F401 - before anything that imports the SDK
-    from helexa_acp.sdk import lazy_packages
     from helexa_acp.serving import serve
-
-    lazy_packages.install()
-    gc.freeze()
-    gc.enable()
 
     try:
         with contextlib.suppress(KeyboardInterrupt):
