@@ -12,39 +12,27 @@ from typing import Any
 from acp import PROTOCOL_VERSION, RequestError
 from acp.interfaces import Client
 from acp.schema import (
-    AgentCapabilities,
     AuthenticateResponse,
     ClientCapabilities,
     CloseSessionResponse,
     Implementation,
-    InitializeResponse,
     ListSessionsResponse,
-    McpCapabilities,
-    PromptCapabilities,
     PromptResponse,
-    SessionCapabilities,
-    SessionCloseCapabilities,
     SessionInfo,
-    SessionListCapabilities,
-    SessionResumeCapabilities,
     SetSessionConfigOptionResponse,
     SetSessionModeResponse,
 )
 
-from helexa_acp import __version__, pickers, updates
-from helexa_acp.client_port import ClientPort
-from helexa_acp.commands import available_commands
-from helexa_acp.config import Config
-from helexa_acp.conversation.prompts import PromptError, parts_of
-from helexa_acp.conversation.sessions import Session, title_of
+from helexa_acp import __version__, updates
+from helexa_acp.config import Config, parse_selector
+from helexa_acp.editor import ClientPort
 from helexa_acp.endpoints import Endpoints
 from helexa_acp.errors import BridgeError, ConfigError, EndpointError
-from helexa_acp.mcp.server import ServerSpec
-from helexa_acp.rounds.modes import Mode
-from helexa_acp.rounds.prompting import Prompter
-from helexa_acp.selectors import parse_selector
-from helexa_acp.server_specs import UnsupportedServerError, server_specs
-from helexa_acp.service import Sessions
+from helexa_acp.mcp import checked_specs
+from helexa_acp.modes import Mode
+from helexa_acp.prompting import Prompter, available_commands
+from helexa_acp.prompts import PromptError, parts_of
+from helexa_acp.sessions import Session, Sessions, title_of
 from helexa_acp.tools import TOOLS
 
 SESSIONS_PER_PAGE = 100
@@ -87,26 +75,20 @@ class HelexaAgent:
         client_capabilities: ClientCapabilities | None = None,
         client_info: Implementation | None = None,
         **_: Any,
-    ) -> InitializeResponse:
+    ) -> dict[str, Any]:
         self._capabilities = client_capabilities or ClientCapabilities()
         self._endpoints.begin_listing()
-        return InitializeResponse(
-            protocol_version=PROTOCOL_VERSION,
-            agent_info=Implementation(name="helexa-acp", title="helexa", version=__version__),
-            auth_methods=[],
-            agent_capabilities=AgentCapabilities(
-                load_session=True,
-                prompt_capabilities=PromptCapabilities(
-                    image=True, audio=False, embedded_context=True
-                ),
-                mcp_capabilities=McpCapabilities(http=True, sse=False),
-                session_capabilities=SessionCapabilities(
-                    list=SessionListCapabilities(),
-                    resume=SessionResumeCapabilities(),
-                    close=SessionCloseCapabilities(),
-                ),
-            ),
-        )
+        return {
+            "protocolVersion": PROTOCOL_VERSION,
+            "agentInfo": {"name": "helexa-acp", "title": "helexa", "version": __version__},
+            "authMethods": [],
+            "agentCapabilities": {
+                "loadSession": True,
+                "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+                "mcpCapabilities": {"http": True, "sse": False},
+                "sessionCapabilities": {"list": {}, "resume": {}, "close": {}},
+            },
+        }
 
     async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
         """Keys are the configuration's; there is nothing to do in the editor."""
@@ -118,7 +100,7 @@ class HelexaAgent:
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
         with _rpc_errors():
-            folder, servers = _folder(cwd), server_specs(mcp_servers or ())
+            folder, servers = _folder(cwd), checked_specs(mcp_servers or ())
             session = await self._sessions.create(folder, servers)
         await self._endpoints.listed(LIST_WAIT_S)
         self._soon(self._introduce(session))
@@ -188,10 +170,10 @@ class HelexaAgent:
     ) -> SetSessionConfigOptionResponse:
         with _rpc_errors():
             session = self._sessions.get(session_id)
-            if config_id != pickers.MODEL_OPTION or not isinstance(value, str):
+            if config_id != updates.MODEL_OPTION or not isinstance(value, str):
                 raise ConfigError(f"There is no option {config_id[:100]!r} with such a value.")
             await self._choose_model(session, value)
-        options = pickers.config_options(self._config, self._endpoints, session)
+        options = updates.config_options(self._config, self._endpoints, session)
         return SetSessionConfigOptionResponse.model_validate({"configOptions": options})
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +219,7 @@ class HelexaAgent:
 
     async def _opened(self, session_id: str, cwd: str, servers: Sequence[Any] | None) -> Session:
         with _rpc_errors():
-            specs: list[ServerSpec] = server_specs(servers or ())
+            specs = checked_specs(servers or ())
             session = await self._sessions.load(session_id, _folder(cwd), specs)
         await self._endpoints.listed(LIST_WAIT_S)
         return session
@@ -256,7 +238,7 @@ class HelexaAgent:
             self._sessions.save(session)
 
     def _pickers(self, session: Session) -> dict[str, Any]:
-        return pickers.opened(self._config, self._endpoints, session)
+        return updates.opened(self._config, self._endpoints, session)
 
     async def _introduce(self, session: Session) -> None:
         """Sends the editor what it may know once it knows the session."""
@@ -265,7 +247,7 @@ class HelexaAgent:
         self._endpoints.warm_up()
         if not await self._endpoints.listed(0.0):
             await self._endpoints.listed(60.0)
-            await port.update(pickers.options_changed(self._config, self._endpoints, session))
+            await port.update(updates.options_changed(self._config, self._endpoints, session))
 
     def _soon(self, work: Any) -> None:
         """Starts ``work`` in the background. The answer under way goes out before the task first
@@ -285,7 +267,7 @@ def _rpc_errors() -> Iterator[None]:
     """Our errors as JSON-RPC's, with a message that a person can read."""
     try:
         yield
-    except (PromptError, UnsupportedServerError, ConfigError) as error:
+    except (PromptError, ConfigError) as error:
         raise RequestError(INVALID_PARAMS, str(error)) from error
     except EndpointError as error:
         data = {"status": error.status, "code": error.code}

@@ -1,7 +1,7 @@
-"""The endpoints in use: their wires, their models, and facts learnt from their answers.
+"""The endpoints in use: their wires, their models, and what their answers taught.
 
-Nothing here is needed to answer ``initialize``: models are listed, and SDKs imported once there is
-a session, in the background.
+Nothing here is needed to answer ``initialize``: models are listed, and the SDK is imported once
+there is a session, in the background.
 """
 
 from __future__ import annotations
@@ -13,19 +13,51 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from helexa_acp.config import USUAL_MODEL, Config, Endpoint
-from helexa_acp.offers import Offer, read_offers
+from helexa_acp.config import USUAL_MODEL, Config, Endpoint, Selector
 from helexa_acp.proxies import open_http
-from helexa_acp.selectors import Selector
-from helexa_acp.wire import messages_body, open_wire
-from helexa_acp.wire.base import ModelRequest, Wire
+from helexa_acp.wire import ModelRequest, Wire, bearer, messages, open_wire
 
 if TYPE_CHECKING:
     import httpx2
 
+WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_input_tokens")
+"""OpenRouter, vLLM and others."""
 LIST_TIMEOUT_S = 5.0
 COUNT_TIMEOUT_S = 30.0
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """None: the endpoint does not report it."""
+
+    model: str
+    context_window: int | None = None
+    takes_tools: bool | None = None
+
+
+def read_offers(body: Any) -> tuple[Offer, ...]:
+    """Returns the models in the endpoint's order, without those that only make vectors."""
+    listed = body.get("data") if isinstance(body, dict) else None
+    offers = [_offer(entry) for entry in (listed if isinstance(listed, list) else ())]
+    return tuple(offer for offer in offers if offer is not None)
+
+
+def _offer(entry: Any) -> Offer | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not entry["id"]:
+        return None
+    limit = entry.get("limit")
+    limit = limit if isinstance(limit, dict) else {}
+    if limit.get("output") == 0:
+        return None
+    windows = [limit.get("context"), *(entry.get(key) for key in WINDOW_KEYS)]
+    windows = [one for one in windows if isinstance(one, int) and one > 0 and one is not True]
+    takes_tools = entry.get("tool_call")
+    return Offer(
+        entry["id"],
+        windows[0] if windows else None,
+        takes_tools if isinstance(takes_tools, bool) else None,
+    )
 
 
 @dataclass(slots=True)
@@ -221,13 +253,11 @@ def count_body(request: ModelRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": request.model,
         "system": request.system,
-        "messages": messages_body.messages(request.turns),
+        "messages": messages.messages(request.turns),
     }
-    return body | ({"tools": messages_body.tools(request.tools)} if request.tools else {})
+    return body | ({"tools": messages.tools(request.tools)} if request.tools else {})
 
 
 def _headers(endpoint: Endpoint) -> dict[str, str]:
-    key = endpoint.api_key
-    if endpoint.wire_api == "anthropic-messages":
-        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    of_key = messages.headers if endpoint.wire_api == "anthropic-messages" else bearer
+    return of_key(endpoint.api_key)

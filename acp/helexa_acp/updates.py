@@ -1,4 +1,4 @@
-"""The updates sent to the editor, as ACP has them. Pure."""
+"""The updates sent to the editor, and the models and modes that it offers to choose from. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from acp.schema import (
     AgentMessageChunk,
     AgentThoughtChunk,
+    ConfigOptionUpdate,
     ContentToolCallContent,
     CurrentModeUpdate,
     ImageContentBlock,
@@ -21,7 +22,10 @@ from acp.schema import (
     UserMessageChunk,
 )
 
-from helexa_acp.conversation.history import (
+from helexa_acp.config import Config, Selector
+from helexa_acp.endpoints import Endpoints
+from helexa_acp.errors import ToolError
+from helexa_acp.history import (
     AssistantTurn,
     Image,
     Part,
@@ -31,12 +35,14 @@ from helexa_acp.conversation.history import (
     Turn,
     UserTurn,
 )
-from helexa_acp.errors import ToolError
+from helexa_acp.modes import MODE_NAMES, Mode
+from helexa_acp.sessions import Session
 from helexa_acp.tools.base import Tool
 from helexa_acp.tools.update_plan import TOOL as UPDATE_PLAN
 from helexa_acp.tools.update_plan import plan_update
 
 Status = Literal["pending", "in_progress", "completed", "failed"]
+MODEL_OPTION = "model"
 
 
 def block(part: Part) -> TextContentBlock | ImageContentBlock:
@@ -151,3 +157,61 @@ def _title(call: ToolCall) -> str:
         if isinstance(value := call.arguments.get(key), str):
             return f"{call.name}: {value}"
     return call.name
+
+
+def opened(config: Config, endpoints: Endpoints, session: Session) -> dict[str, Any]:
+    """The modes and models in the answer that opens a session."""
+    ids = model_ids(config, endpoints, session)
+    return {
+        "modes": {
+            "currentModeId": session.mode.value,
+            "availableModes": [
+                {"id": mode.value, "name": MODE_NAMES[mode][0], "description": MODE_NAMES[mode][1]}
+                for mode in Mode
+            ],
+        },
+        "models": {
+            "currentModelId": session.selector.picker_id(config),
+            "availableModels": [{"modelId": one, "name": one} for one in ids],
+        },
+        "configOptions": config_options(config, endpoints, session),
+    }
+
+
+def config_options(config: Config, endpoints: Endpoints, session: Session) -> list[dict[str, Any]]:
+    ids = model_ids(config, endpoints, session)
+    return [
+        {
+            "type": "select",
+            "id": MODEL_OPTION,
+            "name": "Model",
+            "category": "model",
+            "currentValue": session.selector.picker_id(config),
+            "options": [{"value": one, "name": one} for one in ids],
+        }
+    ]
+
+
+def options_changed(config: Config, endpoints: Endpoints, session: Session) -> ConfigOptionUpdate:
+    return ConfigOptionUpdate.model_validate(
+        {
+            "sessionUpdate": "config_option_update",
+            "configOptions": config_options(config, endpoints, session),
+        }
+    )
+
+
+def model_ids(config: Config, endpoints: Endpoints, session: Session) -> list[str]:
+    return [one.picker_id(config) for one in selectors(config, endpoints, session.selector)]
+
+
+def selectors(config: Config, endpoints: Endpoints, chosen: Selector) -> list[Selector]:
+    """Each once: what the endpoints offer, with the configured and the chosen one in any case."""
+    found: dict[tuple[str, str], Selector] = {}
+    for endpoint in config.endpoints:
+        models = [offer.model for offer in endpoints.offers(endpoint)]
+        named = [endpoint.default_model] if endpoint.default_model else []
+        for model in (*named, *models):
+            found.setdefault((endpoint.name, model), Selector(endpoint, model))
+    found.setdefault((chosen.endpoint.name, chosen.model), chosen)
+    return list(found.values())

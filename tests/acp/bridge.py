@@ -20,10 +20,10 @@ from acp.stdio import spawn_agent_process
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import from_table
-from helexa_acp.conversation.store import SessionStore
 from helexa_acp.endpoints import Endpoints
-from helexa_acp.service import Sessions
-from helexa_acp.transport import LineTransport
+from helexa_acp.serving import LineTransport
+from helexa_acp.sessions import Sessions
+from helexa_acp.store import SessionStore
 from tests.acp.editor import BARE, Editor
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent.parent / "acp"

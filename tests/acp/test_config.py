@@ -9,9 +9,16 @@ from typing import Any, get_args
 
 import pytest
 
-from helexa_acp.config import WireApi, config_path, data_dir, from_table, load_config
+from helexa_acp.config import (
+    Selector,
+    WireApi,
+    config_path,
+    data_dir,
+    from_table,
+    load_config,
+    parse_selector,
+)
 from helexa_acp.errors import ConfigError
-from helexa_acp.selectors import Selector, parse_selector
 from tests.cases import each_case
 
 TWO = """

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from helexa_acp.client_port import ClientPort
 from helexa_acp.config import from_table
-from helexa_acp.conversation.history import text_of
+from helexa_acp.editor import ClientPort
 from helexa_acp.errors import ToolError
-from helexa_acp.rounds.modes import Mode
+from helexa_acp.history import text_of
+from helexa_acp.modes import Mode
 from helexa_acp.tools import fetch, tools_for
-from helexa_acp.tools.addresses import checked_address, is_allowed_address, is_allowed_host
 from helexa_acp.tools.base import ToolContext
-from helexa_acp.tools.web_text import page_text
+from helexa_acp.tools.fetch import checked_address, is_allowed_address, is_allowed_host, page_text
 from tests.acp.editor import BARE, Editor
 from tests.cases import each_case
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from helexa_acp.agent import HelexaAgent
 from helexa_acp.config import from_table
-from helexa_acp.conversation.store import SessionStore
 from helexa_acp.endpoints import Endpoints
-from helexa_acp.service import Sessions
-from helexa_acp.transport import LineTransport, MalformedError, parse
+from helexa_acp.serving import LineTransport, MalformedError, parse
+from helexa_acp.sessions import Sessions
+from helexa_acp.store import SessionStore
 from tests.acp.bridge import endpoint_table
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint

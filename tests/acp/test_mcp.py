@@ -13,9 +13,8 @@ import pytest
 from acp.schema import EnvVariable, HttpHeader, HttpMcpServer, McpServerStdio
 
 from helexa_acp.errors import McpError
-from helexa_acp.mcp.http import HttpTransport
-from helexa_acp.mcp.messages import parts_of, tools_of
-from helexa_acp.mcp.pool import tool_name
+from helexa_acp.mcp import parts_of, tool_name, tools_of
+from helexa_acp.mcp_transports import HttpTransport
 from tests.acp.bridge import Bridge
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint

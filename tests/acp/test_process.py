@@ -15,8 +15,8 @@ import pytest
 from acp import RequestError, image_block
 from acp.schema import McpServerStdio
 
+from helexa_acp.__main__ import read_levels
 from helexa_acp.errors import ConfigError
-from helexa_acp.logs import read_levels
 from inference.settings.kinds import LogLevel, LogLevels
 from tests.acp.bridge import bridge_process, environment
 from tests.acp.editor import WITH_TERMINALS

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from helexa_acp.wire.anthropic_messages import MessageAnswer
-from helexa_acp.wire.base import CallMade, Finished, TextDelta, ThoughtDelta, WireEvent
-from helexa_acp.wire.openai_chat import ChatAnswer
-from helexa_acp.wire.openai_responses import ResponseAnswer
-from helexa_acp.wire.tolerant import fed, is_readable
+from helexa_acp.wire import (
+    CallMade,
+    Finished,
+    TextDelta,
+    ThoughtDelta,
+    WireEvent,
+    chat,
+    messages,
+    responses,
+)
+from helexa_acp.wire.client import fed, is_readable
 from tests.cases import each_case
 
 LS = CallMade("call_1", "bash", '{"command": "ls"}')
@@ -205,7 +211,7 @@ def text_and_calls(events: Sequence[WireEvent]) -> tuple[str, list[CallMade]]:
 
 @each_case("name", CHAT)
 def test_chat_completions(name: str) -> None:
-    answer = ChatAnswer()
+    answer = chat.Answer()
     events = [event for one in CHAT[name] for event in fed(answer.feed, one)] + answer.finish()
     assert text_and_calls(events) == ("", [LS])
     if "easoning" in name:
@@ -225,14 +231,14 @@ def test_two_calls_of_one_index_are_two(index: int | None, ids: tuple[str, str])
     calls = [CallMade(call_id, "bash", text) for call_id, text in zip(ids, written, strict=True)]
     apart = [chunk({"tool_calls": [one]}) for one in deltas]
     for chunks in (apart, [chunk({"tool_calls": deltas})]):
-        answer = ChatAnswer()
+        answer = chat.Answer()
         events = [event for one in (*chunks, chunk({}, "stop")) for event in fed(answer.feed, one)]
         assert text_and_calls([*events, *answer.finish()]) == ("", calls)
 
 
 @each_case("name", MESSAGES)
 def test_messages(name: str) -> None:
-    answer = MessageAnswer()
+    answer = messages.Answer()
     events = [event for one in MESSAGES[name] for event in fed(answer.feed, one)]
     assert text_and_calls(events) == ("I look.", [LS])
     assert answer.is_ended
@@ -240,7 +246,7 @@ def test_messages(name: str) -> None:
 
 @each_case("name", RESPONSES)
 def test_responses(name: str) -> None:
-    answer = ResponseAnswer()
+    answer = responses.Answer()
     events = [event for one in RESPONSES[name] for event in fed(answer.feed, one)]
     assert text_and_calls(events) == ("I look.", [LS])
     assert answer.is_ended
@@ -253,7 +259,7 @@ def test_what_is_malformed_is_skipped_with_a_line(caplog: pytest.LogCaptureFixtu
     ]
     good = CHAT["Ollama: the whole call in one chunk, finish_reason stop"]
     bad: list[Any] = [3, {"choices": 3}, {"choices": [{"delta": "x", "finish_reason": []}]}]
-    answer = ChatAnswer()
+    answer = chat.Answer()
     events = [event for one in (*bad, *good) for event in fed(answer.feed, one)]
     assert text_and_calls([*events, *answer.finish()]) == ("", [LS])
     assert len(caplog.records) >= 4

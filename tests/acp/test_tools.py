@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from acp.schema import ClientCapabilities
 
-from helexa_acp.client_port import ClientPort
 from helexa_acp.config import Config, from_table
-from helexa_acp.conversation.history import Image, text_of
+from helexa_acp.editor import ClientPort
 from helexa_acp.errors import ToolError
-from helexa_acp.tools import bash, edit_file, list_dir, read_file, search, update_plan, write_file
+from helexa_acp.history import Image, text_of
+from helexa_acp.tools import bash, files, search, update_plan
 from helexa_acp.tools.base import Outcome, Tool, ToolContext
 from tests.acp.editor import BARE, WITH_FILES, WITH_TERMINALS, Editor
 from tests.acp.waiting import has_ended, until
@@ -65,24 +65,24 @@ def shop(tmp_path: Path) -> Iterator[Workshop]:
 
 async def test_a_file_by_lines(shop: Workshop) -> None:
     (shop.cwd / "a").write_text("1\n2\n3\n4\n")
-    assert await shop.text(read_file.TOOL, path="a") == "1\n2\n3\n4\n"
-    part = await shop.text(read_file.TOOL, path="a", line=2, limit=2)
+    assert await shop.text(files.READ_FILE, path="a") == "1\n2\n3\n4\n"
+    part = await shop.text(files.READ_FILE, path="a", line=2, limit=2)
     assert part == "2\n3\n\n[lines 2 to 3 of 4; continue with line=4]"
-    assert await shop.text(read_file.TOOL, path="a", line="4") == "4\n"
+    assert await shop.text(files.READ_FILE, path="a", line="4") == "4\n"
     with pytest.raises(ToolError, match="past the end"):
-        await shop.run(read_file.TOOL, path="a", line=5)
+        await shop.run(files.READ_FILE, path="a", line=5)
     with pytest.raises(ToolError, match="at least 1"):
-        await shop.run(read_file.TOOL, path="a", line=0)
+        await shop.run(files.READ_FILE, path="a", line=0)
     with pytest.raises(ToolError, match="must be a string"):
-        await shop.run(read_file.TOOL, path=["a"])
+        await shop.run(files.READ_FILE, path=["a"])
 
 
 async def test_a_long_file_is_read_in_parts(shop: Workshop) -> None:
     (shop.cwd / "a").write_text(("y" * 99 + "\n") * 2000)
-    first = await shop.text(read_file.TOOL, path="a")
+    first = await shop.text(files.READ_FILE, path="a")
     assert first.endswith("[lines 1 to 1000 of 2000; continue with line=1001]")
     (shop.cwd / "b").write_text("x" * 300_000)
-    assert "the rest of this line was left out" in await shop.text(read_file.TOOL, path="b")
+    assert "the rest of this line was left out" in await shop.text(files.READ_FILE, path="b")
 
 
 async def test_what_is_no_text_is_refused(shop: Workshop) -> None:
@@ -96,12 +96,12 @@ async def test_what_is_no_text_is_refused(shop: Workshop) -> None:
         "/dev/zero": "not a regular file",
     }.items():
         with pytest.raises(ToolError, match=why):
-            await shop.run(read_file.TOOL, path=name)
+            await shop.run(files.READ_FILE, path=name)
 
 
 async def test_an_image_is_looked_at(shop: Workshop) -> None:
     (shop.cwd / "a.PNG").write_bytes(b"png")
-    outcome = await shop.run(read_file.TOOL, path="a.PNG")
+    outcome = await shop.run(files.READ_FILE, path="a.PNG")
     assert outcome.parts[1] == Image("image/png", base64.b64encode(b"png").decode())
 
 
@@ -110,29 +110,29 @@ async def test_the_editors_buffer_comes_first(shop: Workshop) -> None:
     (shop.cwd / "a").write_text("saved")
     (shop.cwd / "b").write_text("on the disk alone")
     shop.editor.unsaved[str(shop.cwd / "a")] = "not saved yet"
-    assert await shop.text(read_file.TOOL, path="a") == "not saved yet"
-    assert await shop.text(read_file.TOOL, path="b") == "on the disk alone"
-    await shop.run(edit_file.TOOL, path="a", old_text="not", new_text="almost")
+    assert await shop.text(files.READ_FILE, path="a") == "not saved yet"
+    assert await shop.text(files.READ_FILE, path="b") == "on the disk alone"
+    await shop.run(files.EDIT_FILE, path="a", old_text="not", new_text="almost")
     assert (shop.cwd / "a").read_text() == "almost saved yet"
 
 
 async def test_a_file_is_written_whole(shop: Workshop) -> None:
-    outcome = await shop.run(write_file.TOOL, path="deep/er/a", content="one\r\ntwo\n")
+    outcome = await shop.run(files.WRITE_FILE, path="deep/er/a", content="one\r\ntwo\n")
     assert (shop.cwd / "deep/er/a").read_bytes() == b"one\r\ntwo\n"
     assert outcome.shown[0].old_text is None
     script = shop.cwd / "script"
     script.write_text("old")
     script.chmod(0o755)
     (shop.cwd / "link").symlink_to(script)
-    outcome = await shop.run(write_file.TOOL, path="link", content="new")
+    outcome = await shop.run(files.WRITE_FILE, path="link", content="new")
     assert (outcome.shown[0].old_text, outcome.shown[0].new_text) == ("old", "new")
     assert (script.read_text(), script.stat().st_mode & 0o777) == ("new", 0o755)
     assert (shop.cwd / "link").is_symlink()
     assert sorted(path.name for path in shop.cwd.iterdir()) == ["deep", "link", "script"]
     with pytest.raises(ToolError, match="not a regular file"):
-        await shop.run(write_file.TOOL, path="deep", content="x")
+        await shop.run(files.WRITE_FILE, path="deep", content="x")
     with pytest.raises(ToolError):
-        await shop.run(write_file.TOOL, path="script/x", content="x")
+        await shop.run(files.WRITE_FILE, path="script/x", content="x")
 
 
 async def test_an_edit_needs_exactly_one_match(shop: Workshop) -> None:
@@ -140,8 +140,8 @@ async def test_an_edit_needs_exactly_one_match(shop: Workshop) -> None:
     path.write_text("a b a")
     for old, why in {"c": "not in the file", "a": "2 times", "": "empty", "b": "the same"}.items():
         with pytest.raises(ToolError, match=why):
-            await shop.run(edit_file.TOOL, path="a", old_text=old, new_text="b")
-    await shop.run(edit_file.TOOL, path="a", old_text="b a", new_text="c")
+            await shop.run(files.EDIT_FILE, path="a", old_text=old, new_text="b")
+    await shop.run(files.EDIT_FILE, path="a", old_text="b a", new_text="c")
     assert path.read_text() == "a c"
 
 
@@ -149,10 +149,10 @@ async def test_a_folder_is_listed(shop: Workshop) -> None:
     (shop.cwd / "sub").mkdir()
     (shop.cwd / "b.txt").touch()
     (shop.cwd / ".hidden").touch()
-    assert await shop.text(list_dir.TOOL, path=".") == ".hidden\nb.txt\nsub/"
-    assert await shop.text(list_dir.TOOL, path="sub") == "[empty]"
+    assert await shop.text(files.LIST_DIR, path=".") == ".hidden\nb.txt\nsub/"
+    assert await shop.text(files.LIST_DIR, path="sub") == "[empty]"
     with pytest.raises(ToolError, match="Not a directory"):
-        await shop.run(list_dir.TOOL, path="b.txt")
+        await shop.run(files.LIST_DIR, path="b.txt")
 
 
 # Search.

@@ -1,25 +1,17 @@
-"""The tools that every session has: one file each, and one line here."""
+"""The tools that every session has: one line each."""
 
 from __future__ import annotations
 
 from helexa_acp.config import Config
-from helexa_acp.rounds.modes import Action, Mode
-from helexa_acp.tools import (
-    bash,
-    edit_file,
-    list_dir,
-    read_file,
-    search,
-    update_plan,
-    write_file,
-)
+from helexa_acp.modes import Action, Mode
+from helexa_acp.tools import bash, files, search, update_plan
 from helexa_acp.tools.base import Tool
 
 TOOLS: tuple[Tool, ...] = (
-    read_file.TOOL,
-    write_file.TOOL,
-    edit_file.TOOL,
-    list_dir.TOOL,
+    files.READ_FILE,
+    files.WRITE_FILE,
+    files.EDIT_FILE,
+    files.LIST_DIR,
     search.TOOL,
     bash.TOOL,
     update_plan.TOOL,

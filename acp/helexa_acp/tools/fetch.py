@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html.parser import HTMLParser
 
 import httpx2
 
 from helexa_acp import __version__
 from helexa_acp.errors import ToolError
-from helexa_acp.rounds.modes import Action
-from helexa_acp.tools.addresses import checked_address, is_allowed_host
+from helexa_acp.modes import Action
 from helexa_acp.tools.base import (
     Arguments,
     Outcome,
@@ -21,13 +24,97 @@ from helexa_acp.tools.base import (
     take_text,
     text_outcome,
 )
-from helexa_acp.tools.web_text import page_text
-from helexa_acp.wire.base import ToolSpec
+from helexa_acp.wire import ToolSpec
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+UNSEEN = frozenset({"script", "style", "template", "svg", "noscript", "head"})
+BLOCKS = frozenset(
+    {"p", "div", "section", "article", "li", "ul", "ol", "table", "tr", "pre", "br", "blockquote"}
+    | {f"h{level}" for level in range(1, 7)}
+)
 MAX_REDIRECTS = 5
 MAX_BYTES = 2 * 1024 * 1024
 MAX_CHARACTERS = 60_000
 TIMEOUT_S = 30.0
+
+
+def is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
+    """Whether the list has its name, a ``*.`` of what it is part of, or ``*``."""
+    return any(
+        entry in ("*", host) or (entry.startswith("*.") and host.endswith(entry[1:]))
+        for entry in allowed
+    )
+
+
+def is_allowed_address(address: Address, *, is_named: bool) -> bool:
+    """``is_named``: the configuration names this very host, which may be one of the operator's own
+    network. Link-local addresses are never asked: clouds hand out credentials there."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_allowed_address(address.ipv4_mapped, is_named=is_named)
+        if address.sixtofour is not None or address.teredo is not None:
+            return False
+    if address.is_link_local or address.is_multicast or address.is_unspecified:
+        return False
+    return is_named or address.is_global
+
+
+async def checked_address(host: str, port: int, allowed: Sequence[str]) -> Address:
+    """The address to connect to: every one that the host has must be allowed, and the one that was
+    checked is the one that is asked. Raises ToolError."""
+    if not is_allowed_host(host, allowed):
+        raise ToolError(f"{host} is not one of fetch_hosts in the configuration")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ToolError(f"{host} has no address: {error}") from None
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    for address in addresses:
+        if not is_allowed_address(address, is_named=host in allowed):
+            raise ToolError(f"{host} is {address}, which is not a public address")
+    if not addresses:
+        raise ToolError(f"{host} has no address")
+    return addresses[0]
+
+
+def page_text(html: str) -> str:
+    """One paragraph a line; links keep their address."""
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    lines = (" ".join(line.split()) for line in "".join(reader.pieces).splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.pieces: list[str] = []
+        self._unseen: list[str] = []
+        self._links: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in UNSEEN:
+            self._unseen.append(tag)
+        elif tag in BLOCKS:
+            self.pieces.append("\n")
+        elif tag == "a":
+            self._links.append(dict(attrs).get("href"))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._unseen:
+            while self._unseen.pop() != tag:
+                pass
+        elif tag in BLOCKS:
+            self.pieces.append("\n")
+        elif tag == "a" and self._links:
+            link = self._links.pop()
+            if link and link.startswith("http") and not self._unseen:
+                self.pieces.append(f" ({link})")
+
+    def handle_data(self, data: str) -> None:
+        if not self._unseen:
+            self.pieces.append(data)
 
 
 @dataclass(frozen=True, slots=True)

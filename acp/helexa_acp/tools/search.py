@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from helexa_acp.errors import ToolError
-from helexa_acp.rounds.modes import Action
+from helexa_acp.modes import Action
 from helexa_acp.tools.base import (
     Arguments,
     Outcome,
@@ -20,8 +20,8 @@ from helexa_acp.tools.base import (
     take_text,
     text_outcome,
 )
-from helexa_acp.tools.process import run_locally
-from helexa_acp.wire.base import ToolSpec
+from helexa_acp.tools.bash import run_locally
+from helexa_acp.wire import ToolSpec
 
 TIMEOUT_S = 30.0
 
@@ -41,7 +41,7 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
         "glob": take_optional_text(arguments, "glob"),
         "ignores_case": arguments.get("ignore_case") is True,
     }
-    program = str(Path(__file__).parent.parent / "searching.py")
+    program = str(Path(__file__).with_name("searching.py"))
     command = [sys.executable, "-I", program, json.dumps(asked)]
     output, is_late = await run_locally(command, context.cwd, TIMEOUT_S)
     if is_late:

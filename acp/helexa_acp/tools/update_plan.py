@@ -7,7 +7,7 @@ from typing import Any
 from acp.schema import AgentPlanUpdate, PlanEntry
 
 from helexa_acp.errors import ToolError
-from helexa_acp.rounds.modes import Action
+from helexa_acp.modes import Action
 from helexa_acp.tools.base import (
     Arguments,
     Outcome,
@@ -17,7 +17,7 @@ from helexa_acp.tools.base import (
     schema,
     text_outcome,
 )
-from helexa_acp.wire.base import ToolSpec
+from helexa_acp.wire import ToolSpec
 
 STATUSES = ("pending", "in_progress", "completed")
 PRIORITIES = ("high", "medium", "low")

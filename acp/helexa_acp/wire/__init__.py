@@ -1,20 +1,129 @@
-"""What the endpoints speak: one file for each API, and one line here. Loaded when first needed,
-because the SDKs take most of a second to import."""
+"""What every wire API takes and gives: one request, and the events of its answer.
+
+chat, responses, messages   one file for each API: its requests, and its events as ours; pure
+client                      sends them, with the openai SDK's client for all three
+"""
 
 from __future__ import annotations
 
-import importlib
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
-from helexa_acp.config import Endpoint, WireApi
-from helexa_acp.wire.base import Wire
+from helexa_acp.config import Endpoint
+from helexa_acp.history import Image, Turn, Usage
 
-MODULES: dict[WireApi, str] = {
-    "openai-chat": "helexa_acp.wire.openai_chat",
-    "openai-responses": "helexa_acp.wire.openai_responses",
-    "anthropic-messages": "helexa_acp.wire.anthropic_messages",
-}
+MAX_NAME_LENGTH = 64
+NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
+Reason = Literal["stop", "length", "refusal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """A JSON schema of type object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    model: str
+    system: str
+    turns: tuple[Turn, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    max_tokens: int | None = None
+    reasoning_effort: str | None = None
+    asks_for_thinking: bool = True
+    """Whether an API that thinks only when asked to is asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtSealed:
+    """The thought that has come so far is whole; ``sealed`` goes back with it."""
+
+    sealed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMade:
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class CallMade:
+    """``arguments`` is text as the model wrote it: JSON, or meant to be."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    reason: Reason
+    usage: Usage
+
+
+WireEvent = TextDelta | ThoughtDelta | ThoughtSealed | ImageMade | CallMade | Finished
+
+
+class JsonObject:
+    """A streamed JSON object: its keys as attributes; ``None`` for one that it does not have. The
+    SDK's own models of it take a second to build for the first event."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.raw.get(name)
+        if isinstance(value, list):
+            return [JsonObject(one) if isinstance(one, dict) else one for one in value]
+        return JsonObject(value) if isinstance(value, dict) else value
+
+    def without_nulls(self) -> dict[str, Any]:
+        kept: dict[str, Any] = _without_nulls(self.raw)
+        return kept
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+class Wire(Protocol):
+    def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
+        """The answer's events; the last one is Finished. Closing the generator, or cancelling who
+        waits on it, ends the request at the endpoint. Raises EndpointError."""
+
+    async def close(self) -> None: ...
 
 
 def open_wire(endpoint: Endpoint) -> Wire:
-    wire: Wire = importlib.import_module(MODULES[endpoint.wire_api]).open_wire(endpoint)
-    return wire
+    """Raises ConfigError."""
+    from helexa_acp.wire.client import SdkWire  # the SDK takes most of a second to import
+
+    return SdkWire(endpoint)
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def wire_name(name: str) -> str:
+    """A tool's name as every API takes it: letters, digits, ``_`` and ``-``, 1 to 64 of them."""
+    return NOT_ALLOWED.sub("_", name)[:MAX_NAME_LENGTH] or "_"

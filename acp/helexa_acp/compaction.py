@@ -1,0 +1,168 @@
+"""Which parts of a conversation are left out so that it fits into the context. Pure.
+
+A projection only: the history keeps everything, and a mark replaces each part left out. The oldest
+go first, of each of these in turn, until the rest fits:
+
+1. tool results of 256 characters or more, but for those of the last four turns of this prompt
+2. what the assistant wrote, but for the same; calls stay, so that results keep their place
+3. earlier prompts with all that followed them, so that every call keeps its results
+4. the results of the last four turns
+
+The user's latest prompt stays whatever its length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from helexa_acp.history import (
+    AssistantTurn,
+    Image,
+    Part,
+    Text,
+    ToolResult,
+    Turn,
+    UserTurn,
+    text_of,
+)
+
+CHARACTERS_PER_TOKEN = 3.5
+TURN_TOKENS = 8
+IMAGE_TOKENS = 512
+UNBOUNDED_ANSWER_TOKENS = 2048
+RESERVE_TOKENS = 512
+SMALLEST_SHARE = 4
+"""A prompt may take one part in so many of the context, however long answers may be."""
+NUM_PROTECTED_LAST = 4
+SHORTEST_ELIDED = 256
+IMAGE_MARK = Text("[An image was left out: this model reads none.]")
+UNBOUNDED = 10**12
+"""A budget that no conversation reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    turns: tuple[Turn, ...]
+    num_elided: int
+    estimated_tokens: int
+    can_shrink: bool
+    """Whether there is more that could be left out."""
+
+
+def budget_tokens(context_window: int | None, max_tokens: int | None) -> int:
+    """How much of the context a prompt may take. ``None``: its length is unknown."""
+    if context_window is None:
+        return UNBOUNDED
+    return max(context_window - _answer_tokens(max_tokens), context_window // SMALLEST_SHARE)
+
+
+def window_for(budget: int, max_tokens: int | None) -> int:
+    """The context window of which a prompt may take ``budget``."""
+    return min(budget + _answer_tokens(max_tokens), budget * SMALLEST_SHARE)
+
+
+def _answer_tokens(max_tokens: int | None) -> int:
+    return (max_tokens or UNBOUNDED_ANSWER_TOKENS) + RESERVE_TOKENS
+
+
+def text_tokens(text: str) -> int:
+    return int(len(text) / CHARACTERS_PER_TOKEN) + TURN_TOKENS
+
+
+def turn_tokens(turn: Turn) -> int:
+    match turn:
+        case UserTurn(parts):
+            return _parts_tokens(parts)
+        case ToolResult():
+            return _parts_tokens(turn.parts)
+        case AssistantTurn():
+            calls = "".join(call.name + json.dumps(call.arguments) for call in turn.calls)
+            return text_tokens(turn.text + calls) + IMAGE_TOKENS * len(turn.images)
+
+
+def _parts_tokens(parts: Sequence[Part]) -> int:
+    num_images = sum(isinstance(part, Image) for part in parts)
+    return text_tokens(text_of(tuple(parts))) + IMAGE_TOKENS * num_images
+
+
+def project(
+    turns: Sequence[Turn],
+    *,
+    budget: int,
+    fixed_tokens: int,
+    scale: float = 1.0,
+    elided_before: int = 0,
+) -> Projection:
+    """The conversation in ``budget`` tokens, or as near to it as eliding comes.
+
+    ``fixed_tokens`` is the estimate of what surrounds it (system prompt, tools); ``scale`` is how
+    many tokens the endpoint counts for one that is estimated. What can be elided of the turns
+    before ``elided_before`` is left out whatever the budget."""
+    prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
+    protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:]])
+    projected = list(turns)
+    num_elided, can_shrink = 0, False
+    estimate = fixed_tokens + sum(map(turn_tokens, turns))
+
+    def fits() -> bool:
+        nonlocal can_shrink
+        is_within = estimate * scale <= budget
+        can_shrink = can_shrink or is_within
+        return is_within
+
+    def shorten(first: int, end: int, elide: Callable[[Turn], Turn | None]) -> None:
+        nonlocal estimate, num_elided
+        for index in range(max(first, 0), max(end, 0)):
+            shorter = elide(projected[index])
+            if shorter is not None and (index < elided_before or not fits()):
+                estimate += turn_tokens(shorter) - turn_tokens(projected[index])
+                projected[index] = shorter
+                num_elided += 1
+
+    shorten(0, protected, _without_result)
+    shorten(0, protected, _without_prose)
+    begin = 0
+    for prompt in prompts[1:]:
+        if fits():
+            break
+        first = _with_mark(turns[prompt], prompt)
+        left_out = sum(map(turn_tokens, projected[begin:prompt]))
+        estimate += turn_tokens(first) - turn_tokens(turns[prompt]) - left_out
+        projected[prompt] = first
+        num_elided += prompt - begin
+        begin = prompt
+    shorten(max(begin, protected), len(turns), _without_result)
+    return Projection(tuple(projected[begin:]), num_elided, estimate, can_shrink)
+
+
+def without_images(turns: Sequence[Turn]) -> list[Turn]:
+    """For a model that reads none. The latest prompt keeps its own, which the endpoint refuses."""
+    prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
+    return [
+        replace(turn, parts=tuple(IMAGE_MARK if isinstance(p, Image) else p for p in turn.parts))
+        if isinstance(turn, UserTurn | ToolResult) and index not in prompts[-1:]
+        else turn
+        for index, turn in enumerate(turns)
+    ]
+
+
+def _with_mark(turn: Turn, num_left_out: int) -> Turn:
+    assert isinstance(turn, UserTurn)
+    return UserTurn((Text(f"[{num_left_out} earlier turns were left out]"), *turn.parts))
+
+
+def _without_result(turn: Turn) -> Turn | None:
+    if not isinstance(turn, ToolResult):
+        return None
+    text = text_of(turn.parts)
+    if len(text) < SHORTEST_ELIDED and not any(isinstance(part, Image) for part in turn.parts):
+        return None
+    return replace(turn, parts=(Text(f"[{len(text)} characters of this result were left out]"),))
+
+
+def _without_prose(turn: Turn) -> Turn | None:
+    if not isinstance(turn, AssistantTurn) or len(turn.text) < SHORTEST_ELIDED:
+        return None
+    return replace(turn, text=f"[{len(turn.text)} characters were left out]", thoughts=())

@@ -1,1 +1,0 @@
-"""Sessions and their conversations: values, files, and how long ones are compacted."""

@@ -1,0 +1,292 @@
+"""One prompt: rounds of asking the model and running what it calls, until it calls nothing.
+
+user's turn ─▶ ask ─▶ assistant's turn ─▶ calls ─▶ results ─▶ ask ─▶ ...   25 rounds at most
+   saved                  saved                      saved
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acp.schema import PermissionOption, ToolCallLocation, ToolCallUpdate
+
+from helexa_acp import updates
+from helexa_acp.asking import Asker, Draft, error_parts, understood
+from helexa_acp.config import Config
+from helexa_acp.editor import ClientPort
+from helexa_acp.errors import EndpointError, ToolError
+from helexa_acp.history import (
+    INVALID_CALL,
+    Part,
+    Text,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserTurn,
+    clean_part,
+    interrupted,
+)
+from helexa_acp.modes import Action, Judgement, Verdict, judge
+from helexa_acp.sessions import Session, StopReason
+from helexa_acp.tools import tools_for
+from helexa_acp.tools.base import Outcome, Preview, Tool, ToolContext, is_within, plans_dir
+
+ALLOW_ONCE, ALLOW_ALWAYS, REJECT_ONCE = "allow_once", "allow_always", "reject_once"
+NOT_ALLOWED = "the user did not allow it; do not try it in another way"
+MAX_ROUNDS = 25
+CANCELLED = "ERROR: the user cancelled it."
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRunner:
+    config: Config
+    data_dir: Path
+    session: Session
+    port: ClientPort
+
+    async def run(self, call: ToolCall, tool: Tool) -> ToolResult:
+        """Whatever the call does, there is a result; but for cancellation and an editor that is
+        gone. The card in the editor ends as completed or failed."""
+        context = ToolContext(self.port, self.session.cwd, self.config, self._shower(call))
+        try:
+            preview = await tool.preview(context, call.arguments)
+        except ToolError as error:
+            return await self._refused(call, tool, str(error))
+        await self.port.update(
+            updates.call_started(
+                call, title=preview.title, tool=tool, paths=preview.paths, shown=preview.shown
+            )
+        )
+        try:
+            self._check(tool, preview)
+            if self._must_ask(tool, preview):
+                await self._ask(call, tool, preview)
+            await self.port.update(updates.call_progress(call.call_id, "in_progress"))
+            outcome = await tool.run(context, call.arguments)
+        except ToolError as error:
+            outcome = Outcome(error_parts(str(error)), is_error=True)
+        except asyncio.CancelledError:
+            await self._show_cancelled(call)
+            raise
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("tool %s failed", tool.spec.name)
+            outcome = Outcome(error_parts("the tool itself failed"), is_error=True)
+        return await self._done(call, outcome)
+
+    def _judged(self, tool: Tool, preview: Preview) -> Judgement:
+        plans = plans_dir(self.data_dir, self.session.cwd)
+        is_plan_file = (
+            tool.action is Action.WRITE
+            and bool(preview.paths)
+            and all(is_within(path, plans) for path in preview.paths)
+        )
+        return judge(self.session.mode, tool.action, is_plan_file=is_plan_file)
+
+    def _check(self, tool: Tool, preview: Preview) -> None:
+        judgement = self._judged(tool, preview)
+        if judgement.verdict is Verdict.REFUSE:
+            raise ToolError(judgement.reason)
+
+    def _must_ask(self, tool: Tool, preview: Preview) -> bool:
+        is_remembered = bool(preview.remembers) and preview.remembers in self.session.allowed
+        return self._judged(tool, preview).verdict is Verdict.ASK and not is_remembered
+
+    async def _ask(self, call: ToolCall, tool: Tool, preview: Preview) -> None:
+        """Raises ToolError unless the person allows it, and the mode still does by then."""
+        asked = ToolCallUpdate(
+            tool_call_id=call.call_id,
+            title=preview.title,
+            kind=tool.kind,
+            status="pending",
+            content=list(preview.shown) or None,
+            locations=[ToolCallLocation(path=str(path)) for path in preview.paths] or None,
+            raw_input=call.arguments,
+        )
+        chosen = await self.port.ask(asked, options(preview))
+        if chosen not in (ALLOW_ONCE, ALLOW_ALWAYS):
+            raise ToolError(NOT_ALLOWED)
+        if chosen == ALLOW_ALWAYS and preview.remembers:
+            self.session.allowed.add(preview.remembers)
+        self._check(tool, preview)
+
+    def _shower(self, call: ToolCall) -> Any:
+        async def show(contents: Sequence[Any]) -> None:
+            await self.port.update(updates.call_progress(call.call_id, "in_progress", contents))
+
+        return show
+
+    async def _refused(self, call: ToolCall, tool: Tool, why: str) -> ToolResult:
+        """Reports a call that failed before it had a preview, and returns its error result."""
+        parts = error_parts(why)
+        await self.port.update(
+            updates.call_started(
+                call,
+                title=call.name,
+                tool=tool,
+                status="failed",
+                shown=updates.contents(parts),
+            )
+        )
+        return ToolResult(call_id=call.call_id, name=call.name, parts=parts, is_error=True)
+
+    async def _done(self, call: ToolCall, outcome: Outcome) -> ToolResult:
+        shown = list(outcome.shown) or updates.contents(outcome.parts)
+        status: updates.Status = "failed" if outcome.is_error else "completed"
+        await self.port.update(updates.call_progress(call.call_id, status, shown))
+        return ToolResult(
+            call_id=call.call_id,
+            name=call.name,
+            parts=tuple(map(clean_part, outcome.parts)),
+            is_error=outcome.is_error,
+        )
+
+    async def _show_cancelled(self, call: ToolCall) -> None:
+        """The task is being cancelled: the message must not wait for anything."""
+        update = updates.call_progress(call.call_id, "failed")
+        await asyncio.shield(asyncio.ensure_future(self.port.update(update)))
+
+
+def options(preview: Preview) -> list[PermissionOption]:
+    """Returns the choices: allow once, allow for this session (where the preview remembers),
+    reject."""
+    always = [
+        PermissionOption(option_id=ALLOW_ALWAYS, kind="allow_always", name=preview.remembered_as)
+    ]
+    return [
+        PermissionOption(option_id=ALLOW_ONCE, kind="allow_once", name="Allow once"),
+        *(always if preview.remembers else ()),
+        PermissionOption(option_id=REJECT_ONCE, kind="reject_once", name="Reject"),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRunner:
+    asker: Asker
+    calls: CallRunner
+    save: Callable[[Session], None]
+    """Everything that the session is, on the disk when it returns."""
+
+    @property
+    def _session(self) -> Session:
+        return self.asker.session
+
+    async def run(self, parts: tuple[Part, ...], used: Usage) -> StopReason:
+        """``used`` counts what the prompt took. Cancelled, it leaves a history that can be gone on
+        from. Raises EndpointError and StoreError."""
+        self._session.history.append(UserTurn(parts))
+        self.save(self._session)
+        for number in range(1, MAX_ROUNDS + 1):
+            tools = await self._tools()
+            draft = Draft()
+            selector = self._session.selector
+            log.info(
+                "session %s, round %d: asking %s for %s (%s, %s)",
+                *(self._session.session_id, number, selector.endpoint.name, selector.model),
+                *(selector.endpoint.wire_api, selector.endpoint.base_url),
+            )
+            try:
+                await self.asker.ask(tools, draft)
+            except BaseException as error:
+                if not draft.is_empty:
+                    self._session.history.append(draft.turn())
+                    self.save(self._session)
+                elif number == 1 and not draft.is_begun and isinstance(error, EndpointError):
+                    self._withdraw_refused(error)
+                raise
+            log.info(
+                "session %s, round %d: %s, %d characters, %d calls, %d + %d tokens",
+                *(self._session.session_id, number, draft.reason, len(draft.text)),
+                *(len(draft.calls), draft.usage.input_tokens, draft.usage.output_tokens),
+            )
+            used.add(draft.usage)
+            self._session.usage.add(draft.usage)
+            has_called = await self._run_calls(draft, tools)
+            await self._show_usage()
+            if draft.reason == "refusal":
+                return "refusal"
+            if draft.reason == "length":
+                return "max_tokens"
+            if not has_called:
+                return "end_turn"
+        return "max_turn_requests"
+
+    def _withdraw_refused(self, error: EndpointError) -> None:
+        """Takes a prompt that the endpoint does not take out of the history: later prompts would
+        be refused for it. Raises EndpointError."""
+        if error.refuses_content:
+            self._session.history.pop()
+            self.save(self._session)
+            message = f"{error} (The prompt is not kept in the conversation.)"
+            raise EndpointError(message, status=error.status, code=error.code) from error
+
+    async def _tools(self) -> dict[str, Tool]:
+        """Asked for each round: the mode may have changed."""
+        session = self._session
+        theirs = await session.mcp.tools()
+        for name, why in session.mcp.failures.items():
+            if name not in session.reported_mcp_errors:
+                session.reported_mcp_errors.add(name)
+                warning = Text(f"MCP server {name} cannot be used: {why}\n\n")
+                await self.asker.port.update(updates.message(warning))
+        ours = tools_for(self.asker.config, session.mode)
+        return {tool.spec.name: tool for tool in (*ours, *theirs)}
+
+    async def _run_calls(self, draft: Draft, tools: dict[str, Tool]) -> bool:
+        """Whether there were any. One after the other; an answer that was cut off may have cut a
+        call, so what it calls is not run."""
+        session = self._session
+        calls, misread = understood(draft.calls, tools, session.history)
+        session.history.append(draft.turn(tuple(calls)))
+        self.save(session)
+        left = list(calls)
+        misread_results = {one.call.call_id: one.result for one in misread}
+        try:
+            while left:
+                call = left[0]
+                if call.call_id in misread_results:
+                    await self._show_misread(call, misread_results[call.call_id].parts)
+                    result = misread_results[call.call_id]
+                elif draft.reason == "length":
+                    result = interrupted(call, "ERROR: the answer was cut off; nothing was done.")
+                else:
+                    result = await self.calls.run(call, tools[call.name])
+                outcome = "failed" if result.is_error else "completed"
+                log.info("session %s: call %s %s", session.session_id, call.name, outcome)
+                session.history.append(result)
+                left.pop(0)
+        except BaseException as error:
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            why = CANCELLED if is_cancelled else "ERROR: interrupted before it was done."
+            session.history += [interrupted(call, why) for call in left]
+            self.save(session)
+            raise
+        if calls:
+            self.save(session)
+        return bool(calls)
+
+    async def _show_misread(self, call: ToolCall, parts: tuple[Part, ...]) -> None:
+        await self.asker.port.update(
+            updates.call_started(
+                call,
+                title=INVALID_CALL,
+                tool=None,
+                status="failed",
+                shown=updates.contents(parts),
+            )
+        )
+
+    async def _show_usage(self) -> None:
+        """How full the context is, where that is known."""
+        session = self._session
+        window = await self.asker.endpoints.context_window_of_loaded(session.selector)
+        if window is not None and session.usage.last_total_tokens:
+            shown = updates.context_used(session.usage.last_total_tokens, window)
+            await self.asker.port.update(shown)

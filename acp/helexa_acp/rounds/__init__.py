@@ -1,1 +1,0 @@
-"""One prompt's rounds: the model is asked, its answer split, and its calls judged and run."""

@@ -1,0 +1,176 @@
+"""Sessions as files, one each, written whole or not at all.
+
+    sessions/hxa-<uuid>.json    what the session is; replaced after every round
+    sessions/hxa-<uuid>.lock    held by the process that has the session open
+
+A file belongs to the process that holds its lock: no other process writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helexa_acp.errors import StoreError
+from helexa_acp.history import Turn, Usage, turn_from_json, turn_to_json
+
+SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")
+"""Whatever a client asks for: no id leads out of the folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    session_id: str
+    cwd: str
+    model_id: str
+    mode_id: str
+    history: tuple[Turn, ...]
+    created_at: str
+    updated_at: str
+    elided_before: int = 0
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The lock on one session's file, until it is released or the process ends."""
+
+    path: Path
+    descriptor: int
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+
+def new_session_id() -> str:
+    return f"hxa-{uuid.uuid4()}"
+
+
+class SessionStore:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def hold(self, session_id: str) -> Hold:
+        """Raises StoreError while another process has it, or this one already."""
+        lock_path = self._path(session_id).with_suffix(".lock")
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        while True:
+            descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                raise StoreError(
+                    f"Session {session_id} is open elsewhere; close it there."
+                ) from None
+            if _is_same_file(lock_path, descriptor):
+                return Hold(lock_path, descriptor)
+            # Its last holder removed the file between our opening and locking it.
+            os.close(descriptor)
+
+    def save(self, session: StoredSession, hold: Hold) -> None:
+        """Whole, and on the disk, when it returns."""
+        path = self._path(session.session_id)
+        if hold.path != path.with_suffix(".lock"):
+            raise ValueError("the hold is another session's")
+        partial = self._write_partial(json.dumps(_to_json(session)).encode())
+        partial.replace(path)
+
+    def load(self, session_id: str) -> StoredSession:
+        path = self._path(session_id)
+        try:
+            return _from_json(json.loads(path.read_bytes()), session_id)
+        except FileNotFoundError:
+            raise StoreError(f"There is no session {session_id}.") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise StoreError(f"Session {session_id} cannot be read: {error}") from None
+
+    def all(self) -> Iterator[StoredSession]:
+        """The sessions that can be read, latest change first."""
+        found = []
+        for path in self._folder.glob("hxa-*.json"):
+            with contextlib.suppress(StoreError):
+                found.append(self.load(path.stem))
+        yield from sorted(found, key=lambda one: (one.updated_at, one.session_id), reverse=True)
+
+    def _path(self, session_id: str) -> Path:
+        if not SESSION_ID.fullmatch(session_id):
+            raise StoreError(f"{session_id[:100]!r} is not a session's id.")
+        return self._folder / f"{session_id}.json"
+
+    def _write_partial(self, data: bytes) -> Path:
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".partial-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        return Path(name)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _to_json(session: StoredSession) -> dict[str, Any]:
+    usage = session.usage
+    return {
+        "session_id": session.session_id,
+        "cwd": session.cwd,
+        "model_id": session.model_id,
+        "mode_id": session.mode_id,
+        "history": [turn_to_json(turn) for turn in session.history],
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+        "elided_before": session.elided_before,
+        "usage": {
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "thought_tokens": usage.thought_tokens,
+            "last_total_tokens": usage.last_total_tokens,
+        },
+    }
+
+
+def _from_json(read: Any, session_id: str) -> StoredSession:
+    """Raises ValueError."""
+    texts = ("session_id", "cwd", "model_id", "mode_id", "created_at", "updated_at")
+    if not isinstance(read, dict) or not all(isinstance(read.get(key), str) for key in texts):
+        raise ValueError("it is not a session")
+    if read["session_id"] != session_id:
+        raise ValueError("it is another session's file")
+    history, elided_before = read.get("history"), read.get("elided_before", 0)
+    counts = read.get("usage", {})
+    if not isinstance(history, list) or not isinstance(counts, dict):
+        raise ValueError("it is not a session")
+    if not all(isinstance(count, int) for count in (elided_before, *counts.values())):
+        raise ValueError("its counts are not numbers")
+    try:
+        usage = Usage(**counts)
+    except TypeError:
+        raise ValueError("its counts are unknown") from None
+    return StoredSession(
+        **{key: read[key] for key in texts},
+        history=tuple(turn_from_json(turn) for turn in history),
+        elided_before=elided_before,
+        usage=usage,
+    )

@@ -1,0 +1,142 @@
+"""Calls that models write wrongly: which are understood, and as what."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helexa_acp.repair import NotUnderstood, Signature, Understood, understand
+from helexa_acp.tools import TOOLS
+from inference.protocol.generation import ToolDefinition
+from inference.text.answers.parts import CallArguments, CallStarted, TextPart
+from inference.text.tool_calls.hermes import HermesFormat
+from tests.cases import each_case
+
+SIGNATURES = [
+    Signature(
+        tool.spec.name,
+        frozenset(tool.spec.parameters["properties"]),
+        frozenset(tool.spec.parameters["required"]),
+    )
+    for tool in TOOLS
+]
+
+
+@each_case(
+    ("name", "written", "understood"),
+    [
+        ("read_file", '{"path": "a"}', ("read_file", {"path": "a"})),
+        ("read_file", ' {"path": "a"}}}} ', ("read_file", {"path": "a"})),
+        ("list_dir", "", ("list_dir", {})),
+        ("", '{"name": "bash", "arguments": {"command": "ls"}}', ("bash", {"command": "ls"})),
+        (
+            "",
+            '{"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}',
+            ("bash", {"command": "ls"}),
+        ),
+        ("tool", '{"name": "bash", "parameters": {"command": "ls"}}', ("bash", {"command": "ls"})),
+        ("", '{"name": "bash", "command": "ls"}', ("bash", {"command": "ls"})),
+        ("", '{"command": "ls"}', ("bash", {"command": "ls"})),
+        ("", '{"path": "a", "content": "b"}', ("write_file", {"path": "a", "content": "b"})),
+        ("", '{"path": "a", "limit": 3}', ("read_file", {"path": "a", "limit": 3})),
+        ("", '{"pattern": "x"}', ("search", {"pattern": "x"})),
+        ("", '{"arguments": {"command": "ls"}}', ("bash", {"command": "ls"})),
+        ("", '{"arguments": {"name": "bash", "command": "ls"}}', ("bash", {"command": "ls"})),
+        (
+            "",
+            '{"arguments": {"name": "bash", "arguments": {"command": "ls"}}}',
+            ("bash", {"command": "ls"}),
+        ),
+        (
+            "",
+            '{"type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}',
+            ("bash", {"command": "ls"}),
+        ),
+        ("", '{"name": "bash", "arguments": {"command": "a\nb"}}', ("bash", {"command": "a\nb"})),
+    ],
+)
+def test_understood(name: str, written: str, understood: tuple[str, dict[str, Any]]) -> None:
+    assert understand(name, written, SIGNATURES) == Understood(*understood)
+
+
+@each_case(
+    ("name", "written", "why"),
+    [
+        ("", '{"path": "a"}', "names no tool"),
+        ("", "{}", "names no tool"),
+        ("", '{"unheard": "of"}', "fit none"),
+        ("rm_rf", "{}", "no tool named 'rm_rf'"),
+        ("bash", '{"command": "ls"}}}}}', "not a JSON object"),
+        ("bash", '["ls"]', "not a JSON object"),
+        ("bash", '{"command": "ls", "command": "rm"}', "not a JSON object"),
+        ("", '{"name": "bash", "arguments": {"command": "ls"}, "cwd": "/"}', "more beside"),
+        ("", '{"name":"bash","arguments":{"command":"ls","cwd": /srv}}', "not a JSON object"),
+        ("", '{"name": "fly", "arguments": {}}', "no tool named 'fly'"),
+        ("", '{"name": "write_file", "path": "a", "content": "b"}}', "beginning is missing"),
+        ("bash", '{"command": "ls', "not a JSON object"),
+        ("bash", "[" * 100_000, "not a JSON object"),
+    ],
+)
+def test_not_understood(name: str, written: str, why: str) -> None:
+    found = understand(name, written, SIGNATURES)
+    assert isinstance(found, NotUnderstood)
+    assert why in found.why
+
+
+FRAGMENTS = ['{"', '": ', '"', "}", "{", "[", "]", ", ", "name", "path", "command", "1", "bash"]
+
+
+@given(
+    st.sampled_from(["", "bash", "read_file", "x"]),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
+)
+def test_anything_may_come(name: str, written: str) -> None:
+    found = understand(name, written, SIGNATURES)
+    assert isinstance(found, Understood | NotUnderstood)
+
+
+def test_surrogates_do_not_get_through() -> None:
+    found = understand("read_file", '{"path": "a\\ud800"}', SIGNATURES)
+    assert found == Understood("read_file", {"path": "a?"})
+
+
+@each_case(
+    "written",
+    [
+        *('{"name": "bash", "arguments": {"command": "ls"}}', '{"arguments": {"command": "ls"}}'),
+        '{"arguments": {"name": "bash", "command": "ls"}}',
+        '{"arguments": {"name": "bash", "arguments": {"command": "ls"}}}',
+        *('{"name": "bash", "command": "ls"}', '{"name": "", "arguments": {"command": "ls"}}'),
+        '{"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}',
+        *('{"name": "list_dir"}', '{"name": "bash", "parameters": {"command": "ls"}}}}'),
+        '{"function": {"name": "bash", "arguments": {"command": "ls"}}}',
+        '{"name": "bash", "command": "ls"}}',
+        '{"name": "bash", "arguments": {"command": "ls"}, "cwd": "/srv"}',
+        '{"name": "bash", "arguments": {"command": "ls", "command": "rm"}}',
+        '{"name": "bash", "arguments": {"command": "ls", "cwd": /srv}}',
+        '{"name": "bash", "arguments": {"command": "ls"}, "parameters": {}}',
+        *(
+            '{"arguments": {}}',
+            '{"arguments": {"unheard": 1}}',
+            '{"name": "bash", "arguments": [1]}',
+        ),
+    ],
+)
+def test_the_server_reads_the_same(written: str) -> None:
+    offered = [
+        ToolDefinition(name=tool.spec.name, path="", parameters=tool.spec.parameters)
+        for tool in TOOLS
+    ]
+    parser = HermesFormat().parser(offered)
+    parts = [*parser.feed(f"<tool_call>{written}</tool_call>"), *parser.flush()]
+    found = understand("", written, SIGNATURES)
+    if isinstance(found, NotUnderstood):
+        assert {type(part) for part in parts} == {TextPart}
+    else:
+        started, arguments = parts
+        assert isinstance(started, CallStarted)
+        assert isinstance(arguments, CallArguments)
+        assert (started.name, json.loads(arguments.fragment)) == (found.name, found.arguments)

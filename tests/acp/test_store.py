@@ -1,0 +1,197 @@
+"""Session files: whole, held by one, and read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helexa_acp.errors import StoreError
+from helexa_acp.history import (
+    INTERRUPTED,
+    AssistantTurn,
+    Image,
+    Text,
+    Thought,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+    UserTurn,
+    answered,
+    turn_from_json,
+    turn_to_json,
+)
+from helexa_acp.store import SessionStore, StoredSession, new_session_id
+from tests.acp.bridge import PACKAGE_DIR
+from tests.cases import each_case
+
+HISTORY: tuple[Turn, ...] = (
+    UserTurn((Text("Look."), Image("image/png", "AAAA"))),
+    AssistantTurn(
+        text="I look.",
+        thoughts=(Thought("Hm.", "signed"), Thought("", {"type": "redacted_thinking"})),
+        calls=(ToolCall("c1", "read_file", {"path": "a", "limit": 3}),),
+        images=(Image("image/png", "BBBB"),),
+    ),
+    ToolResult(call_id="c1", name="read_file", parts=(Text("ERROR: none"),), is_error=True),
+)
+
+
+def stored(session_id: str, **changed: object) -> StoredSession:
+    session = StoredSession(
+        session_id=session_id,
+        cwd="/work",
+        model_id="home:m",
+        mode_id="plan",
+        history=HISTORY,
+        created_at="2026-01-01T00:00:00.000Z",
+        updated_at="2026-01-02T00:00:00.000Z",
+        elided_before=2,
+        usage=Usage(1, 2, 3, 4, 5),
+    )
+    return replace(session, **changed)  # type: ignore[arg-type]
+
+
+def test_what_is_saved_is_read(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    session = stored(new_session_id())
+    hold = store.hold(session.session_id)
+    store.save(session, hold)
+    assert store.load(session.session_id) == session
+    assert list(store.all()) == [session]
+    hold.release()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_ids_do_not_collide() -> None:
+    assert len({new_session_id() for _ in range(1000)}) == 1000
+
+
+def test_a_session_is_held_by_one(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    hold = store.hold("hxa-1")
+    with pytest.raises(StoreError, match="open elsewhere"):
+        SessionStore(tmp_path).hold("hxa-1")
+    hold.release()
+    again = store.hold("hxa-1")
+    with pytest.raises(ValueError, match="another session"):
+        store.save(stored("hxa-2"), again)
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from helexa_acp.store import SessionStore
+hold = SessionStore(Path(sys.argv[1])).hold("hxa-1")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_dies_releases_its_file(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": str(PACKAGE_DIR)},
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        store = SessionStore(tmp_path)
+        with pytest.raises(StoreError, match="open elsewhere"):
+            store.hold("hxa-1")
+        other.kill()
+        other.wait()
+        store.hold("hxa-1").release()
+
+
+@each_case("session_id", ["../hxa-1", "hxa-../x", "hxa-", "", "x", "hxa-\0", "hxa-a/b"])
+def test_ids_lead_nowhere_else(tmp_path: Path, session_id: str) -> None:
+    store = SessionStore(tmp_path)
+    with pytest.raises(StoreError, match="not a session's id"):
+        store.load(session_id)
+    with pytest.raises(StoreError, match="not a session's id"):
+        store.hold(session_id)
+
+
+def test_broken_files_are_reported_and_passed_over(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    good = stored("hxa-good")
+    store.save(good, store.hold(good.session_id))
+    written = json.loads((tmp_path / "hxa-good.json").read_text())
+    broken = {
+        "empty": "",
+        "cut": json.dumps(written)[:-50],
+        "list": "[]",
+        "other": json.dumps(written),
+        "turn": json.dumps(written | {"session_id": "hxa-turn", "history": [{"role": "x"}]}),
+        "count": json.dumps(written | {"session_id": "hxa-count", "usage": {"input_tokens": "a"}}),
+        "deep": "[" * 100_000,
+    }
+    for name, text in broken.items():
+        (tmp_path / f"hxa-{name}.json").write_text(text)
+        with pytest.raises(StoreError):
+            store.load(f"hxa-{name}")
+    assert list(store.all()) == [good]
+
+
+def test_a_failed_save_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SessionStore(tmp_path)
+    session = stored("hxa-1")
+    hold = store.hold("hxa-1")
+    store.save(session, hold)
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        store.save(replace(session, history=()), hold)
+    assert store.load("hxa-1") == session
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hxa-1.json", "hxa-1.lock"]
+
+
+def test_calls_without_results_get_one() -> None:
+    calls = (ToolCall("a", "bash", {}), ToolCall("b", "bash", {}))
+    turn = AssistantTurn(calls=calls)
+    done = ToolResult(call_id="a", name="bash", parts=(Text("done"),))
+    after = UserTurn((Text("Hello?"),))
+    whole = answered([turn, done, after])
+    assert whole[:2] == [turn, done]
+    missing = whole[2]
+    assert isinstance(missing, ToolResult)
+    assert (missing.call_id, missing.is_error) == ("b", True)
+    assert missing.parts == (Text(INTERRUPTED),)
+    assert whole[3] == after
+    assert answered(whole) == whole
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "parts", "text", "calls", "thoughts", "images", "type", "id"])
+            | st.text(max_size=3),
+            inner | st.sampled_from(["user", "tool", "assistant", "image"]),
+            max_size=5,
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(JSON)
+def test_turns_that_are_none(read: object) -> None:
+    try:
+        turn = turn_from_json(read)
+    except ValueError:
+        return
+    assert turn_from_json(turn_to_json(turn)) == turn
