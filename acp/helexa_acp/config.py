@@ -1,4 +1,4 @@
-"""The configuration file's and the environment's settings, checked. Pure but for reading one file.
+"""The configuration file's and the environment's settings, checked, and the names of models.
 
 HELEXA_ACP_CONFIG_PATH, else $XDG_CONFIG_HOME/helexa-acp/config.toml, else ~/.config/...
 without a file: one endpoint, ``default``, from HELEXA_ACP_BASE_URL and its like
@@ -8,32 +8,65 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from helexa_acp.errors import ConfigError
 
 WireApi = Literal["openai-chat", "openai-responses", "anthropic-messages"]
 ToolCalling = Literal["auto", "native", "prompt"]
+Count = Annotated[int, Meta(ge=1)]
 DEFAULT_BASE_URL = "http://127.0.0.1:31313/v1"
 USUAL_MODEL = "helexa/large"
 """The model of a prompt where the user named none, if the endpoint has it."""
-Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    name: str
-    base_url: str
+class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file. ``resolved`` reads ``api_key_env`` into ``api_key``."""
+
+    name: Annotated[str, Meta(pattern="^[^:]+$")]
+    base_url: Annotated[str, Meta(pattern="^https?://")]
     """Including ``/v1``, without a slash at its end."""
     wire_api: WireApi = "openai-chat"
     default_model: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    max_tokens: int | None = None
-    context_window: int | None = None
+    api_key: str | None = None
+    api_key_env: str | None = None
+    max_tokens: Count | None = None
+    context_window: Count | None = None
     tool_calling: ToolCalling = "auto"
     reasoning_effort: str | None = None
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return f"Endpoint({self.name!r}, {self.base_url!r}, {self.wire_api!r})"
+
+    def resolved(self, environ: Mapping[str, str]) -> Endpoint:
+        key = self.api_key
+        if not key and self.api_key_env:
+            key = environ.get(self.api_key_env)
+            if not key:
+                raise ConfigError(
+                    f"the variable {self.api_key_env}, the api_key_env of {self.name}, is unset."
+                )
+        return msgspec.structs.replace(
+            self,
+            base_url=self.base_url.rstrip("/"),
+            api_key=key or None,
+            default_model=self.default_model or None,
+            reasoning_effort=self.reasoning_effort or None,
+        )
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    endpoints: Annotated[list[Endpoint], Meta(min_length=1)]
+    default_endpoint: str | None = None
+    system_prompt_path: str | None = None
+    fetch_hosts: list[Annotated[str, Meta(min_length=1)]] = []
+    bash_timeout_s: Annotated[float, Meta(gt=0, lt=1e9)] = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +80,16 @@ class Config:
 
     def endpoint(self, name: str) -> Endpoint | None:
         return next((one for one in self.endpoints if one.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    endpoint: Endpoint
+    model: str
+
+    def picker_id(self, config: Config) -> str:
+        """The id that clients see: prefixed only where there is more than one endpoint."""
+        return f"{self.endpoint.name}:{self.model}" if len(config.endpoints) > 1 else self.model
 
 
 def config_path(environ: Mapping[str, str]) -> Path:
@@ -102,68 +145,25 @@ def from_environment(environ: Mapping[str, str]) -> Config:
 
 
 def from_table(table: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    reader = _Reader(table, "")
-    written = reader.take("endpoints", list, default=[])
-    endpoints = tuple(_endpoint(entry, i, environ) for i, entry in enumerate(written))
-    if not endpoints:
-        raise ConfigError("there must be at least one [[endpoints]] table.")
+    """Raises ConfigError, naming the key."""
+    try:
+        read = msgspec.convert(table, _File)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+    endpoints = tuple(endpoint.resolved(environ) for endpoint in read.endpoints)
     names = [one.name for one in endpoints]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two endpoints are named {twice!r}.")
-    default_name = reader.take("default_endpoint", str, default=names[0])
+    default_name = read.default_endpoint or names[0]
     if default_name not in names:
         raise ConfigError(f"default_endpoint {default_name!r} is not one of {', '.join(names)}.")
-    timeout_s = reader.take("bash_timeout_s", (int, float), default=600)
-    if not 0 < timeout_s < float("inf"):
-        raise ConfigError("bash_timeout_s must be over 0.")
-    hosts = reader.take("fetch_hosts", list, default=[])
-    if not all(isinstance(host, str) and host for host in hosts):
-        raise ConfigError("fetch_hosts must be a list of host names.")
-    config = Config(
+    return Config(
         endpoints=endpoints,
         default_endpoint=endpoints[names.index(default_name)],
-        system_prompt=_system_prompt(reader.take("system_prompt_path", str, default=None)),
-        fetch_hosts=tuple(host.lower() for host in hosts),
-        bash_timeout_s=float(timeout_s),
+        system_prompt=_system_prompt(read.system_prompt_path),
+        fetch_hosts=tuple(host.lower() for host in read.fetch_hosts),
+        bash_timeout_s=read.bash_timeout_s,
     )
-    reader.refuse_the_rest()
-    return config
-
-
-def _endpoint(entry: Any, index: int, environ: Mapping[str, str]) -> Endpoint:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"endpoints[{index}] must be a table.")
-    reader = _Reader(entry, f"endpoints[{index}].")
-    name = reader.take("name", str)
-    if not name or ":" in name:
-        raise ConfigError(f"endpoints[{index}].name must not be empty or hold a ':'.")
-    base_url = reader.take("base_url", str).rstrip("/")
-    if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"endpoints[{index}].base_url must begin with http:// or https://.")
-    endpoint = Endpoint(
-        name=name,
-        base_url=base_url,
-        wire_api=reader.choose("wire_api", get_args(WireApi), "openai-chat"),
-        default_model=reader.take("default_model", str, default=None) or None,
-        api_key=_api_key(reader, environ),
-        max_tokens=reader.count("max_tokens"),
-        context_window=reader.count("context_window"),
-        tool_calling=reader.choose("tool_calling", get_args(ToolCalling), "auto"),
-        reasoning_effort=reader.take("reasoning_effort", str, default=None) or None,
-    )
-    reader.refuse_the_rest()
-    return endpoint
-
-
-def _api_key(reader: _Reader, environ: Mapping[str, str]) -> str | None:
-    """``api_key`` itself, else what the variable that ``api_key_env`` names holds."""
-    written: str | None = reader.take("api_key", str, default=None)
-    variable: str | None = reader.take("api_key_env", str, default=None)
-    if written or not variable:
-        return written or None
-    if not environ.get(variable):
-        raise ConfigError(f"the variable {variable}, named by {reader.where}api_key_env, is unset.")
-    return environ[variable]
 
 
 def _system_prompt(path: str | None) -> str | None:
@@ -182,51 +182,6 @@ def _whole_number(environ: Mapping[str, str], name: str) -> int | None:
     if not written.isdecimal():
         raise ConfigError(f"{name} must be a whole number.")
     return int(written)
-
-
-class _Reader:
-    """Reads the keys of one table, by name and type; a key left over is an error."""
-
-    def __init__(self, table: Mapping[str, Any], where: str) -> None:
-        self._left = dict(table)
-        self.where = where
-
-    def take(self, key: str, kind: type | tuple[type, ...], **default: Any) -> Any:
-        value = self._left.pop(key, default.get("default"))
-        if value is None:
-            if "default" in default:
-                return None
-            raise ConfigError(f"{self.where}{key} is missing.")
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ConfigError(f"{self.where}{key} has the wrong type.")
-        return value
-
-    def choose(self, key: str, choices: tuple[Value, ...], usual: Value) -> Value:
-        value = self._left.pop(key, usual)
-        if value not in choices:
-            known = ", ".join(map(str, choices))
-            raise ConfigError(f"{self.where}{key} must be one of {known}.")
-        return next(choice for choice in choices if choice == value)
-
-    def count(self, key: str) -> int | None:
-        value: int | None = self.take(key, int, default=None)
-        if value is not None and value < 1:
-            raise ConfigError(f"{self.where}{key} must be at least 1.")
-        return value
-
-    def refuse_the_rest(self) -> None:
-        if self._left:
-            raise ConfigError(f"{self.where}{min(self._left)} is not a setting.")
-
-
-@dataclass(frozen=True, slots=True)
-class Selector:
-    endpoint: Endpoint
-    model: str
-
-    def picker_id(self, config: Config) -> str:
-        """The id that clients see: prefixed only where there is more than one endpoint."""
-        return f"{self.endpoint.name}:{self.model}" if len(config.endpoints) > 1 else self.model
 
 
 def parse_selector(written: str, config: Config) -> Selector:

@@ -9,6 +9,7 @@ A file belongs to the process that holds its lock: no other process writes it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -18,10 +19,11 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from helexa_acp.errors import StoreError
-from helexa_acp.history import Turn, Usage, turn_from_json, turn_to_json
+from helexa_acp.history import Turn, Usage
 
 SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")
 """Whatever a client asks for: no id leads out of the folder."""
@@ -37,7 +39,7 @@ class StoredSession:
     created_at: str
     updated_at: str
     elided_before: int = 0
-    usage: Usage
+    usage: Usage = dataclasses.field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +87,20 @@ class SessionStore:
         path = self._path(session.session_id)
         if hold.path != path.with_suffix(".lock"):
             raise ValueError("the hold is another session's")
-        partial = self._write_partial(json.dumps(_to_json(session)).encode())
+        partial = self._write_partial(json.dumps(msgspec.to_builtins(session)).encode())
         partial.replace(path)
 
     def load(self, session_id: str) -> StoredSession:
         path = self._path(session_id)
         try:
-            return _from_json(json.loads(path.read_bytes()), session_id)
+            session = msgspec.convert(json.loads(path.read_bytes()), StoredSession)
+            if session.session_id != session_id:
+                raise ValueError("it is another session's file")
         except FileNotFoundError:
             raise StoreError(f"There is no session {session_id}.") from None
         except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"Session {session_id} cannot be read: {error}") from None
+        return session
 
     def all(self) -> Iterator[StoredSession]:
         """The sessions that can be read, latest change first."""
@@ -128,49 +133,3 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _to_json(session: StoredSession) -> dict[str, Any]:
-    usage = session.usage
-    return {
-        "session_id": session.session_id,
-        "cwd": session.cwd,
-        "model_id": session.model_id,
-        "mode_id": session.mode_id,
-        "history": [turn_to_json(turn) for turn in session.history],
-        "created_at": session.created_at,
-        "updated_at": session.updated_at,
-        "elided_before": session.elided_before,
-        "usage": {
-            "input_tokens": usage.input_tokens,
-            "output_tokens": usage.output_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "thought_tokens": usage.thought_tokens,
-            "last_total_tokens": usage.last_total_tokens,
-        },
-    }
-
-
-def _from_json(read: Any, session_id: str) -> StoredSession:
-    """Raises ValueError."""
-    texts = ("session_id", "cwd", "model_id", "mode_id", "created_at", "updated_at")
-    if not isinstance(read, dict) or not all(isinstance(read.get(key), str) for key in texts):
-        raise ValueError("it is not a session")
-    if read["session_id"] != session_id:
-        raise ValueError("it is another session's file")
-    history, elided_before = read.get("history"), read.get("elided_before", 0)
-    counts = read.get("usage", {})
-    if not isinstance(history, list) or not isinstance(counts, dict):
-        raise ValueError("it is not a session")
-    if not all(isinstance(count, int) for count in (elided_before, *counts.values())):
-        raise ValueError("its counts are not numbers")
-    try:
-        usage = Usage(**counts)
-    except TypeError:
-        raise ValueError("its counts are unknown") from None
-    return StoredSession(
-        **{key: read[key] for key in texts},
-        history=tuple(turn_from_json(turn) for turn in history),
-        elided_before=elided_before,
-        usage=usage,
-    )

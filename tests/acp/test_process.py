@@ -150,7 +150,7 @@ def test_a_broken_configuration_is_reported(tmp_path: Path) -> None:
         timeout=120,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"helexa-acp: {config}: surprise is not a setting.\n"
+    assert done.stderr == f"helexa-acp: {config}: Object contains unknown field `surprise`\n"
 
 
 def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
