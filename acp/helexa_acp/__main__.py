@@ -16,7 +16,7 @@ from helexa_acp.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 LOGGER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
-TALKATIVE = ("asyncio", "httpx2", "httpcore2", "openai", "anthropic")
+TALKATIVE = ("asyncio", "httpx2", "httpcore2", "openai")
 """Libraries that log every request, with its address: they warn, unless they are named."""
 HELP = """\
 usage: helexa-acp [--help | --version]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,15 +81,13 @@ class ClientPort:
         return response.content
 
     async def write_text(self, path: Path, content: str) -> None:
-        try:
+        with _failing_as(f"the editor did not write {path}"):
             await self.client.write_text_file(
                 session_id=self.session_id, path=str(path), content=content
             )
-        except (RequestError, ValueError) as error:
-            raise ToolError(f"the editor did not write {path}: {error}") from None
 
     async def open_terminal(self, command: str, cwd: Path) -> str:
-        try:
+        with _failing_as("the editor opened no terminal"):
             response = await self.client.create_terminal(
                 session_id=self.session_id,
                 command="sh",
@@ -95,39 +95,40 @@ class ClientPort:
                 cwd=str(cwd),
                 output_byte_limit=OUTPUT_LIMIT_BYTES,
             )
-        except (RequestError, ValueError) as error:
-            raise ToolError(f"the editor opened no terminal: {error}") from None
         return response.terminal_id
 
     async def wait_for_exit(self, terminal_id: str) -> Exit:
-        try:
+        with _failing_as("the editor lost the terminal"):
             response = await self.client.wait_for_terminal_exit(
                 session_id=self.session_id, terminal_id=terminal_id
             )
-        except (RequestError, ValueError) as error:
-            raise ToolError(f"the editor lost the terminal: {error}") from None
         return Exit(response.exit_code, response.signal)
 
     async def kill_terminal(self, terminal_id: str) -> None:
-        try:
+        with _failing_as("the editor did not end the command"):
             await self.client.kill_terminal(session_id=self.session_id, terminal_id=terminal_id)
-        except (RequestError, ValueError) as error:
-            raise ToolError(f"the editor did not end the command: {error}") from None
 
     async def release_terminal(self, terminal_id: str) -> None:
         await self.client.release_terminal(session_id=self.session_id, terminal_id=terminal_id)
 
     async def terminal_output(self, terminal_id: str, ended: Exit) -> CommandOutput:
         """``ended`` is how waiting for it ended, for editors that report it there alone."""
-        try:
+        with _failing_as("the editor sent no output"):
             response = await self.client.terminal_output(
                 session_id=self.session_id, terminal_id=terminal_id
             )
-        except (RequestError, ValueError) as error:
-            raise ToolError(f"the editor sent no output: {error}") from None
         status = response.exit_status
         return CommandOutput(
             text=response.output,
             is_truncated=response.truncated,
             exit=Exit(status.exit_code, status.signal) if status else ended,
         )
+
+
+@contextlib.contextmanager
+def _failing_as(what: str) -> Iterator[None]:
+    """A refusal of the editor, or an answer that is none, as a ToolError."""
+    try:
+        yield
+    except (RequestError, ValueError) as error:
+        raise ToolError(f"{what}: {error}") from None
