@@ -121,7 +121,14 @@ BOUNDARIES = (
         )
     ),
     # Installed alone, beside an editor: nothing of helexa is there.
-    Boundary("acp/helexa_acp", (*OUTSIDE, "inference", "benchmarks", "tests")),
+    Boundary(
+        "acp/helexa_acp",
+        (*OUTSIDE, "inference", "benchmarks", "tests"),
+        frozenset(
+            (f"acp/helexa_acp/{name}.py", "msgspec")
+            for name in ("compaction", "config", "history", "store")
+        ),
+    ),
     Boundary("inference/engine/scheduling", ("torch", "numpy")),
     *(
         Boundary(f"inference/engine/{name}.py", ("torch", "numpy"))

@@ -1,6 +1,7 @@
 """The openai SDK's client for an endpoint of any API: its requests, retries, streams and errors.
 
-The anthropic SDK is not used for its API: importing it takes twice as long, for the same client.
+The anthropic SDK is not used for its API: it adds 18 MB to the 27 that are installed, and its
+import takes over twice as long, for the same client.
 Streams are read with patience, for some servers get events wrong.
 """
 
