@@ -26,10 +26,11 @@ UNFILLED = frozenset(
     {
         *("auth_group", "auth_group_permissions", "auth_user_groups"),
         *("auth_user_user_permissions", "django_admin_log", "django_session"),
-        *("fleet_controlterm", "metering_gatewaylease"),
+        *("fleet_controlterm", "metering_gatewaylease", "metering_setasidereport"),
     }
 )
-"""Tables of Django that helexa does not use, and of what runs at the moment."""
+"""Tables of Django that helexa does not use, of what runs at the moment, and of what only releases
+up to 0.2.0 wrote."""
 
 
 def test_losses_are_found() -> None:
