@@ -28,7 +28,7 @@ from inference.protocol.sampling import Grammar, SamplingParams
 PROMPT_TOKENS = 128
 VOCAB_SIZE = 50_000
 NUM_SEQUENCES = 8
-"""Of the steps with and without a grammar."""
+"""How many sequences run in the steps with and without a grammar."""
 TEMPERATURES = (0.0, 1.0)
 STEPS_PER_TURN = 40
 PROMPT = (

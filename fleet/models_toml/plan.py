@@ -47,7 +47,7 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Of a model, an alias or an upstream."""
+    """One change of a model, an alias or an upstream."""
 
     action: Action
     name: str

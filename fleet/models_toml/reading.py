@@ -63,7 +63,7 @@ class Remark:
 
 
 class ModelsTomlError(FleetError):
-    """Nothing of the file is used. ``problems`` are all that were found."""
+    """The file has mistakes, so none of it is used. ``problems`` are all that were found."""
 
     http_status = 400
     code = "invalid_models_toml"
