@@ -174,6 +174,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
     """Sampling defaults of generation_config.json, by SamplingOptions field name."""
+    unused_defaults: tuple[str, ...] = ()
+    """Those that no sampler here computes, with their values."""
 
     @property
     def num_query_groups(self) -> int:

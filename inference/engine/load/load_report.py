@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.built_model import BuiltModel
-from inference.engine.load.memory.kv_memory import (
-    KVPlan,
-)
+from inference.engine.load.memory.kv_memory import KVPlan
 from inference.loading.gguf.tokenizer_files import tokenizer_warnings
 from inference.loading.image_processor import vision_input
 from inference.loading.loader import OpenedModel
@@ -20,6 +20,14 @@ def load_warnings(device: torch.device) -> list[str]:
     """Returns, as text, what this host lacks to run its models as fast as they could."""
     problem = triton_problem() if device.type == "cuda" else None
     return [] if problem is None else [problem]
+
+
+def sampling_warnings(unused_defaults: Sequence[str]) -> list[str]:
+    return [
+        f"the model's files recommend {default}, and no sampler here computes that: answers are "
+        "sampled without it"
+        for default in unused_defaults
+    ]
 
 
 def load_report(
@@ -59,6 +67,7 @@ def load_report(
         warnings=[
             *load_warnings(built.model.device),
             *tokenizer_warnings(opened.tokenizer_dir),
+            *sampling_warnings(config.unused_defaults),
         ],
         vision=vision_input(config),
         context_reason=plan.context_reason,

@@ -19,6 +19,19 @@ BOUNDS: dict[str, tuple[float, float]] = {
 """The bounds of each default, by the names of ``SamplingOptions``. A file may go beyond what
 clients may ask for, and no further than to what has a meaning."""
 
+NEUTRAL: dict[str, Any] = {
+    "general.sampling.sequence": "",
+    "general.sampling.xtc_probability": 0,
+    "general.sampling.mirostat": 0,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+}
+"""Defaults of GGUF files and of generation_config.json that no sampler here computes, with the
+value that changes nothing. What only tunes one of them (``mirostat_tau``) goes without saying."""
+
 
 def generation_defaults(
     given: Mapping[str, Any], keys: Mapping[str, str] | None = None
@@ -32,6 +45,15 @@ def generation_defaults(
         if given.get(key) is not None
     }
     return {name: _whole(value) if name == "top_k" else value for name, value in found.items()}
+
+
+def unused_defaults(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """A phrase for each default that would change answers and is not computed."""
+    return tuple(
+        f"{key} {given[key]!r}"
+        for key, neutral in NEUTRAL.items()
+        if given.get(key) is not None and given[key] != neutral
+    )
 
 
 def _checked(key: str, value: Any, least: float, most: float) -> float | int:

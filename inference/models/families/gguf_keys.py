@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
-from inference.models.families.generation_defaults import generation_defaults
+from inference.models.families.generation_defaults import generation_defaults, unused_defaults
 from inference.models.families.hub_config import (
     extended_positions,
     repeated,
@@ -135,6 +135,7 @@ def text_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "bos_token_id": _token_id(metadata, "bos"),
         "eos_token_ids": _end_of_sequence_ids(metadata),
         "generation_defaults": generation_defaults(metadata, SAMPLING_KEYS),
+        "unused_defaults": unused_defaults(metadata),
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
-from inference.models.families.generation_defaults import generation_defaults
+from inference.models.families.generation_defaults import generation_defaults, unused_defaults
 from inference.protocol.load_errors import BadFileError
 
 LAYER_TYPES: dict[str, MixerKind] = {
@@ -55,6 +55,7 @@ def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
         "bos_token_id": next(iter(_ids("bos_token_id", config, generation)), None),
         "eos_token_ids": _ids("eos_token_id", generation, config),
         "generation_defaults": generation_defaults(generation),
+        "unused_defaults": unused_defaults(generation),
     }
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from inference.engine.load.load_report import sampling_warnings
 from inference.loading.config.hub_config import parse_config, read_directory_config
 from inference.loading.config.model_type import with_model_type
 from inference.loading.gguf.config import read_gguf_config
@@ -112,6 +113,33 @@ def test_defaults_that_no_sampler_computes_with_are_refused(name: str, value: ob
         parse_config(LLAMA, {name: value})
     with pytest.raises(BadFileError, match=rf"default {SPELT_IN_GGUF[name]} is|top_k is"):
         text_facts({SPELT_IN_GGUF[name]: value})
+
+
+@each_case(
+    ("written", "unused"),
+    [
+        (
+            {"general.sampling.sequence": "penalties;xtc"},
+            ("general.sampling.sequence 'penalties;xtc'",),
+        ),
+        (
+            {"general.sampling.mirostat": 2, "general.sampling.mirostat_tau": 5.0},
+            ("general.sampling.mirostat 2",),
+        ),
+        ({"general.sampling.xtc_probability": 0.0, "general.sampling.xtc_threshold": 0.1}, ()),
+        ({"general.sampling.temp": 0.6}, ()),
+        ({"typical_p": 0.95, "num_beams": 4}, ("typical_p 0.95", "num_beams 4")),
+        ({"typical_p": 1.0, "num_beams": 1, "epsilon_cutoff": 0.0}, ()),
+    ],
+)
+def test_defaults_that_no_sampler_computes_are_reported(
+    written: dict[str, object], unused: tuple[str, ...]
+) -> None:
+    assert text_facts(written)["unused_defaults"] == unused
+    assert parse_config(LLAMA, written).unused_defaults == unused
+    assert [
+        default in one for default, one in zip(unused, sampling_warnings(unused), strict=True)
+    ] == [True for _ in unused]
 
 
 def test_qwen2_declares_a_window_that_is_off() -> None:
