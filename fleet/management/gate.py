@@ -255,12 +255,21 @@ class Gate:
 
 
 def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Loaded]:
-    """The replicas that are ready, on that neuron or on all."""
+    """The replicas that are ready, on that neuron or on all, without those that stand in until
+    their model is back on another neuron."""
+    home = {
+        model: line["name"]
+        for line in overview["neurons"]
+        if line["status"] == "online"
+        for model in line.get("coming_back", ())
+    }
     return sorted(
         Loaded(line["name"], replica["model"])
         for line in overview["neurons"]
         for replica in line["replicas"]
-        if replica["status"] == "ready" and neuron in (None, line["name"])
+        if replica["status"] == "ready"
+        and neuron in (None, line["name"])
+        and home.get(replica["model"], line["name"]) == line["name"]
     )
 
 

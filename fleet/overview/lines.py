@@ -81,6 +81,8 @@ class NeuronLine:
     devices: tuple[DeviceLine, ...]
     replicas: tuple[ReplicaLine, ...]
     held_stages: tuple[HeldStageLine, ...] = ()
+    coming_back: tuple[str, ...] = ()
+    """Models from before its drain that other neurons may hold until they are here again."""
     disk_total_bytes: int | None = None
     """The size of the disk that downloads go to. ``None``: the neuron does not report it."""
     disk_free_bytes: int | None = None

@@ -30,6 +30,7 @@ from fleet.overview.lines import (
     ReplicaLine,
 )
 from fleet.overview.live_readings import NO_READINGS, LiveReadings, read_live
+from fleet.services.hosts.neurons import models_to_restore
 from inference.protocol.refusals import Refused
 from inference.version import VERSION
 from metering import selectors as metering_selectors
@@ -83,8 +84,12 @@ def _neurons(readings: LiveReadings, digests: Mapping[str, str]) -> tuple[Neuron
     devices: dict[int, list[Device]] = defaultdict(list)
     for device in Device.objects.order_by("kind", "index"):
         devices[device.neuron_id].append(device)
+    coming_back = models_to_restore()
     return tuple(
-        _neuron_line(neuron, devices[neuron.pk], tuple(replicas[neuron.pk]), readings)
+        replace(
+            _neuron_line(neuron, devices[neuron.pk], tuple(replicas[neuron.pk]), readings),
+            coming_back=coming_back.get(neuron.name, ()),
+        )
         for neuron in Neuron.objects.all()
     )
 

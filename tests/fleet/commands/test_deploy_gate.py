@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,12 +24,19 @@ from tests.cases import each_case
 QWEN_ON_BEAST = Loaded("beast", "qwen")
 
 
-def neuron(name: str = "beast", status: str = "online", **statuses: str) -> dict[str, Any]:
+def neuron(
+    name: str = "beast", status: str = "online", coming_back: Sequence[str] = (), **statuses: str
+) -> dict[str, Any]:
     replicas = [
         {"model": model, "status": word, "failure": "no memory" if word == "failed" else ""}
         for model, word in statuses.items()
     ]
-    return {"name": name, "status": status, "replicas": replicas}
+    return {
+        "name": name,
+        "status": status,
+        "replicas": replicas,
+        "coming_back": list(coming_back),
+    }
 
 
 def overview(*neurons: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -139,6 +147,19 @@ def test_a_fleet_without_models_has_nothing_to_probe() -> None:
     fleet = FakeFleet(overview(neuron()))
     assert fleet.gate("beast").problems([]) == []
     assert fleet.printed == ["no model is loaded on beast: nothing to probe"]
+
+
+def test_what_stands_in_for_an_upgraded_neuron_is_neither_remembered_nor_asked() -> None:
+    substitute = neuron("benjy", llama="ready", qwen="ready")
+    back = neuron("beast", coming_back=["qwen"], qwen="ready")
+    assert ready_now(overview(back, substitute), "benjy") == [Loaded("benjy", "llama")]
+    assert ready_now(overview(back, substitute), "beast") == [QWEN_ON_BEAST]
+    settled = overview(neuron("beast", qwen="ready"), substitute)
+    assert Loaded("benjy", "qwen") in ready_now(settled, "benjy")
+    fleet = FakeFleet(overview(back, substitute))
+    fleet.served_by = "benjy"
+    assert fleet.gate("benjy").problems([Loaded("benjy", "llama")]) == []
+    assert fleet.asked == [("/v1/chat/completions", "llama")]
 
 
 AWAY = RefusedError(0, "http://gateway:31313 does not answer: refused")

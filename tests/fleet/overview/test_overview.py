@@ -100,6 +100,14 @@ def test_stages_of_other_hosts_models_hold_memory(beat, build) -> None:
     assert not neuron.devices[0].held and row.load == "nothing loaded"
 
 
+def test_models_that_come_back_after_a_drain(beat, build) -> None:
+    name = beat(replicas=[build.replica()]).name
+    services.neuron_drain(actor=COMMAND, neuron_name=name)
+    assert fleet_overview().neurons[0].coming_back == (), "it drains still"
+    services.neuron_resume(actor=COMMAND, neuron_name=name)
+    assert fleet_overview().neurons[0].coming_back == ("tiny",)
+
+
 def test_what_is_recorded_is_shown_while_redis_is_away(beat, build, monkeypatch) -> None:
     beat(devices=[build.device(utilization_percent=71)])
     nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
