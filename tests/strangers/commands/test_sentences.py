@@ -22,6 +22,7 @@ SCRIPTS = {
     "bench": ("--help", "--no-such-flag"),
     "bench-gateway": ("--help", "--no-such-flag"),
     "first-hour-on-a-card": ("--help", "--no-such-flag"),
+    "lines": ("--help", "--no-such-flag", "no-such-commit"),
     "nightly": ("--help", "--no-such-flag", "--files none"),
     "try-clients": ("--help", "--no-such-flag"),
     "in-environment": ("", "no_such_package no.such.module"),
