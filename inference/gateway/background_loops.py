@@ -17,8 +17,6 @@ Loop = Callable[[], Coroutine[Any, Any, None]]
 
 
 class BackgroundLoops:
-    """Belong to one event loop."""
-
     def __init__(self) -> None:
         self.are_running = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -42,7 +40,6 @@ class BackgroundLoops:
 
 
 async def _supervised(name: str, loop: Loop) -> None:
-    """Runs ``loop``, again after each failure, until it returns or its task is cancelled."""
     record = FailureRecord(f"gateway's loop {name}")
     try:
         while not record.has_ended:
@@ -59,7 +56,6 @@ async def _supervised(name: str, loop: Loop) -> None:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task was asked to end: something that it waited for may have been as well."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -82,13 +78,10 @@ class SharedWork(Generic[Result]):
         return await asyncio.shield(self._task)
 
     async def finish(self) -> None:
-        """Waits until what has begun has ended."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """A shared task may have lost its last waiter; a waiting caller gets the exception all the
-    same."""
     if not task.cancelled():
         task.exception()

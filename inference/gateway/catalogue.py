@@ -44,9 +44,7 @@ FIRST_WAIT_S = 4.5
 class Catalogue(Protocol):
     """Each method raises ``ApiError``: 503 database_unavailable when the database is away."""
 
-    async def find(self, name: str) -> CatalogueEntry:
-        """The entry of that name or alias. Raises ``ModelNotFoundError``."""
-        ...
+    async def find(self, name: str) -> CatalogueEntry: ...
 
     async def entries(self) -> tuple[CatalogueEntry, ...]: ...
 
@@ -62,17 +60,13 @@ class Catalogue(Protocol):
         """Shuts an invited neuron out. Raises nothing: it is logged where that fails."""
         ...
 
-    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
-        """A download to a neuron, or the one of the same that is under way."""
-        ...
+    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState: ...
 
     async def pull_state(self, before: PullState) -> PullState: ...
 
     async def cancel_pull(self, state: PullState, actor: Actor) -> None: ...
 
-    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
-        """The finished pull of a source becomes a model that clients can ask for."""
-        ...
+    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None: ...
 
 
 class DatabaseCatalogue:
@@ -117,7 +111,6 @@ class DatabaseCatalogue:
             return self._last.by_name
 
     async def _offered(self) -> OfferedModels:
-        """Raises ``ServiceUnavailableError``."""
         if (kept := selectors.catalogue_cache.kept()) is not None:
             self._last = kept
             return kept
@@ -144,7 +137,6 @@ class DatabaseCatalogue:
         return self._last
 
     def _has_read(self, reading: asyncio.Task[OfferedModels]) -> None:
-        """The caller may have left; then no other code retrieves the error."""
         self._reading = None
         if not reading.cancelled():
             reading.exception()
@@ -183,7 +175,6 @@ def _refusal(error: FleetError) -> ApiError:
 
 
 def pull_start(request: PullRequest, actor: Actor) -> PullState:
-    """Raises ``ApiError``."""
     asked_at = timezone.now()
     try:
         if request.model is not None:
@@ -222,7 +213,6 @@ def pull_cancel(state: PullState, actor: Actor) -> None:
 
 
 def pull_offer(request: PullRequest, state: PullState, actor: Actor) -> None:
-    """What a finished download is of is in the catalogue from then on. Raises ``ApiError``."""
     assert request.source is not None, "what the catalogue names is offered already"
     try:
         services.pulled_model_offer(

@@ -25,8 +25,6 @@ Result = TypeVar("Result")
 
 
 class DatabaseThreads:
-    """``name`` is for people who look at threads."""
-
     def __init__(self, name: str) -> None:
         self._threads = SupervisedPool(NUM_THREADS, thread_name_prefix=name)
 

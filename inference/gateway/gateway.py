@@ -80,15 +80,12 @@ MAX_READ_BYTES = 16 * 1024 * 1024
 READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
 FINAL_USAGE_STOP_S = 0.4
-"""How long neurons get for reporting what cancelled requests used when the gateway stops."""
 FINAL_USAGE_POLL_S = 0.02
 LEDGER_STOP_S = 5.0
 RECORDS_STOP_S = 2.0
 SPANS_STOP_S = 2.0
 FLUSH_S = 1.0
-"""What frames that are on their way get when the gateway stops."""
 FAREWELL_S = 1.0
-"""How long requests that were cut short may take to answer their clients."""
 
 
 class Gateway:
@@ -134,7 +131,6 @@ class Gateway:
             on_error=self.refusals.observe,
         )
         self._tracing: Tracing | None = None
-        """``None``: requests are not traced."""
         self.draining = False
         self._drain_ended = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -211,7 +207,6 @@ class Gateway:
         endpoint: str,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> Call:
-        """``headers``, as in an ASGI scope, name the client's program and may name its trace."""
         user_agent = dict(headers).get(b"user-agent", b"").decode("latin-1")
         tracing = None if endpoint in PROBES else self._tracing
         return Call(
@@ -232,7 +227,6 @@ class Gateway:
             return True
 
     async def is_ready(self, model: str) -> bool:
-        """Whether a request for it needs no load. Raises ``ServiceUnavailableError``."""
         snapshot = await self.liveness.placing_snapshot()
         return any(replica.status is ReplicaStatus.READY for replica in snapshot.replicas_of(model))
 
@@ -256,7 +250,6 @@ class Gateway:
         self._beginnings.append(begin)
 
     def run_beside(self, name: str, work: Loop) -> asyncio.Task[None]:
-        """Runs the work until the gateway stops; again, where it breaks."""
         return self._loops.begin(name, work)
 
     def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -292,7 +285,6 @@ class Gateway:
             self._records.stop(RECORDS_STOP_S)
 
     def end_drain(self) -> None:
-        """What the drain still waits for is cut short now."""
         self._drain_ended.set()
 
     async def _wait_for_handlers(self, grace_s: float) -> None:
@@ -326,7 +318,6 @@ class Gateway:
         await self.held.look(self.liveness.neuron_names())
 
     async def _publish_waiting(self) -> None:
-        """The control gives time slices by it. Raises ``ServiceUnavailableError``."""
         await self._queue_demand.publish(self.placer.waiting())
 
     async def _count_refusals(self) -> None:

@@ -37,8 +37,6 @@ class MessageBatchApiConsumer(BatchApiConsumer):
 
 
 class MessageBatchesConsumer(MessageBatchApiConsumer):
-    """POST and GET /v1/messages/batches."""
-
     endpoint = "/v1/messages/batches"
     other_methods: ClassVar[tuple[str, ...]] = ("POST",)
 
@@ -77,8 +75,6 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
 
 
 class MessageBatchConsumer(MessageBatchApiConsumer):
-    """GET and DELETE /v1/messages/batches/{id}."""
-
     endpoint = "/v1/messages/batches/{id}"
     other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
 
@@ -93,8 +89,6 @@ class MessageBatchConsumer(MessageBatchApiConsumer):
 
 
 class CancelMessageBatchConsumer(MessageBatchApiConsumer):
-    """POST /v1/messages/batches/{id}/cancel."""
-
     method = "POST"
     endpoint = "/v1/messages/batches/{id}/cancel"
 
@@ -104,8 +98,6 @@ class CancelMessageBatchConsumer(MessageBatchApiConsumer):
 
 
 class MessageBatchResultsConsumer(MessageBatchApiConsumer):
-    """GET /v1/messages/batches/{id}/results."""
-
     endpoint = "/v1/messages/batches/{id}/results"
 
     async def answer(self, body: bytes) -> None:
@@ -116,7 +108,6 @@ class MessageBatchResultsConsumer(MessageBatchApiConsumer):
 
 
 def _write_lines(file: IO[bytes], body: bytes, _context: object) -> int:
-    """Returns how many there are."""
     number = 0
     for number, line in enumerate(anthropic_batches.parse(body), start=1):  # noqa: B007
         file.write(line)

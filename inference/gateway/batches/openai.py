@@ -51,7 +51,6 @@ class BatchApiConsumer(ApiConsumer):
 
     @property
     def named(self) -> str:
-        """The id in the path."""
         return str(self.scope["url_route"]["kwargs"]["name"])
 
     @property
@@ -60,8 +59,6 @@ class BatchApiConsumer(ApiConsumer):
 
 
 class FilesConsumer(BatchApiConsumer):
-    """POST and GET /v1/files."""
-
     endpoint = "/v1/files"
     other_methods: ClassVar[tuple[str, ...]] = ("POST",)
 
@@ -103,8 +100,6 @@ class FilesConsumer(BatchApiConsumer):
 
 
 class FileConsumer(BatchApiConsumer):
-    """GET and DELETE /v1/files/{id}."""
-
     endpoint = "/v1/files/{id}"
     other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
 
@@ -118,8 +113,6 @@ class FileConsumer(BatchApiConsumer):
 
 
 class FileContentConsumer(BatchApiConsumer):
-    """GET /v1/files/{id}/content."""
-
     endpoint = "/v1/files/{id}/content"
 
     async def answer(self, body: bytes) -> None:
@@ -128,8 +121,6 @@ class FileContentConsumer(BatchApiConsumer):
 
 
 class BatchesConsumer(BatchApiConsumer):
-    """POST and GET /v1/batches."""
-
     endpoint = "/v1/batches"
     other_methods: ClassVar[tuple[str, ...]] = ("POST",)
 
@@ -164,8 +155,6 @@ class BatchesConsumer(BatchApiConsumer):
 
 
 class BatchConsumer(BatchApiConsumer):
-    """GET /v1/batches/{id}."""
-
     endpoint = "/v1/batches/{id}"
 
     async def answer(self, body: bytes) -> None:
@@ -174,8 +163,6 @@ class BatchConsumer(BatchApiConsumer):
 
 
 class CancelBatchConsumer(BatchConsumer):
-    """POST /v1/batches/{id}/cancel."""
-
     method = "POST"
     endpoint = "/v1/batches/{id}/cancel"
 
@@ -198,7 +185,6 @@ class Upload:
 
 
 def read_upload(content_type: str, body: IO[bytes]) -> Upload:
-    """Raises ``InvalidRequestError``."""
     if not content_type.startswith("multipart/form-data"):
         raise InvalidRequestError("Send the file as multipart/form-data.", param="file")
     num_bytes = body.seek(0, os.SEEK_END)
@@ -218,8 +204,6 @@ def read_upload(content_type: str, body: IO[bytes]) -> Upload:
 
 
 class _ToFile(FileUploadHandler):
-    """The gateway has bounded the body already."""
-
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)
         self._content = spooled_file()

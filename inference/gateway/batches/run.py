@@ -68,7 +68,6 @@ class BatchRun:
         self._batch = batch
         self._dialect = DIALECTS[batch.dialect]
         self._begun: dict[str, BatchLine] = {}
-        """The lines that are running, by custom id."""
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self._why_unrun: Unrun | None = "cancelled" if batch.status == CANCELLING else None
         self._is_lost = False
@@ -129,7 +128,6 @@ class BatchRun:
         await self._end(self._why_unrun or "completed")
 
     async def _resume(self) -> set[str]:
-        """Counts what has been answered, and returns the custom ids of it."""
         answered: set[str] = set()
 
         def count(result: dict[str, Any]) -> None:
@@ -191,8 +189,6 @@ class BatchRun:
             del self._begun[line.custom_id]
 
     async def _write_unrun(self, why: Unrun, lines: InputFile) -> None:
-        """Writes for the lines without a result why they were not run, after the pending
-        results."""
         async with self._writing:
             num_left = 0
 
@@ -206,7 +202,6 @@ class BatchRun:
             self._counts[f"num_{why}"] += num_left
 
     async def _watch(self, rows: list[asyncio.Task[None]]) -> None:
-        """Ends the rows where the batch is cancelled, or another gateway has its lease."""
         while True:
             with contextlib.suppress(ServiceUnavailableError):
                 status = await self._status()
@@ -263,9 +258,7 @@ PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
     "/v1/messages": anthropic_messages.parse,
 }
 ENGINE_ENDED = frozenset({"engine_crashed", "engine_hung", "device_fault"})
-"""What a request fails with whose engine ended under it and others."""
 NEURON_LOST = "neuron_lost"
-"""What an accepted request fails with whose neuron died, of whatever cause."""
 MAX_NEURON_LOSSES = 2
 """After how many a row is run once more. A host may lose power more often than an engine crashes,
 but a row whose text ends its neuron would end one instance after the other."""

@@ -30,7 +30,6 @@ from inference.wire.errors import (
 
 BATCH_LASTS = timedelta(hours=24)
 MAX_FORGOTTEN = 100
-"""Expired files that are deleted at once."""
 RESULT_PURPOSES = {"openai": "batch_output", "anthropic": "message_batch_results"}
 PIECE_BYTES = 256 * 1024
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
@@ -83,14 +82,12 @@ class BatchStore:
             raise self._full(account, error.used) from error
 
     async def find_file(self, file_id: str, account: str) -> FileRecord:
-        """Raises ``FileNotStoredError``."""
         found = await self.database.query(lambda: selectors.file_find(file_id, account=account))
         if found is None:
             raise FileNotStoredError(file_id)
         return found
 
     async def content(self, file_id: str, account: str) -> Path:
-        """Raises ``FileNotStoredError``, and what ``path`` does."""
         await self.find_file(file_id, account)
         return self.path(file_id)
 
@@ -110,13 +107,11 @@ class BatchStore:
         return await self.database.query(find) is not None
 
     def results(self, batch: BatchRecord) -> list[Path]:
-        """The answers and errors of a batch that has ended. Raises ``ServiceUnavailableError``."""
         num_errors = batch.num_failed + batch.num_expired + batch.num_cancelled
         files = ((batch.output_file, batch.num_completed), (batch.error_file, num_errors))
         return [self.path(file_id) for file_id, number in files if number]
 
     async def delete_file(self, file_id: str, account: str) -> None:
-        """Raises ``FileNotStoredError``."""
         if not await self.database.query(
             lambda: services.file_delete(file_id=file_id, account=account)
         ):
@@ -124,7 +119,6 @@ class BatchStore:
         await self._on_disk(lambda: self.files.delete(file_id))
 
     async def forget_expired_files(self) -> None:
-        """Deletes them and their contents."""
         while expired := await self.database.query(lambda: selectors.files_expired(MAX_FORGOTTEN)):
             for file_id in expired:
                 await self._on_disk(partial(self.files.delete, file_id))
@@ -133,7 +127,6 @@ class BatchStore:
     async def add_batch(
         self, *, account: str, key: str, dialect: str, endpoint: str, **fields: Any
     ) -> BatchRecord:
-        """Raises ``InsufficientQuotaError``."""
         made: Mapping[str, Any] = {
             "id": f"{ID_PREFIXES[dialect]}{uuid.uuid4().hex}",
             "account": account,
@@ -157,7 +150,6 @@ class BatchStore:
             ) from error
 
     async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
-        """Raises ``BatchNotFoundError``."""
         found = await self.database.query(
             lambda: selectors.batch_find(batch_id, account=account, dialect=dialect)
         )
@@ -182,7 +174,6 @@ class BatchStore:
         return True
 
     async def keep_results(self, batch: BatchRecord) -> None:
-        """Makes the results of a batch that ends files of its account."""
         for file_id, what in ((batch.output_file, "output"), (batch.error_file, "error")):
             if size_bytes := self.files.size_bytes(file_id):
                 await self.database.query(
@@ -215,6 +206,5 @@ class BatchStore:
 
 
 def pieces_of(file: IO[bytes]) -> Iterator[bytes]:
-    """The rest of the file."""
     while piece := file.read(PIECE_BYTES):
         yield piece

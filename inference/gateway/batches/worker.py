@@ -19,14 +19,11 @@ from inference.gateway.gateway import Gateway
 from inference.wire.errors import ServiceUnavailableError
 
 MAX_BATCHES = 4
-"""Worked on at once by one gateway."""
 LOOK_FOR_BATCHES_S = 5.0
 MAX_LOOKED_AT = 100
 
 
 class BatchWorker:
-    """Deletes expired files as well. Belongs to one event loop."""
-
     def __init__(self, gateway: Gateway, store: BatchStore) -> None:
         self._gateway = gateway
         self._store = store

@@ -61,14 +61,11 @@ HEAD = "HEAD"
 
 
 class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
-    """The connection with one client, until it ends or is given up."""
-
     def __init__(self) -> None:
         self._exchange: asyncio.Task[None] | None = None
         self._given_up = False
 
     def stop_working(self) -> None:
-        """Called at the end, whatever that was."""
         raise NotImplementedError
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -98,7 +95,6 @@ class ApiConsumer(AbortableConsumer):
 
     method: ClassVar[str] = "GET"
     other_methods: ClassVar[tuple[str, ...]] = ()
-    """The methods answered at the same path beside ``method``."""
     scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
     """``None``: anybody may ask."""
     error_outcome: ClassVar[str] = FINISHED
@@ -109,12 +105,10 @@ class ApiConsumer(AbortableConsumer):
     scope: dict[str, Any]
 
     call: Call
-    """There from the first message on."""
 
     def __init__(
         self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
     ) -> None:
-        """``errors``: the dialect of errors for this request's client."""
         super().__init__()
         self.gateway = gateway
         self.errors = errors
@@ -135,7 +129,6 @@ class ApiConsumer(AbortableConsumer):
         raise NotImplementedError
 
     async def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
-        """Parses the body, and treats unknown fields as the operator wants. Raises ``ApiError``."""
         return await parse_aside(partial(self._parsed, parse, body), len(body))
 
     def _parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
@@ -149,7 +142,6 @@ class ApiConsumer(AbortableConsumer):
         return parsed
 
     async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
-        """``parsed``, with its images. Raises ``ApiError``."""
         return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
 
     def stop_working(self) -> None:
@@ -250,8 +242,6 @@ class ApiConsumer(AbortableConsumer):
         await self.send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def refuse(self, error: ApiError) -> None:
-        """Sends the error as a status where nothing has been sent yet, else as the stream's last
-        event."""
         if self._response_ended:
             return
         if self._breaks_off:
@@ -273,7 +263,6 @@ class ApiConsumer(AbortableConsumer):
         )
 
     async def _open(self) -> None:
-        """Finds who asks by the headers alone, before the body is read. Raises ``ApiError``."""
         self._open_call()
         if self.scope_needed is not None:
             await self._identify(self.scope["headers"], self.scope_needed)
@@ -306,7 +295,6 @@ class ApiConsumer(AbortableConsumer):
         ensure_scope(principal, scope_needed)
 
     def _check_before_body(self) -> None:
-        """Raises ``ApiError``."""
         allowed, method = (self.method, *self.other_methods), self.scope["method"]
         if method not in allowed and not (method == HEAD and "GET" in allowed):
             raise MethodNotAllowedError(method, ", ".join(allowed))
@@ -315,7 +303,6 @@ class ApiConsumer(AbortableConsumer):
         check_body_headers(self.scope["headers"], self.gateway.config.max_body_bytes)
 
     async def _take_body(self, part: bytes) -> None:
-        """Raises ``ApiError`` where a bound is passed."""
         if self._num_body_bytes + len(part) > self.gateway.config.max_body_bytes:
             raise RequestTooLargeError(self.gateway.config.max_body_bytes)
         self.gateway.bounds.take_body(len(part))
@@ -323,7 +310,6 @@ class ApiConsumer(AbortableConsumer):
         await self.keep_body(part)
 
     async def keep_body(self, part: bytes) -> None:
-        """The next part of the body, which ``answer`` is given whole."""
         self._body += part
 
     async def _handle(self, body: bytes) -> None:
@@ -352,8 +338,6 @@ def _content_type(type_: bytes) -> tuple[bytes, bytes]:
 
 
 class UnknownUrlConsumer(ApiConsumer):
-    """A path under /v1 that does not exist."""
-
     scope_needed = None
     endpoint = UNKNOWN_ENDPOINT
 

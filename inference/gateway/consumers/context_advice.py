@@ -17,8 +17,6 @@ WHERE = "The numbers to set are in limit of GET /v1/models."
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """``agent`` is searched for in the User-Agent header, without regard to case."""
-
     name: str
     agent: re.Pattern[str]
     advice: str
@@ -75,7 +73,6 @@ CLIENTS = (
 
 
 def advice_for(user_agent: str, error: ApiError) -> str | None:
-    """ASCII, one line; ``None`` for other errors and unknown clients."""
     if error.code != "context_length_exceeded":
         return None
     for client in CLIENTS:

@@ -47,7 +47,6 @@ class StreamingConsumer(ApiConsumer):
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
         self._quiet: QuietTimer | None = None
         self._has_begun = False
-        """Whether the client has been sent an event."""
         self._sending = asyncio.Lock()
 
     def _keep_alive_from(self, first_s: float) -> None:
@@ -70,7 +69,6 @@ class StreamingConsumer(ApiConsumer):
             await self.send_body(with_escaped_line_ends(frames), last=last)
 
     async def _watch(self, watched: FrameWatch) -> None:
-        """Sends frames until the work ends, or the client leaves it to itself."""
         self._keep_alive_from(KEEP_ALIVE_S)
         try:
             await self._forward_watched(watched)
@@ -90,7 +88,6 @@ class StreamingConsumer(ApiConsumer):
         await self._send_frames(frame, last=False)
 
     def _waiting_comment(self) -> bytes:
-        """The progress of the load that the request waits for, where it waits for one."""
         wait = self.gateway.placer.wait_of(self.call.placed_model)
         return WAITING_COMMENT if wait is None else waiting_comment(wait.words)
 
@@ -137,8 +134,6 @@ class QuietTimer:
 
 
 class GenerationConsumer(StreamingConsumer):
-    """``parse`` is a dialect's parser."""
-
     method = "POST"
 
     def __init__(
@@ -152,7 +147,6 @@ class GenerationConsumer(StreamingConsumer):
         super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
         self._parse = parse
         self._has_finished = False
-        """The last event has come."""
 
     async def answer(self, body: bytes) -> None:
         reading = self.read(self._parse, body)
@@ -177,7 +171,6 @@ class GenerationConsumer(StreamingConsumer):
         return make(request_id=self.request_id, clock=unix_time_s)
 
     async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
-        """What a stream has of the events goes out as one send."""
         if isinstance(events[0], Accepted):
             self._ignored_fields += events[0].not_enforced
         self._has_finished = isinstance(events[-1], Finished)
@@ -190,7 +183,6 @@ class GenerationConsumer(StreamingConsumer):
 
 
 async def frames_of(encoder: Encoder, events: Sequence[Event]) -> bytes:
-    """Other tasks run after each large part."""
     parts: list[bytes] = []
     for event in events:
         parts_of = _parts_of(encoder) if isinstance(event, ChoiceFinished) else None
@@ -204,7 +196,6 @@ async def frames_of(encoder: Encoder, events: Sequence[Event]) -> bytes:
 
 
 async def _encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
-    """Other tasks run after each part."""
     parts_of = _parts_of(encoder)
     if parts_of is None:
         return [body for event in events if (body := encoder.encode(event))]

@@ -81,8 +81,6 @@ class PingConsumer(HealthConsumer):
 
 
 def instance_header(data_dir: Path) -> list[tuple[bytes, bytes]]:
-    """Returns the header by which commands on this machine recognise their own instance; empty
-    without one."""
     found = instance_id(data_dir)
     return [(INSTANCE_HEADER.encode(), found.encode())] if found else []
 
@@ -111,7 +109,6 @@ def can_serve(
 
 
 def upstream_reasons(entries: Sequence[CatalogueEntry], left_out: Collection[str]) -> list[Reason]:
-    """The upstreams of the catalogue's models that this gateway leaves out, by name."""
     names = set[str]().union(*(_upstreams_of(entry) for entry in entries)) & set(left_out)
     return [
         Reason("upstream_unavailable", f"The upstream {name} was unavailable and is left out.")
@@ -120,12 +117,10 @@ def upstream_reasons(entries: Sequence[CatalogueEntry], left_out: Collection[str
 
 
 def _upstreams_of(entry: CatalogueEntry) -> set[str]:
-    """Those of its source and its targets that have not been removed."""
     return {name for name in entry.upstream_names if entry.upstream_named(name) is not None}
 
 
 def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) -> list[Reason]:
-    """What keeps the fleet from answering, in the order of the catalogue."""
     if not snapshot.neurons:
         return [Reason("neuron_away", "No neuron is online.")]
     reasons = [

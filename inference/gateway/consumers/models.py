@@ -78,9 +78,6 @@ class ModelListConsumer(_ModelsConsumer):
 
 
 class ModelConsumer(_ModelsConsumer):
-    """Answers with one model, by its name or alias. The card's id is always the catalogue's
-    name."""
-
     endpoint = "/v1/models/{id}"
 
     async def answer(self, body: bytes) -> None:
@@ -158,8 +155,6 @@ def _forwarded_card(entry: CatalogueEntry, upstreams: Sequence[str]) -> ModelCar
 def _status(
     entry: CatalogueEntry, replicas: Sequence[ReplicaView], ready: Sequence[ReplicaView]
 ) -> str:
-    """The best status of its replicas. If all ready ones were loaded by an older entry, it is
-    outdated; they serve all the same."""
     if ready:
         is_current = any(not is_outdated(replica.spec_digest, entry) for replica in ready)
         return ReplicaStatus.READY.value if is_current else OUTDATED
@@ -206,7 +201,6 @@ def _stage_bytes(stage: StageReport, taken: Mapping[str, int]) -> int:
 
 
 def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
-    """The most that a token costs, whichever target serves."""
     prices = entry.highest_prices
     if prices is None:
         return None
@@ -218,7 +212,6 @@ def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
 
 
 def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:
-    """The defaults in the files of the loaded model; replicas of one entry have the same files."""
     report = next((replica.report for replica in ready if replica.report is not None), None)
     return {} if report is None else dict(report.generation_defaults)
 
@@ -231,23 +224,17 @@ def _shared_capabilities(each: Sequence[Sequence[str]]) -> tuple[str, ...] | Non
 
 
 def _known_context(entry: CatalogueEntry) -> int | None:
-    """Returns the context of a model that is not loaded: the least limit of its last loads, within
-    the operator's; ``None`` where there is neither."""
     loads = [load.context_tokens for load in entry.measured_loads]
     known = [tokens for tokens in (*loads, entry.max_context_tokens) if tokens is not None]
     return min(known, default=None)
 
 
 def _known_capabilities(entry: CatalogueEntry) -> tuple[str, ...] | None:
-    """Returns the capabilities of a model that is not loaded: what it could do at each of its last
-    loads."""
     loads = [load.capabilities for load in entry.measured_loads]
     return _shared_capabilities([names for names in loads if names is not None])
 
 
 def _feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:
-    """The neurons that hold it, and those whose devices are as many and as large as it asks for:
-    there it can be loaded, if need be after its turn has come."""
     replicas = snapshot.replicas_of(entry.name)
     held = {replica.neuron for replica in replicas if replica.status is not ReplicaStatus.FAILED}
     large = set(feasible_on(entry, snapshot))

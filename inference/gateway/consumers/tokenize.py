@@ -30,8 +30,6 @@ from metering.principal import Principal
 
 
 class TokenizeConsumer(ApiConsumer):
-    """POST /tokenize."""
-
     method = "POST"
     endpoint = "/tokenize"
 
@@ -54,8 +52,6 @@ class TokenizeConsumer(ApiConsumer):
 
 
 class TokenizerInfoConsumer(ApiConsumer):
-    """GET /tokenizer_info?model=…"""
-
     endpoint = "/tokenizer_info"
 
     async def answer(self, body: bytes) -> None:
@@ -69,8 +65,6 @@ class TokenizerInfoConsumer(ApiConsumer):
 
 
 class DetokenizeConsumer(TokenizeConsumer):
-    """POST /detokenize."""
-
     endpoint = "/detokenize"
 
     def __init__(self, *, gateway: Gateway) -> None:
@@ -102,7 +96,6 @@ class TokenCountConsumer(ApiConsumer):
         await self.respond(200, self.count_body(last.prompt_tokens))
 
     async def asked(self, body: bytes) -> TokenCountRequest:
-        """Raises ``ApiError``."""
         raise NotImplementedError
 
     def count_body(self, num_tokens: int) -> bytes:
@@ -110,8 +103,6 @@ class TokenCountConsumer(ApiConsumer):
 
 
 class MessageTokenCountConsumer(TokenCountConsumer):
-    """POST /v1/messages/count_tokens."""
-
     endpoint = "/v1/messages/count_tokens"
 
     def __init__(self, *, gateway: Gateway) -> None:
@@ -125,8 +116,6 @@ class MessageTokenCountConsumer(TokenCountConsumer):
 
 
 class ResponseTokenCountConsumer(TokenCountConsumer):
-    """POST /v1/responses/input_tokens, the stored turns that it builds on included."""
-
     endpoint = "/v1/responses/input_tokens"
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:

@@ -28,7 +28,6 @@ from inference.loading.sources.deadline import MAX_THREADS, DeadlineError, withi
 logger = logging.getLogger(__name__)
 
 TIME_LIMIT_S = 15.0
-"""The time limit for one image, redirects included."""
 MAX_REDIRECTS = 3
 READ_BYTES = 64 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -42,7 +41,6 @@ class ImageFetchError(Exception):
 
 
 def fetch_image(url: str, hosts: Sequence[str], *, max_bytes: int) -> bytes:
-    """Raises ``ImageFetchError``."""
     until_s = time.monotonic() + TIME_LIMIT_S
     try:
         address = first = image_address(url, hosts)
@@ -166,7 +164,6 @@ class ImageAddress:
     host: str
     port: int
     target: str
-    """Path and query."""
     is_named: bool
     """Literally, by the operator: it may be in a private network."""
 
@@ -177,7 +174,6 @@ class ImageAddress:
 
 
 def image_address(url: str, hosts: Sequence[str]) -> ImageAddress:
-    """``hosts``: those that the operator allows. Raises ``ImageAddressError``."""
     if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):
         raise ImageAddressError("the address holds spaces or control characters")
     try:

@@ -52,15 +52,12 @@ def image_rules(config: Config) -> ImageRules:
 
 
 class ImageParser:
-    """Parses bodies that may hold images."""
-
     def __init__(self, rules: ImageRules, hosts: Sequence[str]) -> None:
         self.rules = rules
         self._hosts = hosts
         self._threads = SupervisedPool(FETCHING_AT_ONCE, thread_name_prefix="images")
 
     async def parsed(self, parse: Callable[[], T], num_bytes: int) -> T:
-        """``num_bytes`` are to be parsed. Raises ``ApiError``."""
         reading = ImageReading(rules=self.rules)
         parsed = await parse_aside(partial(_parse_with, reading, parse), num_bytes)
         if not reading.wanted:
@@ -72,7 +69,6 @@ class ImageParser:
         return await parse_aside(partial(_parse_with, reading, parse), num_bytes)
 
     async def _fetched(self, wanted: Mapping[str, str]) -> dict[str, bytes]:
-        """All together bounded, as they are one after another."""
         fetched: dict[str, bytes] = {}
         loop = asyncio.get_running_loop()
         left_bytes = self.rules.max_total_bytes
@@ -93,7 +89,6 @@ def _parse_with(reading: ImageReading, parse: Callable[[], T]) -> T:
 
 
 def without_files(request: Request, rules: ImageRules) -> tuple[Request, list[ImageFile]]:
-    """The request as it travels, and its images. Raises ``InvalidImageError`` for too many."""
     if not isinstance(request.input, ChatInput):
         return request, []
     chat = request.input
@@ -144,8 +139,6 @@ def _ref(image: ImageFile) -> ImageRef:
 
 
 class ImageSender:
-    """Belongs to one event loop."""
-
     def __init__(self, client: redis.asyncio.Redis, *, stall_limit_s: float) -> None:
         self._client = client
         self._stall_limit_s = stall_limit_s
@@ -154,9 +147,6 @@ class ImageSender:
     async def put(
         self, neuron: str, request_id: str, files: Sequence[ImageFile], *, timeout_s: float
     ) -> None:
-        """Puts the files beside the inbox for a request that has ``timeout_s`` to begin, a few
-        pieces at a time. Raises ``ServiceUnavailableError`` when Redis did not take them within the
-        stall's limit."""
         give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
         key = images_key(neuron, request_id)
         expiry_s = math.ceil(timeout_s + KEPT_AFTER_DEADLINE_S)

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 METRICS_PATH = "/metrics"
 CLIENT_TIMEOUT_S = 10.0
 MAX_SCRAPES = 8
-"""The most scrapes at once."""
 DATABASE_TIMEOUT_S = 2.0
 
 
@@ -53,7 +52,6 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int | None:
-        """``None`` where it does not listen."""
         return self._server.server_port if self._server is not None else None
 
     def start(self, listen: MetricsListen | None) -> None:
@@ -112,8 +110,6 @@ class MetricsEndpoint:
 
 
 def _start_ours(start_response: Any, instance: str | None, status: str, headers: Any) -> Any:
-    """Starts a response with the header by which commands on this machine recognise their own
-    instance."""
     ours = [(INSTANCE_HEADER, instance)] if instance else []
     return start_response(status, [*headers, *ours])
 

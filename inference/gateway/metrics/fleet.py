@@ -121,14 +121,10 @@ DEVICE_GAUGES: tuple[tuple[str, str, ReadDevice], ...] = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseCounts:
     load_jobs: Mapping[str, int]
-    """How many load jobs are in each state."""
     reservations: int
 
 
 class FleetCollector(Collector):
-    """``read_snapshot``: the newest, ``None`` while there is none. ``read_counts``: ``None`` where
-    the database does not answer."""
-
     def __init__(
         self,
         read_snapshot: Callable[[], FleetSnapshot | None],

@@ -229,10 +229,6 @@ class Metrics(Collector):
         time_to_first_token_s: float | None,
         cold_start: bool,
     ) -> None:
-        """One request has ended. ``model``: a name of the catalogue, ``None`` where none was found.
-        ``node``: its neuron, empty where it came to none. ``account``: ``None`` for an unknown
-        caller. ``code``: ``finished``, ``cancelled``, or that of its refusal or failure, which
-        ``outcome`` is derived from."""
         word = code if CODE_PATTERN.fullmatch(code) else OTHER
         self._endings.of((str(status_code), word)).count += 1
         if account is not None and (prompt_tokens or completion_tokens):
@@ -322,7 +318,6 @@ _remembered: dict[str, str] = {}
 
 
 def client_family(user_agent: str) -> str:
-    """``""`` for a client without a user agent."""
     if not user_agent:
         return ""
     agent = user_agent[:MAX_AGENT_CHARS]

@@ -39,7 +39,6 @@ class NeuronConduct:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_cut_off`` is given the neuron's name and the reason in words."""
         self._on_cut_off = on_cut_off
         self._clock = clock
         self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S, clock=clock)

@@ -47,7 +47,6 @@ be older than the end that the gateway has received."""
 
 MAX_ID_CHARACTERS = 64
 MAX_SIGHTINGS = 512
-"""The most sightings of one neuron in one look; the rest is looked at when these are gone."""
 
 
 class HeldRequestsWatch:
@@ -67,12 +66,10 @@ class HeldRequestsWatch:
         self._last_seen: dict[str, tuple[str, int]] = {}
         self._looked_s = deque([0.0, 0.0], maxlen=2)
         self._num_sightings: Counter[tuple[str, str]] = Counter()
-        """How often requests were seen that are not open here, by neuron and id."""
         self._log = ThrottledLog(logger, logging.WARNING)
         self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
     async def look(self, neurons: Iterable[str]) -> None:
-        """Call once a second. Raises ``ServiceUnavailableError`` when Redis does not answer."""
         names = sorted({*neurons, *(stream.neuron for stream in self._streams)})
         lists = await self._read(names)
         looked_s = self._looked_s[0]
@@ -102,7 +99,6 @@ class HeldRequestsWatch:
     def _decode(
         self, neuron: str, reply: list[bytes | None] | NeuronValueError
     ) -> HeldRequests | None:
-        """``None``: the neuron has listed nothing, or nothing that is understood."""
         try:
             if isinstance(reply, NeuronValueError):
                 raise reply
@@ -147,7 +143,6 @@ class HeldRequestsWatch:
 
 
 def _is_of(stream: RequestStream, neuron: str, epoch: str) -> bool:
-    """Another life's requests are failed by its end."""
     return (
         stream.neuron == neuron
         and stream.epoch == epoch

@@ -42,8 +42,6 @@ each."""
 
 
 class Liveness:
-    """Belongs to one event loop. ``run_alive`` and ``run_watch`` run until cancelled."""
-
     def __init__(
         self,
         client: redis.asyncio.Redis,
@@ -76,7 +74,6 @@ class Liveness:
             await self._announcing.join()
 
     async def withdraw(self) -> None:
-        """Deletes this gateway's keys on the way out: neurons need not wait for them to expire."""
         await self._announcing.finish()
         try:
             await self._redis.delete(self._alive_key, self._marker_key)
@@ -109,13 +106,9 @@ class Liveness:
         return self._snapshot
 
     def neuron_names(self) -> list[str]:
-        """The neurons' names, as far as they are known."""
         return [] if self._snapshot is None else [view.name for view in self._snapshot.neurons]
 
     async def preparing(self, neuron: str) -> dict[str, str]:
-        """Which requests its instances were preparing when they died, or are; none where the
-        neuron has written more there than any neuron prepares. Raises
-        ``ServiceUnavailableError``."""
         read = hash_read(keys.preparing_key(neuron), max_bytes=MAX_MARKS_BYTES)
         try:
             (found,) = await run_reads_async(self._redis, [read])
@@ -130,7 +123,6 @@ class Liveness:
         await repeat(self.snapshot, WATCH_INTERVAL_S)
 
     async def _announce(self) -> None:
-        """Raises ``ServiceUnavailableError`` when Redis does not answer."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.set(self._alive_key, b"1", ex=int(keys.GATEWAY_ALIVE_EXPIRY_S))
         pipeline.expire(self._marker_key, keys.EVENTS_EXPIRY_S)
@@ -180,7 +172,6 @@ class Liveness:
 
 
 def _silenced(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView]:
-    """The neurons of ``before`` that are missing, as they were."""
     return [view for view in before.neurons if snapshot.neuron(view.name) is None]
 
 

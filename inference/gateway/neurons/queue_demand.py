@@ -16,8 +16,6 @@ logger = logging.getLogger(__name__)
 
 
 class QueueDemandReporter:
-    """Belongs to one event loop."""
-
     def __init__(self, client: redis.asyncio.Redis, gateway_id: str) -> None:
         self._redis = client
         self._gateway_id = gateway_id
@@ -40,7 +38,6 @@ class QueueDemandReporter:
         self._is_published = bool(waiting)
 
     async def withdraw(self) -> None:
-        """Removes this gateway's report on the way out."""
         if self._is_published:
             try:
                 await self._redis.hdel(keys.WAITING, self._gateway_id)

@@ -27,7 +27,6 @@ class StandstillWatch:
         self._looked_s = clock()
 
     async def look(self) -> None:
-        """Call every ``LOOK_INTERVAL_S``."""
         before_s, self._looked_s = self._looked_s, self._clock()
         paused_s = self._looked_s - before_s
         if paused_s <= GATEWAY_ALIVE_EXPIRY_S:

@@ -35,13 +35,10 @@ OPERATORS = {
     "/api/copy": "Give the model an alias in the catalogue.",
     "/api/delete": "Models are removed from the catalogue.",
 }
-"""What only an operator does, and how."""
 CPU = "cpu"
 
 
 class OllamaConsumer(GenerationConsumer):
-    """POST /api/chat and /api/generate."""
-
     stream_headers: ClassVar[Headers] = JSON_LINES
 
     def __init__(self, *, gateway: Gateway, parse: Parse, endpoint: str) -> None:
@@ -76,8 +73,6 @@ class OllamaConsumer(GenerationConsumer):
 
 
 class OllamaEmbedConsumer(ApiConsumer):
-    """POST /api/embed and /api/embeddings."""
-
     method = "POST"
 
     def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
@@ -97,8 +92,6 @@ class OllamaEmbedConsumer(ApiConsumer):
 
 
 class OllamaModelsConsumer(ApiConsumer):
-    """GET /api/tags and /api/ps. A key sees the models that it may use."""
-
     def __init__(self, *, gateway: Gateway, endpoint: str) -> None:
         super().__init__(gateway=gateway, endpoint=endpoint, errors=ollama_errors)
         self._body_of = ollama_models.ps_body if endpoint == "/api/ps" else ollama_models.tags_body
@@ -117,8 +110,6 @@ class OllamaModelsConsumer(ApiConsumer):
 
 
 class OllamaShowConsumer(ApiConsumer):
-    """POST /api/show."""
-
     method = "POST"
     endpoint = "/api/show"
 
@@ -136,8 +127,6 @@ class OllamaShowConsumer(ApiConsumer):
 
 
 class OllamaVersionConsumer(ApiConsumer):
-    """GET /api/version."""
-
     endpoint = "/api/version"
 
     def __init__(self, *, gateway: Gateway) -> None:
@@ -148,8 +137,6 @@ class OllamaVersionConsumer(ApiConsumer):
 
 
 class OllamaOperatorsConsumer(ApiConsumer):
-    """What changes the server, whatever the method."""
-
     method = "POST"
     other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
 
@@ -193,7 +180,6 @@ def _known_bytes(entry: CatalogueEntry) -> int:
 
 
 def _gpu_bytes(report: LoadReport) -> int:
-    """By the estimates of its stages where some are on a CPU."""
     on_gpu = [stage.estimated_bytes for stage in report.stages if stage.device != CPU]
     if not report.stages:
         return 0 if report.device == CPU else report.weight_bytes

@@ -27,7 +27,6 @@ from metering.principal import Scope
 
 LOOK_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
-"""A client receives a line at least so often."""
 JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), *UNBUFFERED]
 
 
@@ -60,7 +59,6 @@ class OllamaPullConsumer(ApiConsumer):
             await self.respond(200, line, type_=JSON_LINES[0][1] if request.stream else b"")
 
     async def _follow(self, state: PullState, actor: Actor, *, streams: bool) -> PullState:
-        """Follows a pull. Returns how it ended."""
         quiet_s = 0.0
         try:
             while not state.has_ended:
@@ -84,7 +82,6 @@ class OllamaPullConsumer(ApiConsumer):
 
 
 def _ensure_succeeded(state: PullState) -> None:
-    """Raises ``RequestFailedError``."""
     if state.status != "succeeded":
         code = state.failure_code or state.status
         message = state.failure_message or f"The download {state.status}"

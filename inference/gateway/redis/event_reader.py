@@ -44,9 +44,7 @@ logger = logging.getLogger(__name__)
 BLOCK_MS = 500
 """Twice between two looks at what neurons hold, which count on the reader having caught up."""
 MAX_ENTRIES_A_READ = 32
-"""Times what neurons bound an entry to: the most that one read brings from them."""
 MAX_ENTRY_BYTES = 1024 * 1024
-"""Four times what neurons bound an entry to."""
 GRAVE_PAUSE_S = 0.2
 """What a neuron that writes larger ones gets to be shut out. Each read meanwhile would make Redis
 hold as much again."""
@@ -66,7 +64,6 @@ NEXT_ENTRY_ID_SCRIPT = LuaScript("""
 local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', 1)
 return entries[1] and entries[1][1]
 """)
-"""The id of the entry after the given one, without its contents."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -109,7 +106,6 @@ class EventReader:
         delivered."""
 
     async def run(self) -> None:
-        """Reads until cancelled."""
         num_failures = 0
         while True:
             try:
@@ -158,15 +154,11 @@ class EventReader:
             self.caught_up_s = asked_s
 
     async def _trim(self) -> None:
-        """Trims the stream of entries that were read. Its neuron sends more where enough is
-        gone."""
         if self._untrimmed_bytes >= TRIM_AFTER_BYTES:
             self._untrimmed_bytes = 0
             await self._redis.command("XTRIM", self.key, "MINID", "~", self.last_entry_id)
 
     async def _read_less(self, max_entries: int) -> None:
-        """Read that many entries in two halves from now on, or skip the one that is too large
-        alone."""
         if max_entries > 1:
             self._max_entries = max_entries // 2
             await self._grave_fault("its events are too large to be read at once")
@@ -198,7 +190,6 @@ class EventReader:
                 await asyncio.sleep(0)
 
     def deliver(self, batch: EventBatch, num_bytes: int) -> None:
-        """``num_bytes`` of its entry, which its events share."""
         is_same_epoch = batch.epoch == self._epoch
         expected = self._next_sequence_number
         if is_same_epoch and batch.sequence_number < expected:

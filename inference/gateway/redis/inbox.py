@@ -42,10 +42,8 @@ from inference.wire.errors import ServiceUnavailableError
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
-"""The most that waits here for Redis, for all neurons. A submit beyond that is refused."""
 FRAMES_A_PUSH = 256
 BYTES_A_PUSH = 2 * 1024 * 1024
-"""The most of one script call: what it makes Redis hold meanwhile."""
 MAX_INBOX_ENTRIES = 20_000
 """The most entries that a neuron has not taken. A neuron that takes none could fill Redis by what
 it is sent."""
@@ -79,8 +77,6 @@ class _Outgoing:
 
 
 class Dispatcher:
-    """Belongs to one event loop."""
-
     def __init__(self, link: RedisLink, *, stall_limit_s: float) -> None:
         self._link = link
         self._stall_limit_s = stall_limit_s
@@ -109,7 +105,6 @@ class Dispatcher:
         self.push(neuron, Cancel(request_id=request_id)).add_done_callback(_log_loss)
 
     async def close(self, timeout_s: float) -> None:
-        """Returns when everything that was pushed has been sent or has failed, or is given up."""
         if senders := list(self._senders.values()):
             _, late = await asyncio.wait(senders, timeout=timeout_s)
             for sender in late:
@@ -154,7 +149,6 @@ class Dispatcher:
     async def _push_until_taken(
         self, neuron: str, entries: Sequence[Entry], give_up_s: float
     ) -> None:
-        """Raises what the last attempt did once it is too late for another."""
         loop = asyncio.get_running_loop()
         num_failures = 0
         while True:
@@ -186,7 +180,6 @@ class Dispatcher:
 
 
 def _pushes(batch: Sequence[_Outgoing]) -> Iterator[list[Entry]]:
-    """The entries of a batch, in order, as one script call each takes them."""
     entries: list[Entry] = []
     num_bytes = 0
     for outgoing in batch:
@@ -221,8 +214,6 @@ _ORIGIN = f"gateway{os.getpid()}@{socket.gethostname()}"
 
 
 def ring_message(neuron: str, *, task_id: uuid.UUID, now: datetime.datetime) -> bytes:
-    """What to LPUSH onto the neuron's queue. ``now`` is aware. It expires by itself after
-    ``DRAIN_INBOX_EXPIRES_S``."""
     expires = now + datetime.timedelta(seconds=keys.DRAIN_INBOX_EXPIRES_S)
     name = str(task_id)
     return orjson.dumps(

@@ -27,7 +27,6 @@ from inference.redis_link import RedisLink, RedisOutage, redis_unavailable
 logger = logging.getLogger(__name__)
 
 IDLE_LIMIT_S = 60.0
-"""A reader without open requests is closed so long after its neuron was last seen."""
 
 
 @dataclass(slots=True)
@@ -41,8 +40,6 @@ class _Running:
 
 
 class EventReaders:
-    """Belongs to one event loop. ``make_link`` gives each reader a connection of its own."""
-
     def __init__(
         self,
         client: redis.asyncio.Redis,
@@ -70,17 +67,13 @@ class EventReaders:
 
     @property
     def neurons(self) -> frozenset[str]:
-        """The neurons whose streams are read."""
         return frozenset(self._running)
 
     def caught_up_s(self, neuron: str) -> float:
-        """Returns the time on the loop's clock before which all entries of the neuron's stream have
-        been delivered."""
         running = self._running.get(neuron)
         return 0.0 if running is None else running.reader.caught_up_s
 
     def redis_lost_everything(self) -> None:
-        """Redis has come back empty: whatever is open fails, and all streams are made again."""
         logger.error("Redis has lost what it held: open requests fail")
         self._fail_everything()
         for running in self._running.values():
@@ -88,8 +81,6 @@ class EventReaders:
             running.reader.stream_is_gone()
 
     async def upkeep(self, neurons: Collection[str]) -> None:
-        """Closes idle readers and trims the streams of the others. Called once a second, with the
-        names of the neurons that are online. Raises ``redis.RedisError``."""
         await self._close_idle(neurons)
         made = [running for running in self._running.values() if running.is_made]
         pipeline = self._redis.pipeline(transaction=False)
@@ -106,7 +97,6 @@ class EventReaders:
                 await running.making.join()
 
     async def close(self) -> None:
-        """Stops every reader. Its stream is deleted, or expires where Redis does not answer."""
         self._outage.close()
         stream_keys = [running.reader.key for running in self._running.values()]
         for neuron in list(self._running):
@@ -134,8 +124,6 @@ class EventReaders:
         return running
 
     async def _make(self, running: _Running) -> None:
-        """Makes the stream again, whatever stood under its key, and begins to read. Raises
-        ``ServiceUnavailableError``."""
         key = running.reader.key
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.unlink(key)

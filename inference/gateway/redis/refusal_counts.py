@@ -25,17 +25,13 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 MAX_COUNTED = 1000
-"""Accounts and codes between two flushes; what comes beyond is not counted."""
 
 
 class RefusalCounts:
-    """``observe`` and ``flush`` belong to one event loop."""
-
     def __init__(self) -> None:
         self._counts: Counter[Refused] = Counter()
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Counts one request that has ended, if it was refused or broke a worker."""
         settle = outcome.settle
         if outcome.kind is not Outcome.REFUSED and settle.outcome not in COUNTED_BY_KEY:
             return
@@ -44,7 +40,6 @@ class RefusalCounts:
         self._count(Refused(code, settle.account, key, outcome.error_cause))
 
     def observe_connection(self, code: str) -> None:
-        """A connection was refused before anybody knew whose it is."""
         self._count(Refused(code, ""))
 
     def _count(self, refused: Refused) -> None:

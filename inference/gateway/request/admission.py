@@ -23,8 +23,6 @@ RETRY_AFTER_S = 1.0
 
 
 class Bounds:
-    """Belongs to one event loop."""
-
     def __init__(self, *, max_open_requests: int, max_open_body_bytes: int) -> None:
         self.num_open_requests = 0
         self.num_body_bytes = 0
@@ -32,7 +30,6 @@ class Bounds:
         self._max_open_body_bytes = max_open_body_bytes
 
     def open_request(self) -> None:
-        """Raises ``ServiceUnavailableError``."""
         if self.num_open_requests >= self._max_open_requests:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -43,7 +40,6 @@ class Bounds:
         self.num_open_requests += 1
 
     def take_body(self, num_bytes: int) -> None:
-        """Raises ``ServiceUnavailableError``."""
         if self.num_body_bytes + num_bytes > self._max_open_body_bytes:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -57,7 +53,6 @@ class Bounds:
         self.num_body_bytes -= num_bytes
 
     def close_request(self, num_body_bytes: int) -> None:
-        """``num_body_bytes``: what it took of bodies."""
         self.num_open_requests -= 1
         self.num_body_bytes -= num_body_bytes
 
@@ -68,8 +63,6 @@ a quarter of a limit that is smaller."""
 
 
 class Limiting:
-    """Belongs to one event loop."""
-
     def __init__(self, limiter: RateLimiter, ratios: PromptRatios) -> None:
         self._limiter = limiter
         self._ratios = ratios
@@ -95,7 +88,6 @@ class Limiting:
             call.token_charge = TokenCharge(prompt, state.tokens_charged - prompt)
 
     async def extend(self, call: Call, prompt_tokens: int) -> None:
-        """Charges a prompt that is longer than what it was charged for. Raises ``ApiError``."""
         charge = call.token_charge
         assert charge is not None, "a request whose tokens no limit counts"
         try:
@@ -107,15 +99,12 @@ class Limiting:
         call.token_charge = TokenCharge(prompt_tokens, charge.output_tokens)
 
     def settle(self, outcome: RequestOutcome) -> None:
-        """Corrects a request's token count and releases it. Has no effect on a request that holds
-        nothing."""
         settle = outcome.settle
         self._limiter.correct(settle.request_id, settle.prompt_tokens + settle.completion_tokens)
         self._limiter.release(settle.request_id)
 
 
 def limit_headers(state: LimitState, errors: ErrorDialect) -> list[tuple[bytes, bytes]]:
-    """The headers in which the clients of a dialect look for their limits."""
     if state is NO_LIMITS:
         return []
     return anthropic_headers(state) if errors is anthropic_errors else openai_headers(state)

@@ -68,15 +68,12 @@ BYTES_A_TOKEN = 1024
 """The bytes of a token: text, its token id and the message around them; a client's answer may be
 kept until it is whole. A token that is alone in its message takes some 270, beside its text."""
 LOGPROB_BYTES_A_TOKEN = 4096
-"""The bytes of a token's twenty log probabilities."""
 BYTES_A_PROMPT_TOKEN = 16
-"""The bytes of a prompt token's id, where the client asked for it."""
 BYTES_OF_NO_TOKEN = 1024 * 1024
 BYTES_OF_A_TRACE = MAX_TRACE_BYTES + 1024
 MAX_ANSWER_BYTES = 512 * 1024 * 1024
 FLOAT32_BYTES = 4
 MAX_DIMENSIONS = 2**20
-"""The most that clients may ask for."""
 
 
 class AnswerFaultError(Exception):
@@ -92,8 +89,6 @@ class UsageBounds:
 
 
 def _most_bytes(request: Request, bounds: UsageBounds) -> int:
-    """Returns the most bytes that all events of an answer may have. Events of vectors are bounded
-    by their number instead."""
     if not isinstance(request, GenerationRequest):
         return MAX_ANSWER_BYTES
     prompt_bytes, output_bytes = BYTES_A_PROMPT_TOKEN, BYTES_A_TOKEN
@@ -106,8 +101,6 @@ def _most_bytes(request: Request, bounds: UsageBounds) -> int:
 
 
 class AnswerCheck:
-    """Checks the events of one request's answer. ``check`` sees each event once, in order."""
-
     __slots__ = (
         "_bounds",
         "_is_accepted",
@@ -142,7 +135,6 @@ class AnswerCheck:
         self._may_trace = is_captured
         self._may_time = is_traced
         self.bytes_left = _most_bytes(request, bounds) + is_captured * BYTES_OF_A_TRACE
-        """The bytes that its events may still take."""
         self._num_prompts = num_prompts(request)
         num_answers = request.n if isinstance(request, GenerationRequest) else 0
         self._num_choices = self._num_prompts * num_answers
@@ -156,7 +148,6 @@ class AnswerCheck:
         self._vector_bytes: int | None = None
 
     def check(self, event: Event, num_bytes: int = 0) -> None:
-        """``num_bytes``: its share of its entry. Raises ``AnswerFaultError``."""
         self.bytes_left -= num_bytes
         if self.bytes_left < 0:
             raise AnswerFaultError("more bytes than its tokens can have")

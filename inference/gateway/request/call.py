@@ -45,8 +45,6 @@ class TokenCharge:
 
 
 class Call:
-    """Filled in as it becomes known."""
-
     __slots__ = (
         "_is_closed",
         "_not_let_in",
@@ -103,11 +101,8 @@ class Call:
         self.model_asked = ""
         self.end_user = ""
         self.via = ""
-        """The servers that it came through, as ``Via`` has them."""
         self.capture: Capture | None = None
-        """``None``: its bodies are not kept."""
         self.spans = spans
-        """``None``: it is not traced."""
         self.neuron = ""
         self.targets_tried: list[str] = []
         """The targets that it has left, each with its error's code."""
@@ -128,7 +123,6 @@ class Call:
         self.yields = False
         """It comes after everybody else's in every queue."""
         self.discount_percent = 0
-        """What it costs less."""
         self.was_cold = False
         self.usage_counter: UsageCounter | None = None
         """The counter of its last attempt; ``None``: it was never submitted."""
@@ -138,9 +132,7 @@ class Call:
         self.error_status = 0
         self.status = 0
         self.limit_state = NO_LIMITS
-        """Sent with the response: the caller's remaining limits."""
         self.token_charge: TokenCharge | None = None
-        """``None``: no limit counts its tokens."""
         self._not_let_in = ("", "")
         """Account and key of a sender who is refused, and so is no principal."""
         self._started_s = time.monotonic()
@@ -160,7 +152,6 @@ class Call:
         return self.neuron if has_begun and not self.may_move else ""
 
     def identify(self, principal: Principal, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Who asks is known. ``headers`` are the request's."""
         self.principal = principal
         self.end_user = end_user_of_headers(headers, principal)
         self.via = via_of(headers)
@@ -174,7 +165,6 @@ class Call:
             self.capture.ask(body)
 
     def capture_answer(self, part: bytes) -> None:
-        """The next bytes that its client is sent."""
         if self.capture is not None:
             self.capture.send(part)
 
@@ -188,7 +178,6 @@ class Call:
         self._not_let_in = (error.account, error.key)
 
     def hand_over(self) -> Call:
-        """Another call continues the one begun here, and reports its end."""
         self._is_closed = True
         call = Call(
             request_id=self.request_id,
@@ -307,27 +296,22 @@ class Capture:
         self.headers: Sequence[tuple[bytes, bytes]] = tuple(headers)
         self.request = b""
         self.num_request_bytes = 0
-        """The size of the whole body."""
         self.answer = bytearray()
         self.num_answer_bytes = 0
         self.trace = ""
-        """What the neuron reported of it: its rendered prompt and what its parsers decided."""
 
     def ask(self, body: bytes) -> None:
         self.num_request_bytes = len(body)
         self.request = body[:MAX_REQUEST_BYTES]
 
     def send(self, part: bytes) -> None:
-        """The next bytes of the answer."""
         self.num_answer_bytes += len(part)
         if len(self.answer) < MAX_ANSWER_BYTES:
             self.answer += part[: MAX_ANSWER_BYTES - len(self.answer)]
 
     def drop(self) -> None:
-        """Drops the bodies, for which there is no room, and keeps the numbers."""
         self.request, self.answer, self.trace = b"", bytearray(), ""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes of memory."""
         return len(self.request) + len(self.answer) + len(self.trace)

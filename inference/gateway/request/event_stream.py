@@ -42,12 +42,8 @@ from inference.protocol.events import (
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
 
 MAX_QUEUED_EVENTS = 16_384
-"""Events that a client may be behind before its request is failed."""
 MAX_QUEUED_BYTES = 128 * 1024 * 1024
-"""The same in bytes of their entries: more than the largest answer that an honest neuron gives."""
 MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
-"""The most bytes of one event that comes in fragments, where its request's tokens may take as
-much."""
 EVENTS_A_TAKE = 1024
 BYTES_A_TAKE = 256 * 1024
 """What a consumer is given at once; then other tasks get to run. As much as the reader delivers in
@@ -55,9 +51,7 @@ a turn of the loop, so that a consumer whose client reads keeps up with it."""
 
 FAILURES = (Failed, Cancelled)
 REPORTS = (Traced, StageTimes)
-"""The events that the request's counter alone receives."""
 FIRST_EVENTS = (Accepted, TokensCounted, Tokenized)
-"""What an answer may begin with."""
 
 
 class RequestStream:
@@ -111,17 +105,12 @@ class RequestStream:
         """Settled by the neuron's terminal event: the neuron holds nothing of this request after
         it."""
         self.is_submitted = False
-        """Its frame is in the neuron's inbox."""
         self.num_misses = 0
-        """How often in a row its neuron has reported that it does not hold it."""
         self.stood_still_s = 0.0
-        """How long this gateway stood still since it was submitted."""
         self._submission: asyncio.Future[None] | None = None
         self._events: deque[tuple[Event, int]] = deque()
-        """The events with their lengths in bytes."""
         self._num_queued_bytes = 0
         self._fragments = bytearray()
-        """The part that has come of an event that is not complete yet."""
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._abort = abort
@@ -163,7 +152,6 @@ class RequestStream:
             self._take(event, num_bytes)
 
     def fail(self, error: ApiError) -> None:
-        """Ends the stream. Ignored once it has ended."""
         if self.ended:
             return
         if self.stood_still_s and error.code in LOST_CODES:
@@ -288,8 +276,6 @@ class RequestStream:
 
 
 class RequestStreams:
-    """Every request that this gateway has in flight, by id."""
-
     def __init__(self) -> None:
         self._by_id: dict[str, RequestStream] = {}
 

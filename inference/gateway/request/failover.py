@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 UNKNOWN = TargetState(is_ready=False, queue=0, num_requests=0)
-"""The state of replicas while Redis does not answer."""
 QUEUE_TIMEOUT = "queue_timeout"
 NOT_ABLE = frozenset({"unsupported_parameter", "vision_unsupported"})
 """What a target does not do is no reason to the client where another one was only busy."""
@@ -79,17 +78,14 @@ class Failover:
 
     @property
     def gives_way(self) -> bool:
-        """Another target is due at ``place_deadline_s``."""
         return self._chosen.gives_way
 
     def others(self) -> Iterator[Target]:
-        """Which may still be tried after the present one."""
         for index, target in enumerate(self._targets):
             if index != self._chosen.index and index not in self._left_out:
                 yield target
 
     def permitted(self) -> Iterator[Target]:
-        """Which may still be tried, the present one among them."""
         return (one for i, one in enumerate(self._targets) if i not in self._left_out)
 
     @property
@@ -110,7 +106,6 @@ class Failover:
         self._call.most_prices = self._most_prices()
 
     def _check_may_have(self, target: Target) -> None:
-        """Raises ``ApiError``."""
         served = target.upstream_model
         upstream = None if served is None else self._entry.upstream_named(served.upstream)
         if upstream is not None:
@@ -125,8 +120,6 @@ class Failover:
         return self._entry.prices_at(target).less(self._call.discount_percent)
 
     async def run(self, attempt: Callable[[Target], Awaitable[None]]) -> None:
-        """Attempts one target after the other until an attempt raises nothing. Raises the
-        ``ApiError`` of a target where none is left."""
         while True:
             target = await self._choose()
             try:
@@ -161,13 +154,11 @@ class Failover:
         )
 
     def keep(self) -> None:
-        """Keeps the request at the present target from now on, since its answer has begun."""
         self._call.may_move = False
         self._call.most_prices = None
         self._error = None
 
     async def _choose(self) -> Target:
-        """Raises the ``ApiError`` of a target where none is left."""
         self.is_sent = False
         chosen = choose_target(
             self._targets,
@@ -203,8 +194,6 @@ class Failover:
 
 
 class TargetedRequest:
-    """A ``RunningRequest``. Belongs to one event loop."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -217,7 +206,6 @@ class TargetedRequest:
         deadline_s: float,
         abort: Callable[[], None],
     ) -> None:
-        """``targets`` and ``deadline_s``: as ``Failover`` has them."""
         self._gateway = gateway
         self._call = call
         self._request = request
@@ -227,7 +215,6 @@ class TargetedRequest:
         self._deadline_s = deadline_s
         self._abort = abort
         self._num_placed = 0
-        """Attempts at own replicas, each of which has an id of its own."""
         self._attempt: RunningRequest | None = None
         self._held: list[Event] = []
         self._floor: TokenBounds | None = None
@@ -237,7 +224,6 @@ class TargetedRequest:
         return self._attempt is not None and self._attempt.is_sent
 
     async def begin(self) -> None:
-        """Raises ``ApiError``."""
         self._failover.begin()
         await self._failover.run(self._begin_at)
 
@@ -263,7 +249,6 @@ class TargetedRequest:
             attempt.close()
 
     async def _begin_at(self, target: Target) -> None:
-        """Raises ``ApiError``."""
         self._held = []
         attempt = self._attempt = self._made(target)
         try:
@@ -275,7 +260,6 @@ class TargetedRequest:
             raise
 
     def _leave(self, attempt: RunningRequest, error: ApiError) -> None:
-        """Raises the error where no other target may be tried."""
         self._failover.is_sent = attempt.is_sent
         self._failover.leave(error)
         self._end(attempt)
@@ -323,8 +307,6 @@ class TargetedRequest:
         return self._floor
 
     def _begun(self) -> list[Event]:
-        """Keeps the request at this target, since its first token is here. Returns the events held
-        so far."""
         self._failover.keep()
         if isinstance(self._attempt, PlacedRequest):
             self._attempt.keep()

@@ -49,7 +49,6 @@ from metering.principal import ANONYMOUS_ACCOUNT, SELF_TEST, Principal, Scope
 Headers = Iterable[tuple[bytes, bytes]]
 
 SENDER = "helexa.sender"
-"""The entry of an ASGI scope that holds the ``Sender``, where it is known already."""
 BEARER = b"bearer"
 OUR_MARK = re.compile(rb"(?<![A-Za-z0-9])" + re.escape(PREFIX_MARK.encode()))
 SELF_TEST_HEADER = b"helexa-self-test"
@@ -63,11 +62,8 @@ API_KEY_HEADERS = (b"x-api-key", b"api-key")
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sends a request, as found by its headers before its body was read."""
-
     principal: Principal
     identified_s: float
-    """``time.monotonic``."""
 
 
 REQUEST_ID = "helexa.request_id"
@@ -89,7 +85,6 @@ class NotedRefusal:
 
 
 LOGIN = "helexa.login"
-"""The entry of an ASGI scope that holds the ``Login`` of a request of the playground's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +96,6 @@ class Login:
     refusal: ApiError | None = None
 
     def known(self) -> Principal:
-        """Raises ``ApiError``."""
         if self.refusal is not None:
             raise self.refusal
         assert self.principal is not None, "a principal or a refusal"
@@ -112,9 +106,7 @@ class Directory(Protocol):
     """Finds principals: ``metering.keys.directory`` in front of the database. Each method raises
     ``KeyRefusedError``, ``find`` also ``DirectoryUnavailableError``."""
 
-    def start(self) -> None:
-        """Call on the event loop that will serve."""
-        ...
+    def start(self) -> None: ...
 
     async def stop(self) -> None: ...
     async def find(self, presented_key: str) -> Principal: ...
@@ -122,9 +114,7 @@ class Directory(Protocol):
         """``None`` for a key that is not ours."""
         ...
 
-    async def find_by_prefix(self, prefix: str) -> Principal:
-        """Who holds a key that has been shown before."""
-        ...
+    async def find_by_prefix(self, prefix: str) -> Principal: ...
 
     def anonymous(self) -> Principal: ...
     def shared(self) -> Principal: ...
@@ -140,8 +130,6 @@ def allows_anonymous(config: Config) -> bool:
 
 
 class Identifier:
-    """``identify`` touches the database only for keys that it has not seen lately."""
-
     def __init__(self, config: Config, directory: Directory) -> None:
         self._config = config
         self._directory = directory
@@ -157,13 +145,11 @@ class Identifier:
         return principal
 
     async def principal_of(self, headers: Headers, *, sender: Sender | None) -> Principal:
-        """``identify`` for any scope. Raises ``ApiError``."""
         if sender is None or time.monotonic() - sender.identified_s > KNOWN_FOR_S:
             sender = await self.sender_of(headers)
         return sender.principal
 
     async def sender_of(self, headers: Headers) -> Sender:
-        """Raises ``ApiError``."""
         try:
             return Sender(await self._principal(dict(headers)), time.monotonic())
         except KeyRefusedError as error:
@@ -210,7 +196,6 @@ class Identifier:
         return self._directory.anonymous()
 
     def _check_browser(self, named: Mapping[bytes, bytes]) -> None:
-        """Raises ``ForbiddenError`` for a web page that is none of the operator's."""
         origin = named.get(b"origin")
         if origin is not None and not is_allowed(self._config, origin.decode("latin-1")):
             raise ForbiddenError("origin_not_allowed", NOT_ALLOWED)
@@ -227,7 +212,6 @@ def _refused(error: KeyRefusedError) -> InvalidApiKeyError:
 
 
 def ensure_scope(principal: Principal, scope: Scope) -> None:
-    """Raises ``InsufficientScopeError``."""
     if not principal.has(scope):
         raise InsufficientScopeError(scope, account=principal.account, key=principal.key)
 
@@ -250,7 +234,6 @@ def _without_bearer(value: bytes) -> bytes:
 
 
 def resemble_ours(keys: Iterable[bytes]) -> bool:
-    """Whether one of them is meant as a key of this server, whole or not."""
     return any(OUR_MARK.search(key) for key in keys)
 
 
@@ -275,7 +258,6 @@ NUM_DIGEST_CHARS = 16
 
 
 def end_user_of_headers(headers: Iterable[tuple[bytes, bytes]], principal: Principal) -> str:
-    """Empty where they name none, or the key may not."""
     if not principal.names_end_user:
         return ""
     given = dict(headers)
@@ -306,27 +288,22 @@ def cleaned(name: str) -> str:
 
 VIA = b"via"
 PROTOCOL = "1.1"
-"""``Via`` begins each entry with a version of HTTP."""
 DIGEST_CHARACTERS = 16
 
 
 def pseudonym_of(secret_key: str) -> str:
-    """The name of the fleet's gateways, which share that key."""
     digest = hmac.new(secret_key.encode(), b"via", hashlib.sha256).hexdigest()
     return f"helexa-{digest[:DIGEST_CHARACTERS]}"
 
 
 def via_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The entries of a request's ``Via`` headers, in order; empty: it came straight here."""
     return ", ".join(value.decode("latin-1") for name, value in headers if name == VIA)
 
 
 def has_passed(via: str, pseudonym: str) -> bool:
-    """Whether the request has come through the gateways of that name before."""
     return any(pseudonym in entry.split() for entry in via.split(","))
 
 
 def passed_on(via: str, pseudonym: str) -> str:
-    """The ``Via`` of the request as it is forwarded."""
     own = f"{PROTOCOL} {pseudonym}"
     return f"{via}, {own}" if via else own

@@ -23,8 +23,6 @@ from inference.wire.openai.passed.endpoints import paths_of
 
 
 def check_task(entry: CatalogueEntry, task: Task) -> None:
-    """``task``: the endpoint's. Raises ``InvalidRequestError`` where the operator gave the model
-    another one."""
     if entry.task == task:
         return
     where = paths_of(entry.task) or "the endpoints of text"
@@ -61,14 +59,12 @@ def with_sampling_defaults(request: Request, defaults: Mapping[str, float]) -> R
 
 
 def without_cache_marks(request: Request) -> Request:
-    """The request for a neuron, to which they are nothing."""
     if not isinstance(request, GenerationRequest) or not request.cache_marks:
         return request
     return msgspec.structs.replace(request, cache_marks=[])
 
 
 def with_defaults_at(request: Request, entry: CatalogueEntry, upstream: UpstreamEntry) -> Request:
-    """The request for that upstream: defaults without a word in its dialect are left out."""
     defaults = entry.sampling_defaults
     left_out = untranslated_defaults(upstream.dialect, defaults)
     kept = {name: value for name, value in defaults.items() if name not in left_out}

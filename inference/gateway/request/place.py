@@ -47,11 +47,9 @@ logger = logging.getLogger(__name__)
 LOAD_REPEAT_S = 2.0
 """A load that was asked for shows in a heartbeat within this; until then it is not asked again."""
 REFUSED_S = 1.5
-"""What made a replica refuse a request shows in a heartbeat within this."""
 UNKNOWN_ETA_RETRY_AFTER_S = 10.0
 
 Hint = Callable[[], RoutingHint]
-"""Asked for only where there is a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +63,8 @@ class Place:
     context_tokens: int | None = None
     max_output_tokens: int | None = None
     catalogue_context_tokens: int | None = None
-    """The operator's bound of the model's context, which no replica can raise."""
     vision: VisionInput | None = None
     was_cold: bool = False
-    """It was loaded for this request, or the request waited for its load."""
 
 
 class Placer:
@@ -80,7 +76,6 @@ class Placer:
         *,
         max_waiting: int,
     ) -> None:
-        """``max_waiting``: requests that may wait for models at once."""
         self._catalogue = catalogue
         self._read_snapshot = read_snapshot
         self._streams = streams
@@ -88,24 +83,18 @@ class Placer:
         self._loads_asked: dict[tuple[str, str], tuple[float, Load, CatalogueEntry]] = {}
         self._refused_s: dict[tuple[str, str], float] = {}
         self._waits: dict[str, Wait] = {}
-        """Placement's last reason, by model that is waited for."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose model is not there yet."""
         return self._waiting.num_waiting
 
     def waiting(self) -> dict[str, WaitingModel]:
-        """The models that are waited for here."""
         return self._waiting.waiting()
 
     def wait_of(self, model: str) -> Wait | None:
-        """What a model that is not there yet waits for; ``None``: nothing is known."""
         return self._waits.get(model)
 
     async def target_state(self, entry: CatalogueEntry) -> TargetState:
-        """Returns the state of the model's replicas, as one of its targets. Raises
-        ``ServiceUnavailableError``."""
         waiting = self._waiting.waiting().get(entry.name)
         return own_state(
             entry,
@@ -115,7 +104,6 @@ class Placer:
         )
 
     def refused(self, model: str, neuron: str) -> None:
-        """Notes that the replica does not take requests now, whatever the snapshot reports."""
         self._refused_s[model, neuron] = asyncio.get_running_loop().time()
 
     async def find_place(
@@ -153,7 +141,6 @@ class Placer:
             await self._waiting.wait(entry.name, partial(self._look, entry), timeout_s=left_s)
 
     async def _look(self, entry: CatalogueEntry) -> bool:
-        """Looks again for everybody who waits for this model."""
         decision, current = await self._decide(entry, await self._snapshot(entry.name), None)
         if isinstance(decision, Load):
             await self._start_load(decision, current)
@@ -203,7 +190,6 @@ class Placer:
         return snapshot
 
     def _sent(self, model: str) -> Counter[str]:
-        """The requests for it that each neuron was sent within the last heartbeat's time."""
         since_s = asyncio.get_running_loop().time() - HEARTBEAT_INTERVAL_S
         return Counter(
             stream.neuron
@@ -274,7 +260,6 @@ class WaitingRoom:
         self._rooms: dict[str, _Room] = {}
 
     def waiting(self) -> dict[str, WaitingModel]:
-        """The models that requests wait for."""
         now_s = time.monotonic()
         return {
             model: WaitingModel(num_requests=room.num_waiting, oldest_s=now_s - room.since_s)
@@ -312,8 +297,6 @@ class WaitingRoom:
 
 
 class _Room:
-    """A waiting room of the requests for one model. Its task ends when the waiting does."""
-
     def __init__(self, look: Look) -> None:
         self.num_waiting = 0
         self.since_s = time.monotonic()
@@ -329,6 +312,5 @@ async def _until(look: Look) -> None:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Everybody may have left."""
     if not task.cancelled():
         task.exception()

@@ -55,7 +55,6 @@ FINAL_USAGE_TIMEOUT_S = 30.0
 """How long a neuron may take to report what a cancelled request used. After that the request is
 charged for the tokens counted."""
 MAX_ID_CHARACTERS = 60
-"""How much of a request's id stands before an attempt's number: settling reads up to 64."""
 
 
 class PlacedRequest:
@@ -95,16 +94,13 @@ class PlacedRequest:
         self._queue_deadline_s = queue_deadline_s
         self._abort = abort
         self.is_sent = False
-        """Whether its last attempt was sent to a neuron."""
         self.num_attempts = num_attempts
         self._num_worker_deaths = 0
         self._uncounted: dict[str, list[str]] = defaultdict(list)
-        """The ids that each neuron was sent and no death has been counted for."""
         self._stream: RequestStream | None = None
         self._budget = TokenBudget(gateway, call, entry.name, floor=floor)
 
     async def begin(self) -> None:
-        """Raises ``ApiError``."""
         self.is_sent = False
         self._call.placed_model = self._entry.name
         place = await self._find_place()
@@ -121,7 +117,6 @@ class PlacedRequest:
             raise
 
     async def _find_place(self) -> Place:
-        """Raises ``ApiError``."""
         finding = self._gateway.placer.find_place(
             self._entry, deadline_s=self._place_deadline_s, hint=self._hint
         )
@@ -129,7 +124,6 @@ class PlacedRequest:
         return await (finding if spans is None else spans.placing(finding))
 
     async def next_events(self) -> list[Event]:
-        """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
         while True:
             stream = self._stream
             assert stream is not None, "a request that has not begun"
@@ -170,11 +164,9 @@ class PlacedRequest:
             raise RequestFailedError(broke_worker("the neuron"))
 
     def keep(self) -> None:
-        """No other target will serve it."""
         self._budget.keep()
 
     def close(self) -> None:
-        """Cancels it unless it has ended. Its usage is settled later, by its stream."""
         if self._stream is not None:
             self._end(self._stream)
         self._forget_images()
@@ -187,7 +179,6 @@ class PlacedRequest:
 
     @property
     def _model(self) -> str:
-        """What its prefixes belong to."""
         return self._entry.name if self._adapter is None else self._adapter.name
 
     def _open(self, place: Place) -> None:
@@ -227,14 +218,12 @@ class PlacedRequest:
         return spans.begin_neuron(neuron, counter)
 
     def _submit(self, stream: RequestStream, submit: Submit) -> None:
-        """Returns at once; the stream fails when its frame cannot be delivered."""
         if self._files:
             stream.follow(asyncio.ensure_future(self._submit_with_images(stream, submit)))
         else:
             stream.follow(self._gateway.dispatcher.push(stream.neuron, submit))
 
     async def _submit_with_images(self, stream: RequestStream, submit: Submit) -> None:
-        """The images first, so that the neuron finds them."""
         await self._gateway.image_sender.put(
             stream.neuron,
             submit.request_id,
@@ -255,7 +244,6 @@ class PlacedRequest:
         stream.settle_within(FINAL_USAGE_TIMEOUT_S, partial(streams.remove, stream))
 
     def _leave(self, stream: RequestStream, error: ApiError) -> None:
-        """Leaves this attempt for another one, which sends the images again."""
         if self._call.spans is not None:
             self._call.spans.leave_attempt(error.code)
         self._end(stream)
@@ -263,7 +251,6 @@ class PlacedRequest:
             self._gateway.image_sender.forget_soon(stream.neuron, stream.request_id)
 
     def _forget_images(self) -> None:
-        """Forgets the images: the neuron has read them, or will not."""
         if self._files and self._stream is not None:
             self._gateway.image_sender.forget_soon(self._stream.neuron, self._stream.request_id)
             self._files = ()
@@ -325,8 +312,6 @@ def _bounds_at(place: Place, request: Request) -> TokenBounds:
 
 DIGEST_BYTES = 16
 FIRST_CHARACTERS = 1024
-"""How much of a prompt, or of a chat's first message, makes its first hint. Of one that is no chat
-each further one takes four times as much."""
 MAX_HINTS = 4
 
 
@@ -369,8 +354,6 @@ def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple
 
 
 def _start(message: ChatMessage) -> bytes:
-    """Returns the beginning of a long message; empty for others, and for one with images, which
-    stand anywhere in it."""
     content = message.content or ""
     if len(content) <= FIRST_CHARACTERS or message.images:
         return b""

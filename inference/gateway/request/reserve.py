@@ -54,17 +54,11 @@ class Ledger(Protocol):
     """``metering.ledger.writer`` in front of the database. All but ``reserve`` return at once and
     are never lost."""
 
-    def start(self) -> None:
-        """Call on the event loop that will serve."""
-        ...
+    def start(self) -> None: ...
 
-    async def stop(self, timeout_s: float) -> None:
-        """Writes the queue first."""
-        ...
+    async def stop(self, timeout_s: float) -> None: ...
 
-    async def reserve(self, reserve: Reserve) -> Granted:
-        """Raises ``QuotaExceededError`` or ``LedgerUnavailableError``."""
-        ...
+    async def reserve(self, reserve: Reserve) -> Granted: ...
 
     def narrow(self, narrow: Narrow) -> None: ...
     def begin(self, settle: Settle) -> Count:
@@ -77,37 +71,26 @@ class Ledger(Protocol):
     @property
     def is_full(self) -> bool: ...
     @property
-    def depth(self) -> int:
-        """How many operations are not written yet; from any thread, as is ``age_s``."""
-        ...
+    def depth(self) -> int: ...
 
     @property
-    def age_s(self) -> float:
-        """How long the oldest of them has waited."""
-        ...
+    def age_s(self) -> float: ...
 
     @property
-    def num_spooled(self) -> int:
-        """How many bills have waited for the database for a while; from any thread, as is
-        ``spool_problem``."""
-        ...
+    def num_spooled(self) -> int: ...
 
     @property
-    def spool_problem(self) -> str | None:
-        """Why bills are not in the data directory, and are lost if this process dies."""
-        ...
+    def spool_problem(self) -> str | None: ...
 
 
 class Accounting:
     def __init__(self, ledger: Ledger, gateway_id: str, *, max_waiting: int) -> None:
-        """``max_waiting``: requests that may wait for reservations to settle at once."""
         self._ledger = ledger
         self._gateway_id = gateway_id
         self.queue = ReservationQueue(ledger, max_waiting=max_waiting)
 
     @property
     def problem(self) -> str | None:
-        """What may cost bills, in words."""
         return self._ledger.spool_problem
 
     async def reserve(self, call: Call, bounds: TokenBounds) -> Granted | None:
@@ -143,7 +126,6 @@ class Accounting:
         return granted
 
     def release(self, call: Call) -> None:
-        """It was never submitted, so nothing of it will be charged."""
         if call.is_reserved:
             call.is_reserved = False
             self._ledger.release(Release(request_id=call.request_id, budgets=call.who.budgets))
@@ -170,7 +152,6 @@ class Accounting:
             counter.when_counted(self._ledger.begin(bill_of(call.outcome_if_lost())))
 
     def settle(self, outcome: RequestOutcome) -> None:
-        """The one ledger entry of a request that was submitted."""
         settle = outcome.settle
         if outcome.is_billed:
             self._ledger.settle(bill_of(outcome))
@@ -181,7 +162,6 @@ class Accounting:
 
 
 def bill_of(outcome: RequestOutcome) -> Settle:
-    """Its bill with its record."""
     return replace(outcome.settle, record=record_fields(outcome))
 
 
@@ -203,8 +183,6 @@ def _ledger_unavailable() -> ServiceUnavailableError:
 
 
 class TokenBudget:
-    """Belongs to one event loop. ``reserve``, then the rest."""
-
     def __init__(
         self, gateway: Gateway, call: Call, model: str, *, floor: TokenBounds | None = None
     ) -> None:
@@ -215,13 +193,10 @@ class TokenBudget:
         self._model = model
         self._floor = floor
         self._on_caps_tokens = 0
-        """The prompt's tokens as they are reserved on the caps."""
         self._sure: TokenBounds | None = None
         self._reserved: TokenBounds | None = None
-        """The bounds of ``_sure``, with the prompt that is reserved."""
         self._granted: Granted | None = None
         self._counted_tokens: int | None = None
-        """The prompt's, by its neuron; ``None``: it has not been accepted."""
         self._is_extended = False
 
     @property
@@ -308,7 +283,6 @@ class TokenBudget:
 
     @property
     def cap_output_tokens(self) -> int | None:
-        """What each choice may have, where the client named no number."""
         reserved = self._reserved
         if reserved is None or reserved.output_tokens is not None:
             return None

@@ -134,8 +134,6 @@ async def permit(
 
 
 async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) -> TokenBounds:
-    """Returns the token bounds by the limits of the replicas that are ready, else by the model's
-    own. Raises ``ServiceUnavailableError``."""
     snapshot = await gateway.liveness.placing_snapshot()
     ready = [
         replica
@@ -159,7 +157,6 @@ def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
 
 
 def _least(request: Request) -> TokenBounds:
-    """The fewest tokens it may take, where no replica has reported its limits yet."""
     bounds = token_bounds(request, context_tokens=None, max_output_tokens=None)
     return TokenBounds(
         prompt_tokens=1,

@@ -61,28 +61,19 @@ class RequestOutcome:
     """It was submitted, and what it asks for has a price: it gets a ledger entry."""
     kind: Outcome
     status: int
-    """The status of the HTTP response; 0 where there was none."""
     was_cold: bool
-    """Its model was loaded for it."""
     error_status: int = 0
     """The status of the error that it ended with; ``status`` is 200 where its stream had begun."""
     error_message: str = ""
     error_cause: str = ""
-    """Which limit refused it, where its code has several causes."""
     is_self_test: bool = False
     """``serve`` has asked it: it is logged, and nothing else."""
     model_asked: str = ""
-    """The model's name as the client wrote it, which goes into the request's record alone."""
     end_user: str = ""
-    """The end user's name as the client wrote it, which goes into the request's record alone."""
     captured: Capture | None = None
-    """Its bodies, which go into the database alone; ``None``: they are not kept."""
     is_usage_estimated: bool = False
-    """An upstream did not report the tokens."""
     targets_tried: tuple[str, ...] = ()
-    """The targets that it left before it came to where it ended, each with its error's code."""
     spans: RequestSpans | None = None
-    """``None``: it is not traced."""
     queue_ms: int | None = None
     """The time from its first header to the start of its work; ``None``: it never started."""
 
@@ -100,23 +91,15 @@ class RequestRecords(Protocol):
     """``metering.request_records.writer`` in front of the database."""
 
     def start(self) -> None: ...
-    def stop(self, timeout_s: float) -> None:
-        """Writes the queue first. Blocks."""
-        ...
+    def stop(self, timeout_s: float) -> None: ...
 
-    def add(self, ended: RequestOutcome) -> None:
-        """Returns at once."""
-        ...
+    def add(self, ended: RequestOutcome) -> None: ...
 
     @property
-    def depth(self) -> int:
-        """How many are not written yet; from any thread, as is ``num_dropped``."""
-        ...
+    def depth(self) -> int: ...
 
     @property
-    def num_dropped(self) -> int:
-        """How many will never be written."""
-        ...
+    def num_dropped(self) -> int: ...
 
 
 Listener = Callable[[RequestOutcome], None]
@@ -200,7 +183,6 @@ def log(outcome: RequestOutcome) -> None:
 
 
 def _tried(outcome: RequestOutcome) -> str:
-    """Returns the log line's field of tried targets; no spaces, as in the line's other values."""
     tried = ",".join(outcome.targets_tried).replace(" ", "")
     return f" tried={tried}" if tried else ""
 
@@ -262,16 +244,12 @@ class UsageCounter:
     def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
         self.usage: Usage = NOTHING
         self.first_token_s: float | None = None
-        """``time.monotonic``; ``None``: no token has come."""
         self.begun_s: float | None = None
         """``time.monotonic`` when its engine began, as far as that is reported, else when its
         neuron had prepared it; ``None``: it was not accepted."""
         self.trace = ""
-        """The neuron's trace of a captured request."""
         self.stage_times: StageTimes | None = None
-        """The times of a traced request, where its neuron reports them."""
         self.timing: SequenceTiming | None = None
-        """The times that its engine reported at its end."""
         self.is_settled = False
         self._when_counted: Callable[[int, int, int, int], None] | None = None
         self._when_settled: list[Callable[[], None]] = []
@@ -317,7 +295,6 @@ class UsageCounter:
 
     @property
     def accepted_s(self) -> float | None:
-        """``time.monotonic`` when its neuron had prepared it; ``None``: it was not accepted."""
         if self.begun_s is None or self.timing is None:
             return self.begun_s
         return self.begun_s - self.timing.queue_ms / 1000
@@ -337,7 +314,6 @@ class UsageCounter:
         self._when_counted = callback
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Called once there is nothing more to come; at once where that is so already."""
         if self.is_settled:
             callback()
         else:
@@ -356,7 +332,6 @@ class UsageCounter:
             )
 
     def settle(self, usage: Usage) -> None:
-        """Settles by that. Call once."""
         self.usage = self._until_cut(usage) if self._is_cut else usage
         self.is_settled = True
         if self._when_counted is not None:

@@ -31,12 +31,10 @@ from inference.wire.upstream.answer_events import BYTES_A_TOKEN
 TEMPLATE_TOKENS = 256
 """A template's own text: a default system prompt, the markers of the answer."""
 TURN_TOKENS = 16
-"""The markers around one turn."""
 TOOLS_FACTOR = 3
 """Templates show tools with indentation, and explain how to call them."""
 SPECIAL_TOKENS = 4
 IMAGE_MARKERS = 6
-"""Around one image."""
 UNKNOWN_VISION = VisionInput(
     pad_token_id=0, patch_px=14, merge=2, min_pixels=65_536, max_pixels=16_777_216
 )
@@ -49,7 +47,6 @@ LEAST_SHARE = 0.25
 """Short prompts differ much from one another."""
 MARGIN = 1.25
 FORGETTING = 1 / 64
-"""How far the share moves towards each smaller one that is seen."""
 
 
 class PromptRatios:
@@ -66,7 +63,6 @@ class PromptRatios:
         self._shares: dict[tuple[str, int], float] = {}
 
     def near(self, model: str, text_bound: int) -> int:
-        """The tokens to reserve for a text whose sure bound is ``text_bound``, never more."""
         share = self._shares.get((model, text_bound.bit_length()))
         share = FIRST_SHARE if share is None else max(LEAST_SHARE, share * MARGIN)
         return min(text_bound, math.ceil(text_bound * share))
@@ -97,11 +93,9 @@ class TokenBounds:
 
     @property
     def estimated_prompt_tokens(self) -> int:
-        """The prompt's likely tokens, for a bill where no tokenizer has counted them."""
         return self.exact_tokens + math.ceil(self.text_bytes / BYTES_A_TOKEN)
 
     def or_more(self, other: TokenBounds) -> TokenBounds:
-        """Returns the larger of each bound. Both objects are bounds of one request."""
         outputs = (self.output_tokens, other.output_tokens)
         named = [tokens for tokens in outputs if tokens is not None]
         return replace(
@@ -112,7 +106,6 @@ class TokenBounds:
         )
 
     def near(self, ratios: PromptRatios, model: str) -> int:
-        """The prompt's expected bound, never more than the sure one."""
         return min(self.prompt_tokens, self.exact_tokens + ratios.near(model, self.text_bound))
 
 
@@ -179,8 +172,6 @@ def num_prompts(request: Request) -> int:
 
 
 def _exact_tokens(request: Request, vision: VisionInput) -> int:
-    """Tokens of images, exact where the model is known. The neuron refuses an image too narrow to
-    be read."""
     if isinstance(request.input, TokensInput):
         return sum(len(prompt) + SPECIAL_TOKENS for prompt in request.input.prompts)
     if not isinstance(request.input, ChatInput):
@@ -191,7 +182,6 @@ def _exact_tokens(request: Request, vision: VisionInput) -> int:
 
 
 def _image_text_bytes(request: Request, vision: VisionInput) -> int:
-    """The bytes of text between the parts of images."""
     if not isinstance(request.input, ChatInput):
         return 0
     layouts = (_layout(image, vision) for image in request.input.images)
@@ -228,7 +218,6 @@ def _text_bounds(request: Request) -> tuple[int, int]:
 
 
 def _without_parts(message: ChatMessage) -> ChatMessage:
-    """Returns the message without its parts. Their text is in ``content`` as well."""
     return msgspec.structs.replace(message, parts=[]) if message.parts else message
 
 
@@ -237,5 +226,4 @@ def _utf8_bytes(text: str) -> int:
 
 
 def is_billed(request: Request) -> bool:
-    """Counting and showing tokens is free, as it is elsewhere."""
     return not isinstance(request, TokenCountRequest | TokenizeRequest)

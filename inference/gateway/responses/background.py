@@ -42,8 +42,6 @@ SAVE_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class BackgroundRun:
-    """One response. ``log``: its events so far, for clients that watch."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -54,7 +52,6 @@ class BackgroundRun:
         encoder: ResponseStreamEncoder,
         opening: bytes,
     ) -> None:
-        """``opening``: the events that ``encoder`` has given already."""
         self.id = response_id(call.request_id)
         self.call = call
         self._gateway = gateway
@@ -109,8 +106,6 @@ class BackgroundRun:
         self.log.put(frames)
 
     async def _save_progress(self) -> None:
-        """Saves the progress. Where the database is offline, the progress that is shown is late,
-        and nothing else."""
         assert self._encoder.response is not None, "the encoder has opened"
         try:
             await self._store.progress(self._encoder.response)
@@ -131,7 +126,6 @@ class BackgroundRun:
         return await self._store.progress(response, number)
 
     def _stop(self) -> None:
-        """Ends the run: it has been cancelled, and the store knows."""
         self._is_cancelled = True
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
         self._put(self._encoder.cancelled(RequestFailedError(cancelled)))
@@ -158,8 +152,6 @@ class BackgroundRun:
 
 
 class BackgroundRuns:
-    """The background runs of this gateway, by response id. Belongs to one event loop."""
-
     def __init__(self, gateway: Gateway, store: ResponseStore) -> None:
         self._gateway = gateway
         self._store = store
@@ -195,11 +187,9 @@ class BackgroundRuns:
         return run
 
     def find(self, wanted_id: str) -> BackgroundRun | None:
-        """``None``: it is not worked on here."""
         return self._runs.get(wanted_id)
 
     def cancel(self, cancelled_id: str) -> None:
-        """Cancels a run after the store has recorded it. Ignores a run that is not here."""
         run = self._runs.get(cancelled_id)
         if run is not None:
             run.cancel()
@@ -228,7 +218,6 @@ class BackgroundRuns:
 
 
 async def _events(stream: RunningRequest) -> AsyncIterator[Event]:
-    """Up to the last one."""
     while True:
         for event in await stream.next_events():
             yield event

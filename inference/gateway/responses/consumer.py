@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 
 class ResponsesConsumer(GenerationConsumer):
-    """POST /v1/responses."""
-
     def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
         super().__init__(
             gateway=gateway,
@@ -156,7 +154,6 @@ class CompactionConsumer(ApiConsumer):
         )
 
     async def _written(self, request: GenerationRequest) -> tuple[str, FinishReason, Usage]:
-        """Raises ``ApiError``."""
         texts: list[str] = []
         reason: FinishReason = "stop"
         usage = None

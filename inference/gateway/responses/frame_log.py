@@ -19,8 +19,6 @@ FRAME_END = b"\n\n"
 
 
 class EventsGoneError(Exception):
-    """``first`` is the number of the oldest event that is kept."""
-
     def __init__(self, first: int) -> None:
         super().__init__(f"events before {first} are gone")
         self.first = first
@@ -38,11 +36,9 @@ class FrameLog:
 
     @property
     def end(self) -> int:
-        """The number of the next event."""
         return self._first + len(self._frames)
 
     def put(self, frames: bytes) -> None:
-        """Whole events, one after the other."""
         for frame in frames.split(FRAME_END)[:-1]:
             self._frames.append(frame + FRAME_END)
             self._kept_bytes += len(frame) + len(FRAME_END)
@@ -53,7 +49,6 @@ class FrameLog:
             watch.wake()
 
     def close(self) -> None:
-        """No event comes after the present ones."""
         self.is_closed = True
         for watch in tuple(self._watches):
             watch.wake()
@@ -78,8 +73,6 @@ class FrameLog:
 
 
 class FrameWatch:
-    """One client's place in a log."""
-
     def __init__(self, log: FrameLog, abort: Callable[[], None], next_number: int) -> None:
         self._log = log
         self._abort = abort
@@ -98,7 +91,6 @@ class FrameWatch:
         self._log.forget(self)
 
     async def take(self) -> tuple[bytes, bool]:
-        """Everything that is there, and whether it is the last."""
         await self._awake.wait()
         self._awake.clear()
         frames = self._log.since(self._next_number)

@@ -39,14 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 USAGE_AGE_S = 30.0
-"""How long what an account keeps is counted on from the last look."""
 MAX_REMEMBERED_ACCOUNTS = 1000
 
 
 @dataclass(slots=True)
 class _Kept:
-    """An account's stored bytes: as the database had them, and those added here since."""
-
     looked_s: float
     number: int
     size_bytes: int
@@ -67,7 +64,6 @@ class ResponseStore:
     by its own account only; to others it is not there."""
 
     def __init__(self, presence: Presence, *, max_responses: int, max_bytes: int) -> None:
-        """The most that one account may keep."""
         self._presence = presence
         self._database = DatabaseThreads("responses")
         self._max_bytes = max_bytes
@@ -76,8 +72,6 @@ class ResponseStore:
         self._kept: dict[str, _Kept] = {}
 
     async def ensure_room(self, principal: Principal) -> None:
-        """Checks the account's quota, before anything is computed that is to be kept. Raises
-        ``InsufficientQuotaError``."""
         account = principal.account
         kept = self._kept.get(account)
         if kept is None or time.monotonic() - kept.looked_s > USAGE_AGE_S:
@@ -139,7 +133,6 @@ class ResponseStore:
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
-        """Raises ``InsufficientQuotaError`` where others have taken the room meanwhile."""
         try:
             size_bytes = await self._database.query(
                 lambda: services.response_save(
@@ -181,7 +174,6 @@ class ResponseStore:
         )
 
     async def delete(self, response_id: str, principal: Principal) -> None:
-        """Raises ``ResponseNotFoundError``."""
         if not await self._database.query(
             lambda: services.response_delete(response_id=response_id, account=principal.account)
         ):
@@ -189,7 +181,6 @@ class ResponseStore:
         self._kept.pop(principal.account, None)
 
     async def renew_leases(self, response_ids: Collection[str]) -> set[str]:
-        """Renews their leases. Returns the ids of those that are still active."""
         return await self._database.query(lambda: services.leases_renew(response_ids=response_ids))
 
     async def _items(self, item_ids: list[str], principal: Principal) -> dict[str, dict[str, Any]]:
@@ -198,7 +189,6 @@ class ResponseStore:
         )
 
     async def history(self, response_id: str | None, principal: Principal) -> list[InputItem]:
-        """The conversation up to its end; without an id there is none. Raises ``ApiError``."""
         if response_id is None:
             return []
 
@@ -220,7 +210,6 @@ def record_of(
     call: Call,
     last_event_number: int | None = None,
 ) -> ResponseRecord:
-    """The record of an answer to ``call``. ``last_event_number``: where it has ended."""
     return ResponseRecord(
         account=call.who.account,
         response=response,

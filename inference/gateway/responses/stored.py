@@ -27,8 +27,6 @@ LOOK_INTERVAL_S = 1.0
 
 
 class StoredResponseConsumer(StreamingConsumer):
-    """What these have in common: an id in the path."""
-
     def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
         super().__init__(gateway=gateway, errors=openai_responses_errors)
         self._store = store
@@ -40,8 +38,6 @@ class StoredResponseConsumer(StreamingConsumer):
 
 
 class ResponseConsumer(StoredResponseConsumer):
-    """GET and DELETE /v1/responses/{id}."""
-
     endpoint = "/v1/responses/{id}"
 
     other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
@@ -86,16 +82,12 @@ class ResponseConsumer(StoredResponseConsumer):
             ) from gone
 
     async def _delete(self) -> None:
-        """One that is still being worked on is cancelled by it."""
         await self._store.delete(self.response_id, self.call.who)
         self._runs.cancel(self.response_id)
         await self.respond(200, deleted_body(self.response_id))
 
 
 class InputItemsConsumer(StoredResponseConsumer):
-    """GET /v1/responses/{id}/input_items: what this one request brought, not the conversation
-    before it."""
-
     endpoint = "/v1/responses/{id}/input_items"
 
     async def answer(self, body: bytes) -> None:

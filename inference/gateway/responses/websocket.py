@@ -60,8 +60,6 @@ GOING_AWAY = 1001
 
 
 class ResponseSocket(AbortableConsumer):
-    """The WebSocket at /v1/responses."""
-
     scope: dict[str, Any]
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
@@ -73,15 +71,12 @@ class ResponseSocket(AbortableConsumer):
         self._worker: asyncio.Task[None] | None = None
         self._kept: KeptTurn | None = None
         self._connected: Principal | None = None
-        """Who asked for the socket."""
 
     def abort(self) -> None:
         logger.warning("a socket is given up: what it is sent is not taken")
         super().abort()
 
     async def dispatch(self, message: dict[str, Any]) -> None:
-        """Dispatches a message without Channels' thread hop to close database connections: there
-        are none here."""
         match message["type"]:
             case "websocket.connect":
                 await self._connect()
@@ -210,13 +205,11 @@ class ResponseSocket(AbortableConsumer):
             await self.send({"type": "websocket.send", "text": text})
 
     async def _close(self, error: ApiError, code: int) -> None:
-        """Refuses a message before it is a turn."""
         self._record_refusal(error, error.status)
         await self.send({"type": "websocket.send", "text": error_message(error)})
         await self.send({"type": "websocket.close", "code": code})
 
     def _record_refusal(self, error: ApiError, status: int, request_id: str = "") -> None:
-        """Records what no turn has a call of its own for."""
         call = self._identified_call(request_id)
         call.fail(error)
         call.status = status
@@ -269,7 +262,6 @@ class ResponseTurn:
     ) -> None:
         self.call = call
         self.previous_response_id: str | None = None
-        """Once it is known."""
         self._gateway = gateway
         self._store = store
         self._send = send
@@ -279,7 +271,6 @@ class ResponseTurn:
         self._has_finished = False
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
-        """``kept``: the turn before. Raises ``ApiError``."""
         self.call.capture_request(message)
         asked = await self._gateway.images.parsed(partial(parse_message, message), len(message))
         if asked.response.store:
@@ -327,7 +318,6 @@ class ResponseTurn:
     async def _forward(
         self, events: list[Event], encoder: ResponseStreamEncoder, request: ResponsesRequest
     ) -> None:
-        """A response is stored before its client reads that it is complete."""
         for event in events:
             if isinstance(event, Finished):
                 response = encoder.response_after(event)

@@ -24,7 +24,6 @@ from inference.wire.common.fields import shown
 from inference.wire.errors import InvalidRequestError, RequestTooLargeError
 
 AS_IT_IS = b"identity"
-"""A body that is not compressed."""
 MAX_IN_MEMORY_BYTES = 1024 * 1024
 LARGE_BODY_BYTES = 128 * 1024
 """Parsing less takes a few milliseconds at most; a thread costs a tenth of one."""
@@ -39,7 +38,6 @@ def spooled_file() -> IO[bytes]:
 
 
 def check_body_headers(headers: Sequence[tuple[bytes, bytes]], max_body_bytes: int) -> None:
-    """Refuses a body that will not be read, by what its request declares. Raises ``ApiError``."""
     declared = dict(headers)
     if (encoding := declared.get(b"content-encoding", AS_IT_IS)).lower() != AS_IT_IS:
         raise InvalidRequestError(
@@ -52,7 +50,6 @@ def check_body_headers(headers: Sequence[tuple[bytes, bytes]], max_body_bytes: i
 
 
 async def parse_aside(parse: Callable[[], Parsed], num_bytes: int) -> Parsed:
-    """What ``parse`` returns or raises, for a body of so many bytes."""
     if num_bytes > LARGE_BODY_BYTES:
         return await asyncio.to_thread(parse)
     return parse()
@@ -64,8 +61,6 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Responder(Protocol):
-    """What sends a body by a consumer."""
-
     async def respond(self, status: int, body: bytes, *, type_: bytes = b"") -> None: ...
     async def begin_body(
         self, status: int, *, type_: bytes = b"", num_bytes: int | None = None
@@ -100,7 +95,6 @@ class BodyWriter:
 
 
 async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[None]]) -> None:
-    """``send`` is called with each piece and whether it is the last."""
     pending = b""
     for part in parts:
         pending += part
@@ -113,7 +107,6 @@ async def send_in_pieces(parts: Sequence[bytes], send: Callable[..., Awaitable[N
 
 
 async def respond_with_files(responder: Responder, paths: Sequence[Path], *, type_: bytes) -> None:
-    """The files' contents, one after the other, read as they are sent."""
     size_bytes = sum(path.stat().st_size for path in paths)
     await responder.begin_body(200, type_=type_, num_bytes=size_bytes)
     for path in paths:
@@ -124,7 +117,6 @@ async def respond_with_files(responder: Responder, paths: Sequence[Path], *, typ
 
 
 BODY = "helexa.body"
-"""The entry of an ASGI scope with the file; the application does not get to see it."""
 MESSAGE_TOO_LARGE = "helexa.websocket.message_too_large"
 """The type of the event that a WebSocket's application is given in the place of a message over the
 limit. The server closes the socket itself."""
@@ -133,8 +125,6 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class BodyReader:
-    """An ASGI ``receive``: the file's pieces, then what comes in."""
-
     def __init__(self, body: IO[bytes], receive: Receive) -> None:
         self._body: IO[bytes] | None = body
         self._receive = receive
@@ -150,8 +140,6 @@ class BodyReader:
 
 
 def with_large_bodies(application: Any) -> Any:
-    """The ASGI ``application``; a body in ``BODY`` is read from there."""
-
     def called(scope: dict[str, Any], receive: Receive, send: Any) -> Any:
         body = scope.pop(BODY, None)
         return application(scope, receive if body is None else BodyReader(body, receive), send)

@@ -37,7 +37,6 @@ class ClientConnections:
         on_refused: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_refused`` is called with the code of each refusal."""
         self._max_per_address = max_per_address
         self._trusted_proxies = trusted_proxies
         self._marks = marks
@@ -45,7 +44,6 @@ class ClientConnections:
         self._clock = clock
         self._by_address: Counter[str] = Counter()
         self._num_refused: Counter[str] = Counter()
-        """The number refused since the last log line about them, by the refusal's code."""
         self._logged_s = -LOG_INTERVAL_S
 
     def admit(self, host: str, descriptor: int) -> ApiError | None:
@@ -69,7 +67,6 @@ class ClientConnections:
             del self._by_address[address]
 
     def is_too_many(self, descriptor: int) -> bool:
-        """Whether not even a refusal has room for another one."""
         return descriptor >= self._marks.stop_from
 
     def _counted(self, host: str) -> str | None:

@@ -39,10 +39,8 @@ CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[dict[str, 
 
 READ_BUFFER_BYTES = 256 * 1024
 SMALL_BODY_BYTES = 64 * 1024
-"""A body up to this is read before anybody asks who sends it."""
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 20.0
-"""How long a WebSocket's other end may leave a ping without an answer; then it is gone."""
 
 
 PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -64,7 +62,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         """The application has it, and decides on refusals."""
         self._checking: asyncio.Task[None] | None = None
         self.scope_extras: dict[str, Any] = {}
-        """What the check of its headers adds to its ASGI scope."""
 
     @property
     def is_responding(self) -> bool:
@@ -98,7 +95,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         return super().process()
 
     def detached_body(self) -> IO[bytes] | None:
-        """A large body, which is the caller's from now on; ``None`` for every other."""
         if self._num_body_bytes < READ_BUFFER_BYTES:
             return None
         body: IO[bytes] = self.content
@@ -109,7 +105,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         super().setResponseCode(code, message or PHRASES.get(code))
 
     def _becomes_a_socket(self) -> bool:
-        """Whether Daphne makes a WebSocket of this request."""
         upgrades = self.requestHeaders.getRawHeaders(b"Upgrade") or [b""]
         return bool(upgrades[0].lower() == b"websocket")
 
@@ -174,7 +169,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         ]
 
     def basic_error(self, status: int, status_text: bytes, body: str) -> None:
-        """Daphne's own refusals, which are pages of HTML."""
         is_theirs = status < HTTPStatus.INTERNAL_SERVER_ERROR
         error = InvalidHttpError(f"{body}.") if is_theirs else InternalError()
         request_id = self.server.record_refusal(self.uri, error, status)
@@ -188,7 +182,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self.handle_reply({"type": "http.response.body", "body": content})
 
     def refuse(self, error: ApiError) -> None:
-        """Answer without the application, and drop what still comes of the body."""
         self._refused = True
         self.channel.refuse(error, self.channel._path)
 
@@ -276,7 +269,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     def record_refusal(
         self, target: bytes, error: ApiError, status: int, request_id: str = ""
     ) -> str:
-        """Returns the refused request's id, a new one where it has none."""
         request_id = request_id or new_request_id()
         self._on_refused(request_id, target, error, status)
         return request_id
@@ -301,7 +293,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         return queue
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
-        """Waits while earlier bytes are still in the socket's buffer."""
         await protocol.writable.wait()
         await super().handle_reply(protocol, message)
 
@@ -312,7 +303,6 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
 
     def connectionMade(self) -> None:  # noqa: N802
         self.request_id = new_request_id()
-        """The handshake's, where it is refused."""
         self.writable = asyncio.Event()
         self.writable.set()
         self.transport.unregisterProducer()
@@ -368,7 +358,6 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
         return words[1].encode() if len(words) > 1 else b"/"
 
     def _max_message_size_exceeded(self, *sizes_and_reason: Any) -> None:
-        """Autobahn closes the socket, and does not read such a message."""
         if not self.failedByMe:
             self.application_queue.put_nowait({"type": MESSAGE_TOO_LARGE})
         super()._max_message_size_exceeded(*sizes_and_reason)

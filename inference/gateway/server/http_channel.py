@@ -38,7 +38,6 @@ from inference.wire.errors import (
 MIN_BODY_BYTES = 4096
 """What a body must bring in each ``body_s`` that it is not complete."""
 MAX_BODY_S = 3600.0
-"""How long a body may take altogether, without the pauses of the server's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +48,16 @@ class ReadTimeouts:
     body_s: float
     """A body that is not complete brings ``MIN_BODY_BYTES`` in each period of this length."""
     idle_s: float
-    """How long a connection is kept on which nothing is asked."""
 
 
 class Reading(enum.Enum):
     WAITING = enum.auto()
-    """Nothing has come of the next request."""
     HEAD = enum.auto()
     BODY = enum.auto()
     ANSWERING = enum.auto()
-    """The request is complete. How long its answer takes is not the client's doing."""
 
 
 class ReadDeadline:
-    """One connection's."""
-
     __slots__ = ("_body_left_s", "_due_s", "_num_bytes", "_read_from_s", "_timeouts", "reading")
 
     def __init__(self, timeouts: ReadTimeouts, now_s: float) -> None:
@@ -91,11 +85,9 @@ class ReadDeadline:
         self._due_s = now_s + min(self._timeouts.body_s, self._body_left_s)
 
     def receive(self, num_bytes: int) -> None:
-        """Counts the bytes of the body as they are read."""
         self._num_bytes += num_bytes
 
     def stop(self) -> None:
-        """The request is complete, or the server does not read for a while."""
         self.reading = Reading.ANSWERING
         self._due_s = math.inf
 
@@ -111,14 +103,12 @@ class ReadDeadline:
 
 
 LINGER_S = 5.0
-"""How long a client that sends too much may take to read why."""
 ENDLESS = ReadTimeouts(head_s=math.inf, body_s=math.inf, idle_s=math.inf)
 ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 """The authority, and the rest: RFC 9112, section 3.2.2."""
 
 
 def origin_target(target: bytes) -> tuple[bytes, bytes] | None:
-    """Host and path (with its query) of a target that is a whole address."""
     found = ABSOLUTE_TARGET.fullmatch(target)
     if found is None:
         return None
@@ -127,8 +117,6 @@ def origin_target(target: bytes) -> tuple[bytes, bytes] | None:
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
-    """One connection of a client. Twisted calls it with what comes in."""
-
     _path: bytes
     """Twisted's name for the target of the request whose head is being read."""
     _is_refused = False
@@ -167,7 +155,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         super().requestDone(request)
 
     def close_overdue(self) -> None:
-        """Called when the deadline has passed."""
         reading = self.deadline.reading
         self.deadline.stop()
         if self.refusal is not None:
@@ -187,7 +174,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.write(b"".join(pieces))
 
     def refuse(self, error: ApiError, target: bytes) -> None:
-        """Answers, and gives the client time to read why while it may still be sending."""
         if self._is_refused:
             return
         self._is_refused = True
@@ -216,13 +202,10 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         super().allHeadersReceived()
 
     def _send100Continue(self) -> None:  # noqa: N802
-        """Sends ``100 Continue``, except to a client whose body is refused by its length
-        already."""
         if not self._is_refused:
             super()._send100Continue()
 
     def lineLengthExceeded(self, line: bytes) -> None:  # noqa: N802
-        """``line`` begins with the one that is too long."""
         if hasattr(self, "_path"):
             self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
             return
@@ -230,7 +213,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self._refuse_head(TargetTooLongError(self.totalHeadersSize))
 
     def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802
-        """Twisted's name for its empty 400."""
         if self._receivedHeaderSize > self.totalHeadersSize:
             self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
         elif self._receivedHeaderCount > self.maxHeaders:
@@ -256,7 +238,6 @@ def write_at_once(transport: Any, data: bytes) -> None:
 
 
 def _can_send_now(transport: Any) -> bool:
-    """Whether the transport is an open TCP socket with an empty write buffer."""
     return (
         isinstance(transport, Connection)
         and bool(transport.connected)

@@ -9,13 +9,9 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.metrics.endpoint import MetricsEndpoint
 
 METRICS_HOST = "127.0.0.1"
-"""The host of the metrics without a setting: an application does not know where its server
-listens."""
 
 
 class LifespanConsumer:
-    """Starts the gateway with the server and drains it at the end."""
-
     def __init__(self, gateway: Gateway, metrics: MetricsEndpoint | None = None) -> None:
         self._gateway = gateway
         self._metrics = metrics

@@ -21,15 +21,11 @@ from inference.gateway.server.http_channel import ReadDeadline, ReadTimeouts, St
 ACCEPTS_A_TURN = 8
 """Twisted accepts a hundred at a time: more than the reserve of file descriptors may be."""
 BACKLOG = 1024
-"""Connections that the kernel keeps while none is accepted."""
 SWEEP_S = 1.0
 REFUSED_TIMEOUTS = ReadTimeouts(head_s=2.0, body_s=2.0, idle_s=2.0)
-"""What a connection that is refused gets to send its request, so that it reads the answer."""
 
 
 class BoundedPort(Port):  # type: ignore[misc]
-    """Accepts a few connections in a turn of the loop."""
-
     backlog = BACKLOG
 
     @property
@@ -46,12 +42,10 @@ class OpenClients:
         self._connections = connections
         self._timeouts = timeouts
         self._channels: dict[Any, tuple[str, StreamChannel]] = {}
-        """The peer's host and the channel that it began with, by transport."""
         self._ports: list[Port] = []
         self._is_accepting = True
 
     def listen(self, port: int, host: str, factory: Any) -> None:
-        """Raises Twisted's ``CannotListenError``."""
         listening = BoundedPort(port, factory, BACKLOG, host, reactor)
         listening.startListening()
         self._ports.append(listening)
@@ -75,7 +69,6 @@ class OpenClients:
                 port.stopReading()
 
     def closed(self, transport: Any) -> None:
-        """Ignored for one that is not open."""
         host, _ = self._channels.pop(transport, (None, None))
         if host is None:
             return

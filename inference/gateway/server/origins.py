@@ -33,13 +33,10 @@ NOT_ALLOWED = (
     "HELEXA_ALLOWED_ORIGINS. A program that is no browser may send an API key."
 )
 PREFLIGHT = frozenset({"origin", "access-control-request-method"})
-"""The headers that make an OPTIONS a browser's question, not a request."""
 SENT_BACK = ("x-request-id", "request-id", "retry-after", "x-helexa-advice", "x-helexa-ignored")
-"""The headers of our answers that scripts may read."""
 
 
 def is_allowed(config: Config, origin: str) -> bool:
-    """``origin`` as the Origin header has it."""
     if ANY in config.allowed_origins or origin in config.allowed_origins:
         return True
     return LOCAL_ORIGIN.fullmatch(origin) is not None
@@ -50,8 +47,6 @@ OnRefused = Callable[[Any, ApiError, int], str]
 
 
 class _Cors(CORSMiddleware):
-    """Starlette's, with a refusal that names the remedy."""
-
     on_refused: OnRefused | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -83,8 +78,6 @@ class _Cors(CORSMiddleware):
 
 
 def with_cors(application: Any, config: Config, *, on_refused: OnRefused | None = None) -> Any:
-    """The ASGI ``application``, answering browsers' questions about it. ``on_refused`` is called
-    for each that is answered with an error."""
     cors = _Cors(
         application,
         allow_origins=config.allowed_origins,

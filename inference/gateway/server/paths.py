@@ -73,7 +73,6 @@ ELSEWHERE = {
     "fine_tuning": "This server trains nothing.",
     "vector_stores": "This server keeps no vectors; /v1/embeddings makes them.",
 }
-"""What clients ask of OpenAI's API and there is nothing of here."""
 SERVED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     *("/v1/embeddings", "/v1/rerank", "/v1/score"),
@@ -84,7 +83,6 @@ METRICS = (
     "names another."
 )
 REFERENCE = "What there is: /docs."
-"""The page of ``helexa_site.web.api_reference``."""
 MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
@@ -112,7 +110,6 @@ def api_path(path: str) -> str | None:
 
 
 def api_path_of(target: bytes) -> str | None:
-    """The same of a request's target, whose query may be there still."""
     return api_path(target.partition(b"?")[0].decode("latin-1"))
 
 
@@ -120,13 +117,11 @@ UNKNOWN_ENDPOINT = "unknown"
 
 
 def endpoint_of(target: bytes) -> str:
-    """One of a fixed set, for a request that no consumer gets to see."""
     known = (api_path_of(target) or "").rstrip("/")
     return known if known in KNOWN_PATHS or known in OLLAMA_PATHS else UNKNOWN_ENDPOINT
 
 
 def near_path(path: str) -> str | None:
-    """The known path that a wrong one ends with, or that is spelled nearly so."""
     wanted = path.rstrip("/").lower()
     for known in sorted(KNOWN_PATHS, key=len, reverse=True):
         if wanted.endswith((known, known.removeprefix(VERSION))):
@@ -140,7 +135,6 @@ def near_path(path: str) -> str | None:
 
 
 def unknown_url(method: str, path: str) -> str:
-    """The error message for a client."""
     kind = path.removeprefix(VERSION).strip("/").partition("/")[0]
     if kind == "metrics":
         return METRICS
@@ -160,7 +154,6 @@ _DEPLOYMENT = re.compile(
 
 
 def api_path_of_azure(path: str) -> str | None:
-    """The API's path; ``None`` where ``path`` is none of Azure's."""
     if path != AZURE_PREFIX and not path.startswith(AZURE_PREFIX + "/"):
         return None
     if found := _DEPLOYMENT.fullmatch(path):
@@ -170,7 +163,6 @@ def api_path_of_azure(path: str) -> str | None:
 
 
 def deployment_of(path: str) -> str | None:
-    """The model that the path names."""
     found = _DEPLOYMENT.fullmatch(path)
     return None if found is None else found["model"]
 

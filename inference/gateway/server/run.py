@@ -74,8 +74,6 @@ def _begin(
 
 
 class _Stopper:
-    """A second signal cuts short what the drain still waits for."""
-
     def __init__(self, server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint) -> None:
         self._server = server
         self._gateway = gateway

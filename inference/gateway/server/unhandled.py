@@ -26,8 +26,6 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class UnhandledRequests:
-    """Records those of one gateway."""
-
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
@@ -39,7 +37,6 @@ class UnhandledRequests:
         status: int,
         headers: Headers = (),
     ) -> None:
-        """``target``: its path, with or without the query. ``status``: what its client got."""
         self._close(self._open_call(request_id, target, headers), error, status)
 
     def _close(self, call: Call, error: ApiError, status: int) -> None:
@@ -48,21 +45,16 @@ class UnhandledRequests:
         call.close()
 
     def left(self, target: bytes) -> None:
-        """Records a request whose client left before the body was whole. Only paths of the API are
-        recorded."""
         if api_path_of(target) is not None:
             self._open_call(new_request_id(), target, ()).close()
 
     def refused_at(self, scope: Any, error: ApiError, status: int) -> str:
-        """Records a refusal of a request whose ASGI scope there is. Returns its id, a new one
-        where the scope has none."""
         request_id: str = scope.get(REQUEST_ID) or new_request_id()
         target = scope["path"].encode("latin-1", "replace")
         self.refused(request_id, target, error, status, scope["headers"])
         return request_id
 
     async def no_socket(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuses the handshake of a WebSocket at a path that has none."""
         await receive()
         error = UnknownUrlError(unknown_url("WebSocket", scope["path"]))
         self.refused_at(scope, error, REFUSED_HANDSHAKE)

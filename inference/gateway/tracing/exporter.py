@@ -28,14 +28,10 @@ LIBRARY_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk._shared_internal",
 )
-"""Which report each failed batch and each dropped span."""
 
 
 class Tracing:
-    """``url`` takes OTLP's traces."""
-
     def __init__(self, url: str, *, gateway_id: str) -> None:
-        """Starts the thread."""
         resource = Resource.create({SERVICE_VERSION: VERSION, SERVICE_INSTANCE_ID: gateway_id})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
@@ -85,8 +81,6 @@ class ReportedExporter(SpanExporter):
 
 
 class _Failures(logging.Filter):
-    """Reports the first of the library's messages in a row, in place of all of them."""
-
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url

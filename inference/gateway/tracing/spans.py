@@ -48,7 +48,6 @@ class RequestSpans:
     )
 
     def __init__(self, tracer: Tracer, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """``headers``, with names in lower case, may have the client's trace."""
         self._tracer = tracer
         began_s = time.monotonic()
         self._unix_ns = time.time_ns() - round(began_s * 1e9)
@@ -67,7 +66,6 @@ class RequestSpans:
         return f"{self._root.get_span_context().trace_id:032x}"
 
     async def placing(self, finding: Awaitable[Place]) -> Place:
-        """Awaits that, and keeps how long it took and what came of it."""
         since_s = time.monotonic()
         try:
             place = await finding
@@ -79,7 +77,6 @@ class RequestSpans:
         return place
 
     def placed(self, since_s: float, target: str, *, was_cold: bool = False) -> None:
-        """It has looked for a place since then, and found one."""
         attributes: Attributes = {"helexa.target": target, "helexa.was_cold": was_cold}
         self._span("placement", since_s, time.monotonic(), attributes)
 
@@ -93,16 +90,12 @@ class RequestSpans:
     def begin_upstream(
         self, entry: UpstreamEntry, model: str, target: str, counter: UsageCounter, *, endpoint: str
     ) -> str:
-        """The next attempt, at an upstream that calls the model so. Returns its
-        ``traceparent``."""
         operation = OPERATION_OF.get(endpoint, endpoint)
         attributes = upstream_attributes(entry, model, target, operation)
         name = f"{operation} {model}"
         return traceparent_of(self._begin_attempt(name, counter, attributes, has_stages=False))
 
     def leave_attempt(self, code: str) -> None:
-        """Ends the open attempt, which failed with ``code``, before another one. Ignored where none
-        is open."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             self._end_attempt(attempt, code)
@@ -170,8 +163,6 @@ class RequestSpans:
 
 
 class _Attempt:
-    """One attempt at a neuron or upstream, until it is left or the request ends."""
-
     __slots__ = ("_counter", "_sent_s", "ended_s", "has_stages", "span")
 
     def __init__(
@@ -180,7 +171,6 @@ class _Attempt:
         self.span = span
         self.has_stages = has_stages
         self.ended_s: float | None = None
-        """``None``: more of it may come."""
         self._counter = counter
         self._sent_s = sent_s
 
@@ -197,8 +187,6 @@ class _Attempt:
 
 
 def traceparent_of(span: Span) -> str:
-    """Returns the span's ``traceparent`` as W3C Trace Context writes it; empty where there is no
-    trace."""
     context = span.get_span_context()
     if not context.is_valid:
         return ""
@@ -207,14 +195,12 @@ def traceparent_of(span: Span) -> str:
 
 
 def _context_of(headers: Iterable[tuple[bytes, bytes]]) -> Context:
-    """Empty where the client sends no trace, or none that can be read."""
     wanted = (TRACEPARENT.encode(), TRACESTATE.encode())
     carrier = {name.decode(): value.decode("latin-1") for name, value in headers if name in wanted}
     return propagator.extract(carrier, context=Context()) if carrier else Context()
 
 
 def _fail(span: Span, error: str) -> None:
-    """``error``: a code; empty: it did not fail."""
     if error:
         span.set_attribute("error.type", error)
         span.set_status(Status(StatusCode.ERROR, error))
@@ -305,7 +291,6 @@ OPERATION_OF = {
 endpoints operate no model."""
 PROVIDER = "helexa"
 MAX_MODEL_CHARACTERS = 128
-"""The longest part of a model's name that is reported as the client wrote it."""
 masked = Redactor()
 
 Attributes = dict[str, str | int | bool]
@@ -321,7 +306,6 @@ def span_name(outcome: RequestOutcome) -> str:
 
 
 def error_type(outcome: RequestOutcome) -> str:
-    """Returns the error's code; empty where the client got what it asked for."""
     return "" if outcome.kind is Outcome.ANSWERED else outcome.settle.outcome
 
 
@@ -350,8 +334,6 @@ def request_attributes(outcome: RequestOutcome) -> Attributes:
 def upstream_attributes(
     entry: UpstreamEntry, model: str, target: str, operation: str
 ) -> Attributes:
-    """Returns the attributes of an attempt at an upstream. ``model``: the upstream's own name for
-    it."""
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": entry.dialect,

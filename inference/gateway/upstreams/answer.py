@@ -30,13 +30,10 @@ if TYPE_CHECKING:
     from inference.gateway.upstreams.transport import UpstreamResponse
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""An answer that is not streamed has at most as many bytes."""
 BYTES_OF_NO_TOKEN = 8 * 1024 * 1024
 BYTES_A_TOKEN = 8 * 1024
-"""One chunk and its log probabilities take at most as many bytes."""
 MAX_ANSWER_BYTES = 512 * 1024 * 1024
 TAIL_TIMEOUT_S = 5.0
-"""The usage is waited for as long, once every choice has finished."""
 
 
 class UpstreamAnswer:
@@ -52,8 +49,6 @@ class UpstreamAnswer:
         max_output_tokens: int,
         headers: Mapping[str, str],
     ) -> None:
-        """``timeout_s`` bounds the first token, beside the upstream's own limit. ``headers`` are
-        sent beside those of the dialect."""
         self._link = link
         self._exchange = exchange
         self._answer = answer
@@ -61,7 +56,6 @@ class UpstreamAnswer:
         self._reader = exchange.reader_of(answer)
         self._frames = exchange.frames()
         self._left_s = min(timeout_s, link.entry.first_token_timeout_s)
-        """How long the upstream may still take for the next part that counts."""
         self._left_bytes = min(
             MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * max_output_tokens
         )
@@ -70,7 +64,6 @@ class UpstreamAnswer:
         """It came behind events that were given."""
 
     async def next_events(self) -> list[Event]:
-        """What came together, at least one event. Raises ``RequestFailedError``."""
         with faults(self._link, lambda: self._answer.is_accepted):
             if self._fault is not None:
                 raise self._fault
@@ -85,7 +78,6 @@ class UpstreamAnswer:
             return self._reader.read(body) + self._ended()
 
     def close(self) -> None:
-        """Closes the connection of an answer that has not ended at once."""
         response, self._response = self._response, None
         if response is None:
             return
@@ -95,7 +87,6 @@ class UpstreamAnswer:
             response.close()
 
     async def _sent(self) -> UpstreamResponse:
-        """Sends the request; returns an answer whose status is a success."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._left_s
         headers = {
@@ -151,11 +142,9 @@ class UpstreamAnswer:
 
     @property
     def _pause_s(self) -> float:
-        """How long the next part may take, once the answer has begun."""
         return TAIL_TIMEOUT_S if self._answer.has_finished else self._link.entry.token_timeout_s
 
     async def _next_part(self, response: UpstreamResponse) -> bytes | None:
-        """``None``: no more comes, or nothing that matters."""
         import httpx2
 
         loop = asyncio.get_running_loop()

@@ -41,11 +41,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_unread_bytes = 0
         self._is_paused = False
         self._has_ended = False
-        """The upstream sends no more."""
         self._is_lost = False
         self._may_write = True
         self._is_sent = False
-        """The last request has been sent whole."""
         self._waiter: asyncio.Future[None] | None = None
         self._until_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -54,7 +52,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._has_given = False
         self._last_part_s = 0.0
         self.gathers = False
-        """Whether parts of an answer are given together, of which the first token has come."""
         self.idle_since_s = 0.0
 
     # Called by the transport.
@@ -99,17 +96,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """The whole answer has come, as far as it is parsed."""
         return self._answer.is_complete
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request may be sent: both sides have ended the last one, and nothing has
-        come since."""
         return not self._unread and not self._has_ended and not self.transport.is_closing()
 
     def tunnelled(self, transport: asyncio.Transport) -> None:
-        """A proxy has accepted CONNECT: TLS with the upstream begins, on its own transport."""
         self._transport = transport
         self._answer = AnswerParser()
 
@@ -152,8 +145,6 @@ class UpstreamConnection(asyncio.Protocol):
             await self._more(until_s)
 
     async def next_part(self, until_s: float | None = None) -> bytes | None:
-        """What has come of the body since; ``None``: no more comes. Raises
-        ``httpx2.TransportError``, ``TimeoutError``."""
         if self._has_given:
             self._has_given, self._last_part_s = False, self._loop.time()
         answer = self._answer
@@ -167,23 +158,19 @@ class UpstreamConnection(asyncio.Protocol):
             await self._more(until_s)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Raises ``httpx2.TransportError``."""
         while (part := await self.next_part()) is not None:
             yield part
 
     def finish(self) -> bool:
-        """Whether the connection can have another request, after the last one's whole answer."""
         self.gathers = self._has_given = False
         answer = self._answer
         return self._is_sent and answer.is_complete and answer.keeps_alive and self.is_reusable
 
     def abort(self) -> None:
-        """Closes it at once, also in the middle of an answer."""
         if self._transport is not None:
             self._transport.abort()
 
     async def _send_part(self, writer: RequestWriter, part: bytes, until_s: float | None) -> bool:
-        """Whether the upstream still reads: one that has answered or left does not."""
         for start in range(0, len(part), WRITE_BYTES):
             self._write(writer.part(part[start : start + WRITE_BYTES]))
             while not self._may_write and not self._unread and not self._has_ended:
@@ -197,7 +184,6 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def _parse(self) -> None:
-        """Everything that has come."""
         answer = self._answer
         while self._unread and not answer.is_complete and not answer.fault:
             answer.feed(self._read())
@@ -206,7 +192,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def _has_head_alone(self) -> bool:
-        """The head of a success has come, whose body is waited for with it."""
         answer = self._answer
         is_open = self._awaits_part and not answer.is_complete and not answer.fault
         return is_open and answer.status == OK and not answer.has_part
@@ -220,13 +205,11 @@ class UpstreamConnection(asyncio.Protocol):
         return data
 
     async def _more(self, until_s: float | None) -> None:
-        """Waits for more of the answer. Raises ``httpx2.RemoteProtocolError`` where none comes."""
         if fault := self._answer.fault:
             raise httpx2.RemoteProtocolError(fault)
         await self._woken(until_s)
 
     def _waits_for_more(self, data: bytes) -> bool:
-        """Whether what has come is given a little later. The end is not waited with."""
         if self._awaits_part:
             self._parse()
             return self._has_head_alone

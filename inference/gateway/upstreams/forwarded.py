@@ -68,8 +68,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """A request that has a place of an upstream, until it leaves it."""
-
     link: UpstreamLink
     made: AnswerEvents
     watch: Watch
@@ -80,8 +78,6 @@ class _Attempt:
 
 
 class ForwardedRequest:
-    """A ``RunningRequest``. Belongs to one event loop."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -109,13 +105,10 @@ class ForwardedRequest:
         self._budget = TokenBudget(gateway, call, entry.name, floor=floor)
         self.is_sent = False
         self._uncounted: list[Event] = []
-        """The answer where there is nothing to count, and nothing is sent."""
         self._waiting: tuple[UpstreamLink, Exchange, TokenBounds] | None = None
-        """The request on its way to a place of the upstream."""
         self._attempt: _Attempt | None = None
 
     async def begin(self) -> None:
-        """Raises ``ApiError``."""
         self._call.placed_model = self._entry.name
         upstream = permitted_upstream(self._gateway, self._call, self._entry, self._served)
         request = self._request = with_defaults_at(self._request, self._entry, upstream)
@@ -154,11 +147,9 @@ class ForwardedRequest:
         return events
 
     def close(self) -> None:
-        """The connection of an answer that has not ended is closed at once."""
         self._leave(asyncio.CancelledError())
 
     def _check_length(self, request: GenerationRequest) -> None:
-        """Refuses what neurons refuse. Raises ``InvalidRequestError``."""
         asked, most = request.sampling.max_tokens, self._entry.max_output_tokens
         if asked is not None and most is not None and asked > most and not request.ends_at_context:
             raise InvalidRequestError(
@@ -176,7 +167,6 @@ class ForwardedRequest:
         )
 
     def _max_tokens(self, request: Forwarded) -> int | None:
-        """The bound of each choice; ``None``: nothing bounds it, or there is none."""
         if not isinstance(request, GenerationRequest):
             return None
         limits = (
@@ -190,7 +180,6 @@ class ForwardedRequest:
     async def _begin_attempt(
         self, link: UpstreamLink, exchange: Exchange, bounds: TokenBounds
     ) -> None:
-        """Waits for a place of the upstream. Raises ``ServiceUnavailableError``."""
         request, loop = self._request, asyncio.get_running_loop()
         most = self._budget.usage_bounds(num_prompts=num_prompts(request), context_tokens=None)
         made = AnswerEvents(
@@ -224,7 +213,6 @@ class ForwardedRequest:
         )
 
     def _leave(self, error: BaseException | None) -> None:
-        """Ends the attempt, with what it failed by."""
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
@@ -246,7 +234,6 @@ class ForwardedRequest:
         return charged
 
     def _charged(self, event: Event, attempt: _Attempt) -> Event:
-        """The last event with the usage that is charged."""
         if not isinstance(event, Finished | Embedded):
             return event
         made, most, bounds = attempt.made, attempt.most, attempt.bounds
@@ -273,7 +260,6 @@ class ForwardedRequest:
 def permitted_upstream(
     gateway: Gateway, call: Call, entry: CatalogueEntry, served: UpstreamModel
 ) -> UpstreamEntry:
-    """The upstream that a request may be sent to. Raises ``ApiError``."""
     upstream = entry.upstream_named(served.upstream)
     if upstream is None:
         raise RequestFailedError(
@@ -309,7 +295,6 @@ def attempt_headers(
 
 
 def forwarded_bounds(request: Request, entry: CatalogueEntry) -> TokenBounds:
-    """The most that it may use at any upstream."""
     return token_bounds(
         request,
         context_tokens=None,

@@ -18,7 +18,6 @@ MAX_HEAD_BYTES = 64 * 1024
 """The most bytes of an answer that may come without any of its body: its head, extensions of chunks
 and trailers."""
 FIRST_FINAL = 200
-"""Informational answers have lower statuses."""
 NO_BODY = frozenset({204, 304})
 CONTENT_LENGTH, TRANSFER_ENCODING, CHUNKED = b"content-length", b"transfer-encoding", b"chunked"
 NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
@@ -29,11 +28,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class RequestWriter:
-    """The bytes of one request. Methods raise ``httpx2.LocalProtocolError`` for what HTTP does not
-    allow."""
-
     def __init__(self, method: bytes, target: bytes, headers: Headers) -> None:
-        """``headers`` are all that are sent, ``host`` and the body's length among them."""
         if not TARGET.fullmatch(target):
             raise httpx2.LocalProtocolError("A request's target has an illegal character.")
         self._left_bytes = 0
@@ -50,7 +45,6 @@ class RequestWriter:
         self.head = b"\r\n".join((*lines, b"", b""))
 
     def part(self, data: bytes) -> bytes:
-        """A part of the body, at least one byte, as it is sent."""
         if self._is_chunked:
             return b"%x\r\n%s\r\n" % (len(data), data)
         self._left_bytes -= len(data)
@@ -67,30 +61,23 @@ class RequestWriter:
 
 
 class AnswerParser:
-    """The answers of one connection, one after the other."""
-
     def __init__(self) -> None:
         self._http = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self.begin()
 
     def begin(self) -> None:
-        """A request is sent: its answer is the next one."""
         self.status = 0
         self.headers: Headers = []
-        """Names in lower case."""
         self.has_head = False
         self.is_complete = False
         self.fault = ""
-        """Why what comes is no answer. What came before is one's part."""
         self.keeps_alive = False
-        """The connection may be used again once the answer is complete: nothing came behind it."""
         self._ends_at_eof = False
         self._num_bytes_without_body = 0
         self._body.clear()
 
     def feed(self, data: bytes) -> None:
-        """Bytes as they come, cut anywhere."""
         self._num_bytes_without_body += len(data)
         try:
             self._http.feed_data(data)
@@ -105,11 +92,9 @@ class AnswerParser:
 
     @property
     def has_part(self) -> bool:
-        """Whether ``take`` returns something."""
         return bool(self._body)
 
     def take(self) -> bytes:
-        """What has come of the body since."""
         body = self._body
         if not body:
             return b""

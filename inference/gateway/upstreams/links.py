@@ -77,7 +77,6 @@ class Watch:
             logger.info("the upstream %s answers again", self._name)
 
     def end(self, error: BaseException | None) -> None:
-        """``error``: what the request failed by."""
         if error is None or (isinstance(error, RequestFailedError) and error.code != UNAVAILABLE):
             self.answered()
         elif self._has_answered:
@@ -151,8 +150,6 @@ class UpstreamLink:
 
     @asynccontextmanager
     async def place(self, *, timeout_s: float) -> AsyncIterator[None]:
-        """One of its places at once. Raises ``ServiceUnavailableError`` where too many wait, or
-        none is free within the time."""
         await self.take_place(timeout_s=timeout_s)
         try:
             yield
@@ -174,7 +171,6 @@ class UpstreamLink:
 
     @contextmanager
     def watched(self) -> Iterator[Watch]:
-        """``watch`` around one request, and passes on what the block raises."""
         watch = self.watch()
         try:
             yield watch
@@ -196,7 +192,6 @@ class UpstreamLink:
         return Watch(self.entry.name, self._breaker, self._probe_while_left_out)
 
     async def replace(self) -> None:
-        """It gets no more requests."""
         self._is_replaced = True
         if not self.num_open:
             await self.close()
@@ -259,8 +254,6 @@ class UpstreamLink:
 
 
 class UpstreamLinks:
-    """``signing_key`` is what secrets are sealed under."""
-
     def __init__(self, signing_key: str, *, max_waiting: int) -> None:
         self._signing_key = signing_key
         self._max_waiting = max_waiting
@@ -268,7 +261,6 @@ class UpstreamLinks:
         self._opening = asyncio.Lock()
 
     async def link(self, entry: UpstreamEntry) -> UpstreamLink:
-        """The one for this entry as it is now. Raises ``ApiError``."""
         found = self._links.get(entry.name)
         if found is not None and (found.entry is entry or found.entry == entry):
             return found
@@ -282,12 +274,10 @@ class UpstreamLinks:
         return made
 
     def state_of(self, name: str) -> TargetState:
-        """Returns the upstream's state as far as this gateway has used it."""
         found = self._links.get(name)
         return UNUSED if found is None else found.state
 
     def left_out(self) -> list[str]:
-        """Names of the upstreams that this gateway sends no requests now."""
         return [name for name, link in self._links.items() if link.is_left_out]
 
     async def close(self) -> None:
@@ -296,7 +286,6 @@ class UpstreamLinks:
             await link.close()
 
     async def _opened(self, entry: UpstreamEntry) -> UpstreamLink:
-        """Raises ``ApiError``."""
         import httpx2
 
         from inference.gateway.upstreams.transport import UpstreamTransport
@@ -334,7 +323,6 @@ def _url(text: str) -> httpx2.URL:
 MAX_FAILURES = 5
 OPEN_S = 10.0
 TRIAL_S = 1.0
-"""When a request is asked to come again while another one tries."""
 
 
 class CircuitBreaker:
@@ -358,8 +346,6 @@ class CircuitBreaker:
         return TRIAL_S if self._is_trying else None
 
     def admit(self) -> float | None:
-        """Returns what ``left_s`` does. ``None``: the caller sends the request, which may be the
-        one that tries."""
         left_s = self.left_s
         if left_s is None and self._opened_s is not None:
             self._is_trying = True
@@ -390,5 +376,4 @@ class CircuitBreaker:
             self._opened_s = self._clock()
 
     def left(self) -> None:
-        """The client left before anything was known."""
         self._is_trying = False

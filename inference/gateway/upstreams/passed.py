@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 
 async def pass_through(gateway: Gateway, call: Call, request: PassedRequest, reply: Reply) -> None:
-    """Answers through ``reply``. Raises ``ApiError``."""
     call.model_asked = request.model
     if call.who.names_end_user:
         call.end_user = call.end_user or cleaned(request.end_user)
@@ -66,8 +65,6 @@ async def pass_through(gateway: Gateway, call: Call, request: PassedRequest, rep
 
 
 class _PassedThrough:
-    """Belongs to one event loop."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -77,7 +74,6 @@ class _PassedThrough:
         most: TokenBounds,
         reply: Reply,
     ) -> None:
-        """``most``: the tokens that it may use."""
         self._gateway = gateway
         self._call = call
         self._request = request
@@ -91,13 +87,11 @@ class _PassedThrough:
         )
 
     async def run(self) -> None:
-        """Raises ``ApiError``."""
         self._failover.begin()
         await self._reserve()
         await self._failover.run(self._attempt)
 
     async def _reserve(self) -> None:
-        """Reserves what the request may cost at the most expensive target. Raises ``ApiError``."""
         call, most_units = self._call, self._request.most_units
         each = [self._metered(one, most_units) for one in self._failover.permitted()]
         call.metered = max(each, key=lambda metered: metered.micro_usd)
@@ -112,7 +106,6 @@ class _PassedThrough:
         return prices.metered(self._unit, units)
 
     async def _attempt(self, target: Target) -> None:
-        """Raises ``ApiError``."""
         served = target.upstream_model
         assert served is not None, "a task that no engine has"
         call, loop = self._call, asyncio.get_running_loop()
@@ -192,7 +185,6 @@ TOKENS_A_SECOND = 10
 
 
 def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
-    """The most that it may use. None where no target has prices of tokens."""
     if not any(entry.charges_tokens_at(target) for target in entry.ordered_targets):
         return NO_TOKENS
     num_answers = request.most_units if request.endpoint.task == "images" else 1

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import httpx2
 
 HELD_BYTES = 64 * 1024
-"""A JSON body that is no longer is looked at before any of it is sent."""
 TYPES = re.compile(
     r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
     r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
@@ -45,8 +44,6 @@ BINARY = "application/octet-stream"
 
 
 class Reply(Protocol):
-    """What it needs of a consumer."""
-
     async def respond(self, status: int, body: bytes, *, type_: bytes = b"") -> None: ...
     async def begin_body(self, status: int, *, type_: bytes = b"") -> None: ...
     async def begin_events(self, *, type_: bytes) -> None: ...
@@ -54,8 +51,6 @@ class Reply(Protocol):
 
 
 class PassedAnswer:
-    """``pass_on`` once; then the rest."""
-
     def __init__(
         self, link: UpstreamLink, call: Call, request: PassedRequest, reply: Reply, watch: Watch
     ) -> None:
@@ -77,7 +72,6 @@ class PassedAnswer:
 
     @property
     def reported_tokens(self) -> Usage | None:
-        """Returns what ``reported_units`` does."""
         return self._units.tokens if self._units is not None and self.is_whole else None
 
     async def pass_on(
@@ -112,8 +106,6 @@ class PassedAnswer:
             raise RequestFailedError(Failure(code=FAILED, message=message))
 
     async def _parts(self, response: httpx2.Response, until_s: float) -> AsyncGenerator[bytes]:
-        """Yields the answer's parts. Only waiting for the upstream counts, not the time that the
-        client takes."""
         loop = asyncio.get_running_loop()
         left_bytes = MAX_ANSWER_BYTES
         parts = response.aiter_raw()
@@ -160,7 +152,6 @@ class PassedAnswer:
         self._watch.answered()
 
     def _checked(self, part: bytes) -> bytes:
-        """What of it may be sent now."""
         assert self._units is not None, "an answer without a type"
         self._units.feed(part)
         self.num_bytes += len(part)
@@ -185,7 +176,6 @@ def _type_of(response: httpx2.Response) -> str:
 
 
 async def _held(parts: AsyncGenerator[bytes], max_bytes: int) -> tuple[bytes, bool]:
-    """The first part, or more of them up to a size, and whether that is all."""
     held = bytearray()
     async for part in parts:
         held += part

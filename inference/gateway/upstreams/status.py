@@ -43,8 +43,6 @@ def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
 
 
 class Response(Protocol):
-    """The parts of an answer that are read here, which httpx2's have too."""
-
     @property
     def status_code(self) -> int: ...
     @property
@@ -53,7 +51,6 @@ class Response(Protocol):
 
 
 async def check_status(link: UpstreamLink, response: Response) -> None:
-    """Raises ``RequestFailedError`` for every answer that is no success."""
     status = response.status_code
     if status == OK:
         return
@@ -73,7 +70,6 @@ async def check_status(link: UpstreamLink, response: Response) -> None:
 
 
 async def read_whole(response: Response, max_bytes: int, *, cuts: bool = False) -> bytes:
-    """``cuts``: a longer body is cut; otherwise it raises ``UpstreamFaultError``."""
     content = bytearray()
     async for part in response.aiter_raw():
         content += part

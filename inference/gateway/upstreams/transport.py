@@ -20,9 +20,7 @@ from inference.gateway.upstreams.connection import UpstreamConnection
 from inference.gateway.upstreams.http_messages import Headers
 
 KEEP_ALIVE_S = 30.0
-"""How long an idle connection stays open: less than most servers keep one."""
 DRAIN_TIMEOUT_S = 0.5
-"""The body's end is waited for as long behind the last event."""
 ADDRESS_DELAY_S = 0.25
 """When a host's next address is tried beside one that does not answer (RFC 8305)."""
 SECURE = "https"
@@ -34,7 +32,6 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
     """Belongs to one event loop. All requests go to one origin."""
 
     def __init__(self, context: ssl.SSLContext, *, proxy: str, connect_timeout_s: float) -> None:
-        """``proxy``: empty: none."""
         context.set_alpn_protocols(["http/1.1"])
         self._context = context
         self._proxy = httpx2.URL(proxy) if proxy else None
@@ -45,7 +42,6 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self._draining: set[asyncio.Task[None]] = set()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Raises ``httpx2.TransportError``."""
         assert isinstance(request.stream, httpx2.AsyncByteStream)
         answer = await self.send(
             request.method.encode(), request.url, request.headers.raw, request.stream
@@ -80,8 +76,6 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         return UpstreamResponse(self, connection, status, received)
 
     def free(self, connection: UpstreamConnection) -> None:
-        """Takes a connection back after its request. One whose request was left is closed at
-        once."""
         if connection not in self._open:
             return
         self._open.discard(connection)
@@ -93,8 +87,6 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self._sweep_later()
 
     def free_drained(self, connection: UpstreamConnection) -> None:
-        """Takes a connection back of whose answer nothing more is wanted: the answer's end is
-        waited for a moment."""
         if connection.is_complete:
             self.free(connection)
             return
@@ -152,7 +144,6 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         return bytes(str(url.copy_with(fragment=None)), "ascii")
 
     async def _connected(self, url: httpx2.URL) -> UpstreamConnection:
-        """Raises ``httpx2.TransportError``."""
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 if self._proxy is None:
@@ -220,15 +211,12 @@ class UpstreamResponse(httpx2.AsyncByteStream):
 
     @property
     def content_type(self) -> str:
-        """The name in lower case; empty: there is none."""
         for name, value in self.raw_headers:
             if name == b"content-type":
                 return value.decode("latin-1").lower()
         return ""
 
     async def next_part(self, until_s: float | None) -> bytes | None:
-        """Bytes that came together are one part; ``None``: no more comes. Raises
-        ``httpx2.TransportError``, ``TimeoutError``."""
         return await self._connection.next_part(until_s)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -237,15 +225,12 @@ class UpstreamResponse(httpx2.AsyncByteStream):
     aiter_raw = __aiter__
 
     def gather(self) -> None:
-        """The first token has come: the next ones are given together where they come fast."""
         self._connection.gathers = True
 
     def close(self) -> None:
-        """Closes its connection at once, unless the whole answer has been read."""
         self._transport.free(self._connection)
 
     def close_drained(self) -> None:
-        """Nothing more of it is wanted."""
         self._transport.free_drained(self._connection)
 
     async def aclose(self) -> None:
