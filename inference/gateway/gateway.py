@@ -4,7 +4,6 @@
              ├─ Liveness            alive key out, heartbeats in
              ├─ Dispatcher          frames out
              ├─ HeldRequestsWatch   open here and held there are the same
-             ├─ StandstillWatch     this process stood still
              ├─ Placer              where to
              └─ UpstreamLinks       connections to endpoints of others
 
@@ -36,8 +35,6 @@ from inference.gateway.neurons.conduct import NeuronConduct
 from inference.gateway.neurons.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
 from inference.gateway.neurons.liveness import Liveness, repeat
 from inference.gateway.neurons.queue_demand import QueueDemandReporter
-from inference.gateway.neurons.standstill import LOOK_INTERVAL_S as STANDSTILL_INTERVAL_S
-from inference.gateway.neurons.standstill import StandstillWatch
 from inference.gateway.redis.inbox import Dispatcher
 from inference.gateway.redis.readers_by_neuron import EventReaders
 from inference.gateway.redis.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
@@ -186,9 +183,7 @@ class Gateway:
         )
         self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
         self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
-        standstills = StandstillWatch(self.streams)
         for name, loop in (
-            ("standstills", partial(repeat, standstills.look, STANDSTILL_INTERVAL_S)),
             ("alive", self.liveness.run_alive),
             ("watch", self.liveness.run_watch),
             ("held requests", partial(repeat, self._look_at_held, LOOK_INTERVAL_S)),

@@ -77,7 +77,6 @@ class RequestStream:
         "num_misses",
         "request_id",
         "started_s",
-        "stood_still_s",
         "usage_counter",
     )
 
@@ -106,7 +105,6 @@ class RequestStream:
         it."""
         self.is_submitted = False
         self.num_misses = 0
-        self.stood_still_s = 0.0
         self._submission: asyncio.Future[None] | None = None
         self._events: deque[tuple[Event, int]] = deque()
         self._num_queued_bytes = 0
@@ -154,8 +152,6 @@ class RequestStream:
     def fail(self, error: ApiError) -> None:
         if self.ended:
             return
-        if self.stood_still_s and error.code in LOST_CODES:
-            error = stood_still(self.stood_still_s)
         self._error = error
         self.usage_counter.cut()
         self.end()
@@ -303,17 +299,6 @@ class RequestStreams:
 def neuron_lost(neuron: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(
         "neuron_lost", f"The neuron {neuron} went away while it worked on this.", retry_after_s=5.0
-    )
-
-
-LOST_CODES = frozenset({"request_lost", "events_lost", "redis_unavailable"})
-
-
-def stood_still(paused_s: float) -> ServiceUnavailableError:
-    return ServiceUnavailableError(
-        "request_lost",
-        f"This gateway stood still for {paused_s:.0f} s, and lost the rest of the answer; try "
-        "again.",
     )
 
 

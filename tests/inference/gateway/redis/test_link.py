@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest_asyncio
 import redis
 import redis.asyncio
 
-from inference.redis_link import LuaScript, RedisLink, ReplyTooLargeError
+from inference.redis_link import LuaScript, RedisLink, RedisOutage, ReplyTooLargeError
 
 GENEROUS_S = 60.0
 
@@ -183,3 +183,53 @@ async def test_a_reply_over_the_bound_closes_the_connection_and_not_the_link(
         await link.command("GET", "large")
     assert await link.command("GET", "none") is None
     await link.aclose()
+
+
+LIMIT_S = 30.0
+
+
+class Loop:
+    """Timers and a clock by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.timer: tuple[float, Callable[[], None]] | None = None
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, due_s: float, callback: Callable[[], None]) -> Loop:
+        self.timer = due_s, callback
+        return self
+
+    def cancel(self) -> None:
+        self.timer = None
+
+    def advance(self, to_s: float) -> None:
+        self.now_s = to_s
+        if self.timer is not None and self.timer[0] <= to_s:
+            (_, callback), self.timer = self.timer, None
+            callback()
+
+
+@pytest.mark.parametrize("stands_still", ["before Redis fails", "while Redis is away", "never"])
+async def test_redis_is_waited_for_by_a_gateway_that_runs(
+    monkeypatch: pytest.MonkeyPatch, stands_still: str
+) -> None:
+    given_up: list[float] = []
+    loop: Any = Loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "get_running_loop", lambda: loop)
+        outage = RedisOutage(LIMIT_S, lambda: given_up.append(loop.now_s))
+    outage.answered()
+    paused_s = 0.0 if stands_still == "never" else 100.0
+    if stands_still == "before Redis fails":
+        loop.advance(paused_s)
+    outage.unanswered(ConnectionError("lost"))
+    outage.unanswered(ConnectionError("lost"))
+    if stands_still == "while Redis is away":
+        loop.advance(paused_s)
+    loop.advance(paused_s + LIMIT_S - 1)
+    assert given_up == []
+    loop.advance(paused_s + LIMIT_S)
+    assert given_up == [paused_s + LIMIT_S]
