@@ -21,7 +21,7 @@ from helexa_site.routing import build_application  # noqa: E402
 from helexa_site.secret_key import secret_key  # noqa: E402
 from helexa_site.settings import CONFIG  # noqa: E402
 from inference.descriptors import raise_descriptor_limit  # noqa: E402
-from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
+from inference.gateway.database import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
 from inference.gateway.metrics.endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs.setup import configure_logging  # noqa: E402

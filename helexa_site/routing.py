@@ -9,28 +9,35 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
 from inference.batches.file_store import FileStore
-from inference.gateway.batches.anthropic import (
+from inference.gateway.batches.endpoints import (
+    BatchConsumer,
+    BatchesConsumer,
+    CancelBatchConsumer,
     CancelMessageBatchConsumer,
+    FileConsumer,
+    FileContentConsumer,
+    FilesConsumer,
     MessageBatchConsumer,
     MessageBatchesConsumer,
     MessageBatchResultsConsumer,
 )
-from inference.gateway.batches.openai import (
-    BatchConsumer,
-    BatchesConsumer,
-    CancelBatchConsumer,
-    FileConsumer,
-    FileContentConsumer,
-    FilesConsumer,
-)
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
-from inference.gateway.consumers.api_consumer import UnknownUrlConsumer
+from inference.gateway.consumers.api_consumer import OpenApiConsumer, UnknownUrlConsumer
 from inference.gateway.consumers.embed import EmbeddingsConsumer, RerankConsumer, ScoreConsumer
 from inference.gateway.consumers.generate import GenerationConsumer
 from inference.gateway.consumers.health import HealthConsumer, PingConsumer
 from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
-from inference.gateway.consumers.openapi import OpenApiConsumer
+from inference.gateway.consumers.ollama import (
+    OPERATORS,
+    OllamaConsumer,
+    OllamaEmbedConsumer,
+    OllamaModelsConsumer,
+    OllamaOperatorsConsumer,
+    OllamaPullConsumer,
+    OllamaShowConsumer,
+    OllamaVersionConsumer,
+)
 from inference.gateway.consumers.tokenize import (
     DetokenizeConsumer,
     MessageTokenCountConsumer,
@@ -38,28 +45,18 @@ from inference.gateway.consumers.tokenize import (
     TokenizeConsumer,
     TokenizerInfoConsumer,
 )
-from inference.gateway.gateway import Gateway
+from inference.gateway.gateway import Gateway, LifespanConsumer
 from inference.gateway.metrics.endpoint import MetricsEndpoint
-from inference.gateway.ollama.consumers import (
-    OPERATORS,
-    OllamaConsumer,
-    OllamaEmbedConsumer,
-    OllamaModelsConsumer,
-    OllamaOperatorsConsumer,
-    OllamaShowConsumer,
-    OllamaVersionConsumer,
-)
-from inference.gateway.ollama.pull import OllamaPullConsumer
 from inference.gateway.responses.background import BackgroundRuns
-from inference.gateway.responses.consumer import CompactionConsumer, ResponsesConsumer
-from inference.gateway.responses.store import ResponseStore
-from inference.gateway.responses.stored import (
+from inference.gateway.responses.consumer import (
     CancelResponseConsumer,
+    CompactionConsumer,
     InputItemsConsumer,
     ResponseConsumer,
+    ResponsesConsumer,
 )
+from inference.gateway.responses.store import ResponseStore
 from inference.gateway.responses.websocket import ResponseSocket
-from inference.gateway.server.lifespan import LifespanConsumer
 from inference.gateway.server.origins import with_cors
 from inference.gateway.server.paths import OLLAMA_PATHS, api_path, api_path_of, deployment_of
 from inference.gateway.server.unhandled import UnhandledRequests

@@ -1,20 +1,40 @@
-"""The gateway's threads for database work: off the event loop, every failure an ``ApiError``.
+"""The gateway's way to the database, off the event loop: every failure becomes an ``ApiError``.
 
-Each user has threads of its own, so that a slow page of the admin does not hold up requests.
+Each user of ``DatabaseThreads`` has threads of its own, so that a slow page of the admin does not
+hold up requests. ``Catalogue`` maps names to entries, and starts loads and pulls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
 from channels.db import DatabaseSyncToAsync
 from django.db import DatabaseError, InterfaceError
+from django.utils import timezone
 
+from fleet import selectors, services
+from fleet.catalogue import CatalogueEntry
+from fleet.errors import CatalogueValueError, FleetError, UnknownModelError, UnknownNeuronError
+from fleet.live.catalogue_cache import CACHE_S, OfferedModels
+from fleet.models import Download
+from fleet.placement import Catalogue as FleetCatalogue
+from fleet.placement import Load
+from inference.protocol.events import Failure
 from inference.supervised_threads import SupervisedPool
-from inference.wire.errors import ServiceUnavailableError
+from inference.wire.errors import (
+    ApiError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    RequestFailedError,
+    ServiceUnavailableError,
+)
+from inference.wire.ollama.pull import PullRequest, PullState
+from metering.actor import GATEWAY, Actor
 
 logger = logging.getLogger(__name__)
 
@@ -44,4 +64,208 @@ class DatabaseThreads:
 def unavailable() -> ServiceUnavailableError:
     return ServiceUnavailableError(
         "database_unavailable", "The database does not answer; try again shortly."
+    )
+
+
+READ_WAIT_S = 1.5
+"""How long requests wait for a read while an earlier one is known, or FIRST_WAIT_S: a database may
+take its connections and answer nothing."""
+FIRST_WAIT_S = 4.5
+
+
+class Catalogue(Protocol):
+    """Each method raises ``ApiError``: 503 database_unavailable when the database is away."""
+
+    async def find(self, name: str) -> CatalogueEntry: ...
+
+    async def entries(self) -> tuple[CatalogueEntry, ...]: ...
+
+    async def by_name(self) -> FleetCatalogue:
+        """Every enabled model: what placement weighs them by."""
+        ...
+
+    async def start_load(self, load: Load) -> None:
+        """Idempotent: one active job for each model that is asked for."""
+        ...
+
+    async def cut_off_neuron(self, neuron: str, reason: str) -> None:
+        """Shuts an invited neuron out. Raises nothing: it is logged where that fails."""
+        ...
+
+    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState: ...
+
+    async def pull_state(self, before: PullState) -> PullState: ...
+
+    async def cancel_pull(self, state: PullState, actor: Actor) -> None: ...
+
+    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None: ...
+
+
+class DatabaseCatalogue:
+    """Asks the process' one cache first, so that the hot path stays on the event loop. While the
+    database is offline, known models are still served."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._database = DatabaseThreads("catalogue")
+        self._reading: asyncio.Task[OfferedModels] | None = None
+        """One read at a time, shared by all callers: a burst of requests may find the cache
+        expired."""
+        self._reading_since_s = 0.0
+        self._last: OfferedModels | None = None
+        self._away: tuple[float, ServiceUnavailableError] | None = None
+        """The time since which the database is away, with the error; ``None``: it answers. It is
+        asked once in ``CACHE_S``."""
+
+    async def find(self, name: str) -> CatalogueEntry:
+        try:
+            offered = await self._offered()
+        except ServiceUnavailableError:
+            known = None if self._last is None else self._last.by_any_name.get(name)
+            if known is None:
+                raise
+            return known
+        entry = offered.by_any_name.get(name)
+        if entry is None:
+            raise ModelNotFoundError(name)
+        return entry
+
+    async def entries(self) -> tuple[CatalogueEntry, ...]:
+        return (await self._offered()).entries
+
+    async def by_name(self) -> FleetCatalogue:
+        """The same object until the next read; the last one while the database is offline."""
+        try:
+            return (await self._offered()).by_name
+        except ServiceUnavailableError:
+            if self._last is None:
+                raise
+            return self._last.by_name
+
+    async def _offered(self) -> OfferedModels:
+        if (kept := selectors.catalogue_cache.kept()) is not None:
+            self._last = kept
+            return kept
+        if self._away is not None and self._clock() - self._away[0] < CACHE_S:
+            raise self._away[1].with_traceback(None)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+            self._reading_since_s = time.monotonic()
+            self._reading.add_done_callback(self._has_read)
+        wait_s = FIRST_WAIT_S if self._last is None else READ_WAIT_S
+        try:
+            async with asyncio.timeout(self._reading_since_s + wait_s - time.monotonic()):
+                return await asyncio.shield(self._reading)
+        except TimeoutError:
+            raise unavailable() from None
+
+    async def _read(self) -> OfferedModels:
+        try:
+            self._last = await self._database.query(selectors.catalogue_cache.current)
+        except ServiceUnavailableError as error:
+            self._away = (self._clock(), error)
+            raise
+        self._away = None
+        return self._last
+
+    def _has_read(self, reading: asyncio.Task[OfferedModels]) -> None:
+        self._reading = None
+        if not reading.cancelled():
+            reading.exception()
+
+    async def start_load(self, load: Load) -> None:
+        try:
+            await self._database.query(lambda: services.placed_load_start(actor=GATEWAY, load=load))
+        except UnknownNeuronError:
+            logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
+        except FleetError as error:
+            raise _refusal(error) from error
+
+    async def cut_off_neuron(self, neuron: str, reason: str) -> None:
+        try:
+            await self._database.query(
+                lambda: services.neuron_cut_off(actor=GATEWAY, neuron_name=neuron, reason=reason)
+            )
+        except ServiceUnavailableError as error:
+            logger.error("neuron %s is not cut off yet: %s", neuron, error.message)
+
+    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
+        return await self._database.query(lambda: pull_start(request, actor))
+
+    async def pull_state(self, before: PullState) -> PullState:
+        return await self._database.query(lambda: pull_look(before))
+
+    async def cancel_pull(self, state: PullState, actor: Actor) -> None:
+        await self._database.query(lambda: pull_cancel(state, actor))
+
+    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
+        await self._database.query(lambda: pull_offer(request, state, actor))
+
+
+def _refusal(error: FleetError) -> ApiError:
+    return RequestFailedError(Failure(code=error.code, message=str(error)))
+
+
+def pull_start(request: PullRequest, actor: Actor) -> PullState:
+    asked_at = timezone.now()
+    try:
+        if request.model is not None:
+            download = services.model_download_start(actor=actor, model_name=request.model)
+        else:
+            assert request.source is not None, "a pull is of a model or of a source"
+            download = services.download_start(
+                actor=actor, source=request.source, file=request.file
+            )
+    except UnknownModelError as error:
+        assert request.model is not None
+        raise ModelNotFoundError(request.model) from error
+    except CatalogueValueError as error:
+        raise InvalidRequestError(str(error), param="model") from error
+    except FleetError as error:
+        raise ServiceUnavailableError(error.code, str(error)) from error
+    return _state(download, is_ours=download.created_at >= asked_at)
+
+
+def pull_look(before: PullState) -> PullState:
+    download = selectors.download_find(before.id)
+    if download is None:
+        return replace(before, status="cancelled")
+    return _state(download, is_ours=before.is_ours)
+
+
+def pull_cancel(state: PullState, actor: Actor) -> None:
+    """What came of it stays, for the next pull."""
+    download = selectors.download_find(state.id)
+    if download is None or not download.is_active:
+        return
+    try:
+        services.download_cancel(actor=actor, download=download)
+    except FleetError as error:
+        logger.warning("the download %s continues without its client: %s", state.id, error)
+
+
+def pull_offer(request: PullRequest, state: PullState, actor: Actor) -> None:
+    assert request.source is not None, "what the catalogue names is offered already"
+    try:
+        services.pulled_model_offer(
+            actor=actor,
+            source=request.source,
+            file=request.file,
+            called=request.called,
+            num_bytes=state.bytes_total,
+        )
+    except CatalogueValueError as error:
+        raise InvalidRequestError(str(error), param="model") from error
+
+
+def _state(download: Download, *, is_ours: bool) -> PullState:
+    return PullState(
+        id=str(download.pk),
+        where=download.neuron.name,
+        status=download.status,
+        is_ours=is_ours,
+        bytes_done=download.bytes_done,
+        bytes_total=download.bytes_total,
+        failure_code=download.failure_code,
+        failure_message=download.failure_message,
     )

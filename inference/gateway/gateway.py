@@ -27,18 +27,15 @@ from django.conf import settings
 from helexa_site.config import Config
 from inference.garbage import freeze_heap, make_full_collections_rare
 from inference.gateway.background_loops import BackgroundLoops, Loop
-from inference.gateway.catalogue import Catalogue
+from inference.gateway.database import Catalogue
 from inference.gateway.images.request_images import ImageParser, ImageSender, image_rules
-from inference.gateway.metrics.queues import watch_ledger, watch_records
-from inference.gateway.metrics.requests import Metrics, client_family
-from inference.gateway.neurons.conduct import NeuronConduct
-from inference.gateway.neurons.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
-from inference.gateway.neurons.liveness import Liveness, repeat
-from inference.gateway.neurons.queue_demand import QueueDemandReporter
+from inference.gateway.metrics.requests import Metrics, client_family, watch_ledger, watch_records
+from inference.gateway.redis.event_reader import NeuronConduct
 from inference.gateway.redis.inbox import Dispatcher
-from inference.gateway.redis.readers_by_neuron import EventReaders
-from inference.gateway.redis.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
-from inference.gateway.redis.refusal_counts import RefusalCounts
+from inference.gateway.redis.neurons import LOOK_INTERVAL_S, HeldRequestsWatch, Liveness, repeat
+from inference.gateway.redis.readers import EventReaders
+from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
+from inference.gateway.redis.reports import QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
 from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStreams
@@ -56,7 +53,7 @@ from inference.gateway.request.settle import (
 )
 from inference.gateway.request.token_bounds import PromptRatios
 from inference.gateway.server.paths import api_path_of
-from inference.gateway.tracing.start import started_tracing
+from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
@@ -67,6 +64,7 @@ from metering.limits.rate_limiter import RateLimiter
 from metering.principal import Scope
 
 if TYPE_CHECKING:
+    from inference.gateway.metrics.endpoint import MetricsEndpoint
     from inference.gateway.tracing.exporter import Tracing
 
 logger = logging.getLogger(__name__)
@@ -324,3 +322,30 @@ class Gateway:
             await asyncio.sleep(FINAL_USAGE_POLL_S)
         for stream in self.streams:
             stream.usage_counter.settle_as_counted()
+
+
+METRICS_HOST = "127.0.0.1"
+
+
+class LifespanConsumer:
+    """Starts the gateway by ASGI's lifespan, for servers that speak it: Daphne does not."""
+
+    def __init__(self, gateway: Gateway, metrics: MetricsEndpoint | None = None) -> None:
+        self._gateway = gateway
+        self._metrics = metrics
+
+    async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._gateway.ensure_started()
+                if self._metrics is not None:
+                    self._metrics.start(self._gateway.config.metrics.at(METRICS_HOST))
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self._gateway.drain(self._gateway.config.drain_s)
+                if self._metrics is not None:
+                    await self._metrics.stop()
+                await asyncio.to_thread(self._gateway.close)
+                await send({"type": "lifespan.shutdown.complete"})
+                return

@@ -16,7 +16,7 @@ import yaml
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
-from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector
+from inference.gateway.metrics.endpoint import DatabaseCounts, FleetCollector
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.ledger.entries import outcome_of

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
@@ -45,6 +45,7 @@ from inference.wire.errors import (
     shutting_down,
 )
 from inference.wire.openai import errors as openai_errors
+from inference.wire.openapi import document_bytes
 from metering.ledger.entries import FINISHED, FIRST_ERROR
 from metering.principal import Scope
 
@@ -363,3 +364,16 @@ def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
     if len(paths) > MAX_NAMED:
         named.append(f"and {len(paths) - MAX_NAMED} more")
     return [(HEADER, ", ".join(named).encode("ascii"))]
+
+
+class OpenApiConsumer(ApiConsumer):
+    endpoint = "/openapi.json"
+    scope_needed = None
+
+    async def answer(self, body: bytes) -> None:
+        await self.respond(200, _document())
+
+
+@cache
+def _document() -> bytes:
+    return document_bytes()

@@ -20,7 +20,7 @@ from typing import ClassVar
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
-from inference.gateway.responses.frame_log import FrameWatch
+from inference.gateway.responses.background import FrameWatch
 from inference.protocol.events import Accepted, ChoiceFinished, Event, Finished
 from inference.wire.dialect import (
     WAITING_COMMENT,

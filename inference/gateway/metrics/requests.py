@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -28,6 +28,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from metering.ledger.entries import ERRORS, Outcome
+
+if TYPE_CHECKING:
+    from inference.gateway.request.reserve import Ledger
+    from inference.gateway.request.settle import RequestRecords
 
 logger = logging.getLogger(__name__)
 
@@ -328,3 +332,34 @@ def client_family(user_agent: str) -> str:
             _remembered.clear()
         _remembered[agent] = family
     return family
+
+
+def watch_ledger(metrics: Metrics, ledger: Ledger) -> None:
+    metrics.watch(
+        "helexa_ledger_queue_operations",
+        "What this gateway has yet to write into the ledger.",
+        lambda: ledger.depth,
+    )
+    metrics.watch(
+        "helexa_ledger_queue_age_seconds",
+        "How long the oldest of that has waited.",
+        lambda: ledger.age_s,
+    )
+    metrics.watch(
+        "helexa_ledger_spooled_bills",
+        "Bills that wait for the database in this gateway's data directory.",
+        lambda: ledger.num_spooled,
+    )
+
+
+def watch_records(metrics: Metrics, records: RequestRecords) -> None:
+    metrics.watch(
+        "helexa_request_records_queued",
+        "Requests that this gateway has yet to record.",
+        lambda: records.depth,
+    )
+    metrics.watch_total(
+        "helexa_request_records_dropped",
+        "Requests that this gateway could not record.",
+        lambda: records.num_dropped,
+    )

@@ -15,12 +15,19 @@ requests that are not here are skipped, and too many of them are a fault.
 One read is bounded in entries, and neurons bound their entries in bytes. A read that is larger all
 the same is asked again in smaller parts, and an entry that is too large alone is skipped: its
 neuron's requests fail, as where a batch is missing.
+
+``NeuronConduct`` counts what no honest neuron writes, until one is shut out:
+
+    fault ─▶ counted for a minute ─▶ too many, or grave ─▶ on_cut_off, once a minute
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -38,6 +45,52 @@ from inference.redis_link import (
     RedisOutage,
     ReplyTooLargeError,
 )
+
+WINDOW_S = 60.0
+MAX_FAULTS = 30
+"""The most faults in a window. A neuron whose build is broken fails a few requests, and no more
+than these."""
+MAX_NEURONS = 2000
+
+
+@dataclass(slots=True)
+class _Record:
+    window_began_s: float
+    num_faults: int = 0
+    is_reported: bool = False
+
+
+class NeuronConduct:
+    def __init__(
+        self,
+        on_cut_off: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_cut_off = on_cut_off
+        self._clock = clock
+        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S, clock=clock)
+        self._records: dict[str, _Record] = {}
+
+    def fault(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        now_s = self._clock()
+        record = self._record(neuron, now_s)
+        record.num_faults += 1
+        self._log.log(neuron, f"neuron {neuron}: {what}")
+        if record.is_reported or not (is_grave or record.num_faults > MAX_FAULTS):
+            return
+        record.is_reported = True
+        times = "" if is_grave else f", the last of {record.num_faults} faults in a minute"
+        self._on_cut_off(neuron, f"{what}{times}")
+
+    def _record(self, neuron: str, now_s: float) -> _Record:
+        record = self._records.get(neuron)
+        if record is None or now_s - record.window_began_s > WINDOW_S:
+            record = self._records[neuron] = _Record(window_began_s=now_s)
+            while len(self._records) > MAX_NEURONS:
+                del self._records[next(iter(self._records))]
+        return record
+
 
 logger = logging.getLogger(__name__)
 

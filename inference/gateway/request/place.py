@@ -33,7 +33,7 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
 from fleet.placement.expected import with_load, with_status
 from fleet.placement.targets import TargetState, own_state
-from inference.gateway.catalogue import Catalogue
+from inference.gateway.database import Catalogue
 from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus

@@ -1,11 +1,8 @@
 """Spans of requests, sent to an OpenTelemetry collector where ``OTEL_EXPORTER_OTLP_ENDPOINT`` names
 one. Without it OpenTelemetry is not imported, and no request has spans.
 
-    start        starts them, or not
     exporter     batches spans and sends them, beside the requests
-    spans        the spans of one request: its own, its placement, its attempts and their stages
-    stages       pure: where on this gateway's clock a neuron's stages were
-    attributes   pure: the attributes of a request's span, by OpenTelemetry's GenAI conventions
+    spans        the spans of one request, with pure functions for stages and attributes
 
     chat tiny                      the request, in the trace of its client's ``traceparent``
     ├─ placement                   until a replica or an upstream has a place for it
@@ -18,3 +15,27 @@ one. Without it OpenTelemetry is not imported, and no request has spans.
 
 The gateway makes all of them. Neurons report durations and no times, so their clocks may differ.
 """
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inference.gateway.tracing.exporter import Tracing
+
+logger = logging.getLogger(__name__)
+
+
+def started_tracing(url: str | None, *, gateway_id: str) -> Tracing | None:
+    """``url`` takes OTLP's traces. ``None``: it is not named, or OpenTelemetry refuses one of its
+    other variables, which the log reports."""
+    if url is None:
+        return None
+    from inference.gateway.tracing.exporter import Tracing
+
+    try:
+        return Tracing(url, gateway_id=gateway_id)
+    except ValueError as error:
+        logger.error("requests are not traced: OpenTelemetry refuses its settings: %s", error)
+        return None

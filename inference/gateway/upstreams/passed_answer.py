@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 import orjson
 
 from inference.gateway.request.call import Call
-from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES
+from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
 from inference.gateway.upstreams.links import UpstreamLink, Watch
-from inference.gateway.upstreams.status import check_status, faults
 from inference.protocol.events import Failure, Usage
 from inference.wire.errors import RequestFailedError
 from inference.wire.openai.passed.request import PassedRequest

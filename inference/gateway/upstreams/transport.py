@@ -16,8 +16,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 
 import httpx2
 
-from inference.gateway.upstreams.connection import UpstreamConnection
-from inference.gateway.upstreams.http_messages import Headers
+from inference.gateway.upstreams.connection import Headers, UpstreamConnection
 
 KEEP_ALIVE_S = 30.0
 DRAIN_TIMEOUT_S = 0.5

@@ -14,8 +14,8 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import ModelDisabledError, UnknownNeuronError
 from fleet.live.catalogue_cache import CatalogueCache
 from fleet.placement import Load
-from inference.gateway import catalogue as catalogue_module
-from inference.gateway.catalogue import DatabaseCatalogue
+from inference.gateway import database as catalogue_module
+from inference.gateway.database import DatabaseCatalogue
 from inference.wire.errors import ApiError, ModelNotFoundError, ServiceUnavailableError
 
 

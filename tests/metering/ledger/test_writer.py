@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connections
 
-from inference.gateway.catalogue import FIRST_WAIT_S, READ_WAIT_S
+from inference.gateway.database import FIRST_WAIT_S, READ_WAIT_S
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.keys.directory import LOOK_UP_TIMEOUT_S
 from metering.ledger.entries import Granted, Narrow

@@ -8,7 +8,7 @@ import pytest
 
 from fleet import selectors, services, tasks
 from fleet.models import CatalogueModel, Download
-from inference.gateway.catalogue import pull_cancel, pull_look, pull_offer, pull_start
+from inference.gateway.database import pull_cancel, pull_look, pull_offer, pull_start
 from inference.wire.errors import InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama.pull import PullRequest
 from metering.actor import COMMAND

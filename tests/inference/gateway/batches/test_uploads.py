@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from inference.gateway.batches.openai import read_upload
+from inference.gateway.batches.endpoints import read_upload
 from inference.wire.errors import ApiError
 from tests.cases import each_case
 

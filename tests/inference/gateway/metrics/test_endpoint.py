@@ -14,8 +14,7 @@ import pytest_asyncio
 from helexa_site.instance import known_instance_id
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import endpoint as metrics_endpoint
-from inference.gateway.metrics.endpoint import MetricsEndpoint
-from inference.gateway.metrics.fleet import DatabaseCounts
+from inference.gateway.metrics.endpoint import DatabaseCounts, MetricsEndpoint
 from inference.settings.metrics_listen import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
 from metering.ledger.entries import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.gateway.metrics.fleet import DatabaseCounts, FleetCollector, fleet_metrics
+from inference.gateway.metrics.endpoint import DatabaseCounts, FleetCollector, fleet_metrics
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 
 GIB = 1 << 30

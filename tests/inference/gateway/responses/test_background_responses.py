@@ -12,7 +12,7 @@ import pytest
 from inference.conversations.models import StoredResponse
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
-from inference.gateway.responses import background, frame_log
+from inference.gateway.responses import background
 from inference.gateway.responses import store as response_store
 from inference.wire.openai.responses import request as openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
@@ -144,7 +144,7 @@ async def test_the_sdk_resumes_a_response_that_has_ended(
 async def test_events_that_are_gone_are_reported_as_gone(
     client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_log, "MAX_KEPT_BYTES", 2000)
+    monkeypatch.setattr(background, "MAX_KEPT_BYTES", 2000)
     neuron.script = endless
     made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
     path, status = f"{RESPONSES}/{made}", 0

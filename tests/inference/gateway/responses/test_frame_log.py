@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from inference.gateway.responses import frame_log
-from inference.gateway.responses.frame_log import EventsGoneError, FrameLog
+from inference.gateway.responses import background
+from inference.gateway.responses.background import EventsGoneError, FrameLog
 
 
 def never() -> None:
@@ -61,7 +61,7 @@ async def test_what_is_over_still_reports_its_end() -> None:
 async def test_who_does_not_read_is_given_up_and_the_work_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frame_log, "MAX_KEPT_BYTES", 3 * len(frames(0)))
+    monkeypatch.setattr(background, "MAX_KEPT_BYTES", 3 * len(frames(0)))
     aborted: list[str] = []
     log = FrameLog()
     log.watch(lambda: aborted.append("slow"))
@@ -77,7 +77,7 @@ async def test_who_does_not_read_is_given_up_and_the_work_continues(
 
 
 async def test_who_left_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_log, "MAX_KEPT_BYTES", 1)
+    monkeypatch.setattr(background, "MAX_KEPT_BYTES", 1)
     log = FrameLog()
     log.watch(never).leave()
     log.put(frames(0, 1, 2))

@@ -14,7 +14,7 @@ from inference.conversations.models import StoredResponse
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses import background
-from inference.gateway.responses import stored as stored_responses
+from inference.gateway.responses import consumer as stored_responses
 from inference.protocol.keys import gateway_alive_key
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import responses_body

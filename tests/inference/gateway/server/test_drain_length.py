@@ -7,7 +7,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from inference.gateway.server.lifespan import LifespanConsumer
+from inference.gateway.gateway import LifespanConsumer
 from inference.gateway.server.run import _Stopper
 from tests.cases import each_case
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import httpx2
 import pytest
 
-from inference.gateway.upstreams.http_messages import (
+from inference.gateway.upstreams.connection import (
     MAX_HEAD_BYTES,
     AnswerParser,
     Headers,

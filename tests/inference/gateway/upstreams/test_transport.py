@@ -14,8 +14,7 @@ import pytest
 
 from inference.gateway.upstreams import connection as connection_module
 from inference.gateway.upstreams import transport as transport_module
-from inference.gateway.upstreams.connection import MAX_UNREAD_BYTES
-from inference.gateway.upstreams.http_messages import MAX_HEAD_BYTES
+from inference.gateway.upstreams.connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES
 from inference.gateway.upstreams.transport import UpstreamResponse, UpstreamTransport
 from tests.cases import each_case
 from tests.inference.gateway.waiting import until

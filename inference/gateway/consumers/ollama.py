@@ -1,33 +1,104 @@
 """Ollama's API: chat, generate and embeddings as requests like any other, and its lists of models.
 
-Its streams are lines of JSON. Creating and deleting models is the operator's, and refused by name;
-pulling is in ``ollama_pull``.
+Its streams are lines of JSON. Creating and deleting models is the operator's, and refused by name.
+A pull is a download to a neuron for a caller who may write the fleet. A client that hangs up ends
+the download that it began; the bytes so far stay, and the next pull resumes from there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from functools import partial
 from typing import ClassVar
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot
-from inference.gateway.consumers.api_consumer import ApiConsumer, Headers
+from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.consumers.embed import write_body
 from inference.gateway.consumers.generate import GenerationConsumer
 from inference.gateway.consumers.models import model_card
 from inference.gateway.gateway import Gateway
-from inference.gateway.ollama.pull import JSON_LINES
 from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import BodyWriter
+from inference.loading.sources.hub_sources import hub_schemes
+from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
 from inference.wire.dialect import Encoder, Parse, ParsedRequest
-from inference.wire.errors import ModelNotAllowedError, NotSupportedError
+from inference.wire.errors import ModelNotAllowedError, NotSupportedError, RequestFailedError
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors
 from inference.wire.ollama import models as ollama_models
+from inference.wire.ollama import pull as ollama_pull
 from inference.wire.ollama.chat import OllamaRequest
 from inference.wire.ollama.models import OfferedModel
+from inference.wire.ollama.pull import PullState
+from metering.actor import Actor, key_actor
+from metering.principal import Scope
+
+LOOK_EVERY_S = 0.5
+LINE_EVERY_S = 10.0
+JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), *UNBUFFERED]
+
+
+class OllamaPullConsumer(ApiConsumer):
+    method = "POST"
+    scope_needed: ClassVar[Scope | None] = Scope.FLEET_WRITE
+    endpoint = "/api/pull"
+
+    def __init__(self, *, gateway: Gateway) -> None:
+        super().__init__(gateway=gateway, errors=ollama_errors)
+        self._sent = b""
+
+    async def answer(self, body: bytes) -> None:
+        parse = partial(ollama_pull.parse, named_sources=hub_schemes())
+        request = await self.parsed(parse, body)
+        who = self.call.who
+        actor = key_actor(who.key or who.account)
+        while True:
+            state = await self.gateway.catalogue.start_pull(request, actor)
+            state = await self._follow(state, actor, streams=request.stream)
+            if state.status != "cancelled" or state.is_ours:
+                break
+        _ensure_succeeded(state)
+        if request.source is not None:
+            await self.gateway.catalogue.offer_pulled(request, state, actor)
+        line = ollama_pull.progress_line(state)
+        if self._response_started:
+            await self.send_body(line, last=True)
+        else:
+            await self.respond(200, line, type_=JSON_LINES[0][1] if request.stream else b"")
+
+    async def _follow(self, state: PullState, actor: Actor, *, streams: bool) -> PullState:
+        quiet_s = 0.0
+        try:
+            while not state.has_ended:
+                line = ollama_pull.progress_line(state)
+                if streams and (line != self._sent or quiet_s >= LINE_EVERY_S):
+                    await self._send_line(line)
+                    self._sent, quiet_s = line, 0.0
+                await asyncio.sleep(LOOK_EVERY_S)
+                quiet_s += LOOK_EVERY_S
+                state = await self.gateway.catalogue.pull_state(state)
+        except asyncio.CancelledError:
+            if self._client_left and state.is_ours:
+                self.gateway.spawn(self.gateway.catalogue.cancel_pull(state, actor))
+            raise
+        return state
+
+    async def _send_line(self, line: bytes) -> None:
+        if not self._response_started:
+            await self.start_response(200, JSON_LINES)
+        await self.send_body(line)
+
+
+def _ensure_succeeded(state: PullState) -> None:
+    if state.status != "succeeded":
+        code = state.failure_code or state.status
+        message = state.failure_message or f"The download {state.status}"
+        raise RequestFailedError(Failure(code=code, message=message))
+
 
 OPERATORS = {
     "/api/push": "Models are not published from here.",

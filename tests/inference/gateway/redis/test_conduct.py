@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from inference.gateway.neurons.conduct import LOG_INTERVAL_S, MAX_FAULTS, WINDOW_S, NeuronConduct
+from inference.gateway.redis.event_reader import LOG_INTERVAL_S, MAX_FAULTS, WINDOW_S, NeuronConduct
 
 
 class Clock:

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from inference.gateway.consumers import generate as generation
+from inference.gateway.consumers import ollama as ollama_pull
 from inference.gateway.gateway import Gateway
-from inference.gateway.ollama import pull as ollama_pull
 from inference.gateway.server.paths import OLLAMA_PATHS
 from inference.protocol.events import Accepted, Embedded, Event, TokensCounted, Usage
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest

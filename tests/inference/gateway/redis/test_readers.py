@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from inference.gateway.redis import readers_by_neuron as event_readers
-from inference.gateway.redis.readers_by_neuron import EventReaders
+from inference.gateway.redis import readers as event_readers
+from inference.gateway.redis.readers import EventReaders
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.protocol import keys
 from inference.protocol.events import (

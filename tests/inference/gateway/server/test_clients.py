@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from inference.descriptors import DescriptorMarks
-from inference.gateway.server.client_connections import LOG_INTERVAL_S, ClientConnections
+from inference.gateway.server.clients import LOG_INTERVAL_S, ClientConnections
 from tests.cases import each_case
 
 FEW = 20

@@ -1,16 +1,20 @@
-"""Counts this gateway's refusals in Redis, for the pages that list refused callers with reasons."""
+"""Reports of this gateway in Redis: the refused callers, for pages that list them with reasons, and
+the models that requests wait for, for the control. Each class belongs to one event loop.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 import redis
 import redis.asyncio
 
 from inference.gateway.metrics.requests import CODE_PATTERN, OTHER
 from inference.gateway.request.settle import RequestOutcome
+from inference.protocol import keys
 from inference.protocol.refusals import (
     COUNTED_BY_KEY,
     HOUR_S,
@@ -19,7 +23,40 @@ from inference.protocol.refusals import (
     encode_field,
     refusals_key,
 )
+from inference.protocol.waiting import WaitingModel, WaitingReport, encode_waiting_report
+from inference.redis_link import redis_unavailable
 from metering.ledger.entries import Outcome
+
+
+class QueueDemandReporter:
+    def __init__(self, client: redis.asyncio.Redis, gateway_id: str) -> None:
+        self._redis = client
+        self._gateway_id = gateway_id
+        self._beat = 0
+        self._is_published = False
+
+    async def publish(self, waiting: Mapping[str, WaitingModel]) -> None:
+        """Sends nothing while no request waits. Raises ``ServiceUnavailableError``."""
+        if not waiting and not self._is_published:
+            return
+        self._beat += 1
+        report = encode_waiting_report(WaitingReport(beat=self._beat, models=dict(waiting)))
+        try:
+            if waiting:
+                await self._redis.hset(keys.WAITING, self._gateway_id, report)
+            else:
+                await self._redis.hdel(keys.WAITING, self._gateway_id)
+        except (redis.RedisError, OSError) as error:
+            raise redis_unavailable() from error
+        self._is_published = bool(waiting)
+
+    async def withdraw(self) -> None:
+        if self._is_published:
+            try:
+                await self._redis.hdel(keys.WAITING, self._gateway_id)
+            except (redis.RedisError, OSError) as error:
+                logger.info("what waited here is not withdrawn: %s", error)
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Ollama's API: its requests, its lists of models, and its pulls."""
