@@ -47,7 +47,6 @@ from inference.gateway.request.settle import (
     Outcomes,
     RequestOutcome,
     RequestRecords,
-    counted_by,
     end_spans,
     recorded_by,
 )
@@ -119,7 +118,7 @@ class Gateway:
             watch_records(self.metrics, records)
         self.outcomes = Outcomes(
             self.accounting.settle,
-            counted_by(self.metrics),
+            self.metrics.observe,
             self._free_limits,
             *(() if records is None else (recorded_by(records),)),
             *(() if config.traces_url is None else (end_spans,)),

@@ -19,9 +19,10 @@ from fleet.live.snapshot import build_snapshot
 from inference.gateway.metrics.endpoint import DatabaseCounts, FleetCollector
 from inference.gateway.metrics.requests import Metrics
 from inference.protocol.heartbeat import ReplicaStatus
-from metering.ledger.entries import outcome_of
+from metering.ledger.entries import Outcome
 from tests.cases import each_case
 from tests.fleet.conftest import device, heartbeat, replica, stats
+from tests.inference.gateway.metrics.ended import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "packaging" / "monitoring"
@@ -51,20 +52,8 @@ VALUES = {
 def exported() -> dict[str, set[str]]:
     """Names of series and their labels, of a gateway that has seen a request and a neuron."""
     metrics = Metrics()
-    usage: dict[str, Any] = {"prompt_tokens": 9, "cached_tokens": 1, "completion_tokens": 5}
-    usage |= {"reasoning_tokens": 1, "duration_s": 2.0, "time_to_first_token_s": 0.5}
-    for code, status in (("finished", 200), ("queue_full", 503)):
-        metrics.observe(
-            model="m",
-            node="beast",
-            account="a",
-            key="k",
-            status_code=status,
-            code=code,
-            outcome=outcome_of(code=code, error_status=status, is_placed=True),
-            cold_start=True,
-            **usage,
-        )
+    metrics.observe(ended(was_cold=True))
+    metrics.observe(ended(kind=Outcome.REFUSED, status=503, outcome="queue_full"))
     full = device(utilization_percent=1, temperature_c=40)
     snapshot = build_snapshot(
         [

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from prometheus_client import make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.selectors import load_jobs_by_status
 from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.database import DatabaseThreads
@@ -41,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 METRICS_PATH = "/metrics"
 CLIENT_TIMEOUT_S = 10.0
-MAX_SCRAPES = 8
 DATABASE_TIMEOUT_S = 2.0
 
 
@@ -127,14 +125,11 @@ def _read_counts() -> DatabaseCounts:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, at most ``MAX_SCRAPES``; further ones are closed unanswered."""
-
     daemon_threads = True
 
     def __init__(self, listen: MetricsListen, application: Any) -> None:
         found = socket.getaddrinfo(listen.host or None, listen.port, type=socket.SOCK_STREAM)
         self.address_family = found[0][0]
-        self._places = threading.BoundedSemaphore(MAX_SCRAPES)
         super().__init__((listen.host, listen.port), _Handler)
         self.set_app(application)
 
@@ -144,15 +139,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
         self.setup_environ()
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._places.acquire(blocking=False)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.info("a scrape broke off", exc_info=True)
@@ -171,106 +157,71 @@ def _plain(start_response: Any, status: str, text: str) -> list[bytes]:
 
 
 MIB = 1 << 20
-Read = Callable[[ReplicaView], float | None]
-ReadDevice = Callable[[DeviceInfo], float | None]
-
-REPLICA_GAUGES: tuple[tuple[str, str, Read], ...] = (
-    (
-        "cortex_model_in_flight",
-        "Sequences that are being computed.",
-        lambda replica: replica.in_flight,
-    ),
-    (
-        "cortex_model_queue_depth",
-        "Sequences that wait for the engine.",
-        lambda replica: replica.queue_depth,
-    ),
-    (
-        "cortex_model_max_in_flight",
-        "Sequences that may be computed at once.",
-        lambda replica: replica.max_in_flight,
-    ),
-    (
-        "cortex_model_max_queue_depth",
-        "Sequences that may wait.",
-        lambda replica: replica.max_queue_depth,
-    ),
-    (
-        "cortex_model_tok_s_prefill",
+REPLICA_GAUGES = {
+    "cortex_model_in_flight": ("in_flight", "Sequences that are being computed."),
+    "cortex_model_queue_depth": ("queue_depth", "Sequences that wait for the engine."),
+    "cortex_model_max_in_flight": ("max_in_flight", "Sequences that may be computed at once."),
+    "cortex_model_max_queue_depth": ("max_queue_depth", "Sequences that may wait."),
+    "cortex_model_tok_s_prefill": (
+        "prefill_tokens_per_s",
         "Tokens of prompts a second, as the engine last measured.",
-        lambda replica: replica.prefill_tokens_per_s,
     ),
-    (
-        "cortex_model_tok_s_decode",
+    "cortex_model_tok_s_decode": (
+        "decode_tokens_per_s",
         "Tokens of answers a second, as the engine last measured.",
-        lambda replica: replica.decode_tokens_per_s,
     ),
-    (
-        "helexa_kv_blocks_used",
+    "helexa_kv_blocks_used": (
+        "kv_blocks_used",
         "Blocks of keys and values that a running sequence holds.",
-        lambda replica: replica.kv_blocks_used,
     ),
-    (
-        "helexa_kv_blocks",
-        "Blocks of keys and values that there are.",
-        lambda replica: replica.kv_blocks_total,
-    ),
-    (
-        "helexa_engine_last_forward_age_seconds",
+    "helexa_kv_blocks": ("kv_blocks_total", "Blocks of keys and values that there are."),
+    "helexa_engine_last_forward_age_seconds": (
+        "last_forward_age_s",
         "Since the model last computed something.",
-        lambda replica: replica.last_forward_age_s,
     ),
-    (
-        "helexa_replica_host_memory_bytes",
+    "helexa_replica_host_memory_bytes": (
+        "host_memory_bytes",
         "Of the host's memory, what the weights of a model that sleeps take.",
-        lambda replica: replica.host_memory_bytes,
     ),
-)
-REPLICA_COUNTERS: tuple[tuple[str, str, Read], ...] = (
-    (
-        "helexa_engine_restarts",
+}
+REPLICA_COUNTERS = {
+    "helexa_engine_restarts": (
+        "num_restarts",
         "Engines that ended by themselves and were started again.",
-        lambda replica: replica.num_restarts,
     ),
-    (
-        "helexa_engine_preemptions",
+    "helexa_engine_preemptions": (
+        "num_preemptions",
         "Sequences that lost their blocks to others and were computed again.",
-        lambda replica: replica.num_preemptions,
     ),
-    (
-        "helexa_engine_prefix_hit_tokens",
+    "helexa_engine_prefix_hit_tokens": (
+        "prefix_hit_tokens",
         "Tokens of prompts that were served from the prefix cache.",
-        lambda replica: replica.prefix_hit_tokens,
     ),
-    (
-        "helexa_engine_drafted_tokens",
+    "helexa_engine_drafted_tokens": (
+        "num_drafted_tokens",
         "Tokens that were guessed and verified.",
-        lambda replica: replica.num_drafted_tokens,
     ),
-    (
-        "helexa_engine_accepted_draft_tokens",
+    "helexa_engine_accepted_draft_tokens": (
+        "num_accepted_drafts",
         "Guessed tokens that were right and are in an answer.",
-        lambda replica: replica.num_accepted_drafts,
     ),
-)
-DEVICE_GAUGES: tuple[tuple[str, str, ReadDevice], ...] = (
-    (
-        "cortex_device_vram_used_mb",
-        "Memory in use; a CPU's is its host's.",
+}
+"""By name: the field of ``ReplicaView``, and the documentation."""
+DEVICE_GAUGES: dict[str, tuple[Callable[[DeviceInfo], float | None], str]] = {
+    "cortex_device_vram_used_mb": (
         lambda device: (device.total_memory_bytes - device.free_memory_bytes) / MIB,
+        "Memory in use; a CPU's is its host's.",
     ),
-    (
-        "cortex_device_vram_free_mb",
-        "Memory that is free.",
+    "cortex_device_vram_free_mb": (
         lambda device: device.free_memory_bytes / MIB,
+        "Memory that is free.",
     ),
-    (
-        "cortex_device_utilization_pct",
-        "Of the last moments, in how many the device computed.",
+    "cortex_device_utilization_pct": (
         lambda device: device.utilization_percent,
+        "Of the last moments, in how many the device computed.",
     ),
-    ("cortex_device_temp_c", "Degrees Celsius.", lambda device: device.temperature_c),
-)
+    "cortex_device_temp_c": (lambda device: device.temperature_c, "Degrees Celsius."),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +245,12 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         if (counts := self._read_counts()) is not None:
-            yield _load_jobs(counts.load_jobs)
+            jobs = GaugeMetricFamily(
+                "helexa_load_jobs", "Load jobs by their state.", labels=("state",)
+            )
+            for state, num_jobs in sorted(counts.load_jobs.items()):
+                jobs.add_metric((state,), num_jobs)
+            yield jobs
             yield GaugeMetricFamily(
                 "helexa_reservations_open",
                 "Reservations that stand, one for each cap of an open request.",
@@ -306,57 +262,41 @@ class FleetCollector(Collector):
 
 
 def fleet_metrics(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    yield _neurons(snapshot.neurons)
-    replicas = tuple(snapshot.replicas())
-    yield _statuses(replicas)
-    for name, documentation, read in REPLICA_GAUGES:
-        gauge = GaugeMetricFamily(name, documentation, labels=("model", "node"))
-        _add_all(gauge, replicas, read)
-        yield gauge
-    for name, documentation, read in REPLICA_COUNTERS:
-        counter = CounterMetricFamily(name, documentation, labels=("model", "node"))
-        _add_all(counter, replicas, read)
-        yield counter
-    for name, documentation, read_device in DEVICE_GAUGES:
-        gauge = GaugeMetricFamily(name, documentation, labels=("node", "device"))
-        for neuron in snapshot.neurons:
-            for device in neuron.devices:
-                if (value := read_device(device)) is not None:
-                    name = str(device.index) if device.kind == "cuda" else "cpu"
-                    gauge.add_metric((neuron.name, name), value)
-        yield gauge
-
-
-def _add_all(
-    family: GaugeMetricFamily | CounterMetricFamily, replicas: Iterable[ReplicaView], read: Read
-) -> None:
-    for replica in replicas:
-        if (value := read(replica)) is not None:
-            family.add_metric((replica.model, replica.neuron), value)
-
-
-def _neurons(neurons: Iterable[NeuronView]) -> Metric:
-    family = GaugeMetricFamily(
+    here = GaugeMetricFamily(
         "helexa_neuron_info", "Neurons that are here: always 1.", labels=("node", "version")
     )
-    for neuron in neurons:
-        family.add_metric((neuron.name, neuron.version), 1)
-    return family
-
-
-def _statuses(replicas: Iterable[ReplicaView]) -> Metric:
-    family = GaugeMetricFamily(
+    for neuron in snapshot.neurons:
+        here.add_metric((neuron.name, neuron.version), 1)
+    yield here
+    replicas = tuple(snapshot.replicas())
+    statuses = GaugeMetricFamily(
         "helexa_replica_status",
         "The status that each replica has: always 1.",
         labels=("model", "node", "status"),
     )
     for replica in replicas:
-        family.add_metric((replica.model, replica.neuron, replica.status.value), 1)
-    return family
+        statuses.add_metric((replica.model, replica.neuron, replica.status.value), 1)
+    yield statuses
+    yield from _of_replicas(GaugeMetricFamily, REPLICA_GAUGES, replicas)
+    yield from _of_replicas(CounterMetricFamily, REPLICA_COUNTERS, replicas)
+    for name, (read, words) in DEVICE_GAUGES.items():
+        gauge = GaugeMetricFamily(name, words, labels=("node", "device"))
+        for neuron in snapshot.neurons:
+            for device in neuron.devices:
+                if (value := read(device)) is not None:
+                    named = str(device.index) if device.kind == "cuda" else "cpu"
+                    gauge.add_metric((neuron.name, named), value)
+        yield gauge
 
 
-def _load_jobs(by_state: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily("helexa_load_jobs", "Load jobs by their state.", labels=("state",))
-    for state, num_jobs in sorted(by_state.items()):
-        family.add_metric((state,), num_jobs)
-    return family
+def _of_replicas(
+    make: type[GaugeMetricFamily | CounterMetricFamily],
+    families: Mapping[str, tuple[str, str]],
+    replicas: Iterable[ReplicaView],
+) -> Iterator[Metric]:
+    for name, (field, words) in families.items():
+        family = make(name, words, labels=("model", "node"))
+        for replica in replicas:
+            if (value := getattr(replica, field)) is not None:
+                family.add_metric((replica.model, replica.neuron), value)
+        yield family

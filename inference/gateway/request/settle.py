@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from inference.gateway.metrics.requests import Metrics
 from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (
     ANSWERS,
@@ -120,26 +119,6 @@ class Outcomes:
                 listener(outcome)
             except Exception:
                 logger.exception("the end of request %s is not recorded", outcome.settle.request_id)
-
-
-def counted_by(metrics: Metrics) -> Listener:
-    def count(outcome: RequestOutcome) -> None:
-        settle = outcome.settle
-        metrics.observe(
-            model=None if settle.model == NO_MODEL else settle.model,
-            node=settle.neuron,
-            account=settle.account or None,
-            key=settle.key,
-            status_code=outcome.status,
-            code=settle.outcome,
-            outcome=outcome.kind,
-            **settle.tokens,
-            duration_s=outcome.duration_s,
-            time_to_first_token_s=outcome.time_to_first_token_s,
-            cold_start=outcome.was_cold,
-        )
-
-    return count
 
 
 def recorded_by(records: RequestRecords) -> Listener:

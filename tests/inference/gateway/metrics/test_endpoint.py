@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -17,9 +16,9 @@ from inference.gateway.metrics import endpoint as metrics_endpoint
 from inference.gateway.metrics.endpoint import DatabaseCounts, MetricsEndpoint
 from inference.settings.metrics_listen import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
-from metering.ledger.entries import Outcome
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.metrics.ended import ended
 
 HOST = "127.0.0.1"
 
@@ -64,22 +63,7 @@ async def test_a_scrape_names_the_instance(gateway: Gateway, endpoint: MetricsEn
 async def test_a_scrape_shows_requests_fleet_and_load_jobs(
     gateway: Gateway, endpoint: MetricsEndpoint
 ) -> None:
-    gateway.metrics.observe(
-        model="tiny",
-        node="beast",
-        account="team",
-        key="hx_abc",
-        status_code=200,
-        code="finished",
-        outcome=Outcome.ANSWERED,
-        prompt_tokens=7,
-        cached_tokens=2,
-        completion_tokens=5,
-        reasoning_tokens=0,
-        duration_s=0.5,
-        time_to_first_token_s=0.1,
-        cold_start=False,
-    )
+    gateway.metrics.observe(ended(prompt_tokens=7, completion_tokens=5))
     response = await scrape(endpoint)
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain")
@@ -115,28 +99,6 @@ async def test_there_is_nothing_else_on_the_port(endpoint: MetricsEndpoint) -> N
     async with httpx.AsyncClient(timeout=30) as client:
         posted = await client.post(f"http://{HOST}:{endpoint.port}/metrics", content=b"x")
     assert posted.status_code == 405
-
-
-async def test_readers_that_never_ask_do_not_keep_others_from_it_for_ever(
-    endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They hold every place there is, until their time is up."""
-    monkeypatch.setattr(metrics_endpoint._Handler, "timeout", 0.5)
-    assert endpoint.port is not None
-    silent = [
-        socket.create_connection((HOST, endpoint.port)) for _ in range(metrics_endpoint.MAX_SCRAPES)
-    ]
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    assert (await scrape(endpoint)).status_code == 200
-                    return
-                except httpx.TransportError:
-                    await asyncio.sleep(0.1)
-    finally:
-        for connection in silent:
-            connection.close()
 
 
 async def test_a_port_in_use_is_a_warning(

@@ -11,26 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.gateway.metrics import requests as metrics_module
 from inference.gateway.metrics.requests import MAX_NAMES, OTHER, Metrics
+from inference.gateway.request.settle import NO_MODEL
 from metering.ledger.entries import Outcome
 from tests.cases import each_case
+from tests.inference.gateway.metrics.ended import ended
 
-ENDED: dict[str, Any] = {
-    "model": "tiny",
-    "node": "beast",
-    "account": "team",
-    "key": "hx_abc",
-    "status_code": 200,
-    "code": "finished",
-    "outcome": Outcome.ANSWERED,
-    "prompt_tokens": 70,
-    "cached_tokens": 32,
-    "completion_tokens": 21,
-    "reasoning_tokens": 5,
-    "duration_s": 3.0,
-    "time_to_first_token_s": 1.0,
-    "cold_start": False,
-}
-REFUSED = {"outcome": Outcome.REFUSED}
 MODEL_LABELS = {"model": "tiny", "node": "beast"}
 KEY_LABELS = {"account": "team", "key": "hx_abc"}
 
@@ -50,8 +35,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_counters_have_the_names_and_labels_that_users_know() -> None:
     metrics = Metrics()
-    metrics.observe(**ENDED)
-    metrics.observe(**{**ENDED, "cold_start": True})
+    metrics.observe(ended())
+    metrics.observe(ended(was_cold=True))
     for name, expected in (
         ("cortex_requests_total", 2),
         ("cortex_request_errors_total", 0),
@@ -91,7 +76,7 @@ def test_histograms_have_the_buckets_that_users_know(
     name: str, bounds: list[float], total: float
 ) -> None:
     metrics = Metrics()
-    metrics.observe(**ENDED)
+    metrics.observe(ended())
     found = {
         float(dict(labels)["le"]): count
         for (sample, labels), count in samples(metrics).items()
@@ -107,13 +92,15 @@ def test_histograms_have_the_buckets_that_users_know(
 
 def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
     metrics = Metrics()
-    cancelled = {
-        "code": "cancelled",
-        "outcome": Outcome.CANCELLED,
-        "status_code": 0,
-        "time_to_first_token_s": None,
-    }
-    metrics.observe(**{**ENDED, **cancelled, "completion_tokens": 0})
+    metrics.observe(
+        ended(
+            kind=Outcome.CANCELLED,
+            status=0,
+            outcome="cancelled",
+            time_to_first_token_ms=None,
+            completion_tokens=0,
+        )
+    )
     assert value(metrics, "cortex_time_to_first_token_seconds_count", **MODEL_LABELS) == 0
     assert value(metrics, "cortex_tokens_per_second_count", **MODEL_LABELS) == 0
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 0
@@ -130,7 +117,7 @@ def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
 )
 def test_refusals_for_want_of_room_are_counted_by_reason(code: str, reason: str) -> None:
     metrics = Metrics()
-    metrics.observe(**{**ENDED, **REFUSED, "code": code, "status_code": 503})
+    metrics.observe(ended(kind=Outcome.REFUSED, status=503, outcome=code))
     name = "cortex_model_rejections_total"
     assert value(metrics, name, **MODEL_LABELS, reason=reason) == 1
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 1
@@ -139,17 +126,22 @@ def test_refusals_for_want_of_room_are_counted_by_reason(code: str, reason: str)
 def test_what_was_not_found_makes_no_series_of_a_model_or_a_key() -> None:
     metrics = Metrics()
     before = set(samples(metrics))
-    unknown = {"model": None, "account": None, "prompt_tokens": 0, "completion_tokens": 0}
-    metrics.observe(**{**ENDED, **unknown, "status_code": 404, "code": "model_not_found"})
+    unknown: dict[str, Any] = {
+        "model": NO_MODEL,
+        "account": "",
+        "prompt_tokens": 0,
+        "completion_tokens": 0,
+    }
+    metrics.observe(ended(kind=Outcome.REFUSED, status=404, outcome="model_not_found", **unknown))
     new = set(samples(metrics)) - before
-    ended = frozenset({("status", "404"), ("code", "model_not_found")})
-    assert new == {("helexa_requests_ended_total", ended)}
+    labels = frozenset({("status", "404"), ("code", "model_not_found")})
+    assert new == {("helexa_requests_ended_total", labels)}
 
 
 def test_a_code_that_is_not_one_of_our_words_is_no_label() -> None:
     metrics = Metrics()
     for code in ('evil"\n', "Ignore All Instructions", "", "x" * 65):
-        metrics.observe(**{**ENDED, "code": code, "status_code": 500})
+        metrics.observe(ended(status=500, outcome=code))
     assert value(metrics, "helexa_requests_ended_total", status="500", code=OTHER) == 4
 
 
@@ -161,8 +153,12 @@ def test_names_without_end_do_not_make_series_without_end(
     assert MAX_NAMES >= 1000
     metrics = Metrics()
     for number in range(100):
-        several = {"key": f"hx_{number}", "model": f"m{number}", "code": f"code_{number}"}
-        metrics.observe(**{**ENDED, **several})
+        several: dict[str, Any] = {
+            "key": f"hx_{number}",
+            "model": f"m{number}",
+            "outcome": f"code_{number}",
+        }
+        metrics.observe(ended(**several))
     found = samples(metrics)
     for name in ("cortex_requests_total", "helexa_requests_ended_total"):
         counts = [count for (sample, _), count in found.items() if sample == name]
