@@ -50,7 +50,6 @@ from inference.gateway.request.settle import (
     end_spans,
     recorded_by,
 )
-from inference.gateway.request.token_bounds import PromptRatios
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks
@@ -106,7 +105,6 @@ class Gateway:
         self.accounting = Accounting(
             self._ledger, self.gateway_id, max_waiting=config.max_waiting_requests
         )
-        self.prompt_ratios = PromptRatios()
         self.bounds = Bounds(
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,
@@ -163,7 +161,7 @@ class Gateway:
             self._redis, self.gateway_id, self.streams, self.dispatcher, self.readers
         )
         limiter = RateLimiter(self._limits_link)
-        self.limits = Limiting(limiter, self.prompt_ratios)
+        self.limits = Limiting(limiter)
         self._limiter = limiter
         self._directory.start()
         self._ledger.start()

@@ -20,7 +20,7 @@ import redis.asyncio
 
 from fleet.live.report_bounds import MAX_CONTEXT_TOKENS
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError, UsageBounds
+from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS
 from inference.protocol import events
 from inference.protocol.engine import SequenceTiming
@@ -340,7 +340,7 @@ def test_an_answer_has_no_more_bytes_than_its_tokens_can_have() -> None:
     request = GenerationRequest(
         model="tiny", input=TextInput(texts=["Hi"]), sampling=SamplingOptions(max_tokens=50)
     )
-    check = AnswerCheck(request, UsageBounds(prompt_tokens=7, output_tokens=50))
+    check = AnswerCheck(request, Usage(prompt_tokens=7, completion_tokens=50))
     check.check(Accepted(request_id="", prompt_tokens=7), 50)
     with pytest.raises(AnswerFaultError, match="more bytes"):
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""What admits a request: how much one gateway takes on at once (``Bounds``), and the rate limits.
+"""Admits a request: by what one gateway takes on at once (``Bounds``), and by the rate limits.
 
 Rate limits are charged before anything is loaded for a request, and corrected when it has ended.
 Each refusal names its bound, and becomes an error for the client.
@@ -6,7 +6,9 @@ Each refusal names its bound, and becomes an error for the client.
 
 from __future__ import annotations
 
-from inference.gateway.request.call import Call, TokenCharge
+from dataclasses import replace
+
+from inference.gateway.request.call import Call
 from inference.gateway.request.settle import RequestOutcome
 from inference.gateway.request.token_bounds import PromptRatios, TokenBounds
 from inference.protocol.refusals import Cause
@@ -63,9 +65,9 @@ a quarter of a limit that is smaller."""
 
 
 class Limiting:
-    def __init__(self, limiter: RateLimiter, ratios: PromptRatios) -> None:
+    def __init__(self, limiter: RateLimiter) -> None:
+        self.ratios = PromptRatios()
         self._limiter = limiter
-        self._ratios = ratios
 
     async def acquire(self, call: Call, bounds: TokenBounds | None, model: str) -> None:
         """Charges the most that the request may use. ``bounds`` is ``None`` where no limit counts
@@ -74,29 +76,30 @@ class Limiting:
         ``ApiError``."""
         least = most = prompt = 0
         if bounds is not None:
-            prompt = bounds.near(self._ratios, model)
+            prompt = bounds.near(self.ratios, model)
             least, most = _charges(prompt, bounds, call.who.tokens_per_minute or 0)
         try:
             state = await self._limiter.acquire(call.who, call.request_id, least, most=most)
         except RateLimitedError as error:
             call.limit_state = error.state or NO_LIMITS
-            raise _refusal(error) from error
+            raise _limited(error) from error
         except LimitsUnavailableError as error:
             raise redis_unavailable() from error
         call.limit_state = state
         if bounds is not None:
-            call.token_charge = TokenCharge(prompt, state.tokens_charged - prompt)
+            charged = state.tokens_charged - prompt
+            call.charged = replace(bounds, prompt_tokens=prompt, default_output_tokens=charged)
 
     async def extend(self, call: Call, prompt_tokens: int) -> None:
-        charge = call.token_charge
-        assert charge is not None, "a request whose tokens no limit counts"
+        charged = call.charged
+        assert charged is not None, "a request whose tokens no limit counts"
         try:
-            await self._limiter.extend(call.request_id, prompt_tokens - charge.prompt_tokens)
+            await self._limiter.extend(call.request_id, prompt_tokens - charged.prompt_tokens)
         except RateLimitedError as error:
-            raise _refusal(error) from error
+            raise _limited(error) from error
         except LimitsUnavailableError as error:
             raise redis_unavailable() from error
-        call.token_charge = TokenCharge(prompt_tokens, charge.output_tokens)
+        call.charged = replace(charged, prompt_tokens=prompt_tokens)
 
     def settle(self, outcome: RequestOutcome) -> None:
         settle = outcome.settle
@@ -126,7 +129,7 @@ CAUSES = {
 }
 
 
-def _refusal(error: RateLimitedError) -> ApiError:
+def _limited(error: RateLimitedError) -> ApiError:
     return RateLimitExceededError(
         str(error),
         kind="tokens" if error.kind is LimitKind.TOKENS else "requests",

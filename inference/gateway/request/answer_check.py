@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -80,15 +79,7 @@ class AnswerFaultError(Exception):
     """What no honest neuron answers to this request, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsageBounds:
-    """The most that a request may report, over all its prompts and choices."""
-
-    prompt_tokens: int
-    output_tokens: int
-
-
-def _most_bytes(request: Request, bounds: UsageBounds) -> int:
+def _most_bytes(request: Request, most: Usage) -> int:
     if not isinstance(request, GenerationRequest):
         return MAX_ANSWER_BYTES
     prompt_bytes, output_bytes = BYTES_A_PROMPT_TOKEN, BYTES_A_TOKEN
@@ -96,18 +87,18 @@ def _most_bytes(request: Request, bounds: UsageBounds) -> int:
         prompt_bytes += LOGPROB_BYTES_A_TOKEN
     if request.sampling.top_logprobs is not None:
         output_bytes += LOGPROB_BYTES_A_TOKEN
-    most = prompt_bytes * bounds.prompt_tokens + output_bytes * bounds.output_tokens
-    return min(MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + most)
+    of_tokens = prompt_bytes * most.prompt_tokens + output_bytes * most.completion_tokens
+    return min(MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + of_tokens)
 
 
 class AnswerCheck:
     __slots__ = (
-        "_bounds",
         "_is_accepted",
         "_is_only_counted",
         "_max_output_tokens",
         "_may_time",
         "_may_trace",
+        "_most",
         "_num_calls",
         "_num_choices",
         "_num_open",
@@ -122,19 +113,19 @@ class AnswerCheck:
     def __init__(
         self,
         request: Request,
-        bounds: UsageBounds,
+        most: Usage,
         *,
         is_captured: bool = False,
         is_traced: bool = False,
     ) -> None:
-        """``is_captured``: its neuron was asked for ``Traced``; ``is_traced``: for
-        ``StageTimes``."""
+        """``most``: what it may report, over all its prompts and choices. ``is_captured``: its
+        neuron was asked for ``Traced``; ``is_traced``: for ``StageTimes``."""
         self._request = request
-        self._bounds = bounds
-        self._max_output_tokens = bounds.output_tokens
+        self._most = most
+        self._max_output_tokens = most.completion_tokens
         self._may_trace = is_captured
         self._may_time = is_traced
-        self.bytes_left = _most_bytes(request, bounds) + is_captured * BYTES_OF_A_TRACE
+        self.bytes_left = _most_bytes(request, most) + is_captured * BYTES_OF_A_TRACE
         self._num_prompts = num_prompts(request)
         num_answers = request.n if isinstance(request, GenerationRequest) else 0
         self._num_choices = self._num_prompts * num_answers
@@ -310,7 +301,7 @@ class AnswerCheck:
         self._prompt_tokens(usage.prompt_tokens)
         for noun, number, most in (
             ("cached tokens", usage.cached_tokens, usage.prompt_tokens),
-            ("completion tokens", usage.completion_tokens, self._bounds.output_tokens),
+            ("completion tokens", usage.completion_tokens, self._most.completion_tokens),
             ("reasoning tokens", usage.reasoning_tokens, usage.completion_tokens),
             ("accepted drafts", usage.accepted_drafts, MAX_DRAFTS),
             ("rejected drafts", usage.rejected_drafts, MAX_DRAFTS),
@@ -319,7 +310,7 @@ class AnswerCheck:
                 raise AnswerFaultError(f"{number:.3e} {noun}, {most} at most")
 
     def _prompt_tokens(self, number: int) -> None:
-        most = self._bounds.prompt_tokens
+        most = self._most.prompt_tokens
         if not 0 <= number <= most:
             raise AnswerFaultError(f"{number:.3e} prompt tokens, {most} at most")
 

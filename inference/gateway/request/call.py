@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inference.gateway.request.identify import end_user_of_headers, via_of
@@ -33,15 +32,8 @@ from metering.prices import FREE, NOT_METERED, DearestPrices, Metered
 from metering.principal import Principal
 
 if TYPE_CHECKING:
+    from inference.gateway.request.token_bounds import TokenBounds
     from inference.gateway.tracing.spans import RequestSpans
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCharge:
-    """What a limit of tokens per minute was charged for a request: the most that it may use."""
-
-    prompt_tokens: int
-    output_tokens: int
 
 
 class Call:
@@ -51,6 +43,7 @@ class Call:
         "_record",
         "_started_s",
         "capture",
+        "charged",
         "client",
         "discount_percent",
         "end_user",
@@ -76,7 +69,6 @@ class Call:
         "spans",
         "status",
         "targets_tried",
-        "token_charge",
         "usage_counter",
         "via",
         "was_cold",
@@ -132,7 +124,9 @@ class Call:
         self.error_status = 0
         self.status = 0
         self.limit_state = NO_LIMITS
-        self.token_charge: TokenCharge | None = None
+        self.charged: TokenBounds | None = None
+        """What a limit was charged for: ``prompt_tokens``, and ``default_output_tokens`` for the
+        answer. ``None``: no limit counts its tokens."""
         self._not_let_in = ("", "")
         """Account and key of a sender who is refused, and so is no principal."""
         self._started_s = time.monotonic()

@@ -98,7 +98,9 @@ class PlacedRequest:
         self._num_worker_deaths = 0
         self._uncounted: dict[str, list[str]] = defaultdict(list)
         self._stream: RequestStream | None = None
-        self._budget = TokenBudget(gateway, call, entry.name, floor=floor)
+        self._budget = TokenBudget(
+            gateway.accounting, gateway.limits, call, entry.name, floor=floor
+        )
 
     async def begin(self) -> None:
         self.is_sent = False
@@ -189,7 +191,7 @@ class PlacedRequest:
         self._call.neuron = place.neuron
         counter = UsageCounter(partial(self._accepted, self.num_attempts))
         self._gateway.accounting.submitted(self._call, counter)
-        most = self._budget.usage_bounds(
+        most = self._budget.most_usage(
             num_prompts=num_prompts(self._request), context_tokens=place.context_tokens
         )
         self._stream = RequestStream(

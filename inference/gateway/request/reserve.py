@@ -1,30 +1,33 @@
-"""What one request may use at most: charged on its limits, reserved on its caps, and sent to its
-neuron, which refuses a longer prompt before anything is computed.
+"""Reserves what one request may use at most: on its limits, on its caps, and at its neuron, which
+refuses a longer prompt before anything is computed.
 
     reserve, near the expected length ─▶ the neuron counts ─┬▶ accepted: narrowed, learned
                 ▲                                           └▶ longer than was reserved
                 └──────────── extend, by the count, once ◀───┘
 
-``TokenBudget`` decides how much, for one request. ``Accounting`` makes operations on the ledger of
-it, and errors for the client of the ledger's refusals:
+``TokenBudget`` decides how much, for one request. What its limits per minute were charged
+for is reserved nowhere else (``admission``). ``Accounting`` reserves on the caps of the ledger:
 
     reserve ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
       │           └▶ release, where it never came to a neuron
-      └ waits a little where others' reservations are in the way (``reservation_queue``)
+      └ only others' reservations are in the way ─▶ line of that budget, for a few seconds
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from inference.gateway.request.answer_check import UsageBounds
+from inference.gateway.request.admission import Limiting
 from inference.gateway.request.call import Call
-from inference.gateway.request.reservation_queue import ReservationQueue
 from inference.gateway.request.settle import RequestOutcome, UsageCounter
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS, TokenBounds
+from inference.protocol.events import Usage
 from inference.protocol.refusals import Cause
 from inference.wire.errors import (
     ApiError,
@@ -34,31 +37,163 @@ from inference.wire.errors import (
     RequestFailedError,
     ServiceUnavailableError,
 )
-from metering.errors import LedgerUnavailableError, QuotaExceededError
+from metering.errors import (
+    LedgerUnavailableError,
+    QuotaExceededError,
+)
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.ledger.spool import Count
 from metering.request_records.rows import record_fields
-
-if TYPE_CHECKING:
-    from inference.gateway.gateway import Gateway
-
 
 OVER_BUDGET = "insufficient_quota"
 """The code by which a neuron refuses a prompt that is longer than its reservation."""
 MAX_TEMPLATE_TOKENS = 65_536
 """The most tokens by which a template may make a prompt longer than its text, where nothing is
 reserved: the context is the one that the neuron reports."""
+WAIT_S = 10.0
+POLL_INTERVAL_S = 0.25
+"""How often the first of a line asks the ledger while this gateway settles nothing: what other
+gateways settle is found so."""
 
 
-class Ledger(Protocol):
+class TokenBudget:
+    def __init__(
+        self,
+        accounting: Accounting,
+        limits: Limiting,
+        call: Call,
+        model: str,
+        *,
+        floor: TokenBounds | None = None,
+    ) -> None:
+        """``model``: whose tokenizer counts. ``floor``: caps reserve as much at least, for another
+        target that may still serve the request."""
+        self._accounting = accounting
+        self._limits = limits
+        self._call = call
+        self._model = model
+        self._floor = floor
+        self._on_caps_tokens = 0
+        self._sure: TokenBounds | None = None
+        self._reserved: TokenBounds | None = None
+        self._granted: Granted | None = None
+        self._counted_tokens: int | None = None
+        self._is_extended = False
+
+    @property
+    def is_reserved(self) -> bool:
+        return self._reserved is not None
+
+    async def reserve(self, sure: TokenBounds, *, is_enforced: bool = True) -> None:
+        """``is_enforced``: a neuron refuses a longer prompt than is reserved; otherwise the sure
+        bound is reserved. Raises ``ApiError``."""
+        charged, prompt_tokens = self._call.charged, sure.prompt_tokens
+        default = sure.default_output_tokens
+        if charged is not None:
+            default = min(default, charged.default_output_tokens)
+            prompt_tokens = charged.prompt_tokens if is_enforced else prompt_tokens
+        elif is_enforced and self._call.who.budgets:
+            prompt_tokens = sure.near(self._limits.ratios, self._model)
+        reserved = replace(sure, prompt_tokens=prompt_tokens, default_output_tokens=default)
+        await self._reserve_on_caps(reserved)
+        self._sure, self._reserved = sure, reserved
+
+    async def extends(self, error: ApiError) -> bool:
+        """Whether the neuron refused the prompt as longer than was reserved, and now its length is
+        reserved. Raises ``ApiError`` where it cannot be."""
+        sure, reserved = self._sure, self._reserved
+        if sure is None or reserved is None or self._is_extended or error.code != OVER_BUDGET:
+            return False
+        if not isinstance(error, RequestFailedError) or self.max_prompt_tokens is None:
+            return False
+        counted = error.failure.num_prompt_tokens
+        prompt_tokens = sure.prompt_tokens if counted is None else counted
+        if not reserved.prompt_tokens < prompt_tokens <= sure.prompt_tokens:
+            return False
+        self._is_extended = True
+        if self._call.charged is not None:
+            await self._limits.extend(self._call, prompt_tokens)
+        reserved = replace(reserved, prompt_tokens=prompt_tokens)
+        await self._reserve_on_caps(reserved)
+        self._reserved = reserved
+        return True
+
+    async def _reserve_on_caps(self, bounds: TokenBounds) -> None:
+        if self._call.is_billed:
+            most = bounds if self._floor is None else bounds.or_more(self._floor)
+            self._granted = await self._accounting.reserve(self._call, most)
+            self._on_caps_tokens = most.prompt_tokens
+
+    def accepted(self, prompt_tokens: int) -> None:
+        """The neuron has counted the prompt: the excess is released, unless another target may
+        still need it."""
+        sure = self._sure
+        assert sure is not None, "a request that reserved nothing"
+        self._limits.ratios.observe(self._model, sure.text_bound, prompt_tokens - sure.exact_tokens)
+        self._counted_tokens = prompt_tokens
+        if not self._call.may_move:
+            self.keep()
+
+    def keep(self) -> None:
+        """No other target will serve it: releases the reservation beyond the counted prompt at this
+        target's price."""
+        reserved, granted, counted = self._reserved, self._granted, self._counted_tokens
+        if reserved is None or granted is None or counted is None:
+            return
+        if counted < self._on_caps_tokens or self._floor is not None:
+            self._accounting.narrow(
+                self._call,
+                prompt_tokens=min(counted, self._on_caps_tokens),
+                output_tokens=self._output_tokens(reserved),
+            )
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """What its neuron refuses more than; ``None``: nothing is reserved."""
+        if self._reserved is None or (self._granted is None and self._call.charged is None):
+            return None
+        return self._reserved.prompt_tokens
+
+    @property
+    def cap_output_tokens(self) -> int | None:
+        reserved = self._reserved
+        if reserved is None or reserved.output_tokens is not None:
+            return None
+        return self._output_tokens(reserved) // reserved.num_choices
+
+    def _output_tokens(self, reserved: TokenBounds) -> int:
+        named = reserved.output_tokens
+        most = reserved.default_output_tokens if named is None else named
+        return most if self._granted is None else min(most, self._granted.output_tokens)
+
+    def most_usage(self, *, num_prompts: int, context_tokens: int | None) -> Usage:
+        """What the neuron may report at most. Where nothing is reserved it refuses no prompt that
+        its template makes longer than the gateway's bound, by ``MAX_TEMPLATE_TOKENS``. A token that
+        stops a choice counts, and may come after the last one that was asked for."""
+        reserved = self._reserved
+        assert reserved is not None, "a request that reserved nothing"
+        prompt_tokens = self.max_prompt_tokens
+        if prompt_tokens is None:
+            in_context = num_prompts * (context_tokens or DEFAULT_OUTPUT_TOKENS)
+            rendered = reserved.prompt_tokens + num_prompts * MAX_TEMPLATE_TOKENS
+            prompt_tokens = max(reserved.prompt_tokens, min(in_context, rendered))
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self._output_tokens(reserved) + reserved.num_choices,
+        )
+
+
+class Reserver(Protocol):
+    async def reserve(self, reserve: Reserve) -> Granted: ...
+
+
+class Ledger(Reserver, Protocol):
     """``metering.ledger.writer`` in front of the database. All but ``reserve`` return at once and
     are never lost."""
 
     def start(self) -> None: ...
 
     async def stop(self, timeout_s: float) -> None: ...
-
-    async def reserve(self, reserve: Reserve) -> Granted: ...
 
     def narrow(self, narrow: Narrow) -> None: ...
     def begin(self, settle: Settle) -> Count:
@@ -182,129 +317,88 @@ def _ledger_unavailable() -> ServiceUnavailableError:
     )
 
 
-class TokenBudget:
-    def __init__(
-        self, gateway: Gateway, call: Call, model: str, *, floor: TokenBounds | None = None
-    ) -> None:
-        """``model``: whose tokenizer counts. ``floor``: caps reserve as much at least, for another
-        target that may still serve the request."""
-        self._gateway = gateway
-        self._call = call
-        self._model = model
-        self._floor = floor
-        self._on_caps_tokens = 0
-        self._sure: TokenBounds | None = None
-        self._reserved: TokenBounds | None = None
-        self._granted: Granted | None = None
-        self._counted_tokens: int | None = None
-        self._is_extended = False
+@dataclass(slots=True)
+class _Line:
+    """The requests that wait for one budget, first come, first served."""
 
-    @property
-    def is_reserved(self) -> bool:
-        return self._reserved is not None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the first: one request asks the ledger, however many wait."""
+    may_try: asyncio.Event = field(default_factory=asyncio.Event)
+    num_waiting: int = 0
+    failure: LedgerUnavailableError | None = None
+    """The ledger does not answer, which ends the waiting of all."""
 
-    async def reserve(self, sure: TokenBounds, *, is_enforced: bool = True) -> None:
-        """``is_enforced``: a neuron refuses a longer prompt than is reserved; otherwise the sure
-        bound is reserved. Raises ``ApiError``."""
-        charge, reserved = self._call.token_charge, sure
-        if not is_enforced:
-            if charge is not None:
-                default = min(sure.default_output_tokens, charge.output_tokens)
-                reserved = replace(sure, default_output_tokens=default)
-        elif charge is not None:
-            reserved = replace(
-                sure,
-                prompt_tokens=charge.prompt_tokens,
-                default_output_tokens=min(sure.default_output_tokens, charge.output_tokens),
-            )
-        elif self._call.who.budgets:
-            near = sure.near(self._gateway.prompt_ratios, self._model)
-            reserved = replace(sure, prompt_tokens=near)
-        await self._reserve_on_caps(reserved)
-        self._sure, self._reserved = sure, reserved
 
-    async def extends(self, error: ApiError) -> bool:
-        """Whether the neuron refused the prompt as longer than was reserved, and now its length is
-        reserved. Raises ``ApiError`` where it cannot be."""
-        sure, reserved = self._sure, self._reserved
-        if sure is None or reserved is None or self._is_extended or error.code != OVER_BUDGET:
-            return False
-        if not isinstance(error, RequestFailedError) or self.max_prompt_tokens is None:
-            return False
-        counted = error.failure.num_prompt_tokens
-        prompt_tokens = sure.prompt_tokens if counted is None else counted
-        if not reserved.prompt_tokens < prompt_tokens <= sure.prompt_tokens:
-            return False
-        self._is_extended = True
-        if self._call.token_charge is not None:
-            await self._gateway.limits.extend(self._call, prompt_tokens)
-        reserved = replace(reserved, prompt_tokens=prompt_tokens)
-        await self._reserve_on_caps(reserved)
-        self._reserved = reserved
-        return True
+class ReservationQueue:
+    """Requests that wait for reservations of others to settle before their budget refuses them: a
+    reservation is the most that a request may use, and most of it is free again in seconds. Belongs
+    to one event loop."""
 
-    async def _reserve_on_caps(self, bounds: TokenBounds) -> None:
-        if self._call.is_billed:
-            most = bounds if self._floor is None else bounds.or_more(self._floor)
-            self._granted = await self._gateway.accounting.reserve(self._call, most)
-            self._on_caps_tokens = most.prompt_tokens
+    def __init__(self, ledger: Reserver, *, max_waiting: int, wait_s: float = WAIT_S) -> None:
+        self.num_waiting = 0
+        self._ledger = ledger
+        self._max_waiting = max_waiting
+        self._wait_s = wait_s
+        self._lines: dict[int, _Line] = {}
 
-    def accepted(self, prompt_tokens: int) -> None:
-        """The neuron has counted the prompt: the excess is released, unless another target may
-        still need it."""
-        sure = self._sure
-        assert sure is not None, "a request that reserved nothing"
-        self._gateway.prompt_ratios.observe(
-            self._model, sure.text_bound, prompt_tokens - sure.exact_tokens
-        )
-        self._counted_tokens = prompt_tokens
-        if not self._call.may_move:
-            self.keep()
+    async def reserve(self, reserve: Reserve) -> Granted:
+        """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``."""
+        budget = next((budget for budget in reserve.budgets if budget in self._lines), None)
+        if budget is None or self.num_waiting >= self._max_waiting:
+            try:
+                return await self._ledger.reserve(reserve)
+            except QuotaExceededError as error:
+                if not error.is_reserved or self.num_waiting >= self._max_waiting:
+                    raise
+                budget = error.budget
+        line = self._lines.setdefault(budget, _Line())
+        line.num_waiting += 1
+        self.num_waiting += 1
+        try:
+            return await self._wait(reserve, line)
+        finally:
+            self.num_waiting -= 1
+            line.num_waiting -= 1
+            if not line.num_waiting:
+                del self._lines[budget]
 
-    def keep(self) -> None:
-        """No other target will serve it: releases the reservation beyond the counted prompt at this
-        target's price."""
-        reserved, granted, counted = self._reserved, self._granted, self._counted_tokens
-        if reserved is None or granted is None or counted is None:
-            return
-        if counted < self._on_caps_tokens or self._floor is not None:
-            self._gateway.accounting.narrow(
-                self._call,
-                prompt_tokens=min(counted, self._on_caps_tokens),
-                output_tokens=self._output_tokens(reserved),
-            )
+    def freed(self, budgets: Iterable[int]) -> None:
+        """Something was released on these budgets, and the ledger knows of it."""
+        for budget in budgets if self._lines else ():
+            if line := self._lines.get(budget):
+                line.may_try.set()
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        """What its neuron refuses more than; ``None``: nothing is reserved."""
-        if self._reserved is None or (self._granted is None and self._call.token_charge is None):
-            return None
-        return self._reserved.prompt_tokens
+    async def _wait(self, reserve: Reserve, line: _Line) -> Granted:
+        until_s = asyncio.get_running_loop().time() + self._wait_s
+        try:
+            async with asyncio.timeout_at(until_s):
+                await line.turn.acquire()
+        except TimeoutError:
+            return await self._try(reserve, line)
+        try:
+            return await self._try_until(until_s, reserve, line)
+        finally:
+            line.may_try.set()  # the next one
+            line.turn.release()
 
-    @property
-    def cap_output_tokens(self) -> int | None:
-        reserved = self._reserved
-        if reserved is None or reserved.output_tokens is not None:
-            return None
-        return self._output_tokens(reserved) // reserved.num_choices
+    async def _try_until(self, until_s: float, reserve: Reserve, line: _Line) -> Granted:
+        loop = asyncio.get_running_loop()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(until_s, loop.time() + POLL_INTERVAL_S)):
+                    await line.may_try.wait()
+            line.may_try.clear()
+            try:
+                return await self._try(reserve, line)
+            except QuotaExceededError as error:
+                if not error.is_reserved or loop.time() >= until_s:
+                    raise
 
-    def _output_tokens(self, reserved: TokenBounds) -> int:
-        named = reserved.output_tokens
-        most = reserved.default_output_tokens if named is None else named
-        return most if self._granted is None else min(most, self._granted.output_tokens)
-
-    def usage_bounds(self, *, num_prompts: int, context_tokens: int | None) -> UsageBounds:
-        """What the neuron may report at most. Where nothing is reserved it refuses no prompt that
-        its template makes longer than the gateway's bound, by ``MAX_TEMPLATE_TOKENS``. A token that
-        stops a choice counts, and may come after the last one that was asked for."""
-        reserved = self._reserved
-        assert reserved is not None, "a request that reserved nothing"
-        prompt_tokens = self.max_prompt_tokens
-        if prompt_tokens is None:
-            in_context = num_prompts * (context_tokens or DEFAULT_OUTPUT_TOKENS)
-            rendered = reserved.prompt_tokens + num_prompts * MAX_TEMPLATE_TOKENS
-            prompt_tokens = max(reserved.prompt_tokens, min(in_context, rendered))
-        return UsageBounds(
-            prompt_tokens=prompt_tokens,
-            output_tokens=self._output_tokens(reserved) + reserved.num_choices,
-        )
+    async def _try(self, reserve: Reserve, line: _Line) -> Granted:
+        if line.failure is not None:
+            raise line.failure
+        try:
+            return await self._ledger.reserve(replace(reserve, now_unix_s=time.time()))
+        except LedgerUnavailableError as error:
+            line.failure = error
+            raise

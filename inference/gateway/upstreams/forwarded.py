@@ -22,7 +22,6 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.answer_check import UsageBounds
 from inference.gateway.request.call import Call
 from inference.gateway.request.identify import has_passed, passed_on
 from inference.gateway.request.model_rules import with_defaults_at
@@ -72,7 +71,7 @@ class _Attempt:
     made: AnswerEvents
     watch: Watch
     counter: UsageCounter
-    most: UsageBounds
+    most: Usage
     bounds: TokenBounds
     answer: UpstreamAnswer | None = None
 
@@ -102,7 +101,9 @@ class ForwardedRequest:
         self._files = files
         self._deadline_s = deadline_s
         self._place_deadline_s = deadline_s if place_deadline_s is None else place_deadline_s
-        self._budget = TokenBudget(gateway, call, entry.name, floor=floor)
+        self._budget = TokenBudget(
+            gateway.accounting, gateway.limits, call, entry.name, floor=floor
+        )
         self.is_sent = False
         self._uncounted: list[Event] = []
         self._waiting: tuple[UpstreamLink, Exchange, TokenBounds] | None = None
@@ -181,13 +182,13 @@ class ForwardedRequest:
         self, link: UpstreamLink, exchange: Exchange, bounds: TokenBounds
     ) -> None:
         request, loop = self._request, asyncio.get_running_loop()
-        most = self._budget.usage_bounds(num_prompts=num_prompts(request), context_tokens=None)
+        most = self._budget.most_usage(num_prompts=num_prompts(request), context_tokens=None)
         made = AnswerEvents(
             self._call.request_id,
             num_choices=bounds.num_choices if isinstance(request, GenerationRequest) else 0,
             prompt_tokens=min(bounds.estimated_prompt_tokens, most.prompt_tokens),
             max_prompt_tokens=most.prompt_tokens,
-            max_output_tokens=most.output_tokens,
+            max_output_tokens=most.completion_tokens,
         )
         since_s = loop.time()
         place_s = min(self._deadline_s, self._place_deadline_s) - since_s
@@ -208,7 +209,7 @@ class ForwardedRequest:
             exchange,
             made,
             timeout_s=max(0.0, self._deadline_s - loop.time()),
-            max_output_tokens=most.output_tokens,
+            max_output_tokens=most.completion_tokens,
             headers=headers,
         )
 
@@ -239,7 +240,7 @@ class ForwardedRequest:
         made, most, bounds = attempt.made, attempt.most, attempt.bounds
         reported = made.reported_usage
         if reported is not None and _is_within(reported, most):
-            self._gateway.prompt_ratios.observe(
+            self._gateway.limits.ratios.observe(
                 self._entry.name, bounds.text_bound, reported.prompt_tokens - bounds.exact_tokens
             )
             return event
@@ -251,7 +252,7 @@ class ForwardedRequest:
                 reported.prompt_tokens,
                 reported.completion_tokens,
                 most.prompt_tokens,
-                most.output_tokens,
+                most.completion_tokens,
             )
         self._call.is_usage_estimated = True
         return msgspec.structs.replace(event, usage=made.estimated_usage)
@@ -319,8 +320,8 @@ def check_network(entry: CatalogueEntry, upstream: UpstreamEntry, who: Principal
         )
 
 
-def _is_within(usage: Usage, most: UsageBounds) -> bool:
-    is_within = usage.completion_tokens <= most.output_tokens
+def _is_within(usage: Usage, most: Usage) -> bool:
+    is_within = usage.completion_tokens <= most.completion_tokens
     return is_within and usage.prompt_tokens <= most.prompt_tokens
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
+from inference.gateway.request.answer_check import AnswerCheck
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.gateway.request.settle import UsageCounter
+from inference.protocol.events import Usage
 from inference.protocol.generation import GenerationRequest, TextInput
 
 
 def any_answer() -> AnswerCheck:
     """Returns the check of an answer of one choice, of any length."""
     request = GenerationRequest(model="tiny", input=TextInput(texts=["Hi"]))
-    return AnswerCheck(request, UsageBounds(prompt_tokens=10**6, output_tokens=10**6))
+    return AnswerCheck(request, Usage(prompt_tokens=10**6, completion_tokens=10**6))
 
 
 def open_stream(streams: RequestStreams, request_id: str, neuron: str) -> RequestStream:

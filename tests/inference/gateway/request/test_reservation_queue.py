@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inference.gateway.request.reservation_queue import ReservationQueue
+from inference.gateway.request.reserve import ReservationQueue
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.book import Book
 from metering.ledger.entries import Granted, Reserve
@@ -137,7 +137,7 @@ async def test_who_leaves_lets_the_next_one_try() -> None:
 
 
 async def test_what_another_gateway_settles_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.gateway.request.reservation_queue.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("inference.gateway.request.reserve.POLL_INTERVAL_S", 0.01)
     queue, ledger = queue_of()
     await queue.reserve(asked("r1"))
     waiting = asyncio.create_task(queue.reserve(asked("r2", output_tokens=100)))

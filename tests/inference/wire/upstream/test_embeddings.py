@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
+from inference.gateway.request.answer_check import AnswerCheck
 from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import EmbeddingRequest, TextInput
 from inference.wire.errors import UnsupportedParameterError
@@ -161,7 +161,7 @@ def test_any_json_is_an_answer_or_a_fault(first: Any, second: Any, vector: Any) 
         (read, {"data": [{"embedding": vector}, {"embedding": FIRST}], "usage": first}),
         (ollama_read, {"embeddings": [vector, FIRST], "prompt_eval_count": first}),
     ):
-        check = AnswerCheck(TWO, UsageBounds(prompt_tokens=10**30, output_tokens=1))
+        check = AnswerCheck(TWO, Usage(prompt_tokens=10**30, completion_tokens=1))
         try:
             for event in reads(answer):
                 check.check(event)
