@@ -37,19 +37,19 @@ from inference.gateway.redis.readers import EventReaders
 from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.reports import QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
-from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.identify import SENDER, Directory, Identifier, pseudonym_of
-from inference.gateway.request.place import Placer
-from inference.gateway.request.reserve import Accounting, Ledger
-from inference.gateway.request.settle import (
+from inference.gateway.request.outcome import (
     PROBES,
+    Call,
     Outcomes,
     RequestOutcome,
     RequestRecords,
     end_spans,
     recorded_by,
 )
+from inference.gateway.request.place import Placer
+from inference.gateway.request.reserve import Accounting, Ledger
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks

@@ -28,7 +28,7 @@ from inference.batches import services as batches
 from inference.batches.file_store import FileStore
 from inference.conversations.records import ResponseRecord
 from inference.conversations.services import response_save
-from inference.gateway.request.call import Capture
+from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.quotas import Quota
 from metering.actor import user_actor

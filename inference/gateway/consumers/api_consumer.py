@@ -23,8 +23,8 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.context_advice import advice_headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import limit_headers
-from inference.gateway.request.call import Call
 from inference.gateway.request.identify import LOGIN, SENDER, Login, cleaned, ensure_scope
+from inference.gateway.request.outcome import Call
 from inference.gateway.server.bodies import check_body_headers, parse_aside, send_in_pieces
 from inference.gateway.server.paths import UNKNOWN_ENDPOINT, unknown_url, with_model
 from inference.request_ids import new_request_id

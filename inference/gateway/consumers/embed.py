@@ -9,8 +9,8 @@ from functools import partial
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.attempt import RunningRequest
 from inference.gateway.request.run import run_request
-from inference.gateway.request.running import RunningRequest
 from inference.gateway.server.bodies import BodyWriter
 from inference.protocol.events import Embedded, EmbeddedPart
 from inference.wire.dialect import PartsEncoder

@@ -25,12 +25,12 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference.gateway.request.settle import NO_MODEL, RequestOutcome
+from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from metering.ledger.entries import ERRORS
 
 if TYPE_CHECKING:
+    from inference.gateway.request.outcome import RequestRecords
     from inference.gateway.request.reserve import Ledger
-    from inference.gateway.request.settle import RequestRecords
 
 logger = logging.getLogger(__name__)
 disable_created_metrics()

@@ -13,7 +13,7 @@ import redis
 import redis.asyncio
 
 from inference.gateway.metrics.requests import CODE_PATTERN, OTHER
-from inference.gateway.request.settle import RequestOutcome
+from inference.gateway.request.outcome import RequestOutcome
 from inference.protocol import keys
 from inference.protocol.refusals import (
     COUNTED_BY_KEY,

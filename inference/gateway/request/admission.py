@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inference.gateway.request.call import Call
-from inference.gateway.request.settle import RequestOutcome
+from inference.gateway.request.outcome import Call, RequestOutcome
 from inference.gateway.request.token_bounds import PromptRatios, TokenBounds
 from inference.protocol.refusals import Cause
 from inference.redis_link import redis_unavailable

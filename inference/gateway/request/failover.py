@@ -20,10 +20,9 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target
 from fleet.placement.targets import Chosen, TargetState, choose_target, may_fail_over
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import Call
+from inference.gateway.request.attempt import PlacedRequest, RunningRequest
 from inference.gateway.request.model_rules import check_sees
-from inference.gateway.request.placed_request import PlacedRequest
-from inference.gateway.request.running import RunningRequest
+from inference.gateway.request.outcome import Call
 from inference.gateway.request.token_bounds import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
 from inference.protocol.events import Accepted, Event, Failure

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from inference.gateway.request.admission import Limiting
-from inference.gateway.request.call import Call
-from inference.gateway.request.settle import RequestOutcome, UsageCounter
+from inference.gateway.request.outcome import Call, RequestOutcome
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS, TokenBounds
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.events import Usage
 from inference.protocol.refusals import Cause
 from inference.wire.errors import (

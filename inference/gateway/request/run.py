@@ -18,12 +18,11 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target, When
 from inference.gateway.gateway import Gateway
 from inference.gateway.images.request_images import without_files
-from inference.gateway.request.call import Call
+from inference.gateway.request.attempt import PlacedRequest, RunningRequest
 from inference.gateway.request.failover import TargetedRequest
 from inference.gateway.request.identify import take_end_user
 from inference.gateway.request.model_rules import check_sees, check_task
-from inference.gateway.request.placed_request import PlacedRequest
-from inference.gateway.request.running import RunningRequest
+from inference.gateway.request.outcome import Call
 from inference.gateway.request.token_bounds import TokenBounds, is_billed, token_bounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest
 from inference.protocol.generation import (

@@ -23,9 +23,9 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import Call
+from inference.gateway.request.attempt import RunningRequest
+from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
-from inference.gateway.request.running import RunningRequest
 from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import Accepted, Event, Failure, Finished
 from inference.wire.errors import (

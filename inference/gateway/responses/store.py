@@ -19,7 +19,7 @@ from inference.conversations.errors import (
 )
 from inference.conversations.records import ResponseRecord
 from inference.gateway.database import DatabaseThreads
-from inference.gateway.request.call import Call
+from inference.gateway.request.outcome import Call
 from inference.protocol.refusals import Cause
 from inference.quotas import Quota, QuotaFullError, Used
 from inference.wire.common.parts import ImageReading, images_read

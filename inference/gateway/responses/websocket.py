@@ -23,8 +23,8 @@ from channels.exceptions import StopConsumer
 from inference.gateway.consumers.api_consumer import AbortableConsumer
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import Call
 from inference.gateway.request.identify import REQUEST_ID, ensure_scope
+from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.store import ResponseStore, read_back, record_of
 from inference.gateway.server import bodies

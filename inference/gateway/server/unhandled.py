@@ -9,8 +9,8 @@ from http import HTTPStatus
 from typing import Any
 
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import Call
 from inference.gateway.request.identify import REFUSED, REQUEST_ID, NotedRefusal
+from inference.gateway.request.outcome import Call
 from inference.gateway.server.paths import api_path_of, endpoint_of, unknown_url
 from inference.request_ids import new_request_id
 from inference.wire.dialect import request_id_headers

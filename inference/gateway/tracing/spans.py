@@ -22,7 +22,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from fleet.upstreams.entry import UpstreamEntry
-from inference.gateway.request.settle import NO_MODEL, RequestOutcome, UsageCounter
+from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.logs.redaction import Redactor
 from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import StageTimes

@@ -22,17 +22,17 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.call import Call
 from inference.gateway.request.identify import has_passed, passed_on
 from inference.gateway.request.model_rules import with_defaults_at
+from inference.gateway.request.outcome import Call
 from inference.gateway.request.reserve import TokenBudget
-from inference.gateway.request.settle import UsageCounter
 from inference.gateway.request.token_bounds import (
     DEFAULT_OUTPUT_TOKENS,
     TokenBounds,
     num_prompts,
     token_bounds,
 )
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.gateway.upstreams.answer import UpstreamAnswer
 from inference.gateway.upstreams.links import UpstreamLink, Watch
 from inference.protocol.events import (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
-from inference.gateway.request.call import Call
+from inference.gateway.request.outcome import Call
 from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
 from inference.gateway.upstreams.links import UpstreamLink, Watch
 from inference.protocol.events import Failure, Usage

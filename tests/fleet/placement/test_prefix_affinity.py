@@ -8,7 +8,7 @@ import random
 from collections import Counter, OrderedDict
 
 from fleet.placement.place import choose_replica
-from inference.gateway.request.placed_request import routing_hint
+from inference.gateway.request.place import routing_hint
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from tests.cases import each_case
 from tests.fleet.placement.fleets import replica

@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 from django.test import Client
 from django.utils import timezone
 
-from inference.gateway.request.call import Capture
+from inference.gateway.request.outcome import Capture
 from metering import services, tasks
 from metering.actor import COMMAND
 from metering.keys.store import DatabaseKeyStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.gateway.request.settle import RequestOutcome
+from inference.gateway.request.outcome import RequestOutcome
 from metering.ledger.entries import Outcome, Settle
 from metering.prices import FREE
 

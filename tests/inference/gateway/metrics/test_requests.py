@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inference.gateway.metrics import requests as metrics_module
 from inference.gateway.metrics.requests import MAX_NAMES, OTHER, Metrics
-from inference.gateway.request.settle import NO_MODEL
+from inference.gateway.request.outcome import NO_MODEL
 from metering.ledger.entries import Outcome
 from tests.cases import each_case
 from tests.inference.gateway.metrics.ended import ended

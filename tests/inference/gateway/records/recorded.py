@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.gateway.request.settle import RequestOutcome
+from inference.gateway.request.outcome import RequestOutcome
 from tests.inference.gateway.asgi_client import AsgiClient
 
 

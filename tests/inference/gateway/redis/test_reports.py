@@ -10,7 +10,7 @@ import redis.asyncio
 
 from fleet.live.refusals import read_counts, read_refusals
 from inference.gateway.redis.reports import RefusalCounts
-from inference.gateway.request.settle import RequestOutcome
+from inference.gateway.request.outcome import RequestOutcome
 from inference.protocol.refusals import Cause, Refused, newest_keys, refusals_key, sum_of
 from metering.ledger.entries import outcome_of
 from tests.metering.operations import settle

@@ -169,7 +169,7 @@ async def test_a_neuron_that_never_answers_a_cancel_is_not_waited_for(
     ledger: FakeLedger,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inference.gateway.request.placed_request.FINAL_USAGE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("inference.gateway.request.attempt.FINAL_USAGE_TIMEOUT_S", 0.2)
     neuron.script = endless
     neuron.ignores_cancels = True
     exchange = client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER)

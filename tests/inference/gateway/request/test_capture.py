@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.gateway.request.call import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Capture
+from inference.gateway.request.outcome import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Capture
 
 
 def test_only_the_beginning_is_kept() -> None:

@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import pytest
 
-from inference.gateway.request.call import Call
+from inference.gateway.request.outcome import Call, RequestOutcome
 from inference.gateway.request.reserve import Accounting
-from inference.gateway.request.settle import RequestOutcome, UsageCounter
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.events import Accepted, Delta, Failed, Failure, Finished, Usage
 from inference.wire.errors import ServiceUnavailableError
 from metering.ledger import store

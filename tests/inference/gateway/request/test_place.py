@@ -13,7 +13,7 @@ from fleet.live.desired_state import DesiredState, DesiredStates
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.gateway.request.place import Placer
-from inference.gateway.request.settle import UsageCounter
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from inference.gateway.request.placed_request import MAX_HINTS, routing_hint
+from inference.gateway.request.place import MAX_HINTS, routing_hint
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from inference.gateway.consumers.api_consumer import ApiConsumer
-from inference.gateway.request.call import Call
+from inference.gateway.request.attempt import PlacedRequest
 from inference.gateway.request.event_stream import RequestStream
-from inference.gateway.request.placed_request import PlacedRequest
+from inference.gateway.request.outcome import Call
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient

@@ -1,5 +1,5 @@
-"""Submits one request and owns it until its end: at the replica that it was placed on, and at
-another one where no engine took it.
+"""Tries one request at a replica, and owns it until its end: at the replica that it was placed on,
+and at another one where no engine took it.
 
     begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
                 ▲                                   │
@@ -15,35 +15,31 @@ an earlier one's neuron is not taken for an answer, and that neuron is asked to 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import RoutingHint
 from fleet.placement.retry import may_place_again
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.answer_check import AnswerCheck
-from inference.gateway.request.call import Call
 from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.model_rules import with_sampling_defaults, without_cache_marks
-from inference.gateway.request.place import Place
+from inference.gateway.request.outcome import Call
+from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
-from inference.gateway.request.settle import UsageCounter
 from inference.gateway.request.token_bounds import TokenBounds, num_prompts, token_bounds
+from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import (
-    ChatInput,
-    ChatMessage,
     GenerationRequest,
     Request,
     Submit,
-    TextInput,
-    TokensInput,
 )
 from inference.protocol.preparing import blame, broke_worker
 from inference.wire.common.parts import ImageFile
@@ -55,6 +51,23 @@ FINAL_USAGE_TIMEOUT_S = 30.0
 """How long a neuron may take to report what a cancelled request used. After that the request is
 charged for the tokens counted."""
 MAX_ID_CHARACTERS = 60
+
+
+class RunningRequest(Protocol):
+    """``begin``, then ``next_events`` until the last one, then ``close``."""
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it was sent to an engine or an upstream, which may have begun it."""
+        ...
+
+    async def begin(self) -> None: ...
+
+    async def next_events(self) -> list[Event]:
+        """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class PlacedRequest:
@@ -310,69 +323,3 @@ def _bounds_at(place: Place, request: Request) -> TokenBounds:
         catalogue_context_tokens=place.catalogue_context_tokens,
         vision=place.vision,
     )
-
-
-DIGEST_BYTES = 16
-FIRST_CHARACTERS = 1024
-MAX_HINTS = 4
-
-
-def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
-    """``salt``: whose prefix cache it is, the account's. Requests without a prefix to find again
-    have no hints."""
-    if not isinstance(request, GenerationRequest):
-        return RoutingHint()
-    running = hashlib.blake2b(f"{len(model)}/{model}/{salt}".encode(), digest_size=DIGEST_BYTES)
-    match request.input:
-        case ChatInput(messages=messages):
-            return RoutingHint(_of_messages(running, messages))
-        case TextInput(texts=texts):
-            return RoutingHint(_of_text(running, texts[0]))
-        case TokensInput(prompts=prompts):
-            longest = FIRST_CHARACTERS * 4 ** (MAX_HINTS - 1)
-            return RoutingHint(_of_text(running, ",".join(map(str, prompts[0][:longest]))))
-
-
-def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
-    """Returns digests after the first, second, fourth … message of the user, and after the
-    beginning of the first one where that is longer."""
-    hints: list[bytes] = []
-    num_of_user, next_of_user = 0, 1
-    for message in messages:
-        if message.role == "user" and not num_of_user and (start := _start(message)):
-            beginning = running.copy()
-            beginning.update(start)
-            hints.append(beginning.digest())
-        running.update(_words(message))
-        if message.role != "user":
-            continue
-        num_of_user += 1
-        if num_of_user == next_of_user:
-            next_of_user *= 2
-            hints.append(running.copy().digest())
-            if len(hints) == MAX_HINTS:
-                return tuple(hints)
-    return tuple(hints) or (running.digest(),)
-
-
-def _start(message: ChatMessage) -> bytes:
-    content = message.content or ""
-    if len(content) <= FIRST_CHARACTERS or message.images:
-        return b""
-    return content[:FIRST_CHARACTERS].encode(errors="replace")
-
-
-def _words(message: ChatMessage) -> bytes:
-    content = message.content or ""
-    images = "".join(f"/{image.digest}" for image in message.images)
-    return f"{message.role}/{len(content)}/{content}{images}".encode()
-
-
-def _of_text(running: hashlib.blake2b, text: str) -> tuple[bytes, ...]:
-    hints: list[bytes] = []
-    start, length = 0, FIRST_CHARACTERS
-    while len(hints) < MAX_HINTS and (start < len(text) or not hints):
-        running.update(text[start:length].encode(errors="replace"))
-        hints.append(running.copy().digest())
-        start, length = length, 4 * length
-    return tuple(hints)
