@@ -77,6 +77,10 @@ class SharedWork(Generic[Result]):
             self._task.add_done_callback(_retrieve)
         return await asyncio.shield(self._task)
 
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
     async def finish(self) -> None:
         if self._task is not None:
             await asyncio.wait([self._task])

@@ -53,7 +53,6 @@ from inference.gateway.request.reserve import Accounting, Ledger
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.tracing import started_tracing
 from inference.gateway.upstreams.links import UpstreamLinks
-from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S, gateway_alive_key
 from inference.redis_connections import redis_client
 from inference.redis_link import RedisLink
@@ -215,10 +214,6 @@ class Gateway:
             return bool(gateway_id and await self._redis.exists(gateway_alive_key(gateway_id)))
         except (redis.RedisError, OSError):
             return True
-
-    async def is_ready(self, model: str) -> bool:
-        snapshot = await self.liveness.placing_snapshot()
-        return any(replica.status is ReplicaStatus.READY for replica in snapshot.replicas_of(model))
 
     async def check_headers(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]]

@@ -1,24 +1,55 @@
-"""Admits a request: by what one gateway takes on at once (``Bounds``), and by the rate limits.
+"""Admits a request: by what one gateway takes on at once (``Bounds``), by the key's models, by the
+limits per minute, and by what the model's entry means for it.
 
-Rate limits are charged before anything is loaded for a request, and corrected when it has ended.
-Each refusal names its bound, and becomes an error for the client.
+Limits are charged before anything is loaded for a request, and corrected when it has ended. Each
+refusal names its bound, and becomes an error for the client. The operator's sampling defaults fill
+what a request does not name itself. They are applied where it is sent, so a change of them needs no
+reload, and an upstream gets those that its dialect has words for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.settings import Task
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
+from fleet.upstreams.entry import UpstreamEntry
+from fleet.upstreams.rules import untranslated_defaults
 from inference.gateway.request.outcome import Call, RequestOutcome
-from inference.gateway.request.token_bounds import PromptRatios, TokenBounds
+from inference.gateway.request.token_bounds import (
+    PromptRatios,
+    TokenBounds,
+    fewest_tokens,
+    token_bounds,
+)
+from inference.protocol.generation import GenerationRequest, Request
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.refusals import Cause
 from inference.redis_link import redis_unavailable
 from inference.wire.anthropic import errors as anthropic_errors
+from inference.wire.common.parts import ImageFile
 from inference.wire.dialect import ErrorDialect
-from inference.wire.errors import ApiError, RateLimitExceededError, ServiceUnavailableError
+from inference.wire.errors import (
+    ApiError,
+    InvalidRequestError,
+    ModelNotAllowedError,
+    RateLimitExceededError,
+    ServiceUnavailableError,
+    VisionUnsupportedError,
+)
+from inference.wire.openai.passed.endpoints import paths_of
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.headers import anthropic_headers, openai_headers
 from metering.limits.rate_limiter import RateLimiter
 from metering.limits.state import NO_LIMITS, LimitKind, LimitState
+
+if TYPE_CHECKING:
+    from inference.gateway.gateway import Gateway
 
 RETRY_AFTER_S = 1.0
 
@@ -135,3 +166,90 @@ def _limited(error: RateLimitedError) -> ApiError:
         cause=CAUSES[error.kind],
         retry_after_s=error.retry_after_s,
     )
+
+
+async def permit(
+    gateway: Gateway, call: Call, entry: CatalogueEntry, base: CatalogueEntry, request: Request
+) -> None:
+    """Refuses before anything is loaded for it. ``base`` is the entry that is loaded: of an adapter
+    another than the entry itself. Raises ``ApiError``."""
+    principal = call.who
+    if not principal.may_use(entry):
+        raise ModelNotAllowedError(entry.name)
+    # Bounds read the whole prompt, so they are made only where a limit counts its tokens.
+    is_counted = principal.tokens_per_minute is not None
+    bounds = await _bounds_now(gateway, base, request) if is_counted else None
+    await gateway.limits.acquire(call, bounds, base.name)
+    if base.upstream_model is not None or not (call.is_billed and principal.budgets):
+        return
+    if not ready_replicas(await gateway.liveness.placing_snapshot(), base.name):
+        # A model may be loaded for it, which a spent budget is no reason for. The reservation
+        # grows once its place is known, and is released with the call where it finds none.
+        await gateway.accounting.reserve(call, fewest_tokens(request))
+
+
+async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) -> TokenBounds:
+    ready = ready_replicas(await gateway.liveness.placing_snapshot(), base.name)
+    contexts = [replica.context_tokens for replica in ready]
+    outputs = [replica.max_output_tokens for replica in ready]
+    return token_bounds(
+        request,
+        context_tokens=_most(contexts, base.max_context_tokens),
+        max_output_tokens=_most(outputs, base.max_output_tokens),
+        catalogue_context_tokens=base.max_context_tokens,
+    )
+
+
+def ready_replicas(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
+    replicas = snapshot.replicas_of(model)
+    return [replica for replica in replicas if replica.status is ReplicaStatus.READY]
+
+
+def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
+    """``None``: one of them has no limit that is known."""
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else otherwise
+
+
+def check_task(entry: CatalogueEntry, task: Task) -> None:
+    if entry.task == task:
+        return
+    where = paths_of(entry.task) or "the endpoints of text"
+    raise InvalidRequestError(
+        f"{entry.name} is a model of {entry.task}, and this endpoint needs one of {task}. It "
+        f"answers at {where}.",
+        param="model",
+    )
+
+
+async def check_sees(gateway: Gateway, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
+    """Refuses before anything is placed, where a replica has reported its vision: the same files
+    may be another model on none. Raises ``VisionUnsupportedError``."""
+    ready = ready_replicas(await gateway.liveness.placing_snapshot(), entry.name)
+    if ready and not any("vision" in replica.capabilities for replica in ready):
+        raise VisionUnsupportedError(files[0].path)
+
+
+def with_sampling_defaults(request: Request, defaults: Mapping[str, float]) -> Request:
+    """``defaults`` are by the names of ``SamplingOptions``. The neuron fills fields that are still
+    unset from the model's own files."""
+    if not isinstance(request, GenerationRequest):
+        return request
+    options = request.sampling
+    missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
+    if not missing:
+        return request
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(options, **missing))
+
+
+def without_cache_marks(request: Request) -> Request:
+    if not isinstance(request, GenerationRequest) or not request.cache_marks:
+        return request
+    return msgspec.structs.replace(request, cache_marks=[])
+
+
+def with_defaults_at(request: Request, entry: CatalogueEntry, upstream: UpstreamEntry) -> Request:
+    defaults = entry.sampling_defaults
+    left_out = untranslated_defaults(upstream.dialect, defaults)
+    kept = {name: value for name, value in defaults.items() if name not in left_out}
+    return with_sampling_defaults(request, kept)

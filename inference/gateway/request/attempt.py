@@ -19,6 +19,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -26,9 +27,9 @@ from fleet.catalogue import CatalogueEntry
 from fleet.placement import RoutingHint
 from fleet.placement.retry import may_place_again
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.admission import with_sampling_defaults, without_cache_marks
 from inference.gateway.request.answer_check import AnswerCheck
 from inference.gateway.request.event_stream import RequestStream
-from inference.gateway.request.model_rules import with_sampling_defaults, without_cache_marks
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
@@ -51,6 +52,26 @@ FINAL_USAGE_TIMEOUT_S = 30.0
 """How long a neuron may take to report what a cancelled request used. After that the request is
 charged for the tokens counted."""
 MAX_ID_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that may run, whatever answers it. ``entry``: what it is placed by, an adapter's
+    base. ``deadline_s``, on the event loop's clock, is for the first token of whichever answers;
+    ``abort`` is called when the events are not taken as fast as they come."""
+
+    gateway: Gateway
+    call: Call
+    request: Request
+    entry: CatalogueEntry
+    deadline_s: float
+    abort: Callable[[], None]
+
+    def budget(self, floor: TokenBounds | None) -> TokenBudget:
+        gateway = self.gateway
+        return TokenBudget(
+            gateway.accounting, gateway.limits, self.call, self.entry.name, floor=floor
+        )
 
 
 class RunningRequest(Protocol):
@@ -76,44 +97,34 @@ class PlacedRequest:
 
     def __init__(
         self,
-        gateway: Gateway,
-        call: Call,
-        request: Request,
-        entry: CatalogueEntry,
+        asked: Asked,
         *,
         adapter: AdapterSpec | None = None,
         files: Sequence[ImageFile] = (),
-        deadline_s: float,
-        abort: Callable[[], None],
         place_deadline_s: float | None = None,
         queue_deadline_s: float | None = None,
         num_attempts: int = 0,
         floor: TokenBounds | None = None,
     ) -> None:
-        """``place_deadline_s``, where it is earlier than ``deadline_s``, bounds the waiting for a
+        """``place_deadline_s``, where it is earlier than the request's, bounds the waiting for a
         replica; ``queue_deadline_s`` that in its queue, ``None``: as long as the model allows;
         ``num_attempts``: those that another ``PlacedRequest`` has made for the call; ``floor``:
         as ``TokenBudget`` has it."""
-        self._gateway = gateway
-        self._call = call
+        self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
         self._request = with_sampling_defaults(
-            without_cache_marks(request), entry.sampling_defaults
+            without_cache_marks(asked.request), asked.entry.sampling_defaults
         )
-        self._entry = entry
+        self._deadline_s, self._abort = asked.deadline_s, asked.abort
         self._adapter = adapter
         self._files = files
-        self._deadline_s = deadline_s
-        self._place_deadline_s = deadline_s if place_deadline_s is None else place_deadline_s
+        self._place_deadline_s = place_deadline_s or asked.deadline_s
         self._queue_deadline_s = queue_deadline_s
-        self._abort = abort
         self.is_sent = False
         self.num_attempts = num_attempts
         self._num_worker_deaths = 0
         self._uncounted: dict[str, list[str]] = defaultdict(list)
         self._stream: RequestStream | None = None
-        self._budget = TokenBudget(
-            gateway.accounting, gateway.limits, call, entry.name, floor=floor
-        )
+        self._budget = asked.budget(floor)
 
     async def begin(self) -> None:
         self.is_sent = False

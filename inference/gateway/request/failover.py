@@ -20,13 +20,12 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target
 from fleet.placement.targets import Chosen, TargetState, choose_target, may_fail_over
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.attempt import PlacedRequest, RunningRequest
-from inference.gateway.request.model_rules import check_sees
+from inference.gateway.request.admission import check_sees
+from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.token_bounds import TokenBounds
 from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
 from inference.protocol.events import Accepted, Event, Failure
-from inference.protocol.generation import Request
 from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
 from inference.wire.upstream.refusals import FAILED
@@ -193,26 +192,17 @@ class Failover:
 
 
 class TargetedRequest:
+    """A ``RunningRequest``."""
+
     def __init__(
-        self,
-        gateway: Gateway,
-        call: Call,
-        request: Request,
-        entry: CatalogueEntry,
-        targets: Sequence[Target],
-        *,
-        files: Sequence[ImageFile] = (),
-        deadline_s: float,
-        abort: Callable[[], None],
+        self, asked: Asked, targets: Sequence[Target], *, files: Sequence[ImageFile] = ()
     ) -> None:
-        self._gateway = gateway
-        self._call = call
-        self._request = request
-        self._entry = entry
-        self._failover = Failover(gateway, call, entry, targets, deadline_s=deadline_s)
+        self._asked = asked
+        self._call = asked.call
+        self._failover = Failover(
+            asked.gateway, asked.call, asked.entry, targets, deadline_s=asked.deadline_s
+        )
         self._files = files
-        self._deadline_s = deadline_s
-        self._abort = abort
         self._num_placed = 0
         self._attempt: RunningRequest | None = None
         self._held: list[Event] = []
@@ -252,7 +242,7 @@ class TargetedRequest:
         attempt = self._attempt = self._made(target)
         try:
             if target.is_own and self._files:
-                await check_sees(self._gateway, self._entry, self._files)
+                await check_sees(self._asked.gateway, self._asked.entry, self._files)
             await attempt.begin()
         except ApiError:
             self._end(attempt)
@@ -271,30 +261,22 @@ class TargetedRequest:
 
     def _made(self, target: Target) -> RunningRequest:
         place_deadline_s = self._failover.place_deadline_s
+        floor = self._floor_of_others()
         if (served := target.upstream_model) is not None:
             return ForwardedRequest(
-                self._gateway,
-                self._call,
-                self._request,
-                self._entry,
+                self._asked,
                 served,
                 files=self._files,
-                deadline_s=self._deadline_s,
                 place_deadline_s=place_deadline_s,
-                floor=self._floor_of_others(),
+                floor=floor,
             )
         return PlacedRequest(
-            self._gateway,
-            self._call,
-            self._request,
-            self._entry,
+            self._asked,
             files=self._files,
-            deadline_s=self._deadline_s,
-            abort=self._abort,
             place_deadline_s=place_deadline_s,
             queue_deadline_s=place_deadline_s if self._failover.gives_way else None,
             num_attempts=self._num_placed,
-            floor=self._floor_of_others(),
+            floor=floor,
         )
 
     def _floor_of_others(self) -> TokenBounds | None:
@@ -302,7 +284,7 @@ class TargetedRequest:
         if all(target.is_own for target in self._failover.others()):
             return None
         if self._floor is None:
-            self._floor = forwarded_bounds(self._request, self._entry)
+            self._floor = forwarded_bounds(self._asked.request, self._asked.entry)
         return self._floor
 
     def _begun(self) -> list[Event]:

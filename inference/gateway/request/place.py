@@ -34,6 +34,7 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
 from fleet.placement.expected import with_load, with_status
 from fleet.placement.targets import TargetState, own_state
+from inference.gateway.background_loops import SharedWork
 from inference.gateway.database import Catalogue
 from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol.events import Failure
@@ -262,6 +263,15 @@ Look = Callable[[], Awaitable[bool]]
 """Whether waiting is over; starts what has to be started. Raises ``ApiError``."""
 
 
+@dataclass(slots=True)
+class _Room:
+    """A waiting room of the requests for one model. Its work ends when the waiting does."""
+
+    work: SharedWork[None]
+    since_s: float
+    num_waiting: int = 0
+
+
 class WaitingRoom:
     def __init__(self, *, max_waiting: int) -> None:
         self.num_waiting = 0
@@ -288,29 +298,21 @@ class WaitingRoom:
                 retry_after_s=RETRY_AFTER_S,
             )
         room = self._rooms.get(model)
-        if room is None or room.task.done():
-            room = self._rooms[model] = _Room(look)
+        if room is None:
+            room = self._rooms[model] = _Room(SharedWork(partial(_until, look)), time.monotonic())
         self.num_waiting += 1
         room.num_waiting += 1
         try:
-            await asyncio.wait({room.task}, timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await room.work.join()
+        except TimeoutError:
+            pass
         finally:
             self.num_waiting -= 1
             room.num_waiting -= 1
             if not room.num_waiting:
-                room.task.cancel()
-                if self._rooms.get(model) is room:
-                    del self._rooms[model]
-        if room.task.done() and not room.task.cancelled():
-            room.task.result()
-
-
-class _Room:
-    def __init__(self, look: Look) -> None:
-        self.num_waiting = 0
-        self.since_s = time.monotonic()
-        self.task = asyncio.create_task(_until(look), name="gateway waiting room")
-        self.task.add_done_callback(_retrieve)
+                room.work.cancel()
+                del self._rooms[model]
 
 
 async def _until(look: Look) -> None:
@@ -318,11 +320,6 @@ async def _until(look: Look) -> None:
         await asyncio.sleep(LOOK_INTERVAL_S)
         if await look():
             return
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 DIGEST_BYTES = 16

@@ -18,12 +18,12 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target, When
 from inference.gateway.gateway import Gateway
 from inference.gateway.images.request_images import without_files
-from inference.gateway.request.attempt import PlacedRequest, RunningRequest
+from inference.gateway.request.admission import check_sees, check_task, permit
+from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.failover import TargetedRequest
 from inference.gateway.request.identify import take_end_user
-from inference.gateway.request.model_rules import check_sees, check_task
 from inference.gateway.request.outcome import Call
-from inference.gateway.request.token_bounds import TokenBounds, is_billed, token_bounds
+from inference.gateway.request.token_bounds import is_billed
 from inference.gateway.upstreams.forwarded import ForwardedRequest
 from inference.protocol.generation import (
     GenerationRequest,
@@ -31,9 +31,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
-from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.common.parts import ImageFile
-from inference.wire.errors import ModelNotAllowedError
 from metering.prices import FREE
 
 
@@ -65,35 +63,23 @@ async def run_request(
         await check_sees(gateway, base, files)
     if isinstance(request, TokenCountRequest | TokenizeRequest) and targets[0].is_own:
         files = []  # their sizes are enough
+    asked = Asked(
+        gateway=gateway,
+        call=call,
+        request=request,
+        entry=base,
+        deadline_s=deadline_s,
+        abort=abort,
+    )
+    running: RunningRequest
     with _stored_counted(gateway, files):
-        running: RunningRequest
         served = targets[0].upstream_model
         if not is_plain(targets):
-            running = TargetedRequest(
-                gateway,
-                call,
-                request,
-                base,
-                targets,
-                files=files,
-                deadline_s=deadline_s,
-                abort=abort,
-            )
+            running = TargetedRequest(asked, targets, files=files)
         elif served is not None:
-            running = ForwardedRequest(
-                gateway, call, request, base, served, files=files, deadline_s=deadline_s
-            )
+            running = ForwardedRequest(asked, served, files=files)
         else:
-            running = PlacedRequest(
-                gateway,
-                call,
-                request,
-                base,
-                adapter=entry.adapter_spec(),
-                files=files,
-                deadline_s=deadline_s,
-                abort=abort,
-            )
+            running = PlacedRequest(asked, adapter=entry.adapter_spec(), files=files)
         await running.begin()
         try:
             yield running
@@ -111,58 +97,6 @@ def _stored_counted(gateway: Gateway, files: Sequence[ImageFile]) -> Iterator[No
         yield
     finally:
         gateway.bounds.free_body(num_bytes)
-
-
-async def permit(
-    gateway: Gateway, call: Call, entry: CatalogueEntry, base: CatalogueEntry, request: Request
-) -> None:
-    """Refuses before anything is loaded for it. ``base`` is the entry that is loaded: of an adapter
-    another than the entry itself. Raises ``ApiError``."""
-    principal = call.who
-    if not principal.may_use(entry):
-        raise ModelNotAllowedError(entry.name)
-    # Bounds read the whole prompt, so they are made only where a limit counts its tokens.
-    is_counted = principal.tokens_per_minute is not None
-    bounds = await _bounds_now(gateway, base, request) if is_counted else None
-    await gateway.limits.acquire(call, bounds, base.name)
-    is_loaded = base.upstream_model is None
-    if is_loaded and call.is_billed and principal.budgets and not await gateway.is_ready(base.name):
-        # A model may be loaded for it, which a spent budget is no reason for. The reservation
-        # grows once its place is known, and is released with the call where it finds none.
-        await gateway.accounting.reserve(call, _least(request))
-
-
-async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) -> TokenBounds:
-    snapshot = await gateway.liveness.placing_snapshot()
-    ready = [
-        replica
-        for replica in snapshot.replicas_of(base.name)
-        if replica.status is ReplicaStatus.READY
-    ]
-    contexts = [replica.context_tokens for replica in ready]
-    outputs = [replica.max_output_tokens for replica in ready]
-    return token_bounds(
-        request,
-        context_tokens=_most(contexts, base.max_context_tokens),
-        max_output_tokens=_most(outputs, base.max_output_tokens),
-        catalogue_context_tokens=base.max_context_tokens,
-    )
-
-
-def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
-    """``None``: one of them has no limit that is known."""
-    known = [limit for limit in limits if limit is not None]
-    return max(known) if known and len(known) == len(limits) else otherwise
-
-
-def _least(request: Request) -> TokenBounds:
-    bounds = token_bounds(request, context_tokens=None, max_output_tokens=None)
-    return TokenBounds(
-        prompt_tokens=1,
-        output_tokens=None,
-        default_output_tokens=bounds.num_choices,
-        num_choices=bounds.num_choices,
-    )
 
 
 def usable_targets(

@@ -155,6 +155,12 @@ def token_bounds(
     )
 
 
+def fewest_tokens(request: Request) -> TokenBounds:
+    """What it takes at least, where no replica has reported its limits yet."""
+    n = num_prompts(request) * (request.n if isinstance(request, GenerationRequest) else 1)
+    return TokenBounds(prompt_tokens=1, output_tokens=None, default_output_tokens=n, num_choices=n)
+
+
 DEFAULT_OUTPUT_TOKENS = 1 << 20
 """The most of an answer where the client named no length: more than any answer has."""
 

@@ -22,10 +22,10 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
 from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.admission import with_defaults_at
+from inference.gateway.request.attempt import Asked
 from inference.gateway.request.identify import has_passed, passed_on
-from inference.gateway.request.model_rules import with_defaults_at
 from inference.gateway.request.outcome import Call
-from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.token_bounds import (
     DEFAULT_OUTPUT_TOKENS,
     TokenBounds,
@@ -79,31 +79,22 @@ class _Attempt:
 class ForwardedRequest:
     def __init__(
         self,
-        gateway: Gateway,
-        call: Call,
-        request: Request,
-        entry: CatalogueEntry,
+        asked: Asked,
         served: UpstreamModel,
         *,
         files: Sequence[ImageFile] = (),
-        deadline_s: float,
         place_deadline_s: float | None = None,
         floor: TokenBounds | None = None,
     ) -> None:
-        """``served``: of the entry's source or one of its targets. ``deadline_s``, on the event
-        loop's clock, is for the first token; ``place_deadline_s``, where it is earlier, for a
-        place of the upstream. ``floor``: as ``TokenBudget`` has it."""
-        self._gateway = gateway
-        self._call = call
-        self._request = request
-        self._entry = entry
+        """``served``: of the entry's source or one of its targets. ``place_deadline_s``, where it
+        is earlier than the request's, is for a place of the upstream. ``floor``: as
+        ``TokenBudget`` has it."""
+        self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
+        self._request, self._deadline_s = asked.request, asked.deadline_s
         self._served = served
         self._files = files
-        self._deadline_s = deadline_s
-        self._place_deadline_s = deadline_s if place_deadline_s is None else place_deadline_s
-        self._budget = TokenBudget(
-            gateway.accounting, gateway.limits, call, entry.name, floor=floor
-        )
+        self._place_deadline_s = place_deadline_s or asked.deadline_s
+        self._budget = asked.budget(floor)
         self.is_sent = False
         self._uncounted: list[Event] = []
         self._waiting: tuple[UpstreamLink, Exchange, TokenBounds] | None = None

@@ -22,9 +22,9 @@ from fleet.catalogue.settings import UNIT_OF_TASK
 from fleet.catalogue.targets import UPSTREAM_PREFIX, Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.admission import check_task
 from inference.gateway.request.failover import Failover
 from inference.gateway.request.identify import cleaned
-from inference.gateway.request.model_rules import check_task
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.token_bounds import TokenBounds
 from inference.gateway.request.usage_counter import UsageCounter

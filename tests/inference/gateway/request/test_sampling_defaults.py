@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.gateway.request.model_rules import with_sampling_defaults
+from inference.gateway.request.admission import with_sampling_defaults
 from inference.neuron.requests.prompts.prompts import resolve_sampling
 from inference.protocol.generation import (
     EmbeddingRequest,
