@@ -6,14 +6,12 @@
                                    └▶ client     httpx2's over the same one, for all else
     another entry ─▶ another link; the old one is closed once its last request has ended
 
-A ``Breaker`` knows whether an upstream is asked at all:
+An upstream that was unavailable for ``MAX_FAILURES`` requests in a row is left out:
 
-    closed ── MAX_FAILURES requests in a row that it was unavailable for ──▶ open, for OPEN_S
-      ▲                                                                        │
-      └── it answers ── one request tries ◀────────────────────────────────────┘
-                           └── it is unavailable ──▶ open again
+    asked ── MAX_FAILURES ──▶ left out ── a probe is answered ──▶ asked ── one failure ──▶ left out
+      ▲                                                             │
+      └───────────────────────── it answers ◀───────────────────────┘
 
-While it is open, a probe that finds the upstream unavailable keeps it open for another OPEN_S.
 Belongs to one event loop. Must not know dialects or requests.
 """
 
@@ -21,8 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -46,48 +43,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-clock = time.monotonic
 RETRY_AFTER_S = 1.0
+MAX_FAILURES = 5
 PROBE_AFTER_S = 5.0
-"""The time from one question to an upstream that is left out to the next; with the time limit less
-than the breaker's ``OPEN_S``, so that no request is sent in between."""
 PROBE_TIME_LIMIT_S = 4.0
 FIRST_SERVER_ERROR = 500
 UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
 
 
 class Watch:
-    """Reports to an upstream's breaker how one request went. ``end`` once. ``opened`` is called
-    where that leaves the upstream out."""
+    """Reports to a link how one request went. ``end`` once."""
 
-    __slots__ = ("_breaker", "_has_answered", "_name", "_opened")
+    __slots__ = ("_has_answered", "_link")
 
-    def __init__(self, name: str, breaker: CircuitBreaker, opened: Callable[[], None]) -> None:
-        self._name = name
-        self._breaker = breaker
-        self._opened = opened
+    def __init__(self, link: UpstreamLink) -> None:
+        self._link = link
         self._has_answered = False
 
     def answered(self) -> None:
         """The upstream is well from its first token on: others are sent before this one ends."""
-        if self._has_answered:
-            return
-        self._has_answered = True
-        if self._breaker.answered():
-            logger.info("the upstream %s answers again", self._name)
+        if not self._has_answered:
+            self._has_answered = True
+            self._link.has_answered()
 
     def end(self, error: BaseException | None) -> None:
+        """Where the client has left before, nothing is known."""
         if error is None or (isinstance(error, RequestFailedError) and error.code != UNAVAILABLE):
             self.answered()
-        elif self._has_answered:
-            return
-        elif not isinstance(error, RequestFailedError):  # its client has left
-            self._breaker.left()
-        else:
-            if self._breaker.unavailable():
-                logger.warning("the upstream %s is left out: %s", self._name, error.message)
-            if self._breaker.is_open:
-                self._opened()
+        elif isinstance(error, RequestFailedError) and not self._has_answered:
+            self._link.was_unavailable(error.message)
 
 
 class UpstreamLink:
@@ -118,7 +102,11 @@ class UpstreamLink:
         self._is_replaced = False
         self._closing: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
-        self._breaker = CircuitBreaker(lambda: clock())
+        self.is_left_out = False
+        self._num_failures = 0
+        """Those in a row."""
+        self._is_sick = False
+        """It was left out, and has answered no request since."""
 
     def __repr__(self) -> str:
         return f"<UpstreamLink {self.entry.name}: {self.num_open} open>"
@@ -135,10 +123,6 @@ class UpstreamLink:
             (b"content-length", b"%d" % len(body)),
         ]
         return await self._transport.send(b"POST", _url(url), sent, body, until_s, with_part=True)
-
-    @property
-    def is_left_out(self) -> bool:
-        return self._breaker.left_s is not None
 
     @property
     def state(self) -> TargetState:
@@ -182,14 +166,30 @@ class UpstreamLink:
     def watch(self) -> Watch:
         """An upstream that was unavailable several times in a row is left out for a while. Raises
         ``ServiceUnavailableError``."""
-        if (after_s := self._breaker.admit()) is not None:
+        if self.is_left_out:
             raise ServiceUnavailableError(
                 UNAVAILABLE,
                 f"The upstream {self.entry.name} was unavailable several times in a row, and is "
                 "left out for a moment.",
-                retry_after_s=after_s,
+                retry_after_s=PROBE_AFTER_S,
             )
-        return Watch(self.entry.name, self._breaker, self._probe_while_left_out)
+        return Watch(self)
+
+    def has_answered(self) -> None:
+        if self._is_sick:
+            logger.info("the upstream %s answers again", self.entry.name)
+        self.is_left_out = self._is_sick = False
+        self._num_failures = 0
+
+    def was_unavailable(self, why: str) -> None:
+        self._num_failures += 1
+        if self.is_left_out or self._num_failures < MAX_FAILURES:
+            return
+        if not self._is_sick:
+            logger.warning("the upstream %s is left out: %s", self.entry.name, why)
+        self.is_left_out = self._is_sick = True
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
 
     async def replace(self) -> None:
         self._is_replaced = True
@@ -201,18 +201,12 @@ class UpstreamLink:
             self._probing.cancel()
         await self.client.aclose()
 
-    def _probe_while_left_out(self) -> None:
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probe())
-
     async def _probe(self) -> None:
-        """Keeps an upstream that is away left out, at the cost of no client's request: one tries
-        once the upstream lists its models, or refuses to."""
-        while True:
+        """Keeps an upstream that is offline left out, at the cost of no client's request."""
+        while self.is_left_out:
             await asyncio.sleep(PROBE_AFTER_S)
-            if not self._breaker.is_open or await self._is_reachable():
-                return
-            self._breaker.stay_open()
+            if await self._is_reachable():
+                self.is_left_out = False
 
     async def _is_reachable(self) -> bool:
         import httpx2
@@ -318,62 +312,3 @@ def _url(text: str) -> httpx2.URL:
     import httpx2
 
     return httpx2.URL(text)
-
-
-MAX_FAILURES = 5
-OPEN_S = 10.0
-TRIAL_S = 1.0
-
-
-class CircuitBreaker:
-    """``admit`` before a request, then one of the others once."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._num_failures = 0
-        self._opened_s: float | None = None
-        self._is_trying = False
-
-    @property
-    def left_s(self) -> float | None:
-        """The seconds until a request may be sent. ``None``: it may be sent now, also as the one
-        that tries."""
-        if self._opened_s is None:
-            return None
-        left_s = self._opened_s + OPEN_S - self._clock()
-        if left_s > 0:
-            return left_s
-        return TRIAL_S if self._is_trying else None
-
-    def admit(self) -> float | None:
-        left_s = self.left_s
-        if left_s is None and self._opened_s is not None:
-            self._is_trying = True
-        return left_s
-
-    def answered(self) -> bool:
-        """Whether that closes it."""
-        was_open = self._opened_s is not None
-        self._num_failures, self._opened_s, self._is_trying = 0, None, False
-        return was_open
-
-    def unavailable(self) -> bool:
-        """Whether that opens it."""
-        self._num_failures += 1
-        if self._num_failures < MAX_FAILURES:
-            return False
-        was_open = self._opened_s is not None
-        self._opened_s, self._is_trying = self._clock(), False
-        return not was_open
-
-    @property
-    def is_open(self) -> bool:
-        return self._opened_s is not None
-
-    def stay_open(self) -> None:
-        """A probe, which was no client's request, found it unavailable still."""
-        if self.is_open and not self._is_trying:
-            self._opened_s = self._clock()
-
-    def left(self) -> None:
-        self._is_trying = False
