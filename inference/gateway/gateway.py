@@ -28,7 +28,7 @@ from helexa_site.config import Config
 from inference.garbage import freeze_heap, make_full_collections_rare
 from inference.gateway.background_loops import BackgroundLoops, Loop
 from inference.gateway.database import Catalogue
-from inference.gateway.images.request_images import ImageParser, ImageSender, image_rules
+from inference.gateway.images import ImageParser, ImageSender, image_rules
 from inference.gateway.metrics.requests import Metrics, client_family, watch_ledger, watch_records
 from inference.gateway.redis.event_reader import NeuronConduct
 from inference.gateway.redis.inbox import Dispatcher

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target, When
 from inference.gateway.gateway import Gateway
-from inference.gateway.images.request_images import without_files
+from inference.gateway.images import without_files
 from inference.gateway.request.admission import check_sees, check_task, permit
 from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.failover import TargetedRequest

@@ -5,7 +5,7 @@ give them: data URIs, base64, and addresses where the operator allows hosts.
     https: ─▶ wanted ─▶ (fetched by the gateway, and parsed again) ─▶ ImageFile
 
 A parser has no I/O, so it only notes the addresses that it wants; see
-``inference.gateway.images.request_images``. Pure.
+``inference.gateway.images``. Pure.
 """
 
 from __future__ import annotations

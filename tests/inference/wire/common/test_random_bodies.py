@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from inference.gateway.images.request_images import without_files
+from inference.gateway.images import without_files
 from inference.protocol.generation import Request, Submit, decode_inbox_frame, encode_inbox_frame
 from inference.wire.common.parts import ImageRules
 from inference.wire.dialect import RequestContext

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,15 +13,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import orjson
 import pytest
 
-from inference.gateway.images import fetch as image_fetch
-from inference.gateway.images.fetch import (
+from inference.gateway import images as image_fetch
+from inference.gateway.images import (
     ImageAddressError,
     ImageFetchError,
+    ImageParser,
     check_resolved,
     fetch_image,
     image_address,
 )
-from inference.gateway.images.request_images import ImageParser
 from inference.protocol.generation import ChatInput
 from inference.wire.common.parts import ImageFile, ImageRules
 from inference.wire.dialect import NO_CONTEXT
@@ -106,6 +107,13 @@ def test_names_may_lead_outside_and_named_hosts_anywhere() -> None:
     check_resolved(image_address("http://nas.lan/", ("nas.lan",)), ["192.168.1.7"])
 
 
+RESOLVERS = ThreadPoolExecutor(4)
+
+
+async def fetched(url: str, hosts: tuple[str, ...], *, max_bytes: int) -> bytes:
+    return await fetch_image(url, hosts, max_bytes=max_bytes, resolvers=RESOLVERS)
+
+
 DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
 
 
@@ -157,8 +165,8 @@ def host() -> Iterator[str]:
 
 
 @each_case("path", ["/cat.png", "/moved"])
-def test_an_image_is_fetched(host: str, path: str) -> None:
-    assert fetch_image(f"http://{host}{path}", (host,), max_bytes=len(CAT)) == CAT
+async def test_an_image_is_fetched(host: str, path: str) -> None:
+    assert await fetched(f"http://{host}{path}", (host,), max_bytes=len(CAT)) == CAT
 
 
 @each_case(
@@ -169,41 +177,43 @@ def test_an_image_is_fetched(host: str, path: str) -> None:
         ("/round", "leads on too often"),
     ],
 )
-def test_why_it_is_not(host: str, path: str, problem: str) -> None:
+async def test_why_it_is_not(host: str, path: str, problem: str) -> None:
     with pytest.raises(ImageFetchError, match=problem):
-        fetch_image(f"http://{host}{path}", (host,), max_bytes=1000)
+        await fetched(f"http://{host}{path}", (host,), max_bytes=1000)
 
 
-def test_a_redirect_leads_to_no_other_host_that_is_allowed(host: str) -> None:
+async def test_a_redirect_leads_to_no_other_host_that_is_allowed(host: str) -> None:
     with pytest.raises(ImageFetchError, match="leads to another host"):
-        fetch_image(f"http://{host}/away", (host, "127.0.0.2:1"), max_bytes=1000)
+        await fetched(f"http://{host}/away", (host, "127.0.0.2:1"), max_bytes=1000)
 
 
-def test_an_image_too_large_is_not_read_to_its_end(host: str) -> None:
+async def test_an_image_too_large_is_not_read_to_its_end(host: str) -> None:
     with pytest.raises(ImageFetchError, match="more than 10 bytes"):
-        fetch_image(f"http://{host}/cat.png", (host,), max_bytes=10)
+        await fetched(f"http://{host}/cat.png", (host,), max_bytes=10)
 
 
-def test_time_is_bounded(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_is_bounded(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.0)
     with pytest.raises(ImageFetchError, match="could not be fetched"):
-        fetch_image(f"http://{host}/cat.png", (host,), max_bytes=1000)
+        await fetched(f"http://{host}/cat.png", (host,), max_bytes=1000)
 
 
-def test_a_host_that_drips_its_headers_is_left(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_drips_its_headers_is_left(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.5)
     began_s = time.monotonic()
     with pytest.raises(ImageFetchError, match="could not be fetched"):
-        fetch_image(f"http://{host}/drip", (host,), max_bytes=1000)
+        await fetched(f"http://{host}/drip", (host,), max_bytes=1000)
     assert time.monotonic() - began_s < DRIP_S, "long before the host would have ended"
 
 
-def test_a_host_inside_is_not_asked_by_a_pattern(host: str) -> None:
+async def test_a_host_inside_is_not_asked_by_a_pattern(host: str) -> None:
     port = host.split(":")[1]
     with pytest.raises(ImageFetchError, match="not fetched from this host"):
-        fetch_image(f"http://localhost:{port}/cat.png", ("*",), max_bytes=1000)
+        await fetched(f"http://localhost:{port}/cat.png", ("*",), max_bytes=1000)
     with pytest.raises(ImageFetchError, match="not fetched from this host"):
-        fetch_image("http://localhost/cat.png", ("*",), max_bytes=1000)
+        await fetched("http://localhost/cat.png", ("*",), max_bytes=1000)
 
 
 def _asking(url: str) -> Callable[[], ChatRequest]:
@@ -228,12 +238,12 @@ async def test_a_refusal_names_the_image_that_could_not_be_fetched(host: str) ->
     assert refused.value.param == "messages[0].content[0].image_url.url"
 
 
-def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resolver_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(image_fetch, "TIME_LIMIT_S", 0.2)
     monkeypatch.setattr(image_fetch.socket, "getaddrinfo", lambda *_, **__: answers.wait(60))
     try:
         with pytest.raises(ImageFetchError, match="could not be fetched"):
-            fetch_image("https://images.example.org/a.png", ("*",), max_bytes=1000)
+            await fetched("https://images.example.org/a.png", ("*",), max_bytes=1000)
     finally:
         answers.set()
