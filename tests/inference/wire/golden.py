@@ -1,23 +1,21 @@
 """Golden cases of the dialects: a request, the events that answer it, and what a client gets.
 
-    tests/golden/<dialect>/<case>/
-        request.json                    what the client sent
-        headers.json                    and its headers, where they matter
-        events.json                     what happened: then also
-            parsed.json                 the request inside
-            stream.sse  body.json       the answer, streamed and whole; streamed where there
-                                        are streams of the dialect (stream.ndjson, where
-                                        they are lines of JSON)
-        or error.json                   the refusal, where the parser refuses
+    request     what the client sent
+    headers     and its headers, where they matter
+    events      what happened: then also
+        parsed      the request inside
+        stream      the answer, streamed, where the dialect has streams
+        body        the answer, whole
+    or error    the refusal, where the parser refuses
 
-``python -m tests.inference.wire.golden`` rewrites every output; read the diff before you commit.
+``python -m tests.inference.wire.golden`` rewrites every output, also those of files and batches;
+read the diff before you commit.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -40,7 +38,8 @@ from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import rerank
 from inference.wire.vllm import score as vllm_score
-from tests.inference.wire.golden_cases import GoldenCase, cases_of, pretty, regenerate
+from tests.inference.wire import golden_batches
+from tests.inference.wire.golden_cases import GoldenCase, cases_of, lines_of, regenerate
 
 Parser = Callable[[bytes, RequestContext], Any]
 DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
@@ -58,48 +57,42 @@ DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
 UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings", "rerank", "vllm_score"})
 JSON_LINES = frozenset({"ollama_chat", "ollama_generate"})
 """Dialects whose streams are no server-sent events."""
-OPTIONAL = frozenset({"headers.json"})
-ANSWERED = frozenset({"request.json", "events.json", "parsed.json", "body.json"})
-REFUSED = frozenset({"request.json", "error.json"})
+OPTIONAL = frozenset({"headers"})
+ANSWERED = frozenset({"request", "events", "parsed", "body"})
+REFUSED = frozenset({"request", "error"})
 REQUEST_ID = "0123456789abcdef"
 CREATED_UNIX_S = 1_700_000_000
 
 decode_events = msgspec.json.Decoder(list[Event]).decode
 
 
-@dataclass(frozen=True, slots=True)
 class Case(GoldenCase):
-    def outputs(self) -> dict[str, bytes]:
-        body = (self.path / "request.json").read_bytes()
+    def outputs(self) -> dict[str, Any]:
         parse, errors = DIALECTS[self.dialect]
         try:
-            request = parse(body, RequestContext(headers=self._headers()))
+            context = RequestContext(headers=self.parts.get("headers", {}))
+            request = parse(self.given("request"), context)
         except ApiError as error:
             error_json = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-            return {"error.json": pretty({"status": error.status, **error_json})}
-        events = decode_events((self.path / "events.json").read_bytes())
+            return {"error": {"status": error.status, **error_json}}
+        events = decode_events(self.given("events"))
         made = {"request_id": REQUEST_ID, "clock": lambda: CREATED_UNIX_S}
-        whole = fold(request.body_encoder(**made), events)
         outputs = {
-            "parsed.json": pretty(msgspec.to_builtins(request, str_keys=True)),
-            "body.json": pretty(json.loads(whole)),
+            "parsed": msgspec.to_builtins(request, str_keys=True),
+            "body": json.loads(fold(request.body_encoder(**made), events)),
         }
         if self.dialect not in UNSTREAMED:
-            outputs[self.stream_name] = fold(request.stream_encoder(**made), events)
+            outputs["stream"] = lines_of(fold(request.stream_encoder(**made), events))
         return outputs
 
     def complete_sets(self) -> tuple[frozenset[str], ...]:
-        """Which files a case of this dialect may have."""
-        streamed = set() if self.dialect in UNSTREAMED else {self.stream_name}
+        """Which parts a case of this dialect may have."""
+        streamed = set() if self.dialect in UNSTREAMED else {"stream"}
         return ANSWERED | streamed, REFUSED
 
     @property
-    def stream_name(self) -> str:
-        return "stream.ndjson" if self.dialect in JSON_LINES else "stream.sse"
-
-    def _headers(self) -> dict[str, str]:
-        path = self.path / "headers.json"
-        return json.loads(path.read_bytes()) if path.exists() else {}
+    def is_answered(self) -> bool:
+        return "error" not in self.parts
 
 
 def fold(encoder: Any, events: list[Event]) -> bytes:
@@ -113,9 +106,9 @@ def inside(parsed: Any) -> Request:
     return request
 
 
-def cases() -> list[Case]:
-    return cases_of(Case, DIALECTS)
+def cases(*dialects: str) -> list[Case]:
+    return cases_of(Case, dialects or DIALECTS)
 
 
 if __name__ == "__main__":
-    regenerate(cases())
+    regenerate([*cases(), *golden_batches.cases()])

@@ -1,16 +1,13 @@
 """Golden cases of files and batches: what a client sends, the objects that answer it, result lines.
 
-    tests/golden/<openai_batches | anthropic_batches>/<case>/
-        request.json     ─▶ parsed.json     the body that makes a batch, as it is read
-        lines.jsonl      ─▶ lines.json      an input file, as it is read
-        page.json        ─▶ page.parsed.json   the query of a list
-        batch.json       ─▶ object.json     a batch's record, as clients receive it
-        file.json        ─▶ file.object.json   likewise a file's
-        results.json     ─▶ results.jsonl   how requests ended, as lines of a result file
+    request   ─▶ parsed         the body that makes a batch, as it is read
+    lines     ─▶ lines_read     an input file, as it is read
+    page      ─▶ page_parsed    the query of a list
+    batch     ─▶ object         a batch's record, as clients receive it
+    file      ─▶ file_object    likewise a file's
+    results   ─▶ result_lines   how requests ended, as lines of a result file
 
-Each of them may be in a case, or ``error.json`` in place of what a parser refuses.
-``python -m tests.inference.wire.golden_batches`` rewrites every output; read the diff before you
-commit.
+Each of them may be in a case, or ``error`` in place of what a parser refuses.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -32,21 +28,21 @@ from inference.wire.common.batch_lines import read_lines
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
 from inference.wire.openai import batches as openai_batches
 from inference.wire.openai import errors as openai_errors
-from tests.inference.wire.golden_cases import GoldenCase, cases_of, pretty, regenerate
+from tests.inference.wire.golden_cases import GoldenCase, cases_of, lines_of
 
 DIALECTS: dict[str, ModuleType] = {
     "anthropic_batches": anthropic_batches,
     "openai_batches": openai_batches,
 }
 OUTPUTS = {
-    "request.json": "parsed.json",
-    "lines.jsonl": "lines.json",
-    "page.json": "page.parsed.json",
-    "batch.json": "object.json",
-    "file.json": "file.object.json",
-    "results.json": "results.jsonl",
+    "request": "parsed",
+    "lines": "lines_read",
+    "page": "page_parsed",
+    "batch": "object",
+    "file": "file_object",
+    "results": "result_lines",
 }
-REFUSING = frozenset({"request.json", "lines.jsonl", "page.json"})
+REFUSING = frozenset({"request", "lines", "page"})
 REQUEST_ID = "0123456789abcdef"
 BASE_URL = "http://localhost:31313"
 ERRORS: dict[str, ApiError] = {
@@ -55,48 +51,45 @@ ERRORS: dict[str, ApiError] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Case(GoldenCase):
-    def outputs(self) -> dict[str, bytes]:
+    def outputs(self) -> dict[str, Any]:
         made = {}
         for name, output in OUTPUTS.items():
-            path = self.path / name
-            if not path.exists():
+            if name not in self.parts:
                 continue
             try:
-                made[output] = self._output(name, path.read_bytes())
+                made[output] = self._output(name)
             except ApiError as error:
                 assert name in REFUSING, f"{self}: {name} is no client's"
                 errors = anthropic_errors if self.dialect == "anthropic_batches" else openai_errors
                 error_json = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-                made["error.json"] = pretty({"status": error.status, **error_json})
+                made["error"] = {"status": error.status, **error_json}
         return made
 
-    def _output(self, name: str, content: bytes) -> bytes:
+    def _output(self, name: str) -> Any:
         module = DIALECTS[self.dialect]
         is_openais = module is openai_batches
         match name:
-            case "request.json" if is_openais:
-                return pretty(openai_batches.parse_batch(content))
-            case "request.json":
-                lines = list(map(json.loads, anthropic_batches.parse(content)))
-                return pretty({"lines": lines, "number": len(lines)})
-            case "lines.jsonl":
-                lines_read = read_lines([content], "/v1/chat/completions")
-                return pretty([[one.custom_id, json.loads(one.body)] for _, one in lines_read])
-            case "page.json" if is_openais:
-                return pretty(dataclasses.asdict(openai_batches.parse_page(json.loads(content))))
-            case "page.json":
-                page = anthropic_batches.parse_batch_page(json.loads(content))
-                return pretty(msgspec.to_builtins(page))
-            case "batch.json":
-                batch = msgspec.json.decode(content, type=BatchRecord)
+            case "request" if is_openais:
+                return openai_batches.parse_batch(self.given(name))
+            case "request":
+                lines = list(map(json.loads, anthropic_batches.parse(self.given(name))))
+                return {"lines": lines, "number": len(lines)}
+            case "lines":
+                lines_read = read_lines([self.text(name)], "/v1/chat/completions")
+                return [[one.custom_id, json.loads(one.body)] for _, one in lines_read]
+            case "page" if is_openais:
+                return dataclasses.asdict(openai_batches.parse_page(self.parts[name]))
+            case "page":
+                return msgspec.to_builtins(anthropic_batches.parse_batch_page(self.parts[name]))
+            case "batch":
+                batch = msgspec.json.decode(self.given(name), type=BatchRecord)
                 more = {} if is_openais else {"base_url": BASE_URL}
-                return pretty(module.batch_object(batch, **more))
-            case "file.json":
-                file = msgspec.json.decode(content, type=FileRecord)
-                return pretty(openai_batches.file_object(file))
-        return b"".join(_result(module, one) for one in json.loads(content))
+                return module.batch_object(batch, **more)
+            case "file":
+                file = msgspec.json.decode(self.given(name), type=FileRecord)
+                return openai_batches.file_object(file)
+        return lines_of(b"".join(_result(module, one) for one in self.parts[name]))
 
 
 def _result(module: ModuleType, one: dict[str, Any]) -> bytes:
@@ -118,7 +111,3 @@ def _succeeded(module: ModuleType, custom_id: str, body: dict[str, Any]) -> byte
 
 def cases() -> list[Case]:
     return cases_of(Case, DIALECTS)
-
-
-if __name__ == "__main__":
-    regenerate(cases())

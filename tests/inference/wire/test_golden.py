@@ -6,12 +6,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from inference.batches.records import ENDED
+from inference.wire.anthropic.batches import FIELDS, REQUEST_FIELDS
 from inference.wire.anthropic.messages import FIELDS as MESSAGES_FIELDS
+from inference.wire.common.batch_lines import LINE_FIELDS
 from inference.wire.common.fields import Field, Support
 from inference.wire.ollama.chat import FIELDS as OLLAMA_CHAT_FIELDS
 from inference.wire.ollama.chat import NESTED_FIELDS as OLLAMA_NESTED_FIELDS
 from inference.wire.ollama.embed import FIELDS as OLLAMA_EMBED_FIELDS
 from inference.wire.ollama.generate import FIELDS as OLLAMA_GENERATE_FIELDS
+from inference.wire.openai.batches import BATCH_FIELDS
 from inference.wire.openai.chat.request import FIELDS as CHAT_FIELDS
 from inference.wire.openai.chat.request import NESTED_FIELDS
 from inference.wire.openai.completions.request import FIELDS as COMPLETION_FIELDS
@@ -20,25 +24,25 @@ from inference.wire.openai.responses.request import FIELDS as RESPONSES_FIELDS
 from inference.wire.vllm.rerank import FIELDS as RERANK_FIELDS
 from inference.wire.vllm.score import FIELDS as SCORE_FIELDS
 from tests.cases import each_case
+from tests.inference.wire import golden_batches
 from tests.inference.wire.golden import DIALECTS, OPTIONAL, Case, cases
-from tests.inference.wire.golden_batches import DIALECTS as BATCH_DIALECTS
 from tests.inference.wire.golden_cases import GOLDEN_DIR
 
 
 @each_case("case", cases(), ids=str)
 def test_case(case: Case) -> None:
-    for name, content in case.outputs().items():
-        assert (case.path / name).read_bytes() == content, f"{case}: {name} differs"
+    case.check()
+    assert case.parts.keys() - OPTIONAL in case.complete_sets(), f"{case} has {sorted(case.parts)}"
 
 
-@each_case("case", cases(), ids=str)
-def test_case_is_complete(case: Case) -> None:
-    names = {path.name for path in case.path.iterdir()}
-    assert names - OPTIONAL in case.complete_sets(), f"{case} has {sorted(names)}"
+@each_case("case", golden_batches.cases(), ids=str)
+def test_case_of_files_and_batches(case: golden_batches.Case) -> None:
+    given = case.parts.keys() - case.check().keys()
+    assert given and given <= golden_batches.OUTPUTS.keys(), f"{case} has {sorted(given)}"
 
 
-def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
-    assert {path.name for path in GOLDEN_DIR.iterdir()} == {*DIALECTS, *BATCH_DIALECTS}
+def test_every_dialect_has_cases_and_every_file_a_dialect() -> None:
+    assert {path.stem for path in GOLDEN_DIR.iterdir()} == {*DIALECTS, *golden_batches.DIALECTS}
     assert {case.dialect for case in cases()} == set(DIALECTS)
 
 
@@ -59,9 +63,9 @@ def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
 )
 def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[str, Field]) -> None:
     given: set[str] = set()
-    for case in cases():
-        if case.dialect == dialect and (case.path / "body.json").exists():
-            given |= json.loads((case.path / "request.json").read_bytes()).keys()
+    for case in cases(dialect):
+        if case.is_answered:
+            given |= case.parts["request"].keys()
     taken = {name for name, field in fields.items() if field.support is not Support.REFUSED}
     assert taken <= given, f"no answered case gives {sorted(taken - given)}"
 
@@ -73,9 +77,9 @@ def test_every_nested_field_of_a_chat_is_in_a_case(
     dialect: str, nested: dict[str, dict[str, Field]]
 ) -> None:
     given: set[str] = set()
-    for case in cases():
-        if case.dialect == dialect and (case.path / "body.json").exists():
-            given |= set(_names(json.loads((case.path / "request.json").read_bytes())))
+    for case in cases(dialect):
+        if case.is_answered:
+            given |= set(_names(case.parts["request"]))
     for what, fields in nested.items():
         taken = {name for name, field in fields.items() if field.support is not Support.REFUSED}
         assert taken <= given, f"no answered case gives {sorted(taken - given)} of {what}"
@@ -88,3 +92,27 @@ def _names(value: Any) -> Iterator[str]:
     for child in value.values() if isinstance(value, dict) else value:
         if isinstance(child, dict | list):
             yield from _names(child)
+
+
+def test_every_dialect_of_batches_has_each_kind() -> None:
+    for dialect in golden_batches.DIALECTS:
+        of_dialect = [one.parts for one in golden_batches.cases() if one.dialect == dialect]
+        names = {name for parts in of_dialect for name in parts}
+        assert {"parsed", "object", "result_lines", "error"} <= names, dialect
+
+
+def test_every_field_and_every_end_of_batches_is_in_a_case() -> None:
+    given: set[str] = set()
+    statuses: set[str] = set()
+    for case in golden_batches.cases():
+        parts = case.parts
+        if "parsed" in parts:
+            asked = parts["request"]
+            given |= asked.keys() | {name for one in asked.get("requests", []) for name in one}
+        if "lines_read" in parts:
+            given |= {name for line in parts["lines"] if line.strip() for name in json.loads(line)}
+        if "object" in parts:
+            statuses.add(parts["batch"]["status"])
+    for fields in (BATCH_FIELDS, FIELDS, REQUEST_FIELDS, LINE_FIELDS):
+        assert {one.name for one in fields.values() if one.support is not Support.REFUSED} <= given
+    assert set(ENDED) <= statuses

@@ -13,21 +13,20 @@ from inference.wire.errors import ApiError
 from inference.wire.openai import batches as openai_batches
 from inference.wire.vllm import tokenize as vllm_tokenize
 from tests.cases import each_case
-from tests.inference.wire.golden_cases import GOLDEN_DIR
+from tests.inference.wire.golden_cases import GoldenCase, cases_of
 from tests.inference.wire.random_bodies import random_bodies
 
 NUM_BODIES = 3000
 CHAT = "/v1/chat/completions"
 MADE = [
-    json.loads((GOLDEN_DIR / name / "made" / "request.json").read_bytes())
-    for name in (
-        "openai_batches",
-        "anthropic_batches",
-    )
+    case.parts["request"]
+    for case in cases_of(GoldenCase, ["openai_batches", "anthropic_batches"])
+    if case.name == "made"
 ]
-LINE = json.loads(
-    (GOLDEN_DIR / "openai_batches" / "lines" / "lines.jsonl").read_bytes().splitlines()[0]
+(LINES,) = (
+    case.parts["lines"] for case in cases_of(GoldenCase, ["openai_batches"]) if case.name == "lines"
 )
+LINE = json.loads(LINES[0])
 TOKENIZE = {"model": "tiny", "prompt": "Hi", "add_special_tokens": True, "return_token_strs": True}
 PARSERS: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
     "openai": (openai_batches.parse_batch, MADE[0]),

@@ -39,7 +39,7 @@ from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
 from tests.cases import each_case
-from tests.inference.wire.golden_cases import GOLDEN_DIR
+from tests.inference.wire.golden import cases
 from tests.inference.wire.random_bodies import random_bodies
 
 NESTED = anthropic_messages.NESTED_FIELDS
@@ -129,7 +129,8 @@ def test_a_count_has_nothing_to_generate(name: str) -> None:
 
 
 def test_spoilt_counts_are_counted_or_refused() -> None:
-    seeds = [_countable(path / "request.json") for path in _answered()]
+    answered = [one.parts["request"] for one in cases("anthropic_messages") if one.is_answered]
+    seeds = [_countable(body) for body in answered]
     num_accepted = 0
     for body in random_bodies(seeds, 10_000, seed=5):
         try:
@@ -142,13 +143,7 @@ def test_spoilt_counts_are_counted_or_refused() -> None:
     assert num_accepted > 1000
 
 
-def _answered() -> list[Any]:
-    cases = (GOLDEN_DIR / "anthropic_messages").iterdir()
-    return sorted(path for path in cases if (path / "body.json").exists())
-
-
-def _countable(path: Any) -> dict[str, Any]:
-    body = json.loads(path.read_bytes())
+def _countable(body: dict[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in body if name in anthropic_messages.COUNT_FIELDS}
 
 

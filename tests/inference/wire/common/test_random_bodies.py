@@ -6,7 +6,6 @@ The seeds are the dialect's own answered golden requests, so a new dialect is in
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import orjson
@@ -24,9 +23,7 @@ NUM_BODIES = (10_000, pytest.param(100_000, marks=pytest.mark.slow))
 
 
 def seeds_of(dialect: str) -> list[dict[str, Any]]:
-    paths = [case.path for case in cases() if case.dialect == dialect]
-    answered = [path for path in paths if not (path / "error.json").exists()]
-    return [json.loads((path / "request.json").read_bytes()) for path in answered]
+    return [case.parts["request"] for case in cases(dialect) if case.is_answered]
 
 
 @pytest.mark.parametrize("num_bodies", NUM_BODIES)

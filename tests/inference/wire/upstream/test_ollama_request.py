@@ -41,9 +41,9 @@ def openai_sent(**fields: Any) -> dict[str, Any]:
     return sent(parse(json.dumps(body).encode()).generation)
 
 
-@each_case("case", [one for one in cases() if one.dialect == "ollama_chat"], ids=str)
+@each_case("case", cases("ollama_chat"), ids=str)
 def test_what_came_in_that_dialect_is_sent_as_it_came(case: Case) -> None:
-    given = (case.path / "request.json").read_bytes()
+    given = case.given("request")
     try:
         parsed = ollama_chat.parse(given)
     except ApiError:

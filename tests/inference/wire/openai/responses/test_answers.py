@@ -22,11 +22,7 @@ from tests.cases import each_case
 from tests.inference.wire.golden import Case, cases
 from tests.inference.wire.openai.responses.answered import MADE, events_of, frames, parse, streamed
 
-CASES = [
-    case
-    for case in cases()
-    if case.dialect == "openai_responses" and (case.path / "body.json").exists()
-]
+CASES = [case for case in cases("openai_responses") if case.is_answered]
 EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 pieces = st.lists(st.text(max_size=5), max_size=6)
 parts = st.lists(st.tuples(st.sampled_from(["text", "thought", "call"]), pieces), max_size=5)
@@ -91,11 +87,11 @@ def test_what_was_answered_can_be_sent_back(
 def test_the_sdk_reads_every_event(case: Case) -> None:
     """Strictly by its types, and by the state machine behind its stream helper."""
     state = ResponseStreamState(text_format=NOT_GIVEN, input_tools=NOT_GIVEN)
-    for event in frames((case.path / "stream.sse").read_bytes()):
+    for event in frames(case.text("stream")):
         read = EVENT_TYPES.validate_python(event, strict=True)
         assert read.type == event["type"]
         state.handle_event(read)
-    body = json.loads((case.path / "body.json").read_bytes())
+    body = case.parts["body"]
     Response.model_validate(body, strict=True)
     assert body == event["response"]
 
@@ -119,12 +115,8 @@ for a field that is missing or ``null`` where it may not be."""
 
 @each_case("case", CASES, ids=str)
 def test_every_response_has_what_open_responses_requires(case: Case) -> None:
-    expected = [
-        event["response"]
-        for event in frames((case.path / "stream.sse").read_bytes())
-        if "response" in event
-    ]
-    for response in [*expected, json.loads((case.path / "body.json").read_text())]:
+    expected = [event["response"] for event in frames(case.text("stream")) if "response" in event]
+    for response in [*expected, case.parts["body"]]:
         for name, types in OPEN_RESPONSES_FIELDS.items():
             assert isinstance(response[name], types), name
         assert (response["completed_at"] is None) == (response["status"] != "completed")

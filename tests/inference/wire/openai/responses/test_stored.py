@@ -35,9 +35,7 @@ ITEMS = [{"id": f"msg_{number}"} for number in range(7)]
 def test_what_was_accepted_parses_again() -> None:
     """Item by item, as it comes back from the store, and to the same turns. Where an image stood
     in the body is not stored."""
-    paths = [case.path for case in cases() if case.dialect == "openai_responses"]
-    answered = [path for path in paths if not (path / "error.json").exists()]
-    seeds = [json.loads((path / "request.json").read_bytes()) for path in answered]
+    seeds = [case.parts["request"] for case in cases("openai_responses") if case.is_answered]
     num_accepted = 0
     for body in random_bodies(seeds, NUM_BODIES, seed=5):
         try:
