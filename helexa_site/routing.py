@@ -66,11 +66,10 @@ from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import ErrorDialect
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import errors as ollama_errors
-from inference.wire.ollama import generate as ollama_generate
+from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.completions import request as openai_completions
-from inference.wire.openai.passed.endpoints import ENDPOINTS
+from inference.wire.openai.passed.request import ENDPOINTS
 from metering.playground.login import PREFIX as PLAYGROUND_PATH
 from metering.playground.login import path_by_login, with_login
 
@@ -217,7 +216,7 @@ def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> li
 
 def _ollama(gateway: Gateway) -> list[URLPattern]:
     """Exact paths, each of ``OLLAMA_PATHS``: the others under /api are Django's."""
-    parsers = {"/api/chat": ollama_chat.parse, "/api/generate": ollama_generate.parse}
+    parsers = {"/api/chat": ollama_chat.parse, "/api/generate": ollama_chat.parse_generate}
     consumers = {
         "/api/show": OllamaShowConsumer.as_asgi(gateway=gateway),
         "/api/pull": OllamaPullConsumer.as_asgi(gateway=gateway),

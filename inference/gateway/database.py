@@ -33,7 +33,7 @@ from inference.wire.errors import (
     RequestFailedError,
     ServiceUnavailableError,
 )
-from inference.wire.ollama.pull import PullRequest, PullState
+from inference.wire.ollama.models import PullRequest, PullState
 from metering.actor import GATEWAY, Actor
 
 logger = logging.getLogger(__name__)

@@ -21,20 +21,16 @@ from inference.wire.common.fields import Field, Support
 from inference.wire.errors import ApiError, InvalidTypeError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
-from inference.wire.ollama import generate as ollama_generate
 from inference.wire.ollama import models as ollama_models
-from inference.wire.ollama import pull as ollama_pull
 from inference.wire.openai import batches as openai_batches
+from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.completions import request as openai_completions
-from inference.wire.openai.passed.endpoints import ENDPOINTS, METERED_FIELDS, PassedEndpoint
+from inference.wire.openai.passed.request import ENDPOINTS, METERED_FIELDS, PassedEndpoint
 from inference.wire.openai.responses import compact as openai_responses_compact
-from inference.wire.openai.responses import count as openai_responses_count
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses import websocket as openai_responses_socket
 from inference.wire.vllm import rerank
-from inference.wire.vllm import score as vllm_score
 from inference.wire.vllm import tokenize as vllm_tokenize
 
 DIALECTS: dict[str, Mapping[str, Field]] = {
@@ -52,11 +48,11 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /v1/messages/count_tokens": anthropic_messages.COUNT_FIELDS,
     "POST /api/chat": ollama_chat.FIELDS,
     **{f"POST /api/chat: {what}": fields for what, fields in ollama_chat.NESTED_FIELDS.items()},
-    "POST /api/generate": ollama_generate.FIELDS,
+    "POST /api/generate": ollama_chat.GENERATE_FIELDS,
     "POST /api/embed": ollama_embed.FIELDS,
     "POST /api/embeddings": ollama_embed.OLD_FIELDS,
     "POST /api/show": ollama_models.SHOW_FIELDS,
-    "POST /api/pull": ollama_pull.FIELDS,
+    "POST /api/pull": ollama_models.PULL_FIELDS,
     "POST /tokenize": vllm_tokenize.FIELDS,
     "POST /detokenize": vllm_tokenize.BACK_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
@@ -65,7 +61,7 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /v1/messages/batches": anthropic_batches.FIELDS,
     "POST /v1/messages/batches: requests": anthropic_batches.REQUEST_FIELDS,
     "POST /v1/rerank and /v2/rerank": rerank.FIELDS,
-    "POST /v1/score": vllm_score.FIELDS,
+    "POST /v1/score": rerank.SCORE_FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
     **{
         f"POST /v1/responses: {what}": fields
@@ -73,7 +69,7 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     },
     "WebSocket /v1/responses: beside the fields of POST": openai_responses_socket.OWN_FIELDS,
     "POST /v1/responses/compact": openai_responses_compact.FIELDS,
-    "POST /v1/responses/input_tokens": openai_responses_count.FIELDS,
+    "POST /v1/responses/input_tokens": openai_responses.COUNT_FIELDS,
 }
 SAMPLES: dict[str, Any] = {
     "boolean": True,

@@ -16,7 +16,6 @@ from inference.protocol.events import Embedded, EmbeddedPart
 from inference.wire.dialect import PartsEncoder
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.vllm import rerank
-from inference.wire.vllm import score as vllm_score
 
 
 class EmbeddingsConsumer(ApiConsumer):
@@ -60,10 +59,10 @@ class ScoreConsumer(ApiConsumer):
     endpoint = "/v1/score"
 
     async def answer(self, body: bytes) -> None:
-        await self.answer_with_scores(await self.parsed(vllm_score.parse, body))
+        await self.answer_with_scores(await self.parsed(rerank.parse_score, body))
 
     async def answer_with_scores(
-        self, request: vllm_score.ScoringRequest | rerank.RerankRequest
+        self, request: rerank.ScoringRequest | rerank.RerankRequest
     ) -> None:
         async with run_request(self.gateway, self.call, request.score, abort=self.abort) as stream:
             embedded = await all_vectors(stream)

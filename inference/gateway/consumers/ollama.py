@@ -30,10 +30,8 @@ from inference.wire.errors import ModelNotAllowedError, NotSupportedError, Reque
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors
 from inference.wire.ollama import models as ollama_models
-from inference.wire.ollama import pull as ollama_pull
 from inference.wire.ollama.chat import OllamaRequest
-from inference.wire.ollama.models import OfferedModel
-from inference.wire.ollama.pull import PullState
+from inference.wire.ollama.models import OfferedModel, PullState
 from metering.actor import Actor, key_actor
 from metering.principal import Scope
 
@@ -52,7 +50,7 @@ class OllamaPullConsumer(ApiConsumer):
         self._sent = b""
 
     async def answer(self, body: bytes) -> None:
-        parse = partial(ollama_pull.parse, named_sources=hub_schemes())
+        parse = partial(ollama_models.parse_pull, named_sources=hub_schemes())
         request = await self.parsed(parse, body)
         who = self.call.who
         actor = key_actor(who.key or who.account)
@@ -64,7 +62,7 @@ class OllamaPullConsumer(ApiConsumer):
         _ensure_succeeded(state)
         if request.source is not None:
             await self.gateway.catalogue.offer_pulled(request, state, actor)
-        line = ollama_pull.progress_line(state)
+        line = ollama_models.progress_line(state)
         if self._response_started:
             await self.send_body(line, last=True)
         else:
@@ -74,7 +72,7 @@ class OllamaPullConsumer(ApiConsumer):
         quiet_s = 0.0
         try:
             while not state.has_ended:
-                line = ollama_pull.progress_line(state)
+                line = ollama_models.progress_line(state)
                 if streams and (line != self._sent or quiet_s >= LINE_EVERY_S):
                     await self._send_line(line)
                     self._sent, quiet_s = line, 0.0

@@ -24,7 +24,7 @@ from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import MissingParameterError
-from inference.wire.openai.responses import count as openai_responses_count
+from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import tokenize as vllm_tokenize
 from metering.principal import Principal
 
@@ -123,8 +123,8 @@ class ResponseTokenCountConsumer(TokenCountConsumer):
         self._store = store
 
     async def asked(self, body: bytes) -> TokenCountRequest:
-        asked = await self.read(openai_responses_count.parse, body)
-        return openai_responses_count.count_of(await self._store.continued(asked, self.call.who))
+        asked = await self.read(openai_responses.parse_count, body)
+        return openai_responses.count_of(await self._store.continued(asked, self.call.who))
 
     def count_body(self, num_tokens: int) -> bytes:
-        return openai_responses_count.body(num_tokens)
+        return openai_responses.count_body(num_tokens)

@@ -42,7 +42,7 @@ from inference.wire.errors import (
     ServiceUnavailableError,
     VisionUnsupportedError,
 )
-from inference.wire.openai.passed.endpoints import paths_of
+from inference.wire.openai.passed.request import paths_of
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.headers import anthropic_headers, openai_headers
 from metering.limits.rate_limiter import RateLimiter

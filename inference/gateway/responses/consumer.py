@@ -46,16 +46,16 @@ from inference.wire.errors import ApiError, InvalidRequestError, ModelNotAllowed
 from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
+from inference.wire.openai.responses.compact import settled
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.replay import replay
 from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.stored import (
     deleted_body,
     item_list_body,
     read_item_page,
     read_retrieval,
+    replay,
 )
-from inference.wire.openai.responses.summary import settled
 
 logger = logging.getLogger(__name__)
 

@@ -58,8 +58,7 @@ from inference.wire.errors import (
 from inference.wire.upstream.answer_events import AnswerEvents
 from inference.wire.upstream.dialects import Exchange, Forwarded, exchange_of, is_forwarded
 from inference.wire.upstream.refusals import FAILED
-from inference.wire.upstream.sending import Sending
-from inference.wire.upstream.untranslated import not_forwarded
+from inference.wire.upstream.sending import Sending, not_forwarded
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)

@@ -33,10 +33,10 @@ from inference.gateway.upstreams.forwarded import attempt_headers, permitted_ups
 from inference.gateway.upstreams.passed_answer import PassedAnswer, Reply
 from inference.protocol.events import Usage
 from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError
-from inference.wire.openai.passed.endpoints import PassedEndpoint
 from inference.wire.openai.passed.form import Rewritten, read_form
 from inference.wire.openai.passed.request import (
     END_USER_FIELDS,
+    PassedEndpoint,
     PassedRequest,
     read_json,
     read_upload,

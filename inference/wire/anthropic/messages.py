@@ -24,7 +24,6 @@ from inference.protocol.generation import (
 )
 from inference.protocol.sampling import SamplingOptions
 from inference.wire.anthropic import fields as options
-from inference.wire.anthropic.cache_marks import marks_of_tools
 from inference.wire.anthropic.content import BLOCK_FIELDS, REFERENCE_FIELDS, SOURCE_FIELDS
 from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.anthropic.fields import MAX_TOKENS, Thinking, cache_of
@@ -40,11 +39,11 @@ from inference.wire.anthropic.tools import (
 from inference.wire.anthropic.turns import (
     MESSAGE_FIELDS,
     chat_messages,
+    marks_of_tools,
     messages,
     system,
     tool_references,
 )
-from inference.wire.common.answer_start import without_answer_start
 from inference.wire.common.fields import (
     MAX_TOKEN_ID,
     Field,
@@ -63,6 +62,7 @@ from inference.wire.common.fields import (
     table,
     text,
 )
+from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 

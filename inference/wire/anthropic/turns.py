@@ -10,24 +10,24 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from inference.protocol.generation import ChatMessage, ToolCall
-from inference.wire.anthropic.cache_marks import MarkedChat
+from inference.protocol.generation import CacheMark, ChatMessage, ToolCall
 from inference.wire.anthropic.content import (
     ASSISTANT_BLOCKS,
     USER_BLOCKS,
     Block,
     Image,
+    Redacted,
     Text,
     ToolResult,
     blocks,
     text_blocks,
     texts_of,
 )
-from inference.wire.anthropic.tools import ToolReference
+from inference.wire.anthropic.tools import Tool, ToolReference
 from inference.wire.common.fields import (
     Field,
     array,
@@ -40,6 +40,53 @@ from inference.wire.common.fields import (
 )
 from inference.wire.common.parts import PART_SEPARATOR, Called, Thought, parts_with_images
 from inference.wire.errors import InvalidRequestError, MissingParameterError
+
+
+@dataclass(slots=True)
+class MarkedChat:
+    """Turns as they are added, and the marks of their blocks."""
+
+    messages: list[ChatMessage] = field(default_factory=list)
+    marks: list[CacheMark] = field(default_factory=list)
+
+    def add(self, message: ChatMessage, blocks: Sequence[Block]) -> None:
+        """``blocks``: those that became this turn, in their order."""
+        index = len(self.messages)
+        self.messages.append(message)
+        for at, ttl in _places(blocks):
+            has_place = at is not None and not message.parts and at < len(message.content or "")
+            self.marks.append(CacheMark(message=index, at=at if has_place else None, ttl=ttl))
+
+    def without_last(self) -> None:
+        """Drops the marks of the last turn, which starts the answer."""
+        last = len(self.messages) - 1
+        self.marks = [mark for mark in self.marks if mark.message != last]
+
+
+def marks_of_tools(offered: Iterable[str], declared: Iterable[Tool]) -> list[CacheMark]:
+    """``offered``: the names of the tools of the chat."""
+    caches = {tool.definition.name: tool.cache for tool in declared}
+    return [
+        CacheMark(tool=index, ttl=ttl)
+        for index, name in enumerate(offered)
+        if (ttl := caches.get(name)) is not None
+    ]
+
+
+def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
+    """Yields for each mark the characters of text before it and its time to live; no characters: it
+    is after no text."""
+    end = 0
+    num_texts = 0
+    for block in blocks:
+        if isinstance(block, Thought | Redacted):
+            continue
+        if isinstance(block, Text):
+            end += len(block.text) + (len(PART_SEPARATOR) if num_texts else 0)
+            num_texts += 1
+        if block.cache is not None:
+            yield (end if isinstance(block, Text) else None), block.cache
+
 
 MAX_MESSAGES = 100_000
 SYSTEM_SEPARATOR = "\n\n"

@@ -19,8 +19,7 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common.near_names import near_name
-from inference.wire.common.unknown_fields import is_left_out
+from inference.wire.common.unknown_fields import is_left_out, near_name
 from inference.wire.errors import (
     InvalidJsonError,
     InvalidRequestError,

@@ -26,7 +26,7 @@ from inference.protocol.generation import ChatMessage, ToolCall
 from inference.protocol.images import ImageRef
 from inference.wire.common.fields import Check, one_of, wrong_type
 from inference.wire.common.image_header import ImageHeaderError, read_header
-from inference.wire.errors import InvalidImageError, UnsupportedParameterError
+from inference.wire.errors import InvalidImageError, InvalidRequestError, UnsupportedParameterError
 
 PART_SEPARATOR = "\n"
 """Between parts of one kind that become one text."""
@@ -247,3 +247,17 @@ def with_detail(image: ImageFile, given: str | None) -> ImageFile:
 
 
 FILE_REASON = "files are not read as images; send the image itself, as base64"
+
+
+def without_answer_start(chat: list[ChatMessage]) -> tuple[list[ChatMessage], str]:
+    """A last turn of the assistant is the start of the answer, and no turn. Raises
+    ``InvalidRequestError`` where it holds more than text."""
+    *earlier, last = chat
+    if last.role != "assistant":
+        return chat, ""
+    if last.tool_calls or last.reasoning:
+        raise InvalidRequestError(
+            "The last of 'messages' is the start of the answer and may hold text only.",
+            param="messages",
+        )
+    return earlier, last.content or ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 
 _left_out: ContextVar[list[str] | None] = ContextVar("fields that are left out", default=None)
 
@@ -28,3 +30,69 @@ def is_left_out(path: str) -> bool:
         return False
     left_out.append(path)
     return True
+
+
+MAX_COMPARED_CHARS = 64
+LEAST_LIKENESS = 0.75
+
+_LENGTH = ("max_tokens", "max_output_tokens", "num_predict")
+_FORMAT = ("response_format", "text", "output_config", "format")
+_THINKING = ("chat_template_kwargs", "reasoning", "thinking", "think")
+_STOP = ("stop", "stop_sequences")
+OTHER_WORDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("n_predict", "max_new_tokens", "max_gen_len", "max_length", "num_predict"), _LENGTH
+    ),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LENGTH),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+        _FORMAT,
+    ),
+    **dict.fromkeys(
+        ("json_schema", "schema", "grammar", "format", "json_mode", "response_format"), _FORMAT
+    ),
+    **dict.fromkeys(
+        ("enable_thinking", "thinking", "think", "thinking_budget", "reasoning_effort"), _THINKING
+    ),
+    **dict.fromkeys(("repeat_penalty", "rep_pen"), ("repetition_penalty",)),
+    **dict.fromkeys(("stop_words", "stop_sequences", "stop_strings", "stop"), _STOP),
+    **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
+    **dict.fromkeys(("system_prompt", "system"), ("instructions", "system", "messages")),
+    **dict.fromkeys(("messages", "prompt", "inputs"), ("input", "messages", "prompt")),
+    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "seed", "num_ctx"), ("options",)),
+    "content": ("prompt", "input"),
+    "n_probs": ("logprobs",),
+    "num_return_sequences": ("n",),
+}
+"""What clients write, and the fields that do it: the first that the dialect has is meant. Where it
+has none nothing is meant, however similar a name is."""
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """``None``: nothing is near."""
+    return _near(name[: MAX_COMPARED_CHARS + 1], tuple(known))
+
+
+@lru_cache(maxsize=1024)
+def _near(name: str, known: tuple[str, ...]) -> str | None:
+    plain = _plain(name)
+    words = OTHER_WORDS.get(_snake(name))
+    if words is not None:
+        return next((word for word in words if word in known and word != name), None)
+    for field in known:
+        if _plain(field) == plain:
+            return field
+    if len(name) > MAX_COMPARED_CHARS:
+        return None
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=LEAST_LIKENESS)
+    return near[0] if near else None
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def _snake(name: str) -> str:
+    """``maxNewTokens`` as ``max_new_tokens``."""
+    spaced = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
+    return spaced.replace("-", "_").lstrip("_")

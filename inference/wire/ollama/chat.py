@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import orjson
 
 from inference.protocol.generation import (
     ChatInput,
@@ -17,15 +19,33 @@ from inference.protocol.generation import (
     GenerationRequest,
     TextInput,
     TokenCountRequest,
+    ToolCall,
 )
+from inference.protocol.images import ImageRef
 from inference.wire.common.fields import (
     Field,
+    array,
+    flag,
     honoured,
+    integer,
+    json_object,
+    neutral,
+    object_of,
+    only,
     read_fields,
     read_json_object,
+    refused,
     table,
+    text,
+    wrong_type,
 )
+from inference.wire.common.parts import base64_image, parts_with_images
 from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.errors import (
+    InvalidRequestError,
+    MissingParameterError,
+    UnsupportedParameterError,
+)
 from inference.wire.ollama.answers import (
     FineClock,
     OllamaBodyEncoder,
@@ -38,8 +58,144 @@ from inference.wire.ollama.fields import (
     catalogue_name,
     sampling_options,
 )
-from inference.wire.ollama.messages import CALL_FIELDS, CALLED_FIELDS, MESSAGE_FIELDS, messages
 from inference.wire.openai.chat import tools as openai_tools
+from inference.wire.openai.chat.tools import MAX_CALL_ID_CHARS
+
+_string = text()
+
+
+IMAGES = honoured(
+    "images",
+    array(base64_image),
+    "Base64 of PNG, JPEG, WebP, GIF or BMP files, not animated: seen before the text.",
+)
+CALLED_FIELDS = table(
+    honoured("name", text(256, min_chars=1), "Which function."),
+    honoured("arguments", json_object, "An object."),
+    neutral("index", integer(0, 2**31 - 1), "Left over from a stream."),
+    neutral("description", _string, "Left over from the tool."),
+)
+CALL_FIELDS = table(
+    honoured(
+        "function",
+        object_of(CALLED_FIELDS, required=("name", "arguments")),
+        "The name and arguments of the call.",
+    ),
+    honoured("id", text(MAX_CALL_ID_CHARS), "Its result may name it."),
+    neutral("type", only("function", reason="only function"), "function"),
+)
+_calls = array(object_of(CALL_FIELDS, required=("function",)))
+MESSAGE_FIELDS = table(
+    honoured("role", _string, "system, user, assistant or tool."),
+    honoured("content", _string, "Text."),
+    honoured("thinking", _string, "What it thought; handed to the chat template."),
+    honoured("tool_calls", _calls, "What the assistant called."),
+    honoured("tool_name", text(256), "Whose result it is."),
+    honoured("tool_call_id", text(MAX_CALL_ID_CHARS), "Which call it answers."),
+    neutral("name", text(256), "An older word for tool_name."),
+    IMAGES,
+)
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def messages(value: Any, path: str) -> list[ChatMessage]:
+    """May be empty: then the model is only loaded."""
+    if not isinstance(value, list):
+        raise wrong_type(path, "an array", value)
+    reader = _Reader()
+    return [reader.read(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+
+def seen(read: Mapping[str, Any], text_name: str) -> list[str | ImageRef]:
+    """Parts of a turn: its images come before its text."""
+    text = read.get(text_name, "")
+    return parts_with_images([*read.get("images", []), *([text] if text else [])])
+
+
+class _Reader:
+    """Knows which calls have no result yet."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._open: list[ToolCall] = []
+
+    def read(self, value: Any, path: str) -> ChatMessage:
+        if not isinstance(value, dict):
+            raise wrong_type(path, "an object", value)
+        read = read_fields(value, MESSAGE_FIELDS, path=f"{path}.", required=("role",))
+        role = ROLES.get(read["role"])
+        if role is None:
+            known = ", ".join(ROLES)
+            raise InvalidRequestError(
+                f"'{path}.role' must be one of {known}.", param=f"{path}.role"
+            )
+        if read.get("images") and role not in ("user", "tool"):
+            raise UnsupportedParameterError(
+                f"{path}.images", "only turns of the user and of tools have images"
+            )
+        if role == "assistant":
+            return self._assistant(read, path)
+        if "tool_calls" in read:
+            raise InvalidRequestError(
+                f"'{path}.tool_calls' is only allowed in turns of the assistant.",
+                param=f"{path}.tool_calls",
+            )
+        if "content" not in read:
+            raise MissingParameterError(f"{path}.content")
+        if role == "tool":
+            return self._result(read)
+        return ChatMessage(role=role, content=read["content"], parts=seen(read, "content"))
+
+    def _assistant(self, read: dict[str, Any], path: str) -> ChatMessage:
+        if not {"content", "thinking", "tool_calls"} & read.keys():
+            raise MissingParameterError(f"{path}.content")
+        calls = [self._call(call) for call in read.get("tool_calls", [])]
+        content = read.get("content", "")
+        return ChatMessage(
+            role="assistant",
+            content=content if content or not calls else None,
+            tool_calls=calls,
+            reasoning=read.get("thinking") or None,
+        )
+
+    def _call(self, call: dict[str, Any]) -> ToolCall:
+        self._num_calls += 1
+        made = ToolCall(
+            id=call.get("id") or f"call_{self._num_calls}",
+            name=call["function"]["name"],
+            arguments=orjson.dumps(call["function"]["arguments"]).decode(),
+        )
+        self._open.append(made)
+        return made
+
+    def _result(self, read: dict[str, Any]) -> ChatMessage:
+        name = read.get("tool_name") or read.get("name") or None
+        call_id = read.get("tool_call_id") or None
+        answered = self._answered(name, call_id)
+        if answered is not None:
+            self._open.remove(answered)
+            name, call_id = name or answered.name, answered.id
+        return ChatMessage(
+            role="tool",
+            content=read["content"],
+            name=name,
+            tool_call_id=call_id,
+            parts=seen(read, "content"),
+        )
+
+    def _answered(self, name: str | None, call_id: str | None) -> ToolCall | None:
+        """``None``: it answers no call of this conversation."""
+        for call in self._open:
+            if call.id == call_id if call_id is not None else name in (None, call.name):
+                return call
+        return None
+
 
 FIELDS = table(
     *SHARED_FIELDS,
@@ -120,3 +276,40 @@ def request_of(
         shape=Shape(model=read["model"], is_chat=is_chat),
         only_loads=only_loads,
     )
+
+
+GENERATE_FIELDS = table(
+    *SHARED_FIELDS,
+    honoured("prompt", text(), "Text; none: the model is loaded, and nothing answered."),
+    honoured("system", text(), "A system turn before it."),
+    honoured("raw", flag, "true: the prompt as it is, without the chat template."),
+    neutral("suffix", only("", reason="text is not inserted"), '""'),
+    neutral("template", only("", reason="the model's own template is used"), '""'),
+    neutral("context", only([], reason="use /api/chat with the turns themselves"), "[]"),
+    IMAGES,
+    refused("width", "images are not generated"),
+    refused("height", "images are not generated"),
+    refused("steps", "images are not generated"),
+)
+
+
+def parse_generate(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    read = read_fields(read_json_object(body), GENERATE_FIELDS, required=("model",))
+    prompt: str = read.get("prompt", "")
+    if read.get("raw", False) and (prompt or read.get("images")):
+        _check_raw(read)
+        return request_of(read, TextInput(texts=[prompt]), is_chat=False, only_loads=False)
+    turns = [ChatMessage(role="user", content=prompt, parts=seen(read, "prompt"))]
+    if system := read.get("system", ""):
+        turns.insert(0, ChatMessage(role="system", content=system))
+    chat = chat_input(read, turns)
+    return request_of(read, chat, is_chat=False, only_loads=not prompt and not turns[-1].images)
+
+
+def _check_raw(read: dict[str, Any]) -> None:
+    for name in ("system", "think", "images"):
+        if read.get(name):
+            raise InvalidRequestError(
+                f"'{name}' is for the chat template, which 'raw' leaves out.", param=name
+            )

@@ -25,7 +25,7 @@ from inference.wire.common.fields import (
     wrong_type,
 )
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
-from inference.wire.openai.sampling import (
+from inference.wire.openai.fields import (
     MAX_MODEL_NAME_CHARS,
     MAX_REPETITION_PENALTY,
     MAX_TOKENS,

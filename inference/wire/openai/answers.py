@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any
@@ -15,13 +17,14 @@ from inference.protocol.events import (
     Event,
     Finished,
     FinishReason,
+    PromptScored,
+    RankedToken,
     ReasoningDelta,
     ToolCallDelta,
     ToolCallStarted,
     Usage,
 )
 from inference.wire.dialect import Encoder
-from inference.wire.openai.obfuscation import Obfuscated
 
 LEAST_LOGPROB = -9999.0
 """The API's value for minus infinity, which JSON lacks."""
@@ -179,3 +182,65 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 def finish_reason(reason: FinishReason) -> str:
     """A full context is ``length`` to this API, as ``max_tokens`` is."""
     return "length" if reason == "context" else reason
+
+
+BLOCK_BYTES = 64
+"""The size of a padded block, more than most tokens and their escapes take."""
+FRAME_END = b"\n\n"
+OBJECT_END = b"}"
+FIELD = b',"obfuscation":"%b"}'
+
+
+class Obfuscated:
+    """A stream encoder whose chunks are padded. ``marks``: what a frame holds that is to be."""
+
+    def __init__(self, encoder: Encoder, *, marks: bytes) -> None:
+        self._encoder = encoder
+        self._marks = marks
+
+    def encode(self, event: Event) -> bytes:
+        return padded(self._encoder.encode(event), marks=self._marks)
+
+
+def padded(frames: bytes, *, marks: bytes) -> bytes:
+    if not frames:
+        return b""
+    each = frames.split(FRAME_END)
+    return FRAME_END.join([_padded(frame) if marks in frame else frame for frame in each])
+
+
+def _padded(frame: bytes) -> bytes:
+    body = frame.removesuffix(OBJECT_END)
+    num_bytes = -(len(body) + len(FIELD) - len(b"%b") + len(FRAME_END)) % BLOCK_BYTES
+    return body + FIELD % _noise(frame, num_bytes)
+
+
+def _noise(frame: bytes, num_bytes: int) -> bytes:
+    """Letters and digits that do not compress."""
+    return base64.urlsafe_b64encode(hashlib.shake_128(frame).digest(num_bytes))[:num_bytes]
+
+
+class PromptLogprobs:
+    """Put together as the events come, already as JSON: there are many of them."""
+
+    def __init__(self, num_prompts: int) -> None:
+        self._positions: list[list[bytes]] = [[b"null"] for _ in range(num_prompts)]
+
+    def add(self, event: PromptScored) -> None:
+        self._positions[event.prompt_index] += map(_position, event.tokens)
+
+    def of_prompt(self, prompt_index: int) -> orjson.Fragment:
+        return orjson.Fragment(b"[" + b",".join(self._positions[prompt_index]) + b"]")
+
+
+def _position(tokens: list[RankedToken]) -> bytes:
+    return orjson.dumps(
+        {
+            str(token.token_id): {
+                "logprob": max(token.logprob, LEAST_LOGPROB),
+                "rank": token.rank,
+                "decoded_token": token.text,
+            }
+            for token in tokens
+        }
+    )

@@ -31,8 +31,7 @@ from inference.wire.common.fields import (
 )
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
-from inference.wire.openai.prompts import prompts
-from inference.wire.openai.sampling import USER, end_user_of
+from inference.wire.openai.fields import USER, end_user_of, prompts
 
 MAX_INPUTS = 2048
 MAX_CUT = 2**31 - 1

@@ -10,9 +10,11 @@ text, as it is of our own models. Tokens that the upstream does not count are es
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import orjson
 
 from inference.protocol.events import (
@@ -46,6 +48,25 @@ class UpstreamErrorObject(Exception):  # noqa: N818 - an answer as well
     def __init__(self, error: Any) -> None:
         super().__init__("an error object")
         self.error = error
+
+
+class MayFail(Protocol):
+    error: Any
+
+
+AnyAnswer = TypeVar("AnyAnswer", bound=MayFail)
+
+
+def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -> AnyAnswer:
+    """``otherwise``: what the bytes are where they cannot be decoded. Raises
+    ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+    try:
+        found = decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpstreamFaultError(otherwise) from error
+    if found.error is not None:
+        raise UpstreamErrorObject(found.error)
+    return found
 
 
 class AnswerReader(Protocol):

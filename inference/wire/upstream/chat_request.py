@@ -21,9 +21,7 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.protocol.images import ImageRef
-from inference.wire.upstream.calls import tool_of
-from inference.wire.upstream.sending import Sending
-from inference.wire.upstream.untranslated import refuse, refuse_format, refuse_unknown
+from inference.wire.upstream.sending import Sending, refuse, refuse_format, refuse_unknown, tool_of
 
 CHAT_PATH, COMPLETIONS_PATH = "/chat/completions", "/completions"
 NEW_NAME_HOSTS = ("api.openai.com", ".openai.azure.com")

@@ -1,35 +1,40 @@
-"""The dialects in which requests are sent to upstreams, by name. Pure.
+"""How requests are sent to upstreams, and their answers read, in each dialect. Pure.
 
-A new one is a file for its requests, one for its answers, a function and a line here.
+A new dialect is a file for its requests, one for its answers, and a case here. How many tokens a
+prompt has is asked at Anthropic's own path, or at vLLM's /tokenize, which helexa and SGLang have
+too. Sources: https://docs.anthropic.com/en/api/messages-count-tokens and
+https://docs.vllm.ai/en/latest/serving/online_serving (Tokenizer API).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+import orjson
+
+from inference.protocol.events import Event
 from inference.protocol.generation import EmbeddingRequest, GenerationRequest, TokenCountRequest
-from inference.wire.upstream import (
-    chat_request,
-    embeddings,
-    messages_request,
-    ollama_embed,
-    ollama_request,
-    token_counts,
+from inference.wire.upstream import chat_request, embeddings, messages_request, ollama
+from inference.wire.upstream.answer_events import (
+    AnswerEvents,
+    AnswerReader,
+    UpstreamFaultError,
+    decoded,
+    tokens_of,
 )
-from inference.wire.upstream.answer_events import AnswerEvents, AnswerReader
 from inference.wire.upstream.chat_events import ChatEvents
-from inference.wire.upstream.embeddings import EmbeddingsReader
 from inference.wire.upstream.frames import FrameReader, LinesReader, SseReader
 from inference.wire.upstream.messages_events import MessagesEvents
-from inference.wire.upstream.ollama_embed import EmbedReader
-from inference.wire.upstream.ollama_events import OllamaEvents
 from inference.wire.upstream.sending import Sending
-from inference.wire.upstream.token_counts import TokenCountReader
 
 EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
 JSON = "application/json"
 Forwarded = GenerationRequest | EmbeddingRequest | TokenCountRequest
+EMBEDDING_DIALECTS = ("openai", "ollama")
+TOKEN_COUNT_DIALECTS = ("openai", "anthropic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +46,49 @@ class Exchange:
     is_unversioned: bool = False
     body: bytes
     reader_of: Callable[[AnswerEvents], AnswerReader]
-    content_type: str
+    content_type: str = JSON
     """The content type of an answer as it is asked for. An answer of another type is read whole, as
     JSON is."""
-    frames: Callable[[], FrameReader]
+    frames: Callable[[], FrameReader] = LinesReader
 
 
-def _chat(request: GenerationRequest, sending: Sending) -> Exchange:
+def is_forwarded(dialect: str, request: Forwarded) -> bool:
+    """Whether such requests are sent to upstreams of that dialect."""
+    match request:
+        case EmbeddingRequest():
+            return dialect in EMBEDDING_DIALECTS
+        case TokenCountRequest():
+            return dialect in TOKEN_COUNT_DIALECTS
+    return True
+
+
+def exchange_of(dialect: str, request: Forwarded, sending: Sending) -> Exchange:
+    """Raises ``ApiError`` for fields that are not translated."""
+    match request:
+        case EmbeddingRequest():
+            return _embeddings(dialect, request, sending)
+        case TokenCountRequest():
+            return _token_count(dialect, request, sending)
+    return _generation(dialect, request, sending)
+
+
+def _generation(dialect: str, request: GenerationRequest, sending: Sending) -> Exchange:
     wants_logprobs = request.sampling.top_logprobs is not None
+    if dialect == "anthropic":
+        return Exchange(
+            path=messages_request.PATH,
+            body=messages_request.body_of(request, sending),
+            reader_of=MessagesEvents,
+            content_type=EVENT_STREAM,
+            frames=SseReader,
+        )
+    if dialect == "ollama":
+        return Exchange(
+            path=ollama.path_of(request),
+            body=ollama.body_of(request, sending),
+            reader_of=lambda answer: ollama.OllamaEvents(answer, wants_logprobs=wants_logprobs),
+            content_type=JSON_LINES,
+        )
     return Exchange(
         path=chat_request.path_of(request),
         body=chat_request.body_of(request, sending),
@@ -58,100 +98,59 @@ def _chat(request: GenerationRequest, sending: Sending) -> Exchange:
     )
 
 
-def _messages(request: GenerationRequest, sending: Sending) -> Exchange:
+def _embeddings(dialect: str, request: EmbeddingRequest, sending: Sending) -> Exchange:
+    if dialect == "ollama":
+        return Exchange(
+            path=embeddings.OLLAMA_PATH,
+            body=embeddings.ollama_body(request, sending),
+            reader_of=lambda answer: embeddings.OllamaVectorsReader(answer, request),
+        )
     return Exchange(
-        path=messages_request.PATH,
-        body=messages_request.body_of(request, sending),
-        reader_of=MessagesEvents,
-        content_type=EVENT_STREAM,
-        frames=SseReader,
+        path=embeddings.OPENAI_PATH,
+        body=embeddings.openai_body(request, sending),
+        reader_of=lambda answer: embeddings.OpenAIVectorsReader(answer, request),
     )
 
 
-def _ollama(request: GenerationRequest, sending: Sending) -> Exchange:
-    wants_logprobs = request.sampling.top_logprobs is not None
-    return Exchange(
-        path=ollama_request.path_of(request),
-        body=ollama_request.body_of(request, sending),
-        reader_of=lambda answer: OllamaEvents(answer, wants_logprobs=wants_logprobs),
-        content_type=JSON_LINES,
-        frames=LinesReader,
+def _token_count(dialect: str, request: TokenCountRequest, sending: Sending) -> Exchange:
+    counted = GenerationRequest(
+        model=request.model, input=request.input, output_format=request.output_format
     )
-
-
-def _embeddings(request: EmbeddingRequest, sending: Sending) -> Exchange:
+    if dialect == "anthropic":
+        return Exchange(
+            path="/v1/messages/count_tokens",
+            body=orjson.dumps(messages_request.prompt_of(counted, sending)),
+            reader_of=lambda answer: TokenCountReader(answer, "input_tokens"),
+        )
+    prompt = chat_request.rendered_of(counted, sending)
     return Exchange(
-        path=embeddings.PATH,
-        body=embeddings.body_of(request, sending),
-        reader_of=lambda answer: EmbeddingsReader(answer, request),
-        content_type=JSON,
-        frames=LinesReader,
-    )
-
-
-def _ollama_embed(request: EmbeddingRequest, sending: Sending) -> Exchange:
-    return Exchange(
-        path=ollama_embed.PATH,
-        body=ollama_embed.body_of(request, sending),
-        reader_of=lambda answer: EmbedReader(answer, request),
-        content_type=JSON,
-        frames=LinesReader,
-    )
-
-
-def _messages_count(request: TokenCountRequest, sending: Sending) -> Exchange:
-    return Exchange(
-        path=token_counts.MESSAGES_PATH,
-        body=token_counts.messages_body(request, sending),
-        reader_of=lambda answer: TokenCountReader(answer, token_counts.MESSAGES_COUNT),
-        content_type=JSON,
-        frames=LinesReader,
-    )
-
-
-def _tokenize_count(request: TokenCountRequest, sending: Sending) -> Exchange:
-    return Exchange(
-        path=token_counts.TOKENIZE_PATH,
+        path="/tokenize",
         is_unversioned=True,
-        body=token_counts.tokenize_body(request, sending),
-        reader_of=lambda answer: TokenCountReader(answer, token_counts.TOKENIZE_COUNT),
-        content_type=JSON,
-        frames=LinesReader,
+        body=orjson.dumps({"model": sending.model, **prompt}),
+        reader_of=lambda answer: TokenCountReader(answer, "count"),
     )
 
 
-GENERATION: Mapping[str, Callable[[GenerationRequest, Sending], Exchange]] = {
-    "openai": _chat,
-    "anthropic": _messages,
-    "ollama": _ollama,
-}
-EMBEDDING: Mapping[str, Callable[[EmbeddingRequest, Sending], Exchange]] = {
-    "openai": _embeddings,
-    "ollama": _ollama_embed,
-}
+class Count(msgspec.Struct):
+    input_tokens: Any = None
+    count: Any = None
+    error: Any = None
 
 
-TOKEN_COUNT: Mapping[str, Callable[[TokenCountRequest, Sending], Exchange]] = {
-    "openai": _tokenize_count,
-    "anthropic": _messages_count,
-}
+_decode_count = msgspec.json.Decoder(Count).decode
 
 
-def is_forwarded(dialect: str, request: Forwarded) -> bool:
-    """Whether such requests are sent to upstreams of that dialect."""
-    match request:
-        case EmbeddingRequest():
-            return dialect in EMBEDDING
-        case TokenCountRequest():
-            return dialect in TOKEN_COUNT
-    return True
+class TokenCountReader:
+    """An ``AnswerReader``. ``name``: the field that has the number."""
 
+    def __init__(self, answer: AnswerEvents, name: str) -> None:
+        self._answer = answer
+        self._name = name
 
-def exchange_of(dialect: str, request: Forwarded, sending: Sending) -> Exchange:
-    """Raises ``ApiError`` for fields that are not translated."""
-    match request:
-        case EmbeddingRequest():
-            return EMBEDDING[dialect](request, sending)
-        case TokenCountRequest():
-            return TOKEN_COUNT[dialect](request, sending)
-    return GENERATION[dialect](request, sending)
+    def read(self, data: bytes) -> list[Event]:
+        found = decoded(_decode_count, data, "something else than a number of tokens")
+        counted = tokens_of(msgspec.structs.asdict(found), self._name)
+        if counted is None:  # llama-server's /tokenize, which reads no chat, answers so
+            raise UpstreamFaultError("no number of tokens")
+        self._answer.count(counted)
+        return self._answer.take()

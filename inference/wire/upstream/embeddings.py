@@ -1,27 +1,81 @@
-"""Embeddings of an upstream of OpenAI's dialect: the body, and its answer as our event. Pure.
+"""Embeddings of an upstream: the body, and its answer as our event. Pure.
 
-Vectors are asked for as base64 of float32, which is a quarter of the text. Source:
-https://platform.openai.com/docs/api-reference/embeddings.
+    numbers, or base64 of float32 ─▶ one for each input, of one length ─▶ embed
+
+Of OpenAI's dialect vectors are asked for as base64, which is a quarter of the text.
+Sources: https://platform.openai.com/docs/api-reference/embeddings, https://docs.ollama.com/api/embed.
 """
 
 from __future__ import annotations
 
+import binascii
+from base64 import b64decode
 from typing import Any
 
 import msgspec
+import numpy as np
 import orjson
 
-from inference.protocol.events import Event
-from inference.protocol.generation import EmbeddingRequest
+from inference.protocol.events import Event, Usage
+from inference.protocol.generation import EmbeddingRequest, TextInput, TokensInput
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
     UpstreamFaultError,
+    decoded,
     tokens_of,
 )
-from inference.wire.upstream.sending import Sending
-from inference.wire.upstream.vectors import Given, answer_of, embedded, inputs_of
+from inference.wire.upstream.sending import Sending, refuse
 
-PATH = "/embeddings"
+MAX_DIMENSIONS = 2**20
+FLOAT32_BYTES = 4
+NO_VECTORS = "something else than vectors"
+Given = str | list[float]
+"""Base64 of float32, little-endian, or numbers."""
+
+
+def embedded(
+    answer: AnswerEvents, request: EmbeddingRequest, given: list[Given], tokens: int | None
+) -> list[Event]:
+    """``given``: in the inputs' order. ``tokens``: as the upstream counts them; ``None``: it does
+    not. Raises ``UpstreamFaultError``."""
+    vectors = [_vector(one) for one in given]
+    if len(vectors) != len(inputs_of(request)):
+        raise UpstreamFaultError("another number of vectors than of inputs")
+    if len({len(vector) for vector in vectors}) > 1:
+        raise UpstreamFaultError("vectors of several lengths")
+    if request.dimensions not in (None, len(vectors[0]) // FLOAT32_BYTES):
+        raise UpstreamFaultError("vectors of other dimensions than were asked for")
+    if tokens is not None:
+        answer.reported_usage = Usage(prompt_tokens=tokens, completion_tokens=0)
+    answer.accept()
+    answer.embed(vectors)
+    return answer.take()
+
+
+def inputs_of(request: EmbeddingRequest) -> list[str] | list[list[int]]:
+    match request.input:
+        case TextInput(texts=texts):
+            return texts
+        case TokensInput(prompts=prompts):
+            return prompts
+
+
+def _vector(given: Given) -> bytes:
+    """float32, little-endian. Raises ``UpstreamFaultError``."""
+    if isinstance(given, str):
+        try:
+            numbers = np.frombuffer(b64decode(given, validate=True), dtype="<f4")
+        except (binascii.Error, ValueError) as error:
+            raise UpstreamFaultError("a vector of another form") from error
+    else:
+        with np.errstate(over="ignore"):
+            numbers = np.array(given, dtype="<f4")
+    if not 0 < len(numbers) <= MAX_DIMENSIONS or not np.isfinite(numbers).all():
+        raise UpstreamFaultError("a vector of no numbers")
+    return numbers.tobytes()
+
+
+OPENAI_PATH = "/embeddings"
 
 
 class Item(msgspec.Struct):
@@ -29,16 +83,16 @@ class Item(msgspec.Struct):
     index: int | None = None
 
 
-class Answer(msgspec.Struct):
+class OpenAIVectors(msgspec.Struct):
     data: list[Item] | None = None
     usage: Any = None
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(Answer).decode
+_decode_openai = msgspec.json.Decoder(OpenAIVectors).decode
 
 
-def body_of(request: EmbeddingRequest, sending: Sending) -> bytes:
+def openai_body(request: EmbeddingRequest, sending: Sending) -> bytes:
     """An input that may be cut is sent whole, and the upstream cuts it or refuses it. One to be cut
     to a number of tokens has vLLM's name for that."""
     body: dict[str, Any] = {
@@ -53,7 +107,7 @@ def body_of(request: EmbeddingRequest, sending: Sending) -> bytes:
     return orjson.dumps(body)
 
 
-class EmbeddingsReader:
+class OpenAIVectorsReader:
     """An ``AnswerReader``."""
 
     def __init__(self, answer: AnswerEvents, request: EmbeddingRequest) -> None:
@@ -62,7 +116,7 @@ class EmbeddingsReader:
 
     def read(self, data: bytes) -> list[Event]:
         """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
-        found = answer_of(_decode, data)
+        found = decoded(_decode_openai, data, NO_VECTORS)
         vectors = _in_order(found.data or [])
         tokens = tokens_of(found.usage, "prompt_tokens")
         return embedded(self._answer, self._request, vectors, tokens)
@@ -76,3 +130,50 @@ def _in_order(items: list[Item]) -> list[Given]:
     if set(placed) != set(range(len(items))):
         raise UpstreamFaultError("vectors of other inputs")
     return [placed[index] for index in range(len(items))]
+
+
+OLLAMA_PATH = "/api/embed"
+
+
+class OllamaVectors(msgspec.Struct):
+    embeddings: list[Given] | None = None
+    prompt_eval_count: Any = None
+    error: Any = None
+
+
+_decode_ollama = msgspec.json.Decoder(OllamaVectors).decode
+
+
+def ollama_body(request: EmbeddingRequest, sending: Sending) -> bytes:
+    """Ollama cuts inputs that are too long unless it is asked not to. Raises
+    ``UnsupportedParameterError``."""
+    refuse(
+        {
+            "input": not isinstance(request.input, TextInput),
+            "truncate_prompt_tokens": request.max_input_tokens is not None,
+        }
+    )
+    body: dict[str, Any] = {
+        "model": sending.model,
+        "input": inputs_of(request),
+        "truncate": request.cuts_inputs,
+    }
+    if request.dimensions is not None:
+        body["dimensions"] = request.dimensions
+    if sending.context_tokens is not None:
+        body["options"] = {"num_ctx": sending.context_tokens}
+    return orjson.dumps(body)
+
+
+class OllamaVectorsReader:
+    """An ``AnswerReader``."""
+
+    def __init__(self, answer: AnswerEvents, request: EmbeddingRequest) -> None:
+        self._answer = answer
+        self._request = request
+
+    def read(self, data: bytes) -> list[Event]:
+        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+        found = decoded(_decode_ollama, data, NO_VECTORS)
+        tokens = tokens_of(msgspec.structs.asdict(found), "prompt_eval_count")
+        return embedded(self._answer, self._request, found.embeddings or [], tokens)

@@ -20,6 +20,7 @@ from inference.wire.upstream.answer_events import (
     AnswerEvents,
     UpstreamErrorObject,
     UpstreamFaultError,
+    decoded,
     tokens_of,
 )
 
@@ -89,11 +90,8 @@ class MessagesEvents:
 
     def read(self, data: bytes) -> list[Event]:
         """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
-        try:
-            event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UpstreamFaultError("what is no event of a message") from error
-        if event.type == "error" or event.error is not None:
+        event = decoded(_decode, data, "what is no event of a message")
+        if event.type == "error":
             raise UpstreamErrorObject(event.error)
         match event.type:
             case "message_start":

@@ -19,7 +19,7 @@ from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.chat.answers import Reasoning
-from inference.wire.openai.prompts import token_ids
+from inference.wire.openai.fields import token_ids
 
 ANY_MODEL = ""
 """The only one that there is."""

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from helexa_site.web.api_reference import calls, reads
-from inference.wire.openai.passed.endpoints import ENDPOINTS
+from inference.wire.openai.passed.request import ENDPOINTS
 from inference.wire.openapi import CALLS, DIALECTS, document
 
 pytestmark = pytest.mark.django_db

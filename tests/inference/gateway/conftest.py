@@ -25,7 +25,7 @@ from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses import store as response_store
 from inference.wire.errors import ApiError, ModelNotFoundError
-from inference.wire.ollama.pull import PullRequest, PullState
+from inference.wire.ollama.models import PullRequest, PullState
 from metering.actor import Actor
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger

@@ -22,7 +22,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.responses.store import ResponseStore
 from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import Submit
-from inference.wire.openai.passed.endpoints import ENDPOINTS
+from inference.wire.openai.passed.request import ENDPOINTS
 from metering.principal import Principal
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.conftest import MakeClient

@@ -29,15 +29,13 @@ from inference.wire.errors import ApiError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors
-from inference.wire.ollama import generate as ollama_generate
+from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.completions import request as openai_completions
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import rerank
-from inference.wire.vllm import score as vllm_score
 from tests.inference.wire import golden_batches
 from tests.inference.wire.golden_cases import GoldenCase, cases_of, lines_of, regenerate
 
@@ -46,13 +44,13 @@ DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "anthropic_messages": (anthropic_messages.parse, anthropic_errors),
     "ollama_chat": (ollama_chat.parse, ollama_errors),
     "ollama_embed": (ollama_embed.parse, ollama_errors),
-    "ollama_generate": (ollama_generate.parse, ollama_errors),
+    "ollama_generate": (ollama_chat.parse_generate, ollama_errors),
     "openai_chat": (openai_chat.parse, openai_errors),
     "openai_completions": (openai_completions.parse, openai_errors),
     "openai_embeddings": (openai_embeddings.parse, openai_errors),
     "openai_responses": (openai_responses.parse, openai_responses_errors),
     "rerank": (rerank.parse, openai_errors),
-    "vllm_score": (vllm_score.parse, openai_errors),
+    "vllm_score": (rerank.parse_score, openai_errors),
 }
 UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings", "rerank", "vllm_score"})
 JSON_LINES = frozenset({"ollama_chat", "ollama_generate"})

@@ -30,8 +30,8 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.wire.dialect import RequestContext
+from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.completions import request as openai_completions
 from tests.cases import each_case
 
 R = "r"

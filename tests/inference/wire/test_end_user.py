@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.completions import request as openai_completions
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.vllm import rerank, score
+from inference.wire.vllm import rerank
 from tests.cases import each_case
 
 TURNS = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -29,7 +29,7 @@ USER = {"user": "ann"}
         (openai_responses.parse, {"input": "Hi", "safety_identifier": "ann"}),
         (anthropic_messages.parse, TURNS | {"max_tokens": 5, "metadata": {"user_id": "ann"}}),
         (openai_embeddings.parse, {"input": "Hi"} | USER),
-        (score.parse, {"text_1": "a", "text_2": "b"} | USER),
+        (rerank.parse_score, {"text_1": "a", "text_2": "b"} | USER),
         (rerank.parse, {"query": "a", "documents": ["b"]} | USER),
     ],
 )

@@ -12,17 +12,17 @@ from inference.wire.anthropic.messages import FIELDS as MESSAGES_FIELDS
 from inference.wire.common.batch_lines import LINE_FIELDS
 from inference.wire.common.fields import Field, Support
 from inference.wire.ollama.chat import FIELDS as OLLAMA_CHAT_FIELDS
+from inference.wire.ollama.chat import GENERATE_FIELDS as OLLAMA_GENERATE_FIELDS
 from inference.wire.ollama.chat import NESTED_FIELDS as OLLAMA_NESTED_FIELDS
 from inference.wire.ollama.embed import FIELDS as OLLAMA_EMBED_FIELDS
-from inference.wire.ollama.generate import FIELDS as OLLAMA_GENERATE_FIELDS
 from inference.wire.openai.batches import BATCH_FIELDS
 from inference.wire.openai.chat.request import FIELDS as CHAT_FIELDS
 from inference.wire.openai.chat.request import NESTED_FIELDS
-from inference.wire.openai.completions.request import FIELDS as COMPLETION_FIELDS
+from inference.wire.openai.completions import FIELDS as COMPLETION_FIELDS
 from inference.wire.openai.embeddings import FIELDS as EMBEDDING_FIELDS
 from inference.wire.openai.responses.request import FIELDS as RESPONSES_FIELDS
 from inference.wire.vllm.rerank import FIELDS as RERANK_FIELDS
-from inference.wire.vllm.score import FIELDS as SCORE_FIELDS
+from inference.wire.vllm.rerank import SCORE_FIELDS as SCORE_FIELDS
 from tests.cases import each_case
 from tests.inference.wire import golden_batches
 from tests.inference.wire.golden import DIALECTS, OPTIONAL, Case, cases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.passed.endpoints import ENDPOINTS
+from inference.wire.openai.passed.request import ENDPOINTS
 from inference.wire.openapi import document, types_of
 
 PASSED = {endpoint.path for endpoint in ENDPOINTS}

@@ -19,9 +19,9 @@ from inference.protocol.generation import (
 from inference.wire.anthropic import messages as anthropic_messages
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
+from inference.wire.openai import completions as openai_completions
 from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.chat import request as openai_chat
-from inference.wire.openai.completions import request as openai_completions
 from inference.wire.openai.responses import request as openai_responses
 from tests.cases import each_case
 

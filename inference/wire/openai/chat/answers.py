@@ -32,12 +32,12 @@ from inference.protocol.generation import GenerationRequest
 from inference.wire.openai.answers import (
     LEAST_LOGPROB,
     Chunks,
+    PromptLogprobs,
     UsageReporting,
     body_parts,
     finish_reason,
     head_of,
 )
-from inference.wire.openai.prompt_logprobs import PromptLogprobs
 
 
 class Reasoning(StrEnum):

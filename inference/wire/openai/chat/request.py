@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, ToolChoice
-from inference.wire.common.answer_start import without_answer_start
 from inference.wire.common.fields import (
     Field,
     flag,
@@ -29,9 +28,10 @@ from inference.wire.common.fields import (
     table,
     text,
 )
+from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
-from inference.wire.openai import sampling as openai_sampling
+from inference.wire.openai import fields as openai_fields
 from inference.wire.openai.answers import (
     Chunks,
     UsageReporting,
@@ -47,7 +47,7 @@ from inference.wire.openai.chat.messages import (
     PREDICTION_FIELDS,
     messages,
 )
-from inference.wire.openai.extensions import NEUTRAL_FIELDS
+from inference.wire.openai.fields import NEUTRAL_FIELDS, SAFETY_IDENTIFIER, end_user_of
 from inference.wire.openai.formats import (
     FORMAT_FIELDS,
     OUTPUT_FIELDS,
@@ -56,7 +56,6 @@ from inference.wire.openai.formats import (
     check_with_tools,
     output_format,
 )
-from inference.wire.openai.sampling import SAFETY_IDENTIFIER, end_user_of
 
 MAX_TOP_LOGPROBS = 20
 THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -67,7 +66,7 @@ INLINE_REASONING_HEADER = "x-include-thinking"
 
 PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
 FIELDS = table(
-    *openai_sampling.SHARED_FIELDS,
+    *openai_fields.SHARED_FIELDS,
     *NEUTRAL_FIELDS,
     honoured("messages", messages, "At least one turn; text only."),
     honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
@@ -94,10 +93,10 @@ FIELDS = table(
         "Extension; what the model thinks, as reasoning_content. Header x-include-thinking: "
         "inside content instead.",
     ),
-    honoured("max_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
+    honoured("max_tokens", integer(1, openai_fields.MAX_TOKENS), "At least 1."),
     honoured(
         "max_completion_tokens",
-        integer(1, openai_sampling.MAX_TOKENS),
+        integer(1, openai_fields.MAX_TOKENS),
         "The newer name of max_tokens.",
     ),
     honoured("logprobs", flag, "Log probabilities of the output tokens."),
@@ -113,7 +112,7 @@ FIELDS = table(
         flag,
         "Extension; false: the prompt ends with the last turn, unless that starts the answer.",
     ),
-    neutral("metadata", openai_sampling.metadata, "Labels; kept nowhere."),
+    neutral("metadata", openai_fields.metadata, "Labels; kept nowhere."),
     SAFETY_IDENTIFIER,
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content, without a key."),
     neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
@@ -153,7 +152,7 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "response_format": FORMAT_FIELDS,
     "json_schema": SCHEMA_FIELDS,
     "structured_outputs": STRUCTURED_FIELDS,
-    "stream_options": openai_sampling.STREAM_OPTION_FIELDS,
+    "stream_options": openai_fields.STREAM_OPTION_FIELDS,
     "prompt_cache_options": PROMPT_CACHE_FIELDS,
     "cache_control": openai_tools.CACHE_CONTROL_FIELDS,
 }
@@ -190,7 +189,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     generation = GenerationRequest(
         model=read["model"],
         input=chat,
-        sampling=openai_sampling.sampling_options(
+        sampling=openai_fields.sampling_options(
             read, max_tokens=_max_tokens(read), top_logprobs=_top_logprobs(read)
         ),
         stop=read.get("stop", []),
@@ -203,8 +202,8 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     return ChatRequest(
         generation=generation,
         stream=read.get("stream", False),
-        usage=openai_sampling.usage_reporting(read, context),
-        pads_chunks=openai_sampling.pads_chunks(read),
+        usage=openai_fields.usage_reporting(read, context),
+        pads_chunks=openai_fields.pads_chunks(read),
         reasoning=reasoning,
     )
 
@@ -253,7 +252,7 @@ def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessa
 
 
 def _shown_reasoning(read: dict[str, Any], context: RequestContext) -> Reasoning:
-    if openai_sampling.flag_header(context, INLINE_REASONING_HEADER):
+    if openai_fields.flag_header(context, INLINE_REASONING_HEADER):
         return Reasoning.INLINE
     return Reasoning.FIELD if read.get("include_reasoning", False) else Reasoning.HIDDEN
 

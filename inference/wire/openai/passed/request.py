@@ -9,9 +9,10 @@ Read are the model, the end user, and what the request is metered by.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,8 +23,6 @@ from inference.wire.errors import (
     InvalidTypeError,
     MissingParameterError,
 )
-from inference.wire.openai.passed.audio import HEAD_BYTES, audio_length
-from inference.wire.openai.passed.endpoints import PassedEndpoint
 from inference.wire.openai.passed.form import Form
 
 MAX_MODEL_NAME_CHARS = 256
@@ -144,3 +143,96 @@ def _number(value: str | None) -> int | None:
     if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise InvalidRequestError("'n' must be a whole number.", param="n")
     return int(value)
+
+
+PassedTask = Literal["transcription", "speech", "images", "moderation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedEndpoint:
+    path: str
+    task: PassedTask
+    """The task of the models that answer it."""
+    is_form: bool
+    """The body is multipart/form-data, else a JSON object."""
+
+
+ENDPOINTS = (
+    PassedEndpoint(path="/v1/audio/transcriptions", task="transcription", is_form=True),
+    PassedEndpoint(path="/v1/audio/translations", task="transcription", is_form=True),
+    PassedEndpoint(path="/v1/audio/speech", task="speech", is_form=False),
+    PassedEndpoint(path="/v1/images/generations", task="images", is_form=False),
+    PassedEndpoint(path="/v1/images/edits", task="images", is_form=True),
+    PassedEndpoint(path="/v1/images/variations", task="images", is_form=True),
+    PassedEndpoint(path="/v1/moderations", task="moderation", is_form=False),
+)
+
+_AUDIO = ("file", "The audio, as a file; its length is what is charged.")
+_IMAGES = ("n", "How many images; 1 to 10, and 1 by default.")
+METERED_FIELDS = {
+    "/v1/audio/transcriptions": (_AUDIO,),
+    "/v1/audio/translations": (_AUDIO,),
+    "/v1/audio/speech": (("input", "The text; its characters are what is charged."),),
+    "/v1/images/generations": (_IMAGES,),
+    "/v1/images/edits": (_IMAGES,),
+    "/v1/images/variations": (_IMAGES,),
+}
+"""What each request is metered by, by path: names of fields and notes. All others are the
+upstream's."""
+
+
+def paths_of(task: str) -> str:
+    """The paths of a task, in words; empty: the task is not passed through."""
+    return ", ".join(one.path for one in ENDPOINTS if one.task == task)
+
+
+HEAD_BYTES = 64 * 1024
+"""The number of a file's first bytes that are looked at."""
+LEAST_BYTES_A_SECOND = 500
+"""4 kbit/s: Opus begins at 6, AMR at 4.75."""
+USUAL_BYTES_A_SECOND = 8_000
+"""64 kbit/s, at which much speech is kept: the estimate where no upstream reports a length."""
+SAMPLES = frozenset({1, 3, 0xFFFE})
+"""WAV formats that are not compressed: integers, floats, and either by a longer description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioLength:
+    """The length of an audio file in whole seconds, rounded up."""
+
+    most_s: int
+    likely_s: int
+    is_exact: bool
+
+
+def audio_length(head: bytes, num_bytes: int) -> AudioLength:
+    """``head``: the file's first bytes, up to ``HEAD_BYTES``, of ``num_bytes``."""
+    samples = _samples(head)
+    if samples is not None:
+        rate, begin = samples
+        exact_s = max(1, -(-(num_bytes - begin) // rate))
+        return AudioLength(most_s=exact_s, likely_s=exact_s, is_exact=True)
+    return AudioLength(
+        most_s=max(1, -(-num_bytes // LEAST_BYTES_A_SECOND)),
+        likely_s=max(1, -(-num_bytes // USUAL_BYTES_A_SECOND)),
+        is_exact=False,
+    )
+
+
+def _samples(head: bytes) -> tuple[int, int] | None:
+    """Bytes a second, and at which byte the samples begin. ``None``: it is no WAV file of samples.
+    The length in its head does not count: some recorders write it last."""
+    if len(head) < 12 or head[:4] != b"RIFF" or head[8:12] != b"WAVE":
+        return None
+    at, rate_bytes = 12, 0
+    while at + 8 <= len(head):
+        kind, size = head[at : at + 4], int.from_bytes(head[at + 4 : at + 8], "little")
+        if kind == b"data":
+            return (rate_bytes, at + 8) if rate_bytes else None
+        if kind == b"fmt " and at + 24 <= len(head) and not rate_bytes:
+            form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", head, at + 8)
+            rate_bytes = rate * channels * -(-bits // 8)
+            if form not in SAMPLES or not rate_bytes:
+                return None
+        at += 8 + size + size % 2
+    return (rate_bytes, 0) if rate_bytes else None

@@ -10,7 +10,7 @@ import math
 import re
 
 from inference.protocol.events import Usage
-from inference.wire.openai.passed.endpoints import PassedTask
+from inference.wire.openai.passed.request import PassedTask
 
 KEPT_BYTES = 512
 """No match is longer. Patterns look at nothing behind a match: a part may end there."""

@@ -30,7 +30,7 @@ from inference.protocol.events import (
 )
 from inference.wire.dialect import UnixClock
 from inference.wire.errors import ApiError
-from inference.wire.openai.obfuscation import padded
+from inference.wire.openai.answers import padded
 from inference.wire.openai.responses.errors import error_event, named_frame
 from inference.wire.openai.responses.object import (
     AnswerSettings,

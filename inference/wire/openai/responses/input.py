@@ -32,13 +32,13 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
-from inference.wire.openai.responses.parts import Content, content
-from inference.wire.openai.responses.reasoning import (
+from inference.wire.openai.responses.fields import (
     carried,
     encrypted_content,
     reasoning_parts,
     summary_parts,
 )
+from inference.wire.openai.responses.parts import Content, content
 from inference.wire.openai.responses.tools import shown_name
 from inference.wire.openai.responses.turns import (
     ROLES,

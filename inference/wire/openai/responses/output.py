@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from inference.protocol.events import TextLogprob
-from inference.wire.openai.responses.reasoning import carried
+from inference.wire.openai.responses.fields import carried
 
 LEAST_LOGPROB = -9999.0
 """The API's value for minus infinity, which JSON lacks."""

@@ -1,12 +1,12 @@
 """OpenAI's Responses dialect: bytes in, one request out; events in, named frames out.
 
     parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
-    stream_encoder, body_encoder                        openai_responses_events
+    parse_count(body) ─▶ ResponsesRequest ─▶ continued ─▶ count_of ─▶ count_body(tokens)
 
 What a request builds on (``previous_response_id``, item references) is stored elsewhere: the server
 of the request loads it and calls ``continued``. Pure: ids and times are arguments.
 
-Source: https://platform.openai.com/docs/api-reference/responses/create.
+Source: https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import orjson
 
-from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    TokenCountRequest,
+)
 from inference.protocol.sampling import SamplingOptions
 from inference.wire.common.fields import (
     Field,
@@ -38,17 +44,20 @@ from inference.wire.common.fields import (
 )
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
-from inference.wire.openai import sampling as openai_sampling
+from inference.wire.openai import fields as openai_fields
 from inference.wire.openai.chat.tools import chosen_tools
-from inference.wire.openai.responses.echo import answer_settings
+from inference.wire.openai.fields import SAFETY_IDENTIFIER, USER, end_user_of
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.fields import (
     FORMAT_FIELDS,
     LOGPROBS,
     PLAIN_TEXT,
+    REASONING_FIELDS,
     STREAM_OPTIONS,
     TEXT_FIELDS,
+    Reasoning,
     include,
+    reasoning,
     stream_options,
     text_settings,
 )
@@ -60,9 +69,8 @@ from inference.wire.openai.responses.input import (
     items,
     resolved,
 )
-from inference.wire.openai.responses.object import AnswerSettings
+from inference.wire.openai.responses.object import AnswerSettings, answer_settings
 from inference.wire.openai.responses.parts import PART_FIELDS
-from inference.wire.openai.responses.reasoning import REASONING_FIELDS, Reasoning, reasoning
 from inference.wire.openai.responses.tools import (
     ALLOWED_TOOLS_FIELDS,
     CHOOSE_FREELY,
@@ -75,7 +83,6 @@ from inference.wire.openai.responses.tools import (
     tools,
 )
 from inference.wire.openai.responses.turns import Referred, chat_messages, earlier_turns
-from inference.wire.openai.sampling import SAFETY_IDENTIFIER, USER, end_user_of
 
 MAX_TOP_LOGPROBS = 20
 
@@ -84,7 +91,7 @@ PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implic
 FIELDS = table(
     honoured(
         "model",
-        text(openai_sampling.MAX_MODEL_NAME_CHARS, min_chars=1),
+        text(openai_fields.MAX_MODEL_NAME_CHARS, min_chars=1),
         "A catalogue model's name or an alias; echoed as given.",
     ),
     honoured(
@@ -106,13 +113,13 @@ FIELDS = table(
         "effort: none and minimal turn thinking off, others on; summary auto or detailed: the "
         "reasoning itself comes as the summary, else as content.",
     ),
-    honoured("max_output_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
+    honoured("max_output_tokens", integer(1, openai_fields.MAX_TOKENS), "At least 1."),
     honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),
     honoured("presence_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
     honoured("frequency_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
-    honoured("top_k", openai_sampling.top_k, "Extension; -1 or 0 is off."),
-    honoured("seed", openai_sampling.seed, "Extension; a 64-bit integer."),
+    honoured("top_k", openai_fields.top_k, "Extension; -1 or 0 is off."),
+    honoured("seed", openai_fields.seed, "Extension; a 64-bit integer."),
     honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20."),
     honoured(
         "include",
@@ -120,7 +127,7 @@ FIELDS = table(
         "message.output_text.logprobs and reasoning.encrypted_content; the others ask for parts "
         "that no answer here has.",
     ),
-    honoured("metadata", openai_sampling.metadata, "Kept with the response."),
+    honoured("metadata", openai_fields.metadata, "Kept with the response."),
     honoured("store", flag, "true, the default: the response can be read and built on later."),
     honoured("previous_response_id", text(MAX_ID_CHARS, min_chars=1), "A stored response."),
     honoured("background", flag, "Answered at once, worked on without its client; needs store."),
@@ -161,6 +168,16 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "prompt_cache_options": PROMPT_CACHE_FIELDS,
 }
 """The fields inside, for the documentation."""
+
+COUNTED = (
+    *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text"),
+    *("reasoning", "previous_response_id", "conversation"),
+)
+COUNT_FIELDS = table(
+    *(FIELDS[name] for name in COUNTED),
+    neutral("truncation", one_of("auto", "disabled"), "All of it is counted."),
+    refused("personality", "models here have no such presets; put it into instructions"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,3 +302,25 @@ def _top_logprobs(read: dict[str, Any]) -> int | None:
     """Asked for by naming them in ``include`` or by a number."""
     top: int = read.get("top_logprobs", 0)
     return top if top or LOGPROBS in read.get("include", ()) else None
+
+
+def parse_count(count_body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
+    """Raises ``ApiError`` (400)."""
+    return request_of(
+        read_fields(read_json_object(count_body), COUNT_FIELDS, required=("model", "input"))
+    )
+
+
+def count_of(request: ResponsesRequest) -> TokenCountRequest:
+    """``request``: whole, see ``ResponsesRequest``."""
+    chat = request.generation.input
+    assert isinstance(chat, ChatInput), "Responses requests are chats"
+    return TokenCountRequest(
+        model=request.generation.model,
+        input=chat,
+        output_format=request.generation.output_format,
+    )
+
+
+def count_body(num_tokens: int) -> bytes:
+    return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_tokens})

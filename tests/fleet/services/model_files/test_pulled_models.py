@@ -10,7 +10,7 @@ from fleet import selectors, services, tasks
 from fleet.models import CatalogueModel, Download
 from inference.gateway.database import pull_cancel, pull_look, pull_offer, pull_start
 from inference.wire.errors import InvalidRequestError, ModelNotFoundError
-from inference.wire.ollama.pull import PullRequest
+from inference.wire.ollama.models import PullRequest
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.services.model_files.download_reports import (

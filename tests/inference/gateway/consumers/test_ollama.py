@@ -22,7 +22,7 @@ from inference.protocol.events import Accepted, Embedded, Event, TokensCounted, 
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
-from inference.wire.ollama.pull import PullState
+from inference.wire.ollama.models import PullState
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing

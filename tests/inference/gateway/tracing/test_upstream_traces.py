@@ -13,7 +13,7 @@ from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.tracing.spans import OPERATION_OF
 from inference.protocol.events import Event, Failed, Failure
 from inference.protocol.generation import Submit
-from inference.wire.openai.passed.endpoints import ENDPOINTS
+from inference.wire.openai.passed.request import ENDPOINTS
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron

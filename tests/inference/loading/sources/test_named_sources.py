@@ -20,7 +20,7 @@ from inference.protocol.load_errors import (
     DownloadFailedError,
     RepoFetchFailedError,
 )
-from inference.wire.ollama import pull as ollama_pull
+from inference.wire.ollama import models as ollama_models
 from tests.inference.loading.sources.hub_servers import HubServer, serving
 from tests.proxies import SOCKS, set_proxies
 
@@ -159,7 +159,7 @@ def test_an_unknown_source_is_refused_with_those_that_are_known(tmp_path: Path) 
 
 
 def test_ollamas_pull_takes_them() -> None:
-    asked = ollama_pull.parse(b'{"model": "lab:org/tiny"}', named_sources=hub_schemes())
+    asked = ollama_models.parse_pull(b'{"model": "lab:org/tiny"}', named_sources=hub_schemes())
     assert (asked.source, asked.model) == ("lab:org/tiny", None)
 
 

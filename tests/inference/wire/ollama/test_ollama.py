@@ -31,10 +31,9 @@ from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.ollama import embed as ollama_embed
 from inference.wire.ollama import errors as ollama_errors
-from inference.wire.ollama import generate as ollama_generate
 from inference.wire.ollama import models as ollama_models
+from inference.wire.ollama.chat import MESSAGE_FIELDS
 from inference.wire.ollama.fields import OPTION_FIELDS
-from inference.wire.ollama.messages import MESSAGE_FIELDS
 from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
 from tests.inference.wire.golden import cases, fold
@@ -46,7 +45,7 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     ("fields", "params"),
     [
         (ollama_chat.FIELDS, ChatRequest),
-        (ollama_generate.FIELDS, GenerateRequest),
+        (ollama_chat.GENERATE_FIELDS, GenerateRequest),
         (ollama_embed.FIELDS, EmbedRequest),
         (ollama_embed.OLD_FIELDS, EmbeddingsRequest),
         (OPTION_FIELDS, Options),
@@ -309,4 +308,4 @@ def test_a_seed_below_zero_is_any(seed: int, taken: int | None) -> None:
     body = {"model": "m", "messages": turns, "options": {"seed": seed}}
     assert ollama_chat.parse(json.dumps(body).encode()).generation.sampling.seed == taken
     body = {"model": "m", "prompt": "Hi", "options": {"seed": seed}}
-    assert ollama_generate.parse(json.dumps(body).encode()).generation.sampling.seed == taken
+    assert ollama_chat.parse_generate(json.dumps(body).encode()).generation.sampling.seed == taken

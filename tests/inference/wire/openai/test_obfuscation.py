@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.wire.openai.obfuscation import BLOCK_BYTES, padded
+from inference.wire.openai.answers import BLOCK_BYTES, padded
 
 MARK = b',"choices":[{'
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.protocol.events import Usage
-from inference.wire.openai.passed.audio import audio_length
+from inference.wire.openai.passed.request import audio_length
 from inference.wire.openai.passed.units import EVENTS, JSON, SecretGuard, UnitsReader
 from tests.inference.gateway.upstreams.passing import wav
 

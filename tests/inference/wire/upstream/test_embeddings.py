@@ -16,10 +16,9 @@ from inference.protocol.events import Accepted, Embedded, Event, Usage
 from inference.protocol.generation import EmbeddingRequest, TextInput
 from inference.wire.errors import UnsupportedParameterError
 from inference.wire.openai.embeddings import parse
-from inference.wire.upstream import embeddings, ollama_embed
+from inference.wire.upstream import embeddings
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
-from inference.wire.upstream.embeddings import EmbeddingsReader
-from inference.wire.upstream.ollama_embed import EmbedReader
+from inference.wire.upstream.embeddings import OllamaVectorsReader, OpenAIVectorsReader
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.wire.upstream.reading import events_read
@@ -38,12 +37,12 @@ def text(*numbers: float) -> str:
 
 def read(answer: Any, request: EmbeddingRequest = TWO) -> list[Event]:
     frames = [json.dumps(answer).encode()]
-    return events_read(lambda made: EmbeddingsReader(made, request), frames, num_choices=0)
+    return events_read(lambda made: OpenAIVectorsReader(made, request), frames, num_choices=0)
 
 
 def ollama_read(answer: Any) -> list[Event]:
     frames = [json.dumps(answer).encode()]
-    return events_read(lambda made: EmbedReader(made, TWO), frames, num_choices=0)
+    return events_read(lambda made: OllamaVectorsReader(made, TWO), frames, num_choices=0)
 
 
 def asked(**fields: Any) -> EmbeddingRequest:
@@ -51,7 +50,7 @@ def asked(**fields: Any) -> EmbeddingRequest:
 
 
 def sent(**fields: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(embeddings.body_of(asked(**fields), Sending(model="m")))
+    found: dict[str, Any] = json.loads(embeddings.openai_body(asked(**fields), Sending(model="m")))
     return found
 
 
@@ -68,7 +67,7 @@ def test_the_body() -> None:
 
 def test_the_body_for_ollama() -> None:
     sending = Sending(model="m", context_tokens=512)
-    body = json.loads(ollama_embed.body_of(asked(dimensions=8), sending))
+    body = json.loads(embeddings.ollama_body(asked(dimensions=8), sending))
     assert body == {
         "model": "m",
         "input": ["a"],
@@ -76,11 +75,11 @@ def test_the_body_for_ollama() -> None:
         "dimensions": 8,
         "options": {"num_ctx": 512},
     }
-    cut = json.loads(ollama_embed.body_of(asked(truncate_prompt_tokens=-1), sending))
+    cut = json.loads(embeddings.ollama_body(asked(truncate_prompt_tokens=-1), sending))
     assert cut["truncate"] is True
     for fields in ({"input": [[1, 2]]}, {"truncate_prompt_tokens": 7}):
         with pytest.raises(UnsupportedParameterError) as caught:
-            ollama_embed.body_of(asked(**fields), sending)
+            embeddings.ollama_body(asked(**fields), sending)
         assert caught.value.param in fields
 
 

@@ -17,7 +17,7 @@ from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequ
 from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder, Shape
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.frames import FrameError, LinesReader
-from inference.wire.upstream.ollama_events import OllamaEvents
+from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
 from tests.inference.wire.test_encoders import USAGE, R, Spoken, events_of_choice, randoms
 from tests.inference.wire.upstream.reading import content_of, events_read

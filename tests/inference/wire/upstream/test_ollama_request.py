@@ -21,7 +21,7 @@ from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, UnsupportedParameterError
 from inference.wire.ollama import chat as ollama_chat
 from inference.wire.openai.chat.request import parse
-from inference.wire.upstream.ollama_request import body_of, path_of
+from inference.wire.upstream.ollama import body_of, path_of
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
 from tests.inference.wire.golden import Case, cases

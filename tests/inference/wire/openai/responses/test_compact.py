@@ -14,8 +14,13 @@ from inference.protocol.generation import ChatInput
 from inference.wire.errors import ApiError
 from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.compact import MAX_SUMMARY_TOKENS, SUMMARISE
-from inference.wire.openai.responses.summary import MAX_LAST_CHARS, Summary, settled
+from inference.wire.openai.responses.compact import (
+    MAX_LAST_CHARS,
+    MAX_SUMMARY_TOKENS,
+    SUMMARISE,
+    Summary,
+    settled,
+)
 from tests.cases import each_case
 
 CONVERSATION = [

@@ -14,11 +14,11 @@ from openai.types.responses.response_create_params import (
 )
 
 from inference.protocol.events import Failure
-from inference.wire.common.strict_schemas import is_strict
 from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.reasoning import carried, encrypted_content
+from inference.wire.openai.responses.fields import carried, encrypted_content
+from inference.wire.openai.responses.tools import is_strict
 from tests.cases import each_case
 from tests.inference.wire.openai.responses.answered import frames, parse
 

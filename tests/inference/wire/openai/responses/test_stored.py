@@ -14,14 +14,15 @@ from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.input import items, with_ids
-from inference.wire.openai.responses.replay import UNKNOWN_LAST_NUMBER, replay
 from inference.wire.openai.responses.stored import (
+    UNKNOWN_LAST_NUMBER,
     ItemPage,
     Retrieval,
     deleted_body,
     item_list_body,
     read_item_page,
     read_retrieval,
+    replay,
 )
 from inference.wire.openai.responses.turns import Referred
 from tests.cases import each_case

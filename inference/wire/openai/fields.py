@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inference.protocol.generation import TextInput, TokensInput
 from inference.protocol.sampling import SamplingOptions
 from inference.wire.common.fields import (
     MAX_TOKEN_ID,
+    Check,
     Field,
     array,
     flag,
     honoured,
     integer,
+    neutral,
     number,
     object_of,
+    only,
+    refused,
     table,
     text,
     wrong_type,
@@ -235,3 +240,83 @@ def end_user_of(read: Mapping[str, Any]) -> str:
     """``read``: what ``read_fields`` kept of these fields. Empty where the client named none."""
     named: str = read.get("user") or read.get("safety_identifier") or ""
     return named
+
+
+_SAMPLED = "tokens are sampled, not searched for"
+
+
+def _number(value: int, reason: str) -> Check:
+    """JSON has one kind of number: 1 and 1.0 are the same."""
+    return only(value, float(value), reason=reason)
+
+
+NEUTRAL_FIELDS: tuple[Field, ...] = (
+    neutral("use_beam_search", only(False, reason=_SAMPLED), "false"),
+    neutral("length_penalty", _number(1, _SAMPLED), "1"),
+    neutral("early_stopping", only(False, reason=_SAMPLED), "false"),
+    neutral(
+        "skip_special_tokens", only(True, reason="special tokens are never part of a text"), "true"
+    ),
+    neutral(
+        "spaces_between_special_tokens",
+        only(True, False, reason="true or false"),
+        "Special tokens are never part of a text.",
+    ),
+    neutral(
+        "include_stop_str_in_output",
+        only(False, reason="what ends an answer is not part of it"),
+        "false",
+    ),
+    neutral("bad_words", only([], reason="use logit_bias"), "[]"),
+    neutral("logits_processors", only([], reason="no code is taken from clients"), "[]"),
+    neutral("priority", _number(0, "callers take turns by account"), "0"),
+    neutral(
+        "return_tokens_as_token_ids", only(False, reason="use return_token_ids instead"), "false"
+    ),
+    neutral("cache_prompt", only(True, reason="prefixes are always cached"), "true"),
+    neutral("mirostat", _number(0, "there is no mirostat; use top_p, top_k, min_p"), "0"),
+    neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
+    neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
+    neutral("request_id", text(512), "A label; kept nowhere."),
+    neutral("vllm_xargs", only({}, reason="there are no such arguments here"), "{}"),
+    refused("truncate_prompt_tokens", "prompts are never cut"),
+    refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
+    refused("cache_salt", "prefixes are shared within an account only"),
+    refused("kv_transfer_params", "keys and values are not handed in"),
+    refused("mm_processor_kwargs", "images are read as the model's own files declare"),
+)
+
+
+_text = text(min_chars=1)
+_each_token_id = array(integer(0, MAX_TOKEN_ID), min_items=1)
+
+
+def prompts(max_prompts: int) -> Check:
+    """A string, an array of token ids, or an array of strings or of such arrays: the first item
+    decides which. None may be empty."""
+    texts = array(_text, max_prompts, min_items=1)
+    lists_of_token_ids = array(token_ids, max_prompts)
+
+    def check(value: Any, path: str) -> TextInput | TokensInput:
+        if isinstance(value, str):
+            return TextInput(texts=[_text(value, path)])
+        if not isinstance(value, list):
+            raise wrong_type(path, "a string or an array", value)
+        match value[:1]:
+            case [list()]:
+                return TokensInput(prompts=lists_of_token_ids(value, path))
+            case [int()]:
+                return TokensInput(prompts=[token_ids(value, path)])
+        return TextInput(texts=texts(value, path))
+
+    return check
+
+
+def token_ids(value: Any, path: str) -> list[int]:
+    """Reads token ids, at least one. A prompt may have 10^5 of them, so they are looked at one by
+    one, which takes as many paths, only to name one that is wrong."""
+    are_integers = isinstance(value, list) and set(map(type, value)) == {int}
+    if are_integers and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+        return value  # type: ignore[no-any-return]
+    checked: list[int] = _each_token_id(value, path)
+    return checked

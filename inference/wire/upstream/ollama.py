@@ -11,8 +11,10 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import orjson
 
+from inference.protocol.events import Event, FinishReason, Usage
 from inference.protocol.generation import (
     THINKING_SWITCHES,
     ChatInput,
@@ -23,15 +25,22 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.wire.errors import UnsupportedParameterError
-from inference.wire.upstream.calls import arguments_of, tool_of
-from inference.wire.upstream.sending import Sending
-from inference.wire.upstream.untranslated import (
+from inference.wire.upstream.answer_events import (
+    AnswerEvents,
+    UpstreamFaultError,
+    decoded,
+)
+from inference.wire.upstream.chat_events import logprobs_of
+from inference.wire.upstream.sending import (
     BY_UPSTREAM,
+    Sending,
+    arguments_of,
     is_set,
     refuse,
     refuse_format,
     refuse_options,
     refuse_unknown,
+    tool_of,
 )
 
 CHAT_PATH, GENERATE_PATH = "/api/chat", "/api/generate"
@@ -166,3 +175,89 @@ def _options(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
     if sending.context_tokens is not None:
         options["num_ctx"] = sending.context_tokens
     return options
+
+
+CHOICE = 0
+"""An answer is one choice."""
+REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class Function(msgspec.Struct):
+    name: str | None = None
+    arguments: dict[str, Any] | None = None
+
+
+class Call(msgspec.Struct):
+    function: Function
+    id: str | None = None
+
+
+class Message(msgspec.Struct):
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[Call] | None = None
+
+
+class Line(msgspec.Struct):
+    message: Message | None = None
+    response: str | None = None
+    """A text of generate, whose thoughts are beside it."""
+    thinking: str | None = None
+    done: bool = False
+    done_reason: str | None = None
+    prompt_eval_count: int | None = None
+    eval_count: int | None = None
+    logprobs: Any = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+class OllamaEvents:
+    """An ``AnswerReader``."""
+
+    def __init__(self, answer: AnswerEvents, *, wants_logprobs: bool = False) -> None:
+        self._answer = answer
+        self._wants_logprobs = wants_logprobs
+
+    def read(self, data: bytes) -> list[Event]:
+        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+        line = decoded(_decode, data, "what is no line of an answer")
+        if line.message is None and line.response is None:
+            raise UpstreamFaultError("a line without a message")
+        self._answer.accept()
+        self._grow(line, line.message or Message(line.response, line.thinking))
+        if line.done:
+            self._stop(line)
+        return self._answer.take()
+
+    def _grow(self, line: Line, added: Message) -> None:
+        if added.thinking:
+            self._answer.think(CHOICE, added.thinking)
+        is_wanted = self._wants_logprobs and line.logprobs is not None
+        logprobs = logprobs_of({"content": line.logprobs}) if is_wanted else None
+        if added.content or logprobs:
+            self._answer.write(CHOICE, added.content or "", logprobs)
+        for call in added.tool_calls or ():
+            key = self._answer.begin_call(CHOICE, None, call.function.name, call.id)
+            arguments = orjson.dumps(call.function.arguments or {}).decode()
+            self._answer.add_arguments(CHOICE, key, arguments)
+        if added.tool_calls:
+            self._answer.send_calls(CHOICE)
+
+    def _stop(self, line: Line) -> None:
+        reason = REASONS.get(line.done_reason or "stop")
+        if reason is None:
+            raise UpstreamFaultError("an unknown reason for an answer's end")
+        self._answer.reported_usage = _usage_of(line)
+        self._answer.finish(CHOICE, reason)
+        self._answer.end()
+
+
+def _usage_of(line: Line) -> Usage | None:
+    """``None``: it cannot be read."""
+    prompt, completion = line.prompt_eval_count, line.eval_count
+    if prompt is None or completion is None or min(prompt, completion) < 0:
+        return None
+    return Usage(prompt_tokens=prompt, completion_tokens=completion)
