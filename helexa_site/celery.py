@@ -29,8 +29,8 @@ from django.db import close_old_connections
 from helexa_site.config import read_config
 from helexa_site.secret_key import SecretKeyError, secret_key
 from inference.logs.setup import configure_logging
+from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.keys import CONTROL_QUEUE
-from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.supervised_threads import SupervisedPool
 

@@ -11,7 +11,6 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 from fleet.models import LoadJob
-from inference.protocol.capabilities import with_text
 from inference.protocol.heartbeat import (
     BuildInfo,
     DeviceInfo,
@@ -21,7 +20,7 @@ from inference.protocol.heartbeat import (
 )
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import LoadReport
-from inference.protocol.model_limit import ModelLimit, model_limit
+from inference.protocol.model_limit import ModelLimit, model_limit, with_text
 from metering.api.problems import ProblemError
 
 MIB = 1024**2

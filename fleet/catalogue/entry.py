@@ -16,8 +16,7 @@ from fleet.catalogue.targets import Target, UpstreamModel, parse_targets, upstre
 from fleet.live.measurements import DeviceKind, MeasuredLoad, measured_for
 from fleet.upstreams.entry import UpstreamEntry
 from inference.loading.costs.model_costs import ModelCosts
-from inference.protocol.adapters import AdapterSpec
-from inference.protocol.load import LoadSpec, spec_digest
+from inference.protocol.load import AdapterSpec, LoadSpec, spec_digest
 from metering.prices import FREE, Prices, UnitPrices, highest
 
 MIB = 1024**2

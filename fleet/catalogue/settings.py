@@ -32,8 +32,7 @@ from fleet.catalogue.kinds import (
 )
 from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 from fleet.catalogue.targets import parse_targets, upstream_of
-from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
-from inference.protocol.load import KVDtype, Quantization, Speculation
+from inference.protocol.load import DEFAULT_ADAPTER_SLOTS, KVDtype, Quantization, Speculation
 from inference.protocol.sampling import DEFAULTS_OF_MODELS
 from metering.prices import Prices, Unit, UnitPrices
 

@@ -18,7 +18,7 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.live.time_slices import TimeSlice
 from fleet.placement.plan import Observed, Waiting
 from fleet.placement.reconcile import is_queue_long
-from inference.protocol.waiting import WaitingReport
+from inference.protocol.heartbeat import WaitingReport
 
 GATEWAY_SILENCE_S = 5.0
 """A report that has not changed for so long is of a gateway that is gone."""

@@ -16,8 +16,7 @@ from functools import cache
 import msgspec
 from django.conf import settings
 
-from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState
-from inference.protocol.held_stages import HeldStage
+from inference.protocol.heartbeat import HeldStage, NeuronHeartbeat, ReplicaState
 
 PURPOSE = b"helexa load order"
 NUM_HEX = 32

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from inference.protocol.load import EarlierLoads
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import EarlierLoads, PrefillSpeed
 
 DeviceKind = Literal["cpu", "cuda"]
 

@@ -35,7 +35,7 @@ from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.live.time_slices import TimeSlice, decode_time_slices, encode_time_slices
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
-from inference.protocol.waiting import WaitingReport, decode_waiting_report
+from inference.protocol.heartbeat import WaitingReport, decode_waiting_report
 from inference.redis_connections import connect_exempt
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,12 @@ from inference.protocol.heartbeat import (
     PROTOCOL,
     Capability,
     DeviceInfo,
+    HeldStage,
+    HeldStageStatus,
     NeuronHeartbeat,
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.held_stages import HeldStage, HeldStageStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import LoadReport
 

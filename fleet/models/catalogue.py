@@ -12,7 +12,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.models.columns import EMPTY_LIST, CatalogueColumns, setting_constraints
 from inference.loading.costs.model_costs import ModelCosts
 from inference.loading.costs.packed_costs import unpacked
-from inference.protocol.layer_costs import PackedCosts
+from inference.protocol.load_progress import PackedCosts
 
 
 class CatalogueModel(CatalogueColumns):

@@ -7,7 +7,7 @@ from django.db import models
 from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.models.catalogue import CatalogueModel
 from fleet.models.neuron import Neuron
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 
 
 class LoadMeasurement(models.Model):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fleet.overview.findings import Attention, Level
 from fleet.overview.lines import ModelLine, NeuronLine
-from inference.protocol.preparing import BROKE_WORKER
+from inference.protocol.held import BROKE_WORKER
 from inference.protocol.refusals import Cause, Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus

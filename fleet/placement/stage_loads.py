@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fleet.live.snapshot import FleetSnapshot, HeldStageView
-from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.held_stages import HeldStageStatus
+from inference.protocol.heartbeat import HeldStageStatus, ReplicaStatus
 from inference.protocol.load import StageSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from inference.engine.errors import AdapterError
 from inference.engine.scheduling.sequence import Sequence
-from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS, AdapterSpec
+from inference.protocol.load import DEFAULT_ADAPTER_SLOTS, AdapterSpec
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,9 @@ from inference.loading.sources.files import (
 )
 from inference.loading.sources.projectors import WantedFiles, wanted_files
 from inference.loading.sources.sources import fetch_files, parse_source
-from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load import NO_PROJECTOR, LoadSpec, draft_spec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_progress import LoadFailure, PackedCosts
 
 if TYPE_CHECKING:
     from inference.models.config import ModelConfig

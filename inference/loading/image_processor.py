@@ -18,13 +18,13 @@ from inference.loading.config.hub_config import PROCESSOR, read_json
 from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
 from inference.models.vision_config import TowerKind, VisionConfig
-from inference.protocol.image_layout import (
+from inference.protocol.images import (
     ImageRatioError,
+    VisionInput,
     image_grid,
     longest_side_px,
     most_pixels,
 )
-from inference.protocol.images import VisionInput
 from inference.protocol.load_errors import BadSettingError
 from inference.settings.neuron import VISION_MAX_PIXELS, VISION_MIN_PIXELS
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from inference.protocol.image_layout import ImageDivision, longest_side_px
+from inference.protocol.images import ImageDivision, longest_side_px
 
 KEPT_ROWS_BYTES = 128 * 1024**2
 """The most bytes of image rows that are kept for prompts with the same image, or for the rest of a

@@ -10,11 +10,10 @@ from typing import Literal
 
 import msgspec
 
-from inference.protocol.adapters import AdapterSpec
 from inference.protocol.images import SequenceImage
+from inference.protocol.load import AdapterSpec, PrefillSpeed
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport, StageReport
-from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from inference.protocol.adapters import AdapterSpec
 from inference.protocol.images import ImageRef
+from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingOptions
 
 INVALID_ARGUMENTS = "invalid_arguments"

@@ -1,5 +1,8 @@
-"""The report that a neuron publishes each second. Gateways place requests by it, and the control
-plane records it."""
+"""What processes publish each second: a neuron's heartbeat, and which models a gateway waits for.
+
+Gateways place requests by heartbeats, and the control plane records them. A stage that a neuron
+holds for an engine of another neuron is no replica: no request goes to it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,56 @@ from typing import Literal
 import msgspec
 
 from inference.protocol.engine import EngineStats
-from inference.protocol.held_stages import HeldStage
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 from inference.protocol.load_report import LoadReport
+
+
+class HeldStageStatus(StrEnum):
+    """One table of legal moves; anything else is our bug.
+
+    LOADING ─▶ LISTENING ─▶ READY ─▶ (gone)      its engine has ended, or it was released
+       │           │
+       └─▶ FAILED ◀┘ ─▶ (gone)                   forgotten after a while, or when ordered again
+    """
+
+    LOADING = "loading"
+    """Its files are fetched, its turn comes, its memory is reserved."""
+    LISTENING = "listening"
+    """Its memory is reserved, and its process waits for its engine, or reads its weights."""
+    READY = "ready"
+    FAILED = "failed"
+
+
+HELD_STAGE_TRANSITIONS: dict[HeldStageStatus, frozenset[HeldStageStatus]] = {
+    HeldStageStatus.LOADING: frozenset({HeldStageStatus.LISTENING, HeldStageStatus.FAILED}),
+    HeldStageStatus.LISTENING: frozenset({HeldStageStatus.READY, HeldStageStatus.FAILED}),
+    HeldStageStatus.READY: frozenset(),
+    HeldStageStatus.FAILED: frozenset(),
+}
+
+
+class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    job_id: str
+    """The load job of the whole model, which is its engine's."""
+    order: str
+    """The order in its load spec: the control ordered this model here."""
+    engine_neuron: str
+    index: int
+    """The stage's, among all of the model's; 0 is the engine's own."""
+    num_stages: int
+    layers: tuple[int, int]
+    """``[first, last)``"""
+    device: str
+    status: HeldStageStatus
+    since_unix_s: float
+    spec_digest: str = ""
+    memory_bytes: int | None = None
+    """Most memory of the device that it may allocate; ``None``: unknown."""
+    address: str = ""
+    """The address at which it waits for its links; empty: not yet."""
+    progress: LoadProgress | None = None
+    failure: LoadFailure | None = None
 
 
 class ReplicaStatus(StrEnum):
@@ -204,3 +254,18 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 encode_heartbeat = msgspec.json.Encoder().encode
 decode_heartbeat = msgspec.json.Decoder(NeuronHeartbeat).decode
+
+
+class WaitingModel(msgspec.Struct, frozen=True, kw_only=True):
+    num_requests: int
+    oldest_s: float
+    """Seconds for which at least one request has waited for it without a break."""
+
+
+class WaitingReport(msgspec.Struct, frozen=True, kw_only=True):
+    beat: int
+    models: dict[str, WaitingModel] = {}
+
+
+encode_waiting_report = msgspec.json.Encoder().encode
+decode_waiting_report = msgspec.json.Decoder(WaitingReport).decode

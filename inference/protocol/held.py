@@ -1,16 +1,24 @@
-"""Which requests a neuron holds; it publishes the list to each gateway once a second.
+"""Which requests a neuron holds and prepares, and which may be delivered again after it died. Pure.
 
-A hash ``helexa:neuron:<name>:held`` that expires with the heartbeat: a field for each gateway that
-has requests there, and ``NO_GATEWAY`` for all the others, who have none. A gateway reads two
-fields, however many requests other gateways have.
+    helexa:neuron:<name>:held         hash gateway ─▶ HeldRequests, once a second: a field for each
+                                      gateway that has requests there, and NO_GATEWAY for all others
+    helexa:neuron:<name>:preparing    hash request id ─▶ epoch of the instance that prepares it
+                                      (or load:<model>, whose tokenizer it reads)
+
+A neuron marks a request before it renders, tokenizes or compiles anything of it and removes the
+mark once the engine has it, or it has ended. What a dead instance leaves there are the requests
+that may have ended it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
+
+from inference.protocol.events import Failure
 
 NO_GATEWAY = ""
 MAX_HELD = 10_000
@@ -46,3 +54,52 @@ def held_requests(
 
 encode_held_requests = msgspec.msgpack.Encoder().encode
 decode_held_requests = msgspec.msgpack.Decoder(HeldRequests).decode
+
+
+MARKS_EXPIRY_S = 300
+"""After the last mark. A death is noticed within seconds."""
+BROKE_WORKER = "request_broke_worker"
+MAX_DEATHS = 1
+"""How many workers may have died under a request that is delivered once more, each of them under
+several requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Records that a request's worker died. ``num_worker_deaths`` counts the workers that died
+    while they prepared it, this one included."""
+
+    num_worker_deaths: int
+    may_deliver_again: bool
+
+
+def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_deaths: int) -> Blame:
+    """``marks`` are of the neuron that died; ``request_ids`` those by which it was sent the request
+    and which no earlier death has been counted for; ``num_worker_deaths`` counts earlier ones. A
+    request that is not marked was only waiting there."""
+    epochs = [marks[request_id] for request_id in request_ids if request_id in marks]
+    if not epochs:
+        return Blame(num_worker_deaths, may_deliver_again=True)
+    all_epochs = list(marks.values())
+    was_alone = any(all_epochs.count(epoch) == 1 for epoch in epochs)
+    num_deaths = num_worker_deaths + len(epochs)
+    return Blame(num_deaths, may_deliver_again=num_deaths <= MAX_DEATHS and not was_alone)
+
+
+def load_mark(model: str) -> str:
+    """Stands among the marks while a neuron reads what it needs of a model itself."""
+    return f"load:{model}"
+
+
+def broke_worker(worker: str) -> Failure:
+    """``worker``: what ended, in words for the client."""
+    message = f"{worker} ended while it worked on this request, which is not run again"
+    return Failure(code=BROKE_WORKER, message=message)
+
+
+def decode_marks(found: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Request id to epoch, as the hash has them."""
+    return {
+        request_id.decode(errors="replace"): epoch.decode(errors="replace")
+        for request_id, epoch in found.items()
+    }

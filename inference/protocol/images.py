@@ -4,16 +4,176 @@
          └▶ bytes ─▶ Redis, under the request's key      beside it, with an expiry
     neuron: both ─▶ SequenceImage ─▶ engine
 
-Sizes are enough to count an image's tokens, so the bytes are not looked at before the engine.
+A layout follows from an image's size alone: patches, the tokens they merge to, and the runs in
+which a prompt has those. So the bytes are not looked at before the engine.
+
+    none    one run
+    tiles   cut into squares, and the whole image in one such square behind them
+    rows    each row of tokens is a run
+
+Sizes follow transformers' image processors, number for number.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import msgspec
 
-from inference.protocol.image_layout import ImageDivision, ImageLayout
+LOW_DETAIL_PIXELS = 512 * 512
+"""The most of an image whose client wants it read in low detail, unless the model enlarges smaller
+images to more."""
+MAX_RATIO = 200
+"""How many times longer than its short side an image's long one may be."""
+LONGEST_SIDE_PX = 4096
+"""The longest side that an image is scaled to before it is cut into tiles."""
+
+ImageDivision = Literal["none", "tiles", "rows"]
+
+
+class PatchSizes(Protocol):
+    """What a layout follows from."""
+
+    @property
+    def patch_px(self) -> int: ...
+    @property
+    def merge(self) -> int: ...
+    @property
+    def min_pixels(self) -> int: ...
+    @property
+    def max_pixels(self) -> int: ...
+    @property
+    def image_px(self) -> int: ...
+    @property
+    def division(self) -> ImageDivision: ...
+
+
+class ImageRatioError(ValueError):
+    """The image is too narrow to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    grid: tuple[int, int, int]
+    """The number of tiles, and the height and width of each in patches."""
+    rows: int = 0
+    """The rows of parts that are named in the prompt; 0: the image is not divided."""
+    columns: int = 0
+    num_runs: int = 1
+    """The number of runs of equally many tokens."""
+
+    def num_tokens(self, merge: int) -> int:
+        """Returns the number of tokens of all runs."""
+        return num_image_tokens(self.grid, merge)
+
+
+def most_pixels(sizes: PatchSizes, *, is_low_detail: bool) -> int:
+    """The most pixels that an image is read with."""
+    if not is_low_detail:
+        return sizes.max_pixels
+    return min(sizes.max_pixels, max(sizes.min_pixels, LOW_DETAIL_PIXELS))
+
+
+def longest_side_px(sizes: PatchSizes) -> int:
+    """The side that an image's longer one is scaled to before it is cut into tiles."""
+    return min(math.isqrt(sizes.max_pixels), LONGEST_SIDE_PX)
+
+
+def image_layout(
+    width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool = False
+) -> ImageLayout:
+    """Of an image of this size. Low detail reduces it, or leaves out its tiles. Raises
+    ``ImageRatioError``."""
+    if sizes.division == "rows":
+        longest_px = math.isqrt(most_pixels(sizes, is_low_detail=is_low_detail))
+        rows, columns = _rows(width_px, height_px, longest_px, sizes.patch_px * sizes.merge)
+        return ImageLayout((1, rows * sizes.merge, columns * sizes.merge), rows, 1, rows)
+    if not sizes.image_px:
+        return ImageLayout(_merged_grid(width_px, height_px, sizes, is_low_detail=is_low_detail))
+    side = sizes.image_px // sizes.patch_px
+    rows = columns = 0
+    if sizes.division == "tiles" and not is_low_detail:
+        rows, columns = _tiles(width_px, height_px, longest_side_px(sizes), sizes.image_px)
+    num_tiles = rows * columns + 1
+    return ImageLayout((num_tiles, side, side), rows, columns, num_tiles)
+
+
+def image_grid(
+    width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool = False
+) -> tuple[int, int, int]:
+    """The grid of its ``image_layout``. Raises ``ImageRatioError``."""
+    return image_layout(width_px, height_px, sizes, is_low_detail=is_low_detail).grid
+
+
+def num_image_tokens(grid: tuple[int, int, int], merge: int) -> int:
+    num_tiles, height, width = grid
+    return num_tiles * height * width // merge**2
+
+
+def _merged_grid(
+    width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool
+) -> tuple[int, int, int]:
+    """Of an image resized so that patches merge evenly and its pixels are within the bounds: what
+    the Qwen2-VL image processor calls smart resize. Raises ``ImageRatioError``."""
+    max_pixels = most_pixels(sizes, is_low_detail=is_low_detail)
+    if max(width_px, height_px) > MAX_RATIO * min(width_px, height_px):
+        raise ImageRatioError(
+            f"the image is {width_px}x{height_px} pixels; one side may be at most {MAX_RATIO} "
+            "times as long as the other"
+        )
+    factor = sizes.patch_px * sizes.merge
+    height, width = round(height_px / factor) * factor, round(width_px / factor) * factor
+    if height * width > max_pixels:
+        shrink = math.sqrt(height_px * width_px / max_pixels)
+        height = max(factor, math.floor(height_px / shrink / factor) * factor)
+        width = max(factor, math.floor(width_px / shrink / factor) * factor)
+    elif height * width < sizes.min_pixels:
+        grow = math.sqrt(sizes.min_pixels / (height_px * width_px))
+        height = math.ceil(height_px * grow / factor) * factor
+        width = math.ceil(width_px * grow / factor) * factor
+    return 1, height // sizes.patch_px, width // sizes.patch_px
+
+
+def _rows(width_px: int, height_px: int, longest_px: int, unit_px: int) -> tuple[int, int]:
+    """Rows and columns of tokens of ``unit_px``, of an image reduced to ``longest_px``: what the
+    Pixtral image processor makes. Raises ``ImageRatioError``."""
+    ratio = max(height_px / longest_px, width_px / longest_px)
+    height, width = height_px, width_px
+    if ratio > 1:
+        height, width = math.floor(height / ratio), math.floor(width / ratio)
+    if min(height, width) < 1:
+        raise ImageRatioError(
+            f"the image is {width_px}x{height_px} pixels, of which one side has none left where "
+            f"the other is reduced to {longest_px}"
+        )
+    return (height - 1) // unit_px + 1, (width - 1) // unit_px + 1
+
+
+def _tiles(width_px: int, height_px: int, longest_px: int, tile_px: int) -> tuple[int, int]:
+    """Rows and columns of tiles, none where one tile holds the whole image: what the Idefics3 image
+    processor makes. Its longer side becomes ``longest_px``, its shorter one an even number, and
+    then both are rounded up to whole tiles."""
+    ratio = width_px / height_px
+    if width_px >= height_px:
+        width, height = longest_px, _even(int(longest_px / ratio))
+    else:
+        width, height = _even(int(longest_px * ratio)), longest_px
+    width, height = max(width, 1), max(height, 1)
+    ratio = width / height
+    if width >= height:
+        columns = math.ceil(width / tile_px)
+        rows = math.ceil(int(columns * tile_px / ratio) / tile_px)
+    else:
+        rows = math.ceil(height / tile_px)
+        columns = math.ceil(int(rows * tile_px * ratio) / tile_px)
+    return (rows, columns) if rows > 1 or columns > 1 else (0, 0)
+
+
+def _even(number: int) -> int:
+    return number + number % 2
+
 
 MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]
 

@@ -1,7 +1,7 @@
-"""The line that an invited host is given: everything that its neuron needs to reach Redis.
+"""How Redis is reached: the line that an invited host is given, and the URL as Celery wants it.
 
-``hx1.`` and base64 of JSON. It holds a password, so a file with it must be readable by its owner
-alone. Standard library only: it is read before anything is installed.
+The line is ``hx1.`` and base64 of JSON. It holds a password, so a file with it must be readable by
+its owner alone. Standard library only: it is read before anything is installed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import ssl
 from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 PREFIX = "hx1."
 
@@ -45,3 +48,34 @@ def decode_joining(line: str) -> Joining:
     if not all(isinstance(value, str) for value in values.values()):
         raise JoinLineError("the text after --join is not whole; paste all of it")
     return joining
+
+
+def celery_broker_url(redis_url: str) -> str:
+    """``unix://…`` (redis-py) becomes ``redis+socket://…`` (kombu), and ``rediss://…?ssl_…`` loses
+    its options, which kombu takes apart; others are the same in both.
+
+    The database number is ``?db=0`` in the first and ``?virtual_host=0`` in the second.
+    """
+    if redis_url.startswith("rediss://"):
+        return redis_url.partition("?")[0]
+    if not redis_url.startswith("unix://"):
+        return redis_url
+    return "redis+socket://" + redis_url.removeprefix("unix://").replace("db=", "virtual_host=")
+
+
+def celery_ssl_options(redis_url: str) -> dict[str, Any] | None:
+    """What redis-py reads from the URL of a Redis with TLS, as kombu wants it; ``None`` for one
+    without."""
+    if not redis_url.startswith("rediss://"):
+        return None
+    options = dict(parse_qsl(urlsplit(redis_url).query))
+    found: dict[str, Any] = {
+        "ssl_cert_reqs": ssl.CERT_NONE
+        if options.get("ssl_cert_reqs") == "none"
+        else ssl.CERT_REQUIRED
+    }
+    if path := options.get("ssl_ca_certs"):
+        found["ssl_ca_certs"] = path
+    if word := options.get("ssl_check_hostname"):
+        found["ssl_check_hostname"] = word.lower() == "true"
+    return found

@@ -75,7 +75,6 @@ TASK_CANCEL_PULL = "neuron.cancel_pull"
 """One argument, the pull's job id."""
 TASK_DELETE_CACHED = "neuron.delete_cached"
 """One argument, a ``DeleteSpec`` as builtins."""
-"""One argument, a ``FaultOrder``."""
 TASK_TELL_LOG = "neuron.tell_log"
 """Which answer, which model, how many lines: see ``inference.protocol.engine_logs``."""
 

@@ -1,16 +1,96 @@
-"""What a neuron is to load."""
+"""What a neuron is to load: the model, its adapters, its stages and what proves them to each other,
+and the speeds that earlier loads have measured. Imports no TLS.
+"""
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import re
 from typing import Literal
 
 import msgspec
 
-from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
-from inference.protocol.prefill_speed import PrefillSpeed
-from inference.protocol.stage_links import LinkIdentity, StageOf
+DEFAULT_ADAPTER_SLOTS = 8
+"""How many may be loaded beside a model at once."""
+
+
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything an engine needs to load an adapter. Two that differ in anything are two."""
+
+    name: str
+    """The catalogue name: what clients ask for."""
+    source: str
+    """``huggingface:org/name`` or ``path:/absolute/path`` of a directory."""
+    revision: str | None = None
+    sha256: str | None = None
+    """The digest of adapter_model.safetensors; the adapter is refused when it differs."""
+
+
+class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What one end of a replica's links proves itself with. Travels to its own host alone."""
+
+    certificate: str
+    """The certificate in PEM, signed by its own key. Other ends receive it, and accept no other."""
+    private_key: str
+    """The private key in PEM. It is a secret."""
+
+    def __repr__(self) -> str:
+        """Leaves out the secret: load messages are logged."""
+        return f"LinkIdentity({hashlib.sha256(self.certificate.encode()).hexdigest()[:16]})"
+
+
+class StageOf(msgspec.Struct, frozen=True, kw_only=True):
+    """Which stage of a model a neuron holds for the engine of another neuron."""
+
+    index: int
+    """The stage's, in ``LoadSpec.stages``; 1 or more, since the engine has the first stage."""
+    engine_neuron: str
+    """The neuron that has the engine, and the stages that name no neuron."""
+    engine_certificate: str
+    """The engine's end of the links, in PEM."""
+
+
+class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long a prompt takes on one device, measured in steps of the size that the engine runs
+    beside others, the device to itself.
+
+    A token costs ``token_s`` for its own products and ``growth_s`` for each token before it, which
+    its attention reads; with a sliding window it reads no more than that many. So n tokens take
+
+        token_s * n + growth_s * n² / 2                         up to the window, and
+        token_s * n + growth_s * (w² / 2 + w * (n - w))         beyond it.
+    """
+
+    token_s: float
+    growth_s: float = 0.0
+    window_tokens: int | None = None
+
+    def span_s(self, start: int, end: int) -> float:
+        """What tokens ``[start, end)`` of a prompt take, those before them being in blocks."""
+        return self.prompt_s(end) - self.prompt_s(start)
+
+    def prompt_s(self, num_tokens: int) -> float:
+        inside = min(num_tokens, self.window_tokens or num_tokens)
+        tokens_read = inside * inside / 2 + inside * (num_tokens - inside)
+        return self.token_s * num_tokens + self.growth_s * tokens_read
+
+    def longest_prompt(self, seconds: float, at_most: int) -> int:
+        """Tokens, 0 … ``at_most``, that take no longer than ``seconds``."""
+        return max(0, bisect.bisect_right(range(at_most + 1), seconds, key=self.prompt_s) - 1)
+
+    def tokens_per_s(self, num_tokens: int) -> float:
+        """Average over a prompt of that length."""
+        return num_tokens / self.prompt_s(num_tokens)
+
+    def slowed(self, factor: float) -> PrefillSpeed:
+        """Everything takes ``factor`` times as long."""
+        return PrefillSpeed(
+            token_s=self.token_s * factor,
+            growth_s=self.growth_s * factor,
+            window_tokens=self.window_tokens,
+        )
+
 
 Quantization = Literal["auto", "none", "q4", "q5", "q6", "q8", "fp8"]
 """What becomes of weights while they load. ``auto``: they stay as their file holds them. ``none``:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from inference.protocol.images import VisionInput
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):

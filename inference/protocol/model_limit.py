@@ -1,12 +1,13 @@
-"""The limit that a model advertises: how long a prompt and its answer may be together.
+"""What a model advertises: its capabilities, and how long a prompt and its answer may be together.
 
-Clients size themselves by it: they fill prompts up to ``input`` and ask for ``output``. So the two
-fit into the context together, whatever the operator bounds. A request beyond one of them that fits
-into the context all the same is served. Pure.
+Clients size themselves by the limit: they fill prompts up to ``input`` and ask for ``output``. So
+the two fit into the context together, whatever the operator bounds. A request beyond one of them
+that fits into the context all the same is served. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT_OUTPUT_TOKENS = 8192
@@ -38,3 +39,9 @@ def model_limit(
     else:
         output = min(max_output_tokens, max(1, context_tokens - share))
     return ModelLimit(context=context_tokens, input=context_tokens - output, output=output)
+
+
+def with_text(capabilities: Sequence[str]) -> tuple[str, ...]:
+    """Puts the original's ``text`` before them where the model answers in words."""
+    answers = "chat" in capabilities or "completions" in capabilities
+    return ("text", *capabilities) if answers else tuple(capabilities)

@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 
-from inference.protocol.stage_links import LinkIdentity
+from inference.protocol.load import LinkIdentity
 from inference.stage_links.connection import STALL_TIMEOUT_S, SecureConnection
 from inference.stage_links.errors import LinkRefusedError, LinkTimeoutError
 from inference.stage_links.identities import (

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from inference.protocol.stage_links import LinkIdentity
+from inference.protocol.load import LinkIdentity
 
 Purpose = Literal["control", "rows", "rows-back"]
 """What a link carries. ``control``: frames of the engine and the stage. ``rows``: a step's rows,

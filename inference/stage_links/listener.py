@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from inference.protocol.stage_links import LinkIdentity
+from inference.protocol.load import LinkIdentity
 from inference.stage_links.connection import STALL_TIMEOUT_S, SecureConnection
 from inference.stage_links.errors import LinkTimeoutError
 from inference.stage_links.identities import (

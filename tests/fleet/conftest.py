@@ -19,13 +19,14 @@ from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,
     DeviceInfo,
+    HeldStage,
+    HeldStageStatus,
     HostInfo,
     NeuronHeartbeat,
     ReplicaState,
     ReplicaStatus,
     encode_heartbeat,
 )
-from inference.protocol.held_stages import HeldStage, HeldStageStatus
 from inference.protocol.load_report import LoadReport
 from inference.version import VERSION
 from metering.actor import COMMAND

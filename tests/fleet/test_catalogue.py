@@ -12,8 +12,7 @@ from fleet import catalogue
 from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue, rules
 from fleet.errors import CatalogueValueError
 from fleet.live.measurements import MeasuredLoad
-from inference.protocol.load import EarlierLoads, LoadSpec, spec_digest
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed, spec_digest
 from tests.cases import each_case
 
 

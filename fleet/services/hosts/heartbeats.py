@@ -39,11 +39,12 @@ from fleet.services.jobs.load_measurements import prefill_averages_record
 from fleet.services.jobs.moves import adapter_unload_advance, load_job_advance
 from inference.protocol.heartbeat import (
     DeviceInfo,
+    HeldStage,
+    HeldStageStatus,
     NeuronHeartbeat,
     ReplicaState,
     ReplicaStatus,
 )
-from inference.protocol.held_stages import HeldStage, HeldStageStatus
 from inference.protocol.keys import NEURON_NAME
 from inference.version import VERSION
 

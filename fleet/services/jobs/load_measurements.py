@@ -17,9 +17,9 @@ from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from fleet.services.offers.catalogue_cache import catalogue_changed
 from inference.loading.costs.packed_costs import unpacked
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.layer_costs import PackedCosts
+from inference.protocol.load import PrefillSpeed
+from inference.protocol.load_progress import PackedCosts
 from inference.protocol.load_report import LoadReport
-from inference.protocol.prefill_speed import PrefillSpeed
 
 logger = logging.getLogger(__name__)
 

@@ -42,9 +42,9 @@ from fleet.services.jobs.steps import (
 )
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S
-from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load_progress import (
     LoadFailure,
+    PackedCosts,
 )
 
 logger = logging.getLogger(__name__)

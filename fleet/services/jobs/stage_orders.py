@@ -36,9 +36,8 @@ from fleet.placement.stage_loads import (
 )
 from fleet.services.jobs.steps import Send, load_job_end, load_job_progress, load_job_send, spec_of
 from fleet.upstreams.secret import seal, unseal
-from inference.protocol.load import LoadSpec, StageSpec
+from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from inference.protocol.load_progress import LoadFailure
-from inference.protocol.stage_links import LinkIdentity, StageOf
 from inference.stage_links.identities import new_identity
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inference.models.vision_config import VisionConfig
-from inference.protocol.image_layout import num_image_tokens
-from inference.protocol.images import SequenceImage, TokenRun
+from inference.protocol.images import SequenceImage, TokenRun, num_image_tokens
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.loading.adapters.adapter_files import open_adapter
 from inference.models.backend import AnyModel
 from inference.models.errors import UnsupportedAdapterError
-from inference.protocol.adapters import AdapterSpec
+from inference.protocol.load import AdapterSpec
 from inference.protocol.load_errors import LoadError
 from inference.protocol.load_progress import LoadProgress
 from inference.supervised_threads import SupervisedPool

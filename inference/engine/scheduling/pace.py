@@ -21,7 +21,7 @@ from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
 from inference.engine.scheduling.schedule import SMALLEST_CHUNK, Schedule
 from inference.engine.scheduling.step_time import SHORTEST_S, Spread, StepTimeModel
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 
 WINDOW_S = 10.0
 AVERAGED_TOKENS = 32_768

@@ -16,6 +16,7 @@ import msgspec
 
 from inference.engine.children.step_messages import Array, Step
 from inference.protocol.load import (
+    LinkIdentity,
     LoadSpec,
 )
 from inference.protocol.load_progress import (
@@ -27,7 +28,6 @@ from inference.protocol.load_report import (
     DeviceMemory,
     StageReport,
 )
-from inference.protocol.stage_links import LinkIdentity
 
 
 class RowsPeer(msgspec.Struct, frozen=True, kw_only=True):

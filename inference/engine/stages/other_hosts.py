@@ -11,9 +11,8 @@ Between two stages of other hosts the stage before dials. Nothing listens on the
 from __future__ import annotations
 
 from inference.engine.stages.messages import RowsPeer
-from inference.protocol.load import LoadSpec, StageSpec
+from inference.protocol.load import LinkIdentity, LoadSpec, StageSpec
 from inference.protocol.load_errors import BadSourceError, StageUnreachableError
-from inference.protocol.stage_links import LinkIdentity
 from inference.stage_links.addresses import address_of
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.dialling import dial

@@ -33,7 +33,7 @@ from inference.gateway.request.run import run_request
 from inference.gateway.server.bodies import spooled_file
 from inference.protocol.events import ANSWERS
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.preparing import MAX_DEATHS, broke_worker
+from inference.protocol.held import MAX_DEATHS, broke_worker
 from inference.request_ids import new_request_id
 from inference.wire.anthropic import batches as anthropic_batches
 from inference.wire.anthropic import messages as anthropic_messages

@@ -45,8 +45,8 @@ from inference.protocol.held import (
     NO_GATEWAY,
     HeldRequests,
     decode_held_requests,
+    decode_marks,
 )
-from inference.protocol.preparing import decode_marks
 from inference.protocol.stalls import Continuity
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ServiceUnavailableError

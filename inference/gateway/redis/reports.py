@@ -15,6 +15,7 @@ import redis.asyncio
 from inference.gateway.metrics.requests import CODE_PATTERN, OTHER
 from inference.gateway.request.outcome import RequestOutcome
 from inference.protocol import keys
+from inference.protocol.heartbeat import WaitingModel, WaitingReport, encode_waiting_report
 from inference.protocol.refusals import (
     COUNTED_BY_KEY,
     HOUR_S,
@@ -23,7 +24,6 @@ from inference.protocol.refusals import (
     encode_field,
     refusals_key,
 )
-from inference.protocol.waiting import WaitingModel, WaitingReport, encode_waiting_report
 from inference.redis_link import redis_unavailable
 from metering.ledger.entries import Outcome
 

@@ -8,7 +8,7 @@ and at another one where no engine took it.
 
 Which failures are answered so, and how often, is ``fleet.placement.retry``'s. A request that its
 neuron was preparing when it died is not retried: the marks that the neuron left in Redis show it
-(``inference.protocol.preparing``). Each attempt has an identity of its own, so that a late event of
+(``inference.protocol.held``). Each attempt has an identity of its own, so that a late event of
 an earlier one's neuron is not taken for an answer, and that neuron is asked to drop it.
 """
 
@@ -35,14 +35,14 @@ from inference.gateway.request.place import Place, routing_hint
 from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.token_bounds import TokenBounds, num_prompts, token_bounds
 from inference.gateway.request.usage_counter import UsageCounter
-from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import (
     GenerationRequest,
     Request,
     Submit,
 )
-from inference.protocol.preparing import blame, broke_worker
+from inference.protocol.held import blame, broke_worker
+from inference.protocol.load import AdapterSpec
 from inference.wire.common.parts import ImageFile
 from inference.wire.errors import ApiError, RequestFailedError
 

@@ -46,10 +46,9 @@ from inference.protocol.generation import (
     TextInput,
     TokensInput,
 )
-from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus, WaitingModel
 from inference.protocol.images import VisionInput
 from inference.protocol.keys import HEARTBEAT_INTERVAL_S
-from inference.protocol.waiting import WaitingModel
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 
 logger = logging.getLogger(__name__)

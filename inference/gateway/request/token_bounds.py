@@ -24,8 +24,13 @@ from inference.protocol.generation import (
     TokenizeRequest,
     TokensInput,
 )
-from inference.protocol.image_layout import ImageLayout, ImageRatioError, image_layout
-from inference.protocol.images import ImageRef, VisionInput
+from inference.protocol.images import (
+    ImageLayout,
+    ImageRatioError,
+    ImageRef,
+    VisionInput,
+    image_layout,
+)
 from inference.wire.upstream.answer_events import BYTES_A_TOKEN
 
 TEMPLATE_TOKENS = 256

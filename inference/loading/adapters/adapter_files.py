@@ -25,7 +25,7 @@ from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
-from inference.protocol.adapters import AdapterSpec
+from inference.protocol.load import AdapterSpec
 from inference.protocol.load_errors import (
     BadAdapterError,
     BadFileError,

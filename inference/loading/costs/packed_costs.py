@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inference.loading.costs.model_costs import KindBytes, LayerCost, ModelCosts
-from inference.protocol.layer_costs import (
+from inference.protocol.load_progress import (
     MAX_KINDS,
     MAX_LAYERS,
     PackedBytes,

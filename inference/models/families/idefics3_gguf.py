@@ -19,7 +19,7 @@ from inference.models.families.projector_keys import (
 )
 from inference.models.families.tower import NORM_EPS
 from inference.models.vision_config import VisionConfig
-from inference.protocol.image_layout import LONGEST_SIDE_PX
+from inference.protocol.images import LONGEST_SIDE_PX
 from inference.protocol.load_errors import BadFileError
 
 IDEFICS3_PROJECTOR = "idefics3"

@@ -8,7 +8,7 @@ from typing import Any
 from inference.models.config import ModelConfig
 from inference.models.families.hub_config import Json
 from inference.models.vision_config import VisionConfig
-from inference.protocol.image_layout import LONGEST_SIDE_PX, ImageDivision
+from inference.protocol.images import LONGEST_SIDE_PX, ImageDivision
 from inference.protocol.load_errors import BadFileError
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from inference.loading.file_check import FileCheckOrder, FileCheckResult, decode_result
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.loads.order_process import messages_of, order_process
-from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import PackedCosts
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from celery.platforms import SecurityWarning
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
+from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.keys import neuron_queue
-from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import redis
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.replicas.by_model import Replicas
 from inference.neuron.replicas.context import ReplicaContext
+from inference.protocol.held import blame, load_mark
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure
-from inference.protocol.preparing import blame, load_mark
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from inference.neuron.replicas.restart_policy import RestartPolicy
 from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.live_request import AddressedEvent
 from inference.neuron.requests.request_table import RequestTable
-from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load import LoadSpec
+from inference.protocol.load_progress import PackedCosts
 from inference.sandbox.pool import WorkerPool
 
 Weigh = Callable[[LoadSpec, Sequence[Path], int, Callable[[], bool]], PackedCosts | None]

@@ -42,10 +42,10 @@ from inference.protocol.engine import (
     Wake,
 )
 from inference.protocol.events import Failure
+from inference.protocol.held import broke_worker, load_mark
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import AsleepBytes, LoadReport
-from inference.protocol.preparing import broke_worker, load_mark
 from inference.text.errors import TextError
 
 log = logging.getLogger(__name__)

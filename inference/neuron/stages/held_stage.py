@@ -29,7 +29,7 @@ from inference.protocol.engine import (
     StageReady,
     StageReleased,
 )
-from inference.protocol.held_stages import HELD_STAGE_TRANSITIONS, HeldStage, HeldStageStatus
+from inference.protocol.heartbeat import HELD_STAGE_TRANSITIONS, HeldStage, HeldStageStatus
 from inference.protocol.load import LoadSpec, own_stages, spec_digest
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.supervised_threads import SupervisedThread

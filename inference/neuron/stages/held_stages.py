@@ -13,7 +13,7 @@ from pathlib import Path
 from inference.neuron.loads.load import Load
 from inference.neuron.replicas.context import ReplicaContext
 from inference.neuron.stages.held_stage import StageHolder
-from inference.protocol.held_stages import HeldStage
+from inference.protocol.heartbeat import HeldStage
 from inference.protocol.load import LoadSpec
 
 log = logging.getLogger(__name__)

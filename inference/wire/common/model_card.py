@@ -12,8 +12,7 @@ from typing import Any
 
 import orjson
 
-from inference.protocol.capabilities import with_text
-from inference.protocol.model_limit import ModelLimit, model_limit
+from inference.protocol.model_limit import ModelLimit, model_limit, with_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from fleet.control.watch import GATEWAY_SILENCE_S, FleetWatch
 from fleet.live.absences import GRACE_S, Absences
 from fleet.live.snapshot import FleetSnapshot
 from fleet.live.time_slices import TimeSlice
-from inference.protocol.waiting import WaitingModel, WaitingReport
+from inference.protocol.heartbeat import WaitingModel, WaitingReport
 from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 
 EMPTY = fleet()

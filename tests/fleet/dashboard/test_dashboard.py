@@ -22,8 +22,8 @@ from fleet.overview import fleet_overview
 from fleet.overview.lines import JobLine, OutdatedLine
 from inference.neuron.replicas.engine_logs import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.held import BROKE_WORKER
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
-from inference.protocol.preparing import BROKE_WORKER
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.models import RequestRecord

@@ -7,8 +7,14 @@ import pytest
 
 from fleet.live.load_orders import LoadOrders
 from fleet.live.snapshot import build_snapshot, remaining_s
-from inference.protocol.heartbeat import PROTOCOL, ReplicaStatus, decode_heartbeat, encode_heartbeat
-from inference.protocol.held_stages import HeldStage, HeldStageStatus
+from inference.protocol.heartbeat import (
+    PROTOCOL,
+    HeldStage,
+    HeldStageStatus,
+    ReplicaStatus,
+    decode_heartbeat,
+    encode_heartbeat,
+)
 from inference.protocol.load_progress import LoadProgress, LoadStage
 from tests.cases import each_case
 

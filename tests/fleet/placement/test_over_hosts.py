@@ -13,8 +13,7 @@ from fleet.placement import Load, Reject, Wait, place, place_on
 from fleet.placement.expected import with_load
 from fleet.placement.plan import Jobs, Observed, Unload
 from fleet.placement.reconcile import reconcile
-from inference.protocol.heartbeat import device_name
-from inference.protocol.held_stages import HeldStage, HeldStageStatus
+from inference.protocol.heartbeat import HeldStage, HeldStageStatus, device_name
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 from tests.fleet.placement.fleets import (

@@ -20,8 +20,8 @@ from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
-from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence
+from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import spec_of, write_adapter
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair, build_pair, greedy

@@ -16,7 +16,7 @@ from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.engine import SubmitSequence
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 from inference.protocol.sampling import SamplingParams
 
 EXPECTED = PrefillSpeed(token_s=0.001)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.catalogue import CatalogueEntry
-from inference.protocol.adapters import AdapterSpec
+from inference.protocol.load import AdapterSpec
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron

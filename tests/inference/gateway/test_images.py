@@ -16,8 +16,7 @@ from inference.gateway.images import image_rules, without_files
 from inference.gateway.request.token_bounds import TokenBounds, token_bounds
 from inference.protocol.events import Event
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit
-from inference.protocol.image_layout import image_layout
-from inference.protocol.images import ImageRef, VisionInput
+from inference.protocol.images import ImageRef, VisionInput, image_layout
 from inference.protocol.keys import images_key
 from inference.wire.common.parts import ImageFile, ImageRules
 from inference.wire.errors import InvalidImageError

@@ -11,8 +11,8 @@ import redis
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Event, Failed, Failure, Finished
+from inference.protocol.held import load_mark
 from inference.protocol.keys import inbox_key, preparing_key
-from inference.protocol.preparing import load_mark
 from tests.inference.neuron.fake_engine import POISON_SEED
 
 MakeService = Callable[..., NeuronService]

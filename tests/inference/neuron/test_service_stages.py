@@ -11,9 +11,8 @@ import pytest
 from inference.neuron.process.specs import SpecStore
 from inference.neuron.service import NeuronService
 from inference.neuron.stages import held_stage, held_stages
-from inference.protocol.held_stages import HeldStage
-from inference.protocol.load import LoadSpec, StageSpec
-from inference.protocol.stage_links import LinkIdentity, StageOf
+from inference.protocol.heartbeat import HeldStage
+from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
 from tests.inference.neuron.test_service_memory import Host

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.protocol.image_layout import (
+from inference.protocol.images import (
     LOW_DETAIL_PIXELS,
     ImageRatioError,
+    VisionInput,
     image_grid,
     image_layout,
     num_image_tokens,
 )
-from inference.protocol.images import VisionInput
 from tests.cases import each_case
 
 QWEN = VisionInput(

@@ -15,8 +15,7 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.protocol.image_layout import image_layout
-from inference.protocol.images import ImageRef, VisionInput
+from inference.protocol.images import ImageRef, VisionInput, image_layout
 from tests.cases import each_case
 
 CAT = ImageRef(

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from inference.protocol.load import LoadSpec, StageSpec, spec_digest, without_secrets
-from inference.protocol.stage_links import LinkIdentity, StageOf
+from inference.protocol.load import (
+    LinkIdentity,
+    LoadSpec,
+    StageOf,
+    StageSpec,
+    spec_digest,
+    without_secrets,
+)
 
 SECRET = "-----BEGIN PRIVATE KEY----- a secret"
 SPEC = LoadSpec(

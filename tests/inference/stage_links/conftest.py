@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from inference.protocol.stage_links import LinkIdentity
+from inference.protocol.load import LinkIdentity
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.dialling import dial
 from inference.stage_links.identities import Purpose, new_identity

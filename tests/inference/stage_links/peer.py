@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from inference.engine.stages.row_link import HEADER, RowLink
-from inference.protocol.stage_links import LinkIdentity
+from inference.protocol.load import LinkIdentity
 from inference.stage_links.dialling import dial
 
 NUM_FEATURES = 64

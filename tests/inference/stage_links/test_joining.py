@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from benchmarks.ports import free_port
-from inference.protocol.stage_links import LinkIdentity
+from inference.protocol.load import LinkIdentity
 from inference.stage_links.dialling import dial
 from inference.stage_links.errors import LinkRefusedError, LinkTimeoutError
 from inference.stage_links.identities import (

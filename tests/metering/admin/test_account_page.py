@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet.live import reading as live
-from inference.protocol.preparing import BROKE_WORKER
+from inference.protocol.held import BROKE_WORKER
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering import services
 from metering.actor import COMMAND

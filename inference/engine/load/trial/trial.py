@@ -24,9 +24,9 @@ from inference.models.remote_device import AnyDevice
 from inference.models.step_input import NUM_LONE_STATES
 from inference.protocol.load import (
     LoadSpec,
+    PrefillSpeed,
 )
 from inference.protocol.load_report import LoadReport
-from inference.protocol.prefill_speed import PrefillSpeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from inference.models.cache.kv_format import kv_bytes_per_token
 from inference.models.cache.layout import cache_layout
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Ints, StepInput
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 
 LARGEST_TRIAL_OPERATIONS = 5 * 10**10
 """Multiplications of weights that a trial on a CPU may take: about half a second. A larger model is

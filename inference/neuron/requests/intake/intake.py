@@ -33,7 +33,7 @@ from inference.neuron.requests.intake.preparing_marks import PreparingMarks
 from inference.neuron.requests.intake.starter import Starter
 from inference.protocol.events import Failure
 from inference.protocol.generation import EmbeddingRequest, ScoreRequest, Submit
-from inference.protocol.preparing import blame, broke_worker
+from inference.protocol.held import blame, broke_worker
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import redis
 
+from inference.protocol.held import MARKS_EXPIRY_S, decode_marks
 from inference.protocol.keys import preparing_key
-from inference.protocol.preparing import MARKS_EXPIRY_S, decode_marks
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,15 @@ from inference.neuron.requests.prompts.model_text import ModelText
 from inference.neuron.requests.prompts.output_rules import prompt_param
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, TextInput, TokensInput
-from inference.protocol.image_layout import ImageLayout, ImageRatioError, image_layout
-from inference.protocol.images import ImageRef, SequenceImage, TokenRun, VisionInput
+from inference.protocol.images import (
+    ImageLayout,
+    ImageRatioError,
+    ImageRef,
+    SequenceImage,
+    TokenRun,
+    VisionInput,
+    image_layout,
+)
 from inference.protocol.inbox_parts import PARTS_A_READ, image_field_names
 from inference.protocol.keys import images_key
 from inference.text.answers.harmony import ANSWER_HEAD

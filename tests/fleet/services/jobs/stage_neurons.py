@@ -9,8 +9,13 @@ from typing import Any
 import msgspec
 
 from inference.protocol import keys
-from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, ReplicaStatus
-from inference.protocol.held_stages import HeldStage, HeldStageStatus
+from inference.protocol.heartbeat import (
+    HeldStage,
+    HeldStageStatus,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+)
 from inference.protocol.load import LoadSpec, StageSpec, own_stages, spec_digest
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import DeviceMemory, StageReport

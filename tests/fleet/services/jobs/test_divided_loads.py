@@ -18,11 +18,10 @@ from fleet.services.jobs.model_loads import placed_load_start
 from fleet.services.jobs.steps import spec_of
 from inference.loading.costs.packed_costs import packed, unpacked
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.layer_costs import PackedCosts
 from inference.protocol.load import (
     LoadSpec,
 )
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.load_progress import LoadFailure, PackedCosts
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
 from tests.fleet.overview.test_stage_plans import LARGE

@@ -9,10 +9,9 @@ from fleet import selectors, services
 from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import StageReport
-from inference.protocol.prefill_speed import PrefillSpeed
 from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)

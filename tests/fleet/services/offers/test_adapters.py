@@ -19,7 +19,7 @@ from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
 from fleet.models_toml.reading import ModelsTomlError
 from fleet.overview import fleet_overview
-from inference.protocol.adapters import AdapterSpec
+from inference.protocol.load import AdapterSpec
 from metering.actor import COMMAND
 from tests.cases import each_case
 from tests.fleet.admin.admin_pages import act

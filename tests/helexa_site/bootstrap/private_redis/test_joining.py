@@ -22,8 +22,14 @@ from helexa_site.bootstrap.private_redis.redis_server import (
     wait_for_redis,
 )
 from helexa_site.bootstrap.private_redis.sharing import Share, ensure_tls
-from inference.protocol.joining import Joining, JoinLineError, decode_joining, encode_joining
-from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
+from inference.protocol.joining import (
+    Joining,
+    JoinLineError,
+    celery_broker_url,
+    celery_ssl_options,
+    decode_joining,
+    encode_joining,
+)
 from tests.cases import each_case
 from tests.live.fleets.certificates import Authority
 

@@ -20,8 +20,8 @@ from inference.engine.cache.prefix_files import PrefixFiles, Tensors
 from inference.engine.engine import Engine
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
-from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
+from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import spec_of, write_adapter
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair

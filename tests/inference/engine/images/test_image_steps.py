@@ -8,7 +8,7 @@ from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
 from inference.protocol.images import SequenceImage, TokenRun
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 from inference.protocol.sampling import SamplingParams
 from tests.cases import each_case
 

@@ -17,8 +17,13 @@ from inference.loading import image_processor
 from inference.models.vision.tower import VisionTower
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed
-from inference.protocol.image_layout import image_grid, num_image_tokens
-from inference.protocol.images import SequenceImage, TokenRun, VisionInput
+from inference.protocol.images import (
+    SequenceImage,
+    TokenRun,
+    VisionInput,
+    image_grid,
+    num_image_tokens,
+)
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid

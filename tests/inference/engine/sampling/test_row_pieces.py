@@ -18,8 +18,7 @@ from inference.engine.sampling.filters import filter_among
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.waiting_queue import SchedulerLimits
-from inference.protocol.load import LoadSpec
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import LoadSpec, PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 from tests.cases import each_case
 from tests.inference.engine.load.trial.test_trial_steps import TimedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.scheduling.pace import AVERAGED_TOKENS, PrefillAverage
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 
 MEASURED = PrefillSpeed(token_s=0.001, growth_s=1e-6)
 

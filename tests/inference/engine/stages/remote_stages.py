@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from inference.protocol.engine import EngineMessage, StageAlive, StageListening
-from inference.protocol.load import LoadSpec, StageSpec
-from inference.protocol.stage_links import LinkIdentity, StageOf
+from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from inference.stage_links.identities import new_identity
 from tests.inference.engine.serving.test_process import (
     EXIT_TIMEOUT_S,

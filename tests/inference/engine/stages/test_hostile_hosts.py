@@ -28,8 +28,7 @@ from inference.engine.stages.messages import (
     encode,
 )
 from inference.protocol.engine import LoadFailedMessage, StageReleased
-from inference.protocol.load import LoadSpec
-from inference.protocol.stage_links import LinkIdentity
+from inference.protocol.load import LinkIdentity, LoadSpec
 from inference.stage_links.addresses import address_of
 from inference.stage_links.connection import SecureConnection
 from inference.stage_links.dialling import dial

@@ -12,8 +12,13 @@ import pytest
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.protocol.engine import SequenceStep, SubmitSequence
-from inference.protocol.image_layout import image_grid, num_image_tokens
-from inference.protocol.images import SequenceImage, TokenRun, VisionInput
+from inference.protocol.images import (
+    SequenceImage,
+    TokenRun,
+    VisionInput,
+    image_grid,
+    num_image_tokens,
+)
 from inference.protocol.sampling import SamplingParams
 from tests.inference.engine.stages.loads import answers, close_all, load, spec_of
 from tests.inference.engine.stages.remote_stages import HERE, remote_stages

@@ -13,7 +13,6 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import LoadedEngine
 from inference.engine.stages import stage_building, stage_processes
 from inference.engine.stages.other_hosts import are_narrow
-from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import (
     Awake,
     FellAsleep,
@@ -23,6 +22,7 @@ from inference.protocol.engine import (
     StageReleased,
     SubmitSequence,
 )
+from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.stages.loads import PROMPT, answers, close_all, load, spec_of

@@ -14,7 +14,7 @@ from kombu.message import Message
 
 from inference.gateway.redis.inbox import ring_message
 from inference.protocol import keys
-from inference.protocol.redis_url import celery_broker_url
+from inference.protocol.joining import celery_broker_url
 
 TASK_ID = uuid.UUID("6ad19bd1-4d9c-4a25-9c2b-15b2ab1bb8b5")
 NOW = datetime.datetime(2030, 5, 1, 12, 0, tzinfo=datetime.UTC)

@@ -14,8 +14,8 @@ from fleet.placement.retry import MAX_ATTEMPTS, may_place_again
 from inference.gateway.request import place as placing
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
+from inference.protocol.held import broke_worker
 from inference.protocol.keys import heartbeat_key, preparing_key
-from inference.protocol.preparing import broke_worker
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_metering import FakeLedger

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from inference.loading.image_processor import vision_input
-from inference.protocol.image_layout import image_layout
+from inference.protocol.images import image_layout
 from tests.inference.llama_cpp_peer import quiet_library
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.vision import tiny_gemma3, tiny_idefics3, tiny_pixtral

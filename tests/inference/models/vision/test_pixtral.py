@@ -9,7 +9,7 @@ import torch
 
 from inference.loading.config.hub_config import parse_config
 from inference.models.families.processor_sizes import with_pixels
-from inference.protocol.image_layout import image_layout
+from inference.protocol.images import image_layout
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
 from tests.inference.models.families import tiny_hybrid

@@ -16,8 +16,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.models.backend import AnyModel
 from inference.models.vision_config import VisionConfig
-from inference.protocol.image_layout import image_layout
-from inference.protocol.images import VisionInput
+from inference.protocol.images import VisionInput, image_layout
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.test_image_processor import encoded, noise_image
 from tests.inference.models.families import tiny_hybrid

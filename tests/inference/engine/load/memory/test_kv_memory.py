@@ -23,8 +23,7 @@ from inference.engine.load.memory.kv_memory import (
 )
 from inference.models.adapter_targets import PLANNED_RANK, planned_adapter_bytes
 from inference.models.config import ModelConfig
-from inference.protocol.load import LoadSpec
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import LoadSpec, PrefillSpeed
 from tests.cases import each_case
 
 CONFIG = ModelConfig(

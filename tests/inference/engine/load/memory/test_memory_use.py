@@ -23,9 +23,8 @@ from inference.engine.load.memory.memory_use import HostGauge, anonymous_bytes, 
 from inference.engine.serving.channel import Channel
 from inference.models.cache.paged_kv import lazy_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
-from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_report import LoadReport
-from inference.protocol.prefill_speed import PrefillSpeed
 from tests.cases import each_case
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[5]

@@ -14,7 +14,7 @@ from inference.models.cache.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.config import ModelConfig
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.step_input import NUM_LONE_STATES, StepInput
-from inference.protocol.prefill_speed import PrefillSpeed
+from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
 from tests.inference.engine.conftest import Pair
 

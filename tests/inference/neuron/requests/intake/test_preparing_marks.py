@@ -15,8 +15,8 @@ import redis
 
 from inference.neuron.process.redis_client import connect
 from inference.neuron.requests.intake.preparing_marks import EARLIER_KEPT_S, PreparingMarks
+from inference.protocol.held import MARKS_EXPIRY_S
 from inference.protocol.keys import preparing_key
-from inference.protocol.preparing import MARKS_EXPIRY_S
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 WaitUntil = Callable[[Callable[[], object]], None]

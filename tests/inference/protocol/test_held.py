@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inference.protocol.preparing import blame, decode_marks
+from inference.protocol.held import blame, decode_marks
 from tests.cases import each_case
 
 
