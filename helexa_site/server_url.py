@@ -10,8 +10,8 @@ from pathlib import Path
 from django.core.management.base import CommandError
 
 from helexa_site.bootstrap.serving.running_serve import find_running
-from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
+from inference.settings.installation import URL
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 

@@ -19,7 +19,7 @@ from inference.loading.sources.files import (
 )
 from inference.loading.sources.projectors import projector_beside
 from inference.protocol.load_errors import LoadError
-from inference.settings.named_sources import HUGGINGFACE
+from inference.settings.storage import HUGGINGFACE
 
 MIB = 1024**2
 ROOM = 1.1

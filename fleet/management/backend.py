@@ -22,8 +22,8 @@ from django.db import Error as DjangoDatabaseError
 from helexa_site.exit_codes import ExitCode, exit_code
 from helexa_site.server_url import checked_url
 from inference import proxies
-from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
+from inference.settings.installation import URL
 from inference.version import VERSION
 from metering.management.output import database_words
 

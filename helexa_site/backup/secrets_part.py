@@ -13,8 +13,8 @@ from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.doctor.settings_check import SET_BY_THE_START
 from helexa_site.secret_key import secret_key
 from helexa_site.whole_file import write_whole
-from inference.settings.commands import URL
 from inference.settings.gateway import SECRET_KEY
+from inference.settings.installation import URL
 from inference.settings.table import NAMES
 
 SETTINGS = "settings.env"

@@ -11,7 +11,7 @@ from helexa_site.bootstrap.arguments import reachable_host
 from helexa_site.bootstrap.serving.ports import try_to_listen
 from helexa_site.doctor.findings import Finding, failed, ok
 from helexa_site.instance import INSTANCE_HEADER, known_instance_id
-from inference.settings.metrics_listen import MetricsListen
+from inference.settings.gateway import MetricsListen
 
 CHECK = "ports"
 TIMEOUT_S = 5.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from inference.settings.addresses import Network
+from inference.settings.kinds import Network
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPV6_CLIENT_BITS = 64

@@ -62,7 +62,7 @@ from inference.models.stages.layer_range import LayerRange, stage_config
 from inference.models.weights.weight_source import WeightSource
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadProgress, LoadStage
-from inference.settings.named_sources import HUGGINGFACE
+from inference.settings.storage import HUGGINGFACE
 
 TABLE = "embed_tokens.weight"
 EXPERTS = ".mlp.experts."

@@ -48,9 +48,7 @@ from inference.neuron.stages.held_stages import HeldStages
 from inference.protocol.heartbeat import PROTOCOL, BuildInfo, HostInfo, NeuronHeartbeat
 from inference.protocol.load import LoadSpec
 from inference.sandbox.pool import WorkerPool
-from inference.settings.accounts import LoggedBodies
-from inference.settings.memory_limits import MemoryLimits
-from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT
+from inference.settings.neuron import LOG_BODIES, MEMORY_LIMIT, LoggedBodies, MemoryLimits
 from inference.settings.storage import REDIS_STALL_S
 from inference.supervised_threads import mend_threads, thread_problems
 from inference.version import VERSION

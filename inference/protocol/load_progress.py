@@ -1,5 +1,5 @@
-"""How a load is going, why it was refused or broke, and what the layers of a model take that did not
-fit: ``inference.loading.costs.packed_costs`` makes plans' costs of it and back.
+"""How a load is going, why it was refused or broke, and what the layers of a model take that did
+not fit: ``inference.loading.costs.packed_costs`` makes plans' costs of it and back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The settings: every environment variable that helexa reads, with its type, bounds and meaning.
 
     setting   what a setting is, and how it is read
-    kinds     numbers, flags and words; ``addresses``: URLs, hosts and networks
-    gateway, storage, neuron, installation, commands   the settings, by subject
-    table     all of them; checks an environment; finds misspelt names
-    page      the table of docs/operating/settings.md
+    kinds     numbers, flags, words, URLs, hosts and networks
+    gateway, storage, neuron, installation   the settings, by subject
+    table     all of them; checks an environment; finds misspelt names; writes the operator's page
 
 Processes that have no Django read settings too, some before anything is installed: this package
 uses the standard library only.

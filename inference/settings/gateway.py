@@ -2,24 +2,90 @@
 
 from __future__ import annotations
 
-from inference.settings.addresses import (
+import re
+from dataclasses import dataclass
+
+from inference.settings.kinds import (
+    GIB,
     HOST_NAME,
     IMAGE_HOST,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_WAIT_S,
+    MIB,
     ORIGIN,
     WEB_ORIGIN,
-    MetricsAddress,
+    Choice,
+    Flag,
     Network,
     Networks,
+    Text,
     Url,
     WebOrigin,
+    WholeNumber,
     WordList,
 )
-from inference.settings.kinds import Choice, Flag, Text, WholeNumber
-from inference.settings.limits import GIB, MAX_BYTES, MAX_COUNT, MAX_WAIT_S, MIB
-from inference.settings.metrics_listen import MetricsSetting
 from inference.settings.setting import Reader, Setting
 
-GATEWAY = frozenset({Reader.GATEWAY})
+DEFAULT_PORT = 31314
+MAX_PORT = 65535
+METRICS_OFF_WORDS = frozenset({"", "off", "0", "no", "false", "none"})
+ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+))?(?::(?P<port>\d+))?")
+
+
+class MetricsListenError(ValueError):
+    """It is not like HOST, HOST:PORT, :PORT or off."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsListen:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSetting:
+    """The operator's choice of where metrics are served. ``host`` ``None``: the gateway's."""
+
+    is_on: bool = True
+    host: str | None = None
+    port: int = DEFAULT_PORT
+
+    def at(self, gateway_host: str) -> MetricsListen | None:
+        """``None``: nowhere."""
+        return MetricsListen(self.host or gateway_host, self.port) if self.is_on else None
+
+
+METRICS_OFF = MetricsSetting(is_on=False)
+
+
+def parse_metrics_listen(word: str | None) -> MetricsSetting:
+    """``None``: it is not set. Raises ``MetricsListenError``."""
+    if word is None:
+        return MetricsSetting()
+    word = word.strip()
+    if word.lower() in METRICS_OFF_WORDS:
+        return METRICS_OFF
+    if word.isdigit():
+        word = f":{word}"
+    found = ADDRESS.fullmatch(word)
+    port = int(found["port"] or DEFAULT_PORT) if found else 0
+    if found is None or not 1 <= port <= MAX_PORT:
+        raise MetricsListenError(f"{word!r} is not like 127.0.0.1:{DEFAULT_PORT}, :9100 or off")
+    host = found["host"]
+    return MetricsSetting(host=host.strip("[]") if host else None, port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    rule: str = "HOST:PORT, HOST, :PORT or off"
+
+    def parse(self, word: str) -> MetricsSetting:
+        return parse_metrics_listen(word)
+
 
 API_KEY: Setting[str | None] = Setting(
     name="HELEXA_API_KEY",
@@ -35,7 +101,6 @@ ALLOW_ANONYMOUS: Setting[bool | None] = Setting(
     kind=Flag(),
     default=None,
     default_words="1 where `--host` is loopback and `HELEXA_API_KEY` is not set, else 0",
-    readers=GATEWAY,
     doc="1: serve everybody who reaches the port; 0: require a key. Set it to 0 "
     "behind a proxy on the same host: all its clients come from loopback",
 )
@@ -43,7 +108,6 @@ ALLOWED_ORIGINS: Setting[tuple[str, ...]] = Setting(
     name="HELEXA_ALLOWED_ORIGINS",
     kind=WordList(ORIGIN, "a list of origins like https://chat.example.org, or *", may_be_any=True),
     default=(),
-    readers=GATEWAY,
     doc="web pages of other machines that may use the API from a browser, as "
     "`https://chat.example.org`, or `*` for all. Pages of this machine and desktop programs "
     "always may",
@@ -56,7 +120,6 @@ ALLOWED_HOSTS: Setting[tuple[str, ...]] = Setting(
         may_be_any=True,
     ),
     default=(),
-    readers=GATEWAY,
     doc="more names that requests may ask for (`chat.example.org`, `.example.org` with all names "
     "under it, `*`). Always allowed are `localhost`, names under it and loopback addresses; what "
     "the gateway listens on; the machine's name unless that is loopback; its addresses where it "
@@ -66,14 +129,12 @@ CSRF_TRUSTED_ORIGINS: Setting[tuple[str, ...]] = Setting(
     name="HELEXA_CSRF_TRUSTED_ORIGINS",
     kind=WordList(WEB_ORIGIN, "a list of origins with their scheme, like https://chat.example.org"),
     default=(),
-    readers=GATEWAY,
     doc="origins whose forms the admin accepts behind a proxy, as `https://chat.example.org`",
 )
 TRUSTED_PROXIES: Setting[tuple[Network, ...]] = Setting(
     name="HELEXA_TRUSTED_PROXIES",
     kind=Networks(),
     default=(),
-    readers=GATEWAY,
     doc="addresses and networks (`127.0.0.1, 10.1.0.0/16`) whose `X-Forwarded-For` and "
     "`X-Forwarded-Proto` are believed, for the limits of "
     "[logins](security.md#logins-to-the-admin) and for [HTTPS](security.md#https); their "
@@ -83,7 +144,6 @@ PUBLIC_URL: Setting[str | None] = Setting(
     name="HELEXA_PUBLIC_URL",
     kind=WebOrigin(),
     default=None,
-    readers=GATEWAY,
     doc="where people reach this server through a proxy, as `https://chat.example.org`. Requests "
     "may ask for its host, and the admin accepts its forms. With https, cookies are secure, "
     "browsers are made to stay with HTTPS (HSTS), and HTTP requests are redirected "
@@ -94,7 +154,6 @@ SECURE_COOKIES: Setting[bool | None] = Setting(
     kind=Flag(),
     default=None,
     default_words="1 where `HELEXA_PUBLIC_URL` is https, else 0",
-    readers=GATEWAY,
     doc="1: browsers send the cookies of a login over HTTPS alone",
 )
 HTTPS_REDIRECT: Setting[bool | None] = Setting(
@@ -102,7 +161,6 @@ HTTPS_REDIRECT: Setting[bool | None] = Setting(
     kind=Flag(),
     default=None,
     default_words="1 where `HELEXA_PUBLIC_URL` is https, else 0",
-    readers=GATEWAY,
     doc="1: a page that a trusted proxy was asked for by HTTP (`X-Forwarded-Proto`) is answered "
     "with a redirect to HTTPS",
 )
@@ -111,7 +169,6 @@ HSTS_S: Setting[int | None] = Setting(
     kind=WholeNumber(0, 2 * 365 * 86_400, "seconds"),
     default=None,
     default_words="2592000 where `HELEXA_PUBLIC_URL` is https, else 0",
-    readers=GATEWAY,
     doc="how long a browser that was here by HTTPS refuses HTTP for this host "
     "(Strict-Transport-Security); 0 sends no such header",
 )
@@ -120,7 +177,6 @@ LISTEN_HOST: Setting[str | None] = Setting(
     kind=Text("a host name or an address"),
     default=None,
     default_words="as `--host`",
-    readers=GATEWAY,
     doc="what an ASGI server of your own (uvicorn) listens on; `serve` and `gateway` set it",
 )
 SECRET_KEY: Setting[str | None] = Setting(
@@ -146,14 +202,12 @@ MAX_BODY_BYTES: Setting[int] = Setting(
     name="HELEXA_MAX_BODY_BYTES",
     kind=WholeNumber(1024, MAX_BYTES, "bytes"),
     default=32 * MIB,
-    readers=GATEWAY,
     doc="the largest body of a request; larger ones get 413",
 )
 MAX_OPEN_REQUESTS: Setting[int] = Setting(
     name="HELEXA_MAX_OPEN_REQUESTS",
     kind=WholeNumber(1, MAX_COUNT, "requests"),
     default=4096,
-    readers=GATEWAY,
     doc="how many requests a gateway has open at once; more get 503 `queue_full`, which names the "
     "bound",
 )
@@ -161,14 +215,12 @@ MAX_OPEN_BODY_BYTES: Setting[int] = Setting(
     name="HELEXA_MAX_OPEN_BODY_BYTES",
     kind=WholeNumber(1024, MAX_BYTES, "bytes"),
     default=256 * MIB,
-    readers=GATEWAY,
     doc="how large the bodies of a gateway's open requests may be together",
 )
 MAX_WAITING_REQUESTS: Setting[int] = Setting(
     name="HELEXA_MAX_WAITING_REQUESTS",
     kind=WholeNumber(0, MAX_COUNT, "requests"),
     default=2000,
-    readers=GATEWAY,
     doc="how many requests of a gateway may wait for models to be loaded, and as many for "
     "reservations of their budget to settle",
 )
@@ -176,14 +228,12 @@ REQUEST_TIMEOUT_S: Setting[int] = Setting(
     name="HELEXA_REQUEST_TIMEOUT_S",
     kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
     default=600,
-    readers=GATEWAY,
     doc="how long a request may wait for its first token, loads included",
 )
 HEAD_TIMEOUT_S: Setting[int] = Setting(
     name="HELEXA_HEAD_TIMEOUT_S",
     kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
     default=10,
-    readers=GATEWAY,
     doc="how long a client may take to send a request's head; one that takes longer gets 408. See "
     "[slow and many clients](security.md#slow-and-many-clients)",
 )
@@ -191,7 +241,6 @@ BODY_TIMEOUT_S: Setting[int] = Setting(
     name="HELEXA_BODY_TIMEOUT_S",
     kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
     default=20,
-    readers=GATEWAY,
     doc="a request whose body brings less than 4 KiB in such a time, or takes over an hour, "
     "gets 408",
 )
@@ -199,7 +248,6 @@ IDLE_TIMEOUT_S: Setting[int] = Setting(
     name="HELEXA_IDLE_TIMEOUT_S",
     kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
     default=75,
-    readers=GATEWAY,
     doc="how long a connection is kept on which nothing is asked: longer than a proxy in front of "
     "the gateway keeps it",
 )
@@ -207,7 +255,6 @@ MAX_CONNECTIONS_PER_ADDRESS: Setting[int] = Setting(
     name="HELEXA_MAX_CONNECTIONS_PER_ADDRESS",
     kind=WholeNumber(1, MAX_COUNT, "connections"),
     default=512,
-    readers=GATEWAY,
     doc="how many connections one client may have open; more get 429. Of IPv6 a /64 network is one "
     "client. This host and `HELEXA_TRUSTED_PROXIES` are not counted",
 )
@@ -215,28 +262,24 @@ MAX_IMAGE_BYTES: Setting[int] = Setting(
     name="HELEXA_MAX_IMAGE_BYTES",
     kind=WholeNumber(1, MAX_BYTES, "bytes"),
     default=20 * MIB,
-    readers=GATEWAY,
     doc="the largest image of a request, as a file",
 )
 MAX_IMAGE_PIXELS: Setting[int] = Setting(
     name="HELEXA_MAX_IMAGE_PIXELS",
     kind=WholeNumber(1, MAX_COUNT, "pixels"),
     default=50_000_000,
-    readers=GATEWAY,
     doc="the largest image of a request, in pixels",
 )
 MAX_IMAGES: Setting[int] = Setting(
     name="HELEXA_MAX_IMAGES",
     kind=WholeNumber(0, MAX_COUNT, "images"),
     default=100,
-    readers=GATEWAY,
     doc="how many images one request may have, those of the responses it continues included",
 )
 MAX_IMAGES_BYTES: Setting[int] = Setting(
     name="HELEXA_MAX_IMAGES_BYTES",
     kind=WholeNumber(0, MAX_BYTES, "bytes"),
     default=64 * MIB,
-    readers=GATEWAY,
     doc="how large the images of one request may be together. Images come inside bodies, so "
     "`HELEXA_MAX_BODY_BYTES` bounds them too",
 )
@@ -249,7 +292,6 @@ IMAGE_HOSTS: Setting[tuple[str, ...]] = Setting(
         lowers=True,
     ),
     default=(),
-    readers=GATEWAY,
     doc="hosts whose images gateways fetch when clients give an address: `images.example.org`, "
     "`*.example.org`, `10.0.0.5:8080`, `*` for all public ones. Without it addresses are refused. "
     "Only a host that is named literally may be in a private network",
@@ -258,21 +300,18 @@ MAX_STORED_RESPONSES: Setting[int] = Setting(
     name="HELEXA_MAX_STORED_RESPONSES",
     kind=WholeNumber(0, MAX_COUNT, "responses"),
     default=10_000,
-    readers=GATEWAY,
     doc="how many responses one account may keep",
 )
 MAX_STORED_RESPONSE_BYTES: Setting[int] = Setting(
     name="HELEXA_MAX_STORED_RESPONSE_BYTES",
     kind=WholeNumber(0, MAX_BYTES, "bytes"),
     default=GIB,
-    readers=GATEWAY,
     doc="how large the stored responses of one account may be together",
 )
 MAX_STORED_FILES: Setting[int] = Setting(
     name="HELEXA_MAX_STORED_FILES",
     kind=WholeNumber(0, MAX_COUNT, "files"),
     default=1000,
-    readers=GATEWAY,
     doc="how many [files](../api.md#files-and-batches) one account may keep, results of batches "
     "included",
 )
@@ -280,28 +319,24 @@ MAX_STORED_FILE_BYTES: Setting[int] = Setting(
     name="HELEXA_MAX_STORED_FILE_BYTES",
     kind=WholeNumber(0, MAX_BYTES, "bytes"),
     default=4 * GIB,
-    readers=GATEWAY,
     doc="how large the files of one account may be together before it may add no more",
 )
 MAX_OPEN_BATCHES: Setting[int] = Setting(
     name="HELEXA_MAX_OPEN_BATCHES",
     kind=WholeNumber(0, MAX_COUNT, "batches"),
     default=100,
-    readers=GATEWAY,
     doc="how many batches of one account may be open",
 )
 BATCH_DISCOUNT_PERCENT: Setting[int] = Setting(
     name="HELEXA_BATCH_DISCOUNT_PERCENT",
     kind=WholeNumber(0, 100, "percent"),
     default=0,
-    readers=GATEWAY,
     doc="how much less a request of a batch costs",
 )
 UNKNOWN_FIELDS: Setting[str] = Setting(
     name="HELEXA_UNKNOWN_FIELDS",
     kind=Choice(("refuse", "ignore")),
     default="refuse",
-    readers=GATEWAY,
     doc="`ignore`: fields that this server does not know are left out of requests, and the "
     "answer's header `x-helexa-ignored` names them; over a WebSocket they are refused either way",
 )
@@ -309,14 +344,12 @@ ALWAYS_STREAM_USAGE: Setting[bool] = Setting(
     name="HELEXA_ALWAYS_STREAM_USAGE",
     kind=Flag(),
     default=False,
-    readers=GATEWAY,
     doc="1: streams of OpenAI's dialects end with their usage whether or not the client asks",
 )
 BENCH_PUBLIC: Setting[bool] = Setting(
     name="HELEXA_BENCH_PUBLIC",
     kind=Flag(),
     default=False,
-    readers=GATEWAY,
     doc="1: everybody may read the [bench's results](bench.md), without a key or a login",
 )
 DRAIN_SECONDS: Setting[int] = Setting(
@@ -332,7 +365,6 @@ OTLP_ENDPOINT: Setting[str | None] = Setting(
     name="OTEL_EXPORTER_OTLP_ENDPOINT",
     kind=Url(("http", "https"), "an address like http://collector:4318"),
     default=None,
-    readers=GATEWAY,
     doc="the OpenTelemetry collector that gets a [trace of each request](monitoring.md#traces), by "
     "OTLP over HTTP at `/v1/traces` below it",
 )
@@ -340,14 +372,12 @@ OTLP_TRACES_ENDPOINT: Setting[str | None] = Setting(
     name="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     kind=Url(("http", "https"), "an address like http://collector:4318/v1/traces"),
     default=None,
-    readers=GATEWAY,
     doc="the same as a whole address, instead of the former",
 )
 OTLP_PROTOCOL: Setting[str] = Setting(
     name="OTEL_EXPORTER_OTLP_PROTOCOL",
     kind=Choice(("http/protobuf",)),
     default="http/protobuf",
-    readers=GATEWAY,
     doc="how traces are sent; there is one way",
 )
 OTLP_HEADERS: Setting[str | None] = Setting(
@@ -355,7 +385,6 @@ OTLP_HEADERS: Setting[str | None] = Setting(
     kind=Text("a list like name=value,name=value"),
     default=None,
     is_secret=True,
-    readers=GATEWAY,
     doc="headers for the collector, such as its key: `authorization=Bearer%20KEY`",
 )
 METRICS_LISTEN: Setting[MetricsSetting] = Setting(
@@ -364,7 +393,6 @@ METRICS_LISTEN: Setting[MetricsSetting] = Setting(
     default=MetricsSetting(),
     default_words="the gateway's host, port 31314",
     reads_blank=True,
-    readers=GATEWAY,
     doc="where Prometheus reads the metrics: `HOST:PORT`, `:PORT` or `off`",
 )
 SERVE_KEY: Setting[str | None] = Setting(

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.settings.addresses import UrlOrOff
-from inference.settings.kinds import Choice, FilePath, Flag, LogLevel, LogLevels, WholeNumber
+from inference.settings.kinds import (
+    Choice,
+    FilePath,
+    Flag,
+    LogLevel,
+    LogLevels,
+    Url,
+    UrlOrOff,
+    WholeNumber,
+)
 from inference.settings.setting import Reader, Setting
 
 START = frozenset({Reader.SERVE, Reader.NEURON, Reader.COMMANDS})
@@ -60,4 +68,14 @@ ENVIRONMENT_ATTEMPT: Setting[int] = Setting(
     is_internal=True,
     readers=START,
     doc="how often this start has executed itself again in the environment that it made",
+)
+
+
+URL: Setting[str | None] = Setting(
+    name="HELEXA_URL",
+    kind=Url(("http", "https"), "an address like http://gpu-box:31313"),
+    default=None,
+    default_words="this machine's",
+    readers=frozenset({Reader.COMMANDS}),
+    doc="the server that commands ask, instead of `--url`",
 )

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from inference.settings.accounts import Accounts, LoggedBodies
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
 from inference.settings.kinds import (
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_WAIT_S,
+    MIB,
     Choice,
     Command,
     Decimal,
@@ -12,10 +21,140 @@ from inference.settings.kinds import (
     Text,
     WholeNumber,
 )
-from inference.settings.limits import MAX_COUNT, MAX_WAIT_S
-from inference.settings.memory_limits import DeviceMemory, MemoryLimits
 from inference.settings.setting import Reader, Setting
-from inference.settings.stage_listen import StageAddress, StageListen
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedBodies:
+    """The accounts whose texts the log may hold."""
+
+    accounts: frozenset[str] = frozenset()
+    are_all: bool = False
+
+    def include(self, account: str) -> bool:
+        return self.are_all or account in self.accounts
+
+    def __str__(self) -> str:
+        return ALL if self.are_all else ", ".join(sorted(self.accounts))
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    rule: str = "all, or names of accounts with commas between them"
+
+    def parse(self, word: str) -> LoggedBodies:
+        names = frozenset(filter(None, (name.strip() for name in word.split(","))))
+        if not names:
+            raise ValueError
+        return LoggedBodies(are_all=True) if names == {ALL} else LoggedBodies(names)
+
+
+DEVICE_NAME = re.compile(r"cpu|cuda:(0|[1-9][0-9]{0,3})")
+SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([MGT]i?B)")
+SCALES = {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("MGT", start=2)
+    for unit, base in (("B", 1000), ("iB", 1024))
+}
+MIN_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Most bytes of each device that a neuron's models may use together. A device without a limit
+    has no entry."""
+
+    by_device: tuple[tuple[str, int], ...] = ()
+
+    def of(self, device: str) -> int | None:
+        return dict(self.by_device).get(device)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(device for device, _ in self.by_device)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """``cpu=6GiB,cuda:0=20GiB``."""
+
+    rule: str = (
+        "a list of devices with sizes like cpu=6GiB,cuda:0=20GiB (cpu or cuda:NUMBER, and from "
+        "1MiB, in MiB, GiB, TiB or MB, GB, TB)"
+    )
+
+    def parse(self, word: str) -> MemoryLimits:
+        limits: dict[str, int] = {}
+        for part in word.split(","):
+            device, equals, size = (piece.strip() for piece in part.partition("="))
+            if not equals or not DEVICE_NAME.fullmatch(device):
+                raise ValueError(f"{part.strip()!r} is not DEVICE=SIZE")
+            if device in limits:
+                raise ValueError(f"{device} has two limits")
+            limits[device] = _num_bytes(size)
+        return MemoryLimits(tuple(limits.items()))
+
+
+def _num_bytes(size: str) -> int:
+    found = SIZE.fullmatch(size)
+    if found is None:
+        raise ValueError(f"{size!r} is no size with its unit")
+    num_bytes = int(Fraction(found[1]) * SCALES[found[2]])
+    if not MIN_BYTES <= num_bytes <= MAX_BYTES:
+        raise ValueError(f"{size} is not between 1MiB and {MAX_BYTES} bytes")
+    return num_bytes
+
+
+MAX_PORT = 65535
+ADDRESS = re.compile(
+    r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+)(?::(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageListen:
+    host: str
+    """A name or an address of this host that other hosts reach it by."""
+    first_port: int | None = None
+    """``None``: any free port."""
+    last_port: int | None = None
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """The ports to try, in order; 0 is any free one."""
+        if self.first_port is None:
+            return [0]
+        return range(self.first_port, (self.last_port or self.first_port) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StageAddress:
+    rule: str = "HOST, HOST:PORT or HOST:FIRST-LAST, with an address that other hosts reach"
+
+    def parse(self, word: str) -> StageListen:
+        found = ADDRESS.fullmatch(word.strip())
+        if found is None:
+            raise ValueError
+        host = found["host"].strip("[]")
+        if _is_every_address(host):
+            raise ValueError(f"{host} is no address that another host can connect to")
+        if found["first"] is None:
+            return StageListen(host)
+        first = int(found["first"])
+        last = int(found["last"] or first)
+        if not 1 <= first <= last <= MAX_PORT:
+            raise ValueError(f"ports are from 1 to {MAX_PORT}, the lower one first")
+        return StageListen(host, first, last)
+
+
+def _is_every_address(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
 
 NEURON = frozenset({Reader.NEURON})
 ENGINE = frozenset({Reader.ENGINE})

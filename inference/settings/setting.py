@@ -53,7 +53,7 @@ class Setting(Generic[T]):
     default: T
     default_words: str = ""
     """Describes the default, where ``default`` alone does not."""
-    readers: frozenset[Reader]
+    readers: frozenset[Reader] = frozenset({Reader.GATEWAY})
     doc: str
     """Markdown, for the operator."""
     is_secret: bool = False

@@ -11,7 +11,7 @@ from django.db.models import Count
 from django.utils import timezone
 
 from inference.build import this_build
-from inference.settings.variable_names import OTHERS_KEY
+from inference.settings.storage import OTHERS_KEY
 from inference.version import VERSION
 from metering.actor import Actor
 from metering.bench.errors import BenchValueError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helexa_site.config import read_config
-from inference.settings.metrics_listen import MetricsListenError, parse_metrics_listen
+from inference.settings.gateway import MetricsListenError, parse_metrics_listen
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 

@@ -16,8 +16,8 @@ from fleet.management.backend import understood
 from fleet.management.gate import QUESTION, WORD, Gate, Loaded, RefusedError, Server, ready_now
 from helexa_site.quick_command import QuickCommand
 from helexa_site.server_url import DEFAULT_URL, checked_url
-from inference.settings.commands import URL
 from inference.settings.gateway import API_KEY
+from inference.settings.installation import URL
 from metering.management.output import json_text
 
 

@@ -16,7 +16,7 @@ from fleet.management.subcommands import Run
 from inference.loading.sources.projectors import JOINED_BY, WantedFiles, wanted_files
 from inference.protocol.load import NO_PROJECTOR
 from inference.protocol.load_errors import BadSourceError
-from inference.settings.named_sources import HUGGINGFACE
+from inference.settings.storage import HUGGINGFACE
 from metering.management.output import table_text
 
 FOUND = ("repository", "downloads", "likes", "gated")

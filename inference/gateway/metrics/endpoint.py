@@ -31,7 +31,7 @@ from helexa_site.instance import INSTANCE_HEADER, instance_id
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.protocol.heartbeat import DeviceInfo
-from inference.settings.metrics_listen import MetricsListen
+from inference.settings.gateway import MetricsListen
 from inference.supervised_threads import SupervisedThread
 from inference.wire.errors import ApiError
 from metering.selectors import reservations_open

@@ -23,7 +23,7 @@ from helexa_site.web.client_address import client_address, counted_address
 from inference.descriptors import DescriptorMarks
 from inference.gateway.server.http_channel import ReadDeadline, ReadTimeouts, StreamChannel
 from inference.protocol.refusals import OVERLOADED
-from inference.settings.addresses import Network
+from inference.settings.kinds import Network
 from inference.wire.errors import ApiError, ServiceUnavailableError, TooManyConnectionsError
 
 ACCEPTS_A_TURN = 8

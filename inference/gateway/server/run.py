@@ -18,7 +18,7 @@ from inference.gateway.server.daphne_server import DaphneServer
 from inference.gateway.server.http_channel import ReadTimeouts
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.logs.setup import configure_logging
-from inference.settings.metrics_listen import MetricsListen
+from inference.settings.gateway import MetricsListen
 
 
 def run(host: str, port: int) -> None:

@@ -34,7 +34,7 @@ from inference.loading.sources.base_repo import (
     original_of,
 )
 from inference.protocol.load_errors import UnknownTokenizerError
-from inference.settings.named_sources import HUGGINGFACE
+from inference.settings.storage import HUGGINGFACE
 
 CONVERTER_VERSION = b"3"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""

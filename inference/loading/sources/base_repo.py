@@ -17,7 +17,7 @@ from typing import Any
 
 from inference.loading.sources.hub_cache import REPOSITORY_PREFIX
 from inference.protocol.load_errors import BadFileError, DownloadFailedError, LoadError
-from inference.settings.named_sources import HUGGINGFACE
+from inference.settings.storage import HUGGINGFACE
 
 log = logging.getLogger(__name__)
 

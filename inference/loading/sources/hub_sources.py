@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.loading.sources.hub_cache import hub_cache_dir
-from inference.settings.named_sources import HUGGINGFACE, NamedSource
-from inference.settings.storage import SOURCES
+from inference.settings.storage import HUGGINGFACE, SOURCES, NamedSource
 
 NAMED_SOURCES = "sources"
 """The folder of the cache that has the caches of named sources."""

@@ -22,8 +22,7 @@ from inference.loading.sources.projectors import WantedFiles, choose_files, want
 from inference.loading.sources.wheels import pypi
 from inference.protocol.load import NO_PROJECTOR, LoadSpec
 from inference.protocol.load_errors import BadSourceError, LoadError, MissingFileError
-from inference.settings.named_sources import HUGGINGFACE
-from inference.settings.storage import SOURCES
+from inference.settings.storage import HUGGINGFACE, SOURCES
 
 MAGIC = b"GGUF"
 OTHER_SCHEMES = ("path", "pypi")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from inference.protocol.heartbeat import DeviceInfo, device_name
-from inference.settings.memory_limits import MemoryLimits
+from inference.settings.neuron import MemoryLimits
 
 HOST = "cpu"
 NO_LIMITS = MemoryLimits()

@@ -33,8 +33,7 @@ from inference.neuron.replicas.sleep_choice import HOST_SHARE_KEPT
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
-from inference.settings.memory_limits import MemoryLimits
-from inference.settings.neuron import MEMORY_LIMIT
+from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 
 LOOK_AGAIN_S = 1.0
 """While a load waits. Its turn and its cancel wake it at once."""

@@ -26,13 +26,13 @@ from inference.neuron.replicas.engine_process import (
     silence_limit_s,
 )
 from inference.neuron.service import NeuronService
-from inference.settings.accounts import LoggedBodies
 from inference.settings.neuron import (
     DEVICE_SOURCE,
     LOG_BODIES,
     MEMORY_LIMIT,
     NEURON_DRAIN_S,
     STAGE_LISTEN,
+    LoggedBodies,
 )
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.storage import DATA_DIR, REDIS_STALL_S, REDIS_URL

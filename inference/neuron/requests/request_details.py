@@ -21,7 +21,7 @@ from inference.logs.bodies import MAX_BODY_CHARACTERS, digest_of, masked_body
 from inference.logs.redaction import Redactor, secrets_of
 from inference.neuron.requests.prompts.prompts import Prepared
 from inference.protocol.generation import Submit
-from inference.settings.accounts import LoggedBodies
+from inference.settings.neuron import LoggedBodies
 from inference.text.answers.choice_text import Piece, ThoughtPart
 from inference.text.tokens.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import Decision

@@ -40,7 +40,7 @@ from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.inbox_parts import PARTS_A_READ, FrameAssembler
 from inference.protocol.keys import inbox_key
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
-from inference.settings.accounts import LoggedBodies
+from inference.settings.neuron import LoggedBodies
 
 log = logging.getLogger(__name__)
 

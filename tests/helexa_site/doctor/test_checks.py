@@ -26,7 +26,7 @@ from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, ob
 from helexa_site.doctor.port_check import port_findings
 from helexa_site.doctor.settings_check import settings_findings
 from inference.protocol.refusals import Refused
-from inference.settings.metrics_listen import MetricsListen
+from inference.settings.gateway import MetricsListen
 from inference.version import VERSION
 from tests.cases import each_case
 from tests.fleet.conftest import heartbeat

@@ -18,7 +18,7 @@ from helexa_site.config import REPOSITORY_DIR, Config, read_config
 from helexa_site.doctor.settings_check import settings_findings
 from helexa_site.web import https
 from helexa_site.web.hosts import allowed_hosts
-from inference.settings.addresses import Networks
+from inference.settings.kinds import Networks
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 

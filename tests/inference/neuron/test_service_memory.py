@@ -16,7 +16,7 @@ from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadSpec, StageSpec
 from inference.protocol.load_errors import UnknownArchitectureError
 from inference.protocol.load_progress import LoadStage
-from inference.settings.memory_limits import MemoryLimits
+from inference.settings.neuron import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 from tests.inference.neuron.fake_engines import running_engines
 

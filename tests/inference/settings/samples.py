@@ -5,20 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from inference.settings.accounts import Accounts
-from inference.settings.addresses import (
-    MetricsAddress,
-    Networks,
-    Url,
-    UrlOrOff,
-    WebOrigin,
-    WordList,
-)
 from inference.settings.gateway import (
     ALLOWED_HOSTS,
     ALLOWED_ORIGINS,
     CSRF_TRUSTED_ORIGINS,
     IMAGE_HOSTS,
+    MetricsAddress,
 )
 from inference.settings.kinds import (
     Choice,
@@ -27,15 +19,18 @@ from inference.settings.kinds import (
     FilePath,
     Flag,
     LogLevels,
+    Networks,
     PythonName,
     Text,
+    Url,
+    UrlOrOff,
+    WebOrigin,
     WholeNumber,
+    WordList,
 )
-from inference.settings.memory_limits import DeviceMemory
-from inference.settings.named_sources import SourceList
+from inference.settings.neuron import Accounts, DeviceMemory, StageAddress
 from inference.settings.setting import Setting
-from inference.settings.stage_listen import StageAddress
-from inference.settings.storage import BENCH_VARIABLES
+from inference.settings.storage import BENCH_VARIABLES, SourceList
 
 NO_NUMBERS = ("never", "zero", "1,5", "1_000", "²", "٣", "0x10", "--1", "1 000", "nan", "inf", "1e")
 LISTS = {

@@ -51,8 +51,7 @@ from inference.protocol.generation import (
 from inference.protocol.images import ImageRef, SequenceImage
 from inference.protocol.sampling import SamplingParams
 from inference.sandbox.pool import Caller
-from inference.settings.accounts import LoggedBodies
-from inference.settings.neuron import LOG_BODIES
+from inference.settings.neuron import LOG_BODIES, LoggedBodies
 
 log = logging.getLogger(__name__)
 

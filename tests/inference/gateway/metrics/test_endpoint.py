@@ -14,7 +14,7 @@ from helexa_site.instance import known_instance_id
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import endpoint as metrics_endpoint
 from inference.gateway.metrics.endpoint import DatabaseCounts, MetricsEndpoint
-from inference.settings.metrics_listen import MetricsListen
+from inference.settings.gateway import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron

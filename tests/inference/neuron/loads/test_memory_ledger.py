@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inference.neuron.loads.memory_ledger import NO_LIMITS, MemoryLedger
-from inference.settings.memory_limits import MemoryLimits
+from inference.settings.neuron import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 
 

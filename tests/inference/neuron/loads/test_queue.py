@@ -22,7 +22,7 @@ from inference.protocol.load_report import (
     DeviceMemory,
     LoadReport,
 )
-from inference.settings.memory_limits import MemoryLimits
+from inference.settings.neuron import MemoryLimits
 from tests.inference.neuron.devices import GB, card, host
 
 SPEC = LoadSpec(job_id="j", model="m", source="fake:m")

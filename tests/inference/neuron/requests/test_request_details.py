@@ -24,7 +24,7 @@ from inference.protocol.generation import (
     TextInput,
     ToolDefinition,
 )
-from inference.settings.accounts import Accounts, LoggedBodies
+from inference.settings.neuron import Accounts, LoggedBodies
 from inference.text.tool_calls.hermes import HermesFormat
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import model_text
