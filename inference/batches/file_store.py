@@ -12,7 +12,6 @@ from pathlib import Path
 from inference.batches.records import is_id
 
 UNFINISHED = ".part"
-"""Suffix of a file that is still being written."""
 
 
 class FileStore:
@@ -53,7 +52,6 @@ class FileStore:
         self.write_at(self.path(file_id), pieces)
 
     def write_at(self, path: Path, pieces: Iterable[bytes]) -> None:
-        """The same, of one of its paths."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         unfinished = path.with_name(f"{path.name}{UNFINISHED}")
         try:

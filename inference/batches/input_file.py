@@ -17,7 +17,6 @@ from inference.wire.common.batch_lines import BatchLine, read_line, read_lines
 
 class InputFile:
     def __init__(self, path: Path, endpoint: str) -> None:
-        """Raises ``FileNotFoundError``."""
         self._file = path.open("rb")
         self._endpoint = endpoint
         self._offsets = array("Q")
@@ -34,7 +33,6 @@ class InputFile:
         return number
 
     def next_line(self) -> BatchLine | None:
-        """``None``: all have been given out."""
         if self._position == len(self._offsets):
             return None
         offset = self._offsets[self._position]

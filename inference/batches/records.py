@@ -39,7 +39,6 @@ class FileRecord:
     size_bytes: int
     created_at: datetime
     expires_at: datetime | None = None
-    """When the file ends: from then on it is not found, and its content is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,6 @@ class BatchRecord:
     num_cancelled: int
     metadata_json: str
     failure: str
-    """Why it failed before any of its requests ran."""
     created_at: datetime
     expires_at: datetime
     started_at: datetime | None = None

@@ -43,14 +43,12 @@ class ResultFiles:
             self._files.write_at(self._files.part(file_id, self._holder), lines)
 
     def append(self, file_id: str, pieces: Iterable[bytes]) -> None:
-        """Whole lines, in any pieces. Raises ``ResultsTakenError``."""
         try:
             self._files.append_at(self._files.part(file_id, self._holder), pieces)
         except FileNotFoundError as error:
             raise ResultsTakenError from error
 
     def finish(self) -> None:
-        """Does nothing to those that another gateway has adopted since."""
         for file_id in self._file_ids:
             own = self._files.part(file_id, self._holder)
             try:

@@ -32,14 +32,12 @@ def file_list(
 
 
 def account_usage(account: str, using: str = "default") -> Used:
-    """The files that it keeps."""
     rows = _kept_files(account, using)
     total = rows.aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
     return Used(number=total["number"], size_bytes=int(total["size_bytes"] or 0))
 
 
 def files_expired(limit: int) -> list[str]:
-    """The ids of files of any account that are past their time."""
     rows = StoredFile.objects.filter(expires_at__lte=timezone.now()).order_by("expires_at")
     return list(rows.values_list("pk", flat=True)[:limit])
 
@@ -69,7 +67,6 @@ def batch_list(
 
 
 def batches_unclaimed(limit: int) -> list[BatchRecord]:
-    """Open ones that no gateway works on, the oldest first."""
     rows = Batch.objects.filter(status__in=OPEN).exclude(lease_until__gte=timezone.now())
     return [batch_record(row) for row in rows.order_by("created_at", "id")[:limit]]
 

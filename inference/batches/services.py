@@ -74,20 +74,17 @@ def result_save(*, file_id: str, account: str, name: str, purpose: str, size_byt
 
 
 def file_delete(*, file_id: str, account: str) -> bool:
-    """``False``: it is not there, for this account."""
     deleted, _ = StoredFile.objects.filter(pk=file_id, account=account).delete()
     return deleted > 0
 
 
 def files_forget(*, file_ids: Collection[str]) -> None:
-    """Deletes the records of files that have expired; their contents are gone."""
     StoredFile.objects.filter(pk__in=file_ids, expires_at__lte=timezone.now()).delete()
 
 
 def batch_create(
     *, lasts: timedelta, fields: Mapping[str, Any], max_open: int, using: str = "default"
 ) -> BatchRecord:
-    """Raises ``QuotaFullError`` where the account has ``max_open`` open ones."""
     account, now = fields["account"], timezone.now()
     with quota_locked("batches", account, using):
         Quota(max_open).check(Used(num_open_batches(account, using)))
@@ -138,7 +135,6 @@ def batch_progress(*, batch_id: str, holder: str, counts: Mapping[str, int]) -> 
 def batch_end(
     *, batch_id: str, holder: str, status: str, counts: Mapping[str, int], failure: str = ""
 ) -> bool:
-    """``False``: the lease is lost."""
     mine = Batch.objects.filter(pk=batch_id, lease_holder=holder, status__in=OPEN)
     changed = mine.update(
         status=status, failure=failure, ended_at=timezone.now(), lease_until=None, **counts
@@ -147,7 +143,6 @@ def batch_end(
 
 
 def batch_release(*, batch_id: str, holder: str) -> None:
-    """Release the lease, so that another gateway can continue the batch at once."""
     Batch.objects.filter(pk=batch_id, lease_holder=holder).update(lease_until=None, lease_holder="")
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 
 class ConversationError(Exception):
-    """``response_id`` is the response that stands in the way."""
-
     def __init__(self, response_id: str, message: str) -> None:
         super().__init__(message)
         self.response_id = response_id

@@ -15,7 +15,6 @@ ACTIVE = ("queued", "in_progress")
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 STATUSES = (*ACTIVE, *ENDED)
 CONTINUABLE = ("completed", "incomplete")
-"""What another request may build on."""
 
 MAX_CHAIN = 1000
 """Responses that one conversation may be long; its whole text is read at each turn."""
@@ -54,5 +53,4 @@ class ResponseRecord:
 
 
 def is_response_id(text: str) -> bool:
-    """Whether an id can be one of ours; what cannot need not be looked for."""
     return _RESPONSE_ID.fullmatch(text) is not None

@@ -87,7 +87,6 @@ def _chain(response_id: str, account: str) -> list[StoredResponse]:
 
 
 def items_find(item_ids: Iterable[str], *, account: str) -> dict[str, dict[str, Any]]:
-    """The stored items of these ids, by id; those that are not there are left out."""
     wanted = {item_id: ITEM_ID.fullmatch(item_id) for item_id in item_ids}
     owners = {f"resp_{match[1]}" for match in wanted.values() if match is not None}
     found: dict[str, dict[str, Any]] = {}
@@ -99,7 +98,6 @@ def items_find(item_ids: Iterable[str], *, account: str) -> dict[str, dict[str, 
 
 
 def account_usage(account: str, using: str = "default") -> Used:
-    """What an account keeps."""
     row = (
         StoredResponse.objects.using(using)
         .filter(account=account)
@@ -109,7 +107,6 @@ def account_usage(account: str, using: str = "default") -> Used:
 
 
 def lost_response(response_json: str) -> dict[str, Any]:
-    """The response object of a response whose gateway has died: failed."""
     error = {"code": "server_error", "message": GATEWAY_LOST}
     response: dict[str, Any] = orjson.loads(response_json)
     return response | {"status": "failed", "error": error}

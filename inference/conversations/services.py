@@ -110,7 +110,6 @@ def response_cancel(*, response_id: str, account: str, alive_gateway: str | None
 
 
 def response_delete(*, response_id: str, account: str) -> bool:
-    """``False``: it is not there, for this account."""
     if not is_response_id(response_id):
         return False
     deleted, _ = StoredResponse.objects.filter(pk=response_id, account=account).delete()

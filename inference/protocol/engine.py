@@ -28,7 +28,6 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """A sequence submitted just before with the same prompt (a further choice of one request): this
     one starts once that one's prompt is in blocks, and shares them."""
     account: str = ""
-    """Accounts take turns."""
     weight: int = 1
     """How many turns the account gets for each of one with weight 1."""
     is_anonymous: bool = False
@@ -57,7 +56,6 @@ class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     account: str = ""
     weight: int = 1
     is_anonymous: bool = False
-    """Whether the request has no account of its own, as in ``SubmitSequence``."""
 
 
 class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -93,13 +91,10 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
     are shared with others: this is what the sequence saw of them."""
 
     prefill_ms: float
-    """The time from the start of its first step to its first token."""
     decode_ms: float
-    """The time from its first token to its last one."""
     prefill_tokens: int
     """How many of the prompt were computed, not taken from the prefix cache."""
     queue_ms: float = 0.0
-    """The time from its submission to the start of its first step."""
     memory_bytes: int = 0
     """What the engine held of its device when the sequence ended; 0: not reported."""
 
@@ -124,7 +119,6 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_output_tokens: int = 0
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
-    """Set when ``finish_reason`` is."""
     num_drafted_tokens: int = 0
     """Guesses of the sequence's next tokens that this step has verified."""
     num_accepted_drafts: int = 0
@@ -141,7 +135,6 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_prompt_tokens: int = 0
     """Computed or taken from the prefix cache."""
     num_cached_tokens: int = 0
-    """How many of those came from the prefix cache."""
     num_output_tokens: int = 0
     prefill_ms: float | None = None
     """The time since the start of its first step, for a traced sequence that ended before its first
@@ -169,8 +162,6 @@ class SequencesEmbedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded
 class SequenceCancelled(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancelled"
 ):
-    """Terminal."""
-
     sequence_id: str
     used: SequenceUsage = SequenceUsage()
 
@@ -185,10 +176,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
     last_forward_unix_s: float | None
-    """When a forward pass last succeeded; ``None`` before the first."""
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
-    """Prompt tokens served from the prefix cache since the start."""
     num_drafted_tokens: int = 0
     """Tokens that were guessed and run, since the start."""
     num_accepted_drafts: int = 0
@@ -200,7 +189,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Live average over the prompts of requests, each step weighing as much as it had tokens;
     ``None`` where it is not measured."""
     adapters: list[str] = []
-    """Names of those that are loaded."""
     warnings: list[str] = []
     """Sentences for people: what has been switched off or become slower since the load."""
 
@@ -230,12 +218,10 @@ class LoadFailedMessage(msgspec.Struct, frozen=True, kw_only=True, tag="load_fai
 
 class FellAsleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
     held: AsleepBytes
-    """The memory that it holds asleep, as just measured."""
 
 
 class Awake(msgspec.Struct, frozen=True, kw_only=True, tag="awake"):
     seconds: float
-    """The time that waking took."""
     capture_problem: str = ""
     """A sentence for people: the decode steps that the load captured and waking did not; empty:
     none."""
@@ -262,7 +248,6 @@ class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):
 
     report: StageReport
     memory: DeviceMemory
-    """The memory of this stage alone."""
 
 
 class StageAlive(msgspec.Struct, frozen=True, kw_only=True, tag="stage_alive"):
@@ -275,7 +260,6 @@ class StageReleased(msgspec.Struct, frozen=True, kw_only=True, tag="stage_releas
     process exits with 0."""
 
     reason: str
-    """A sentence for operators."""
 
 
 EngineMessage = (

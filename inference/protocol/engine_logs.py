@@ -9,7 +9,6 @@ import msgspec
 
 MAX_LINES = 5000
 ANSWER_EXPIRY_S = 30
-"""An answer that is not fetched expires."""
 
 
 class EngineLogAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,9 +45,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """The number of ``prompt_tokens`` that came from the prefix cache."""
     reasoning_tokens: int = 0
-    """The number of ``completion_tokens`` that were thinking."""
     accepted_drafts: int = 0
     """How many of ``completion_tokens`` were draft tokens that the model accepted."""
     rejected_drafts: int = 0
@@ -78,7 +76,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The source of a model that cannot be loaded, as ``huggingface:org/name``; empty for other
     failures."""
     suggestion: str = ""
-    """What would mend that."""
 
 
 class UsedSampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +93,6 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     request_id: str
     prompt_tokens: int
     sampling: UsedSampling | None = None
-    """``None`` where nothing is sampled."""
     fingerprint: str = ""
     """Stands for what answers: it is another one where the same seed may give other tokens."""
     num_lost_turns: int = 0
@@ -112,7 +108,6 @@ class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     text: str
     logprob: float
     rank: int
-    """1 for the most likely one."""
 
 
 class PromptScored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
@@ -132,7 +127,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     request_id: str
     text: str
     index: int = 0
-    """Which choice."""
     num_tokens: int = 1
     logprobs: list[TextLogprob] | None = None
 
@@ -196,7 +190,6 @@ class ChoiceFinished(
     reason: FinishReason
     index: int = 0
     stop_sequence: str | None = None
-    """The stop string that ended it, when one did."""
     num_tokens: int = 0
 
 
@@ -251,8 +244,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancelled"):
-    """``usage``: tokens computed until then; ``None``: none were."""
-
     request_id: str
     usage: Usage | None = None
 
@@ -275,7 +266,6 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     request_id: str
     total_ms: float
-    """The time from the arrival of its ``Submit`` to its end."""
     prepare_ms: float
     """The time until its engine had it, or its end before that: waiting for a thread, rendering,
     tokenizing."""
@@ -317,7 +307,6 @@ Event = (
     | Fragment
 )
 ANSWERS = (Finished, Embedded, TokensCounted, Tokenized)
-"""How a request ends that got what it asked for."""
 TERMINAL_EVENTS = (*ANSWERS, Failed, Cancelled)
 
 
@@ -325,13 +314,11 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a stream of events, msgpack in the stream field ``b"b"``."""
 
     epoch: str
-    """Identifies one life of the neuron process."""
     sequence_number: int
     events: list[Event]
 
 
 MAX_BATCH_BYTES = 256 * 1024
-"""The most that a neuron writes as one entry."""
 EVENT_BATCH_FIELD = b"b"
 encode_event = msgspec.msgpack.Encoder().encode
 decode_event = msgspec.msgpack.Decoder(Event).decode

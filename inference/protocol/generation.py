@@ -12,7 +12,6 @@ from inference.protocol.load import AdapterSpec
 from inference.protocol.sampling import SamplingOptions
 
 INVALID_ARGUMENTS = "invalid_arguments"
-"""The name of arguments that are no JSON object."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +71,6 @@ class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``required``: at least one call, of the tool ``name`` when that is set."""
-
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
 
@@ -87,7 +84,6 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     tools: list[ToolDefinition] = []
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
-    """``False``: at most one call in the answer."""
     template_kwargs: dict[str, Any] = {}
     thinking: bool | None = None
     """What the client set explicitly; ``None``: it set nothing. ``template_kwargs`` that name
@@ -98,7 +94,6 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     thinking_budget_tokens: int | None = None
     """The thinking block is closed after so many tokens."""
     reasoning_effort: str | None = None
-    """Handed to the template as it is."""
     answer_start: str = ""
     """The answer's first words, written by the client: the model continues them, and its answer is
     only the text after them."""
@@ -133,14 +128,10 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class TextInput(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
-    """Prompts as text, at least one."""
-
     texts: list[str]
 
 
 class TokensInput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    """Prompts as token ids, at least one."""
-
     prompts: list[list[int]]
 
 
@@ -183,9 +174,7 @@ class CacheMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     without marks."""
 
     message: int | None = None
-    """An index of the chat's messages."""
     tool: int | None = None
-    """An index of the chat's tools."""
     at: int | None = None
     """Characters of the message's content before the mark; ``None``: it stands after the turn."""
     ttl: str = ""
@@ -229,8 +218,6 @@ class GenerationRequest(
 class EmbeddingRequest(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embedding"
 ):
-    """One vector for each prompt."""
-
     model: str
     input: TextInput | TokensInput
     dimensions: int | None = None
@@ -240,7 +227,6 @@ class EmbeddingRequest(
     max_input_tokens: int | None = None
     """Special tokens included; ``None``: as many as the model takes."""
     end_user: str = ""
-    """The name that the client gave for whom it asks; the gateway keeps it to itself."""
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="score"):
@@ -250,7 +236,6 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     model: str
     input: PairsInput
     end_user: str = ""
-    """The name that the client gave for whom it asks; the gateway keeps it to itself."""
 
 
 class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_count"):
@@ -271,9 +256,7 @@ class TokenizeRequest(
     input: ChatInput | TextInput | TokensInput
     adds_special_tokens: bool = False
     shows_texts: bool = False
-    """Whether each token's own text is shown as well."""
     shows_settings: bool = False
-    """The tokenizer's own settings and chat template as well."""
 
 
 Request = GenerationRequest | EmbeddingRequest | ScoreRequest | TokenCountRequest | TokenizeRequest
@@ -292,16 +275,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Who asks and pays. Queues are fair between accounts, and cached prefixes are an account's
     own."""
     key: str = ""
-    """The public prefix of the API key; empty where there was none."""
     weight: int = 1
     """The account's part in fair sharing: one of weight 2 gets twice as much as one of weight 1
     while both wait."""
     is_anonymous: bool = True
     yields: bool = False
     """It waits behind everybody's else, as anonymous callers' do."""
-    """Served only while no known account waits."""
     endpoint: str = ""
-    """The path that the client called, for the ledger."""
     max_prompt_tokens: int | None = None
     """What the gateway has reserved for the prompt, over all prompts of the request. One with more
     is refused with ``insufficient_quota`` before anything is computed."""
@@ -309,7 +289,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """What the account's budget still buys, for each choice, where the client named no
     ``max_tokens``: the answer ends there with the reason ``length``."""
     adapter: AdapterSpec | None = None
-    """What the model is to run with."""
     captures: bool = False
     """An operator captures its bodies: the neuron reports ``Traced``."""
     traceparent: str = ""

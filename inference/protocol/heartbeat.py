@@ -45,13 +45,11 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     """The load job of the whole model, which is its engine's."""
     order: str
-    """The order in its load spec: the control ordered this model here."""
     engine_neuron: str
     index: int
     """The stage's, among all of the model's; 0 is the engine's own."""
     num_stages: int
     layers: tuple[int, int]
-    """``[first, last)``"""
     device: str
     status: HeldStageStatus
     since_unix_s: float
@@ -114,7 +112,6 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     not report it."""
     temperature_c: int | None = None
     power_w: float | None = None
-    """What it draws."""
     reserved_bytes: int = 0
     """Promised to loads and loaded models that do not hold it yet; not in the free memory."""
     has_host_memory: bool = False
@@ -145,7 +142,6 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     cuda_version: str = ""
     """The newest CUDA that its driver runs, as 13.0; empty without cards."""
     torch_version: str = ""
-    """Empty where torch is not installed."""
     torch_cuda_version: str = ""
     """The CUDA that its torch is built for; empty: a build for CPUs."""
 
@@ -179,9 +175,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     spec_digest: str = ""
     """The digest of the spec that it was loaded from; empty where the neuron does not report it."""
     order: str = ""
-    """The order in its load spec: the control ordered this model here."""
     devices: list[str] = []
-    """Where it is or is going: ``["cuda:1"]``."""
     memory_bytes: int | None = None
     """Most device memory that the model may allocate; ``None`` until it is measured. For a sleeping
     model: the memory that it still holds."""
@@ -199,10 +193,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int | None = None
     """Sequences that may be computed at once, as it was when the load was asked for."""
     max_queue_depth: int | None = None
-    """Sequences that may wait."""
     failure: LoadFailure | None = None
     sleep_refusal: SleepRefusal | None = None
-    """The last one."""
     stats: EngineStats | None = None
     num_restarts: int = 0
     num_failed_loads: int = 0
@@ -214,8 +206,6 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a neuron was built from: ``inference.build``."""
-
     git_sha: str
     git_sha_long: str
     git_dirty: bool
@@ -230,7 +220,6 @@ stand. Raised by a change that the other side of an older build would not unders
 class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     epoch: str
-    """New each time the neuron process starts."""
     version: str
     protocol: int = 1
     """``PROTOCOL`` of its build. Neurons older than this field do not send it."""
@@ -249,7 +238,6 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     stage_host: str = ""
     """The host at which engines of other neurons reach its stages; empty: it holds none."""
     stages: list[HeldStage] = []
-    """The stages that it holds for those."""
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

@@ -92,13 +92,11 @@ def load_mark(model: str) -> str:
 
 
 def broke_worker(worker: str) -> Failure:
-    """``worker``: what ended, in words for the client."""
     message = f"{worker} ended while it worked on this request, which is not run again"
     return Failure(code=BROKE_WORKER, message=message)
 
 
 def decode_marks(found: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Request id to epoch, as the hash has them."""
     return {
         request_id.decode(errors="replace"): epoch.decode(errors="replace")
         for request_id, epoch in found.items()

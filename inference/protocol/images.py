@@ -26,16 +26,12 @@ LOW_DETAIL_PIXELS = 512 * 512
 """The most of an image whose client wants it read in low detail, unless the model enlarges smaller
 images to more."""
 MAX_RATIO = 200
-"""How many times longer than its short side an image's long one may be."""
 LONGEST_SIDE_PX = 4096
-"""The longest side that an image is scaled to before it is cut into tiles."""
 
 ImageDivision = Literal["none", "tiles", "rows"]
 
 
 class PatchSizes(Protocol):
-    """What a layout follows from."""
-
     @property
     def patch_px(self) -> int: ...
     @property
@@ -51,7 +47,7 @@ class PatchSizes(Protocol):
 
 
 class ImageRatioError(ValueError):
-    """The image is too narrow to be read."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +61,16 @@ class ImageLayout:
     """The number of runs of equally many tokens."""
 
     def num_tokens(self, merge: int) -> int:
-        """Returns the number of tokens of all runs."""
         return num_image_tokens(self.grid, merge)
 
 
 def most_pixels(sizes: PatchSizes, *, is_low_detail: bool) -> int:
-    """The most pixels that an image is read with."""
     if not is_low_detail:
         return sizes.max_pixels
     return min(sizes.max_pixels, max(sizes.min_pixels, LOW_DETAIL_PIXELS))
 
 
 def longest_side_px(sizes: PatchSizes) -> int:
-    """The side that an image's longer one is scaled to before it is cut into tiles."""
     return min(math.isqrt(sizes.max_pixels), LONGEST_SIDE_PX)
 
 
@@ -103,7 +96,6 @@ def image_layout(
 def image_grid(
     width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool = False
 ) -> tuple[int, int, int]:
-    """The grid of its ``image_layout``. Raises ``ImageRatioError``."""
     return image_layout(width_px, height_px, sizes, is_low_detail=is_low_detail).grid
 
 
@@ -183,7 +175,6 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     the file's Exif data names is applied, as ``PIL.ImageOps.exif_transpose`` does."""
 
     digest: str
-    """SHA-256 of the file's bytes, in hexadecimal."""
     media_type: MediaType
     width_px: int
     height_px: int
@@ -196,12 +187,10 @@ class TokenRun(msgspec.Struct, frozen=True, array_like=True):
     """Pad tokens of one image that follow each other in a prompt."""
 
     first_token: int
-    """The position of the first of them."""
     num_tokens: int
 
     @property
     def end(self) -> int:
-        """The position behind the last of them."""
         return self.first_token + self.num_tokens
 
 
@@ -209,7 +198,6 @@ class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image of a sequence's prompt, whose token ids already hold the pad ids of ``runs``."""
 
     digest: str
-    """The digest as in ``ImageRef``."""
     data: bytes
     """The file, not decoded. The decoder applies its Exif orientation."""
     runs: list[TokenRun]
@@ -220,17 +208,14 @@ class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """The number of pad tokens, without text between the runs."""
         return sum(run.num_tokens for run in self.runs)
 
     @property
     def first_token(self) -> int:
-        """The position of the first token."""
         return self.runs[0].first_token
 
     @property
     def end(self) -> int:
-        """The position behind the last token."""
         return self.runs[-1].end
 
     @property
@@ -240,10 +225,7 @@ class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
-    """How a loaded model takes images: what rendering and counting need."""
-
     pad_token_id: int
-    """What its prompt holds for each token of an image."""
     patch_px: int
     merge: int
     """The number of patches each way that become one token."""
@@ -262,7 +244,6 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     """The text of one part of a divided image: the pad, once, among others, and ``{row}`` and
     ``{column}`` for its place, counted from 1."""
     row_break: str = ""
-    """The text between two rows of parts."""
     parts_end: str = ""
     """The text behind the last row: of tiles, that of the whole image, with the pad once."""
 

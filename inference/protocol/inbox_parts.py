@@ -41,7 +41,6 @@ _decode_part = msgspec.msgpack.Decoder(FramePart).decode
 
 
 def inbox_entries(frame: bytes) -> list[Entry]:
-    """The entries that carry an encoded frame, in order."""
     if len(frame) <= PART_BYTES:
         return [{INBOX_FRAME_FIELD: frame}]
     pieces = list(_pieces(frame))
@@ -56,7 +55,6 @@ def inbox_entries(frame: bytes) -> list[Entry]:
 
 
 def image_fields(digest: str, data: bytes) -> dict[str, bytes]:
-    """The fields of a request's hash of images that hold one file."""
     names = image_field_names(digest, len(data))
     return dict(zip(names, _pieces(data), strict=True))
 

@@ -72,9 +72,7 @@ TASK_DROP_ADAPTER = "neuron.drop_adapter"
 TASK_PULL_MODEL = "neuron.pull_model"
 """One argument, a ``PullSpec`` as builtins: see ``inference.protocol.downloads``."""
 TASK_CANCEL_PULL = "neuron.cancel_pull"
-"""One argument, the pull's job id."""
 TASK_DELETE_CACHED = "neuron.delete_cached"
-"""One argument, a ``DeleteSpec`` as builtins."""
 TASK_TELL_LOG = "neuron.tell_log"
 """Which answer, which model, how many lines: see ``inference.protocol.engine_logs``."""
 
@@ -92,12 +90,10 @@ CONTROL_LEADER = "helexa:control:leader"
 
 
 NEURON_KEYS = "helexa:neuron:*"
-"""A pattern of Redis for what belongs to any neuron."""
 _OF_GATEWAYS = (b"frames", b"images")
 
 
 def neuron_of_key(key: bytes) -> str:
-    """The neuron that a key of ``NEURON_KEYS`` belongs to."""
     return key.split(b":", 3)[2].decode(errors="replace")
 
 
@@ -107,13 +103,11 @@ def gateways_write(key: bytes) -> bool:
 
 
 def is_events_key(key: bytes) -> bool:
-    """Whether that key of a neuron's is its events for one gateway."""
     parts = key.split(b":", 4)
     return len(parts) == 5 and parts[3] == b"events"
 
 
 def gateway_of_events_key(key: bytes) -> str:
-    """Returns the gateway's id from a key that ``is_events_key``."""
     return key.split(b":", 4)[4].decode(errors="replace")
 
 
@@ -176,7 +170,6 @@ def specs_key(name: str) -> str:
 
 
 def events_key(neuron: str, gateway_id: str) -> str:
-    """The stream of that neuron's events for that gateway."""
     return f"helexa:neuron:{neuron}:events:{gateway_id}"
 
 

@@ -12,14 +12,12 @@ from typing import Literal
 import msgspec
 
 DEFAULT_ADAPTER_SLOTS = 8
-"""How many may be loaded beside a model at once."""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything an engine needs to load an adapter. Two that differ in anything are two."""
 
     name: str
-    """The catalogue name: what clients ask for."""
     source: str
     """``huggingface:org/name`` or ``path:/absolute/path`` of a directory."""
     revision: str | None = None
@@ -33,7 +31,6 @@ class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str
     """The certificate in PEM, signed by its own key. Other ends receive it, and accept no other."""
     private_key: str
-    """The private key in PEM. It is a secret."""
 
     def __repr__(self) -> str:
         """Leaves out the secret: load messages are logged."""
@@ -48,7 +45,6 @@ class StageOf(msgspec.Struct, frozen=True, kw_only=True):
     engine_neuron: str
     """The neuron that has the engine, and the stages that name no neuron."""
     engine_certificate: str
-    """The engine's end of the links, in PEM."""
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,11 +76,9 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return max(0, bisect.bisect_right(range(at_most + 1), seconds, key=self.prompt_s) - 1)
 
     def tokens_per_s(self, num_tokens: int) -> float:
-        """Average over a prompt of that length."""
         return num_tokens / self.prompt_s(num_tokens)
 
     def slowed(self, factor: float) -> PrefillSpeed:
-        """Everything takes ``factor`` times as long."""
         return PrefillSpeed(
             token_s=self.token_s * factor,
             growth_s=self.growth_s * factor,
@@ -122,14 +116,10 @@ class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory_correction_bytes: int = 0
     """The bytes to be added to the estimate made from the files; below 0 where that is too high."""
     prefill_speed: PrefillSpeed | None = None
-    """The live average of its last run."""
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run of a model's layers on one device."""
-
     device: str
-    """The device's name in a load spec: ``cpu``, ``cuda:0``."""
     layers: tuple[int, int]
     """``[first, last)``. The stage of layer 0 has the embeddings and the output head as well."""
     memory_bytes: int = 0
@@ -198,7 +188,6 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     the configured share of it (CPU)."""
     speculation: Speculation = "off"
     draft_model: str | None = None
-    """The source of the model that makes drafts, where ``speculation`` is that."""
     max_draft_tokens: int | None = None
     """The most drafts of one sequence in one step, 16 or less; ``None``: 8."""
     max_concurrent_sequences: int = 256
@@ -207,7 +196,6 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
     max_queue_share_percent: int = 50
-    """How much of the queue one account may fill."""
     chat_template: str | None = None
     """``None``: the model's own; ``NO_TEMPLATE``; or ``file:`` and the absolute path of a Jinja
     file on the neuron."""

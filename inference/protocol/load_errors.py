@@ -114,11 +114,11 @@ def shape_in_words(shape: Sequence[int]) -> str:
 
 
 class BadAdapterError(BadFileError):
-    """The message names what of the adapter cannot be had."""
+    pass
 
 
 class OtherVocabularyError(BadFileError):
-    """The message names the first token that differs."""
+    pass
 
 
 class UnknownTokenizerError(BadFileError):

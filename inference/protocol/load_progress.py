@@ -14,8 +14,6 @@ MAX_KINDS = 256
 
 
 class PackedBytes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bytes of one thing on either kind of device."""
-
     cpu: int = 0
     cuda: int = 0
 
@@ -57,7 +55,6 @@ class LoadStage(StrEnum):
     WAKING = "waking"
     """Its weights go from the host's memory to its device."""
     DONE = "done"
-    """The model is loaded."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,8 +68,6 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a load was refused or broke: what failed, the nearest valid value, the fix."""
-
     code: str
     """unknown_architecture, missing_file, quantization_not_found, does_not_fit, exceeds_device,
     no_device, lost_its_room, disk_full, hash_mismatch, repo_fetch_failed, download_failed,
@@ -85,7 +80,6 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     available: list[str] = []
     """What the source holds instead of a quant or file that is not there."""
     nearest: str | None = None
-    """The one of them that may have been meant."""
     costs: PackedCosts | None = None
     """What the layers of a model take that did not fit on its device, for a plan over several.
     ``None``: unknown."""
@@ -130,9 +124,7 @@ TOO_LARGE = frozenset({"does_not_fit", "exceeds_device"})
 
 
 def is_permanent_failure(code: str) -> bool:
-    """Whether a load that failed with this ``LoadFailure.code`` would fail again."""
     return code in PERMANENT_FAILURES
 
 
 LOADED = LoadProgress(stage=LoadStage.DONE, done=1, total=1, unit="steps")
-"""The last progress of every load that succeeds."""

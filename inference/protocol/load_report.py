@@ -21,11 +21,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a model: a run of its layers."""
-
     device: str
     layers: tuple[int, int]
-    """``[first, last)``"""
     execution: str
     """A sentence for people: which code computes it."""
     estimated_bytes: int
@@ -40,7 +37,6 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     actual_bytes: int
-    """Keys and values included."""
     process_bytes: int
 
 
@@ -56,7 +52,6 @@ class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
     one."""
 
     def on(self, device: str) -> int:
-        """What it takes of that one of its devices."""
         return self.by_device.get(device, 0) if self.by_device else self.device_bytes
 
 
@@ -96,7 +91,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
     eos_token_ids: list[int] = []
     embedding_dimensions: int | None = None
-    """How wide an embedding model's vectors are."""
     is_matryoshka: bool = False
     """The embedding model declares that the leading dimensions of its vectors are of use alone."""
     matryoshka_dimensions: list[int] = []
@@ -135,7 +129,6 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[RankReport] = []
     """One for each rank of a model that several share; their sums are in the fields above."""
     stages: list[StageReport] = []
-    """The stages in order; empty for a model of one stage."""
     stage_memory: list[DeviceMemory] = []
     """One for each device of this neuron that has some of those stages; their sums are in the
     fields above. What stages take of other neurons, those report themselves (``StageReady``)."""

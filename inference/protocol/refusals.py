@@ -21,7 +21,6 @@ KEPT_HOURS = 25
 OVERLOADED = "overloaded"
 """The code of connections that are refused for want of file descriptors."""
 UNKNOWN = "-"
-"""Stands for callers that could not be identified."""
 COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
 
@@ -44,7 +43,6 @@ CAUSES_BEHIND = {
     "rate_limit_exceeded": Cause.QUEUE_SHARE,
     "insufficient_quota": Cause.PROMPT_TOO_DEAR,
 }
-"""The causes of neurons' and engines' refusals by these codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,6 @@ def refusals_key(unix_s: float) -> str:
 
 
 def newest_keys(unix_s: float, hours: int) -> list[str]:
-    """The keys of so many hours, the present one first."""
     return [refusals_key(unix_s - ago * HOUR_S) for ago in range(min(hours, KEPT_HOURS))]
 
 
@@ -100,7 +97,6 @@ def _decode_field(field: str) -> Refused | None:
 
 
 def by_code(counts: Mapping[Refused, int]) -> dict[Refused, int]:
-    """The sums of each code, whatever its causes."""
     found: dict[Refused, int] = {}
     for one, number in counts.items():
         plain = replace(one, cause="")

@@ -34,7 +34,6 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     min_tokens: int = 0
     ignore_eos: bool = False
     max_tokens: int | None = None
-    """``None``: up to the end of the context."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +78,6 @@ NEUTRAL_VALUES: Mapping[str, float] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-"""The values that change nothing, of the options that have one."""
 
 SMALLEST_TEMPERATURE = 1e-5
 """Lower ones are greedy, as in vLLM: scores divided by them are no float32 numbers any more."""
@@ -108,15 +106,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_logprobs: int | None = None
     stop_token_ids: list[int] = []
     prompt_logprobs: int | None = None
-    """The number of alternatives, like ``top_logprobs``, for every prompt token but the first,
-    which nothing precedes."""
     min_tokens: int = 0
     grammar: Grammar | None = None
     thinking_limit: ThinkingLimit | None = None
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken and none is drawn."""
         return self.temperature < SMALLEST_TEMPERATURE
 
 
@@ -126,7 +121,6 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
 
     token_id: int
     logprob: float | None
-    """``None``: the first token of a prompt, which nothing precedes."""
     top: list[tuple[int, float]] = []
     """The most likely (token id, logprob), best first; as many as ``top_logprobs`` asked for."""
     rank: int | None = None

@@ -30,7 +30,6 @@ class Continuity:
         self._was_interrupted = False
 
     def interrupted(self) -> None:
-        """Redis did not answer."""
         self._was_interrupted = True
 
     def answered(self, now_s: float) -> None:

@@ -34,7 +34,7 @@ ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\s:\[\]/]+))?(?::(?P<
 
 
 class MetricsListenError(ValueError):
-    """It is not like HOST, HOST:PORT, :PORT or off."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ class MetricsSetting:
     port: int = DEFAULT_PORT
 
     def at(self, gateway_host: str) -> MetricsListen | None:
-        """``None``: nowhere."""
         return MetricsListen(self.host or gateway_host, self.port) if self.is_on else None
 
 

@@ -31,7 +31,6 @@ class WholeNumber:
     minimum: int
     maximum: int
     unit: str
-    """The unit that it counts: ``bytes``, ``seconds``, ``requests``."""
 
     @property
     def rule(self) -> str:
@@ -48,8 +47,6 @@ class WholeNumber:
 
 @dataclass(frozen=True, slots=True)
 class Decimal:
-    """A number that need not be whole."""
-
     minimum: float
     maximum: float
     unit: str
@@ -95,8 +92,6 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text, as it is written."""
-
     rule: str = "a text"
     min_characters: int = 0
 
@@ -116,8 +111,6 @@ class FilePath:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line, split into its arguments as a shell does."""
-
     rule: str = "a command line"
 
     def parse(self, word: str) -> tuple[str, ...]:
@@ -196,12 +189,9 @@ def words_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WordList:
-    """Words with blanks or commas between them, each of one form."""
-
     form: re.Pattern[str]
     rule: str
     may_be_any: bool = False
-    """Whether ``*`` is one of them."""
     lowers: bool = False
 
     def parse(self, word: str) -> tuple[str, ...]:
@@ -222,8 +212,6 @@ class Networks:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A URL of one of the schemes."""
-
     schemes: tuple[str, ...]
     rule: str
 
@@ -240,8 +228,6 @@ class Url:
 
 @dataclass(frozen=True, slots=True)
 class WebOrigin:
-    """Scheme, host and port of one server, in lower case and without a slash at the end."""
-
     rule: str = "an address without a path, like https://chat.example.org"
 
     def parse(self, word: str) -> str:
@@ -253,8 +239,6 @@ class WebOrigin:
 
 @dataclass(frozen=True, slots=True)
 class UrlOrOff:
-    """A URL of http or https; ``None`` is "off"."""
-
     rule: str = "an address like https://example.org/path, or off"
 
     def parse(self, word: str) -> str | None:

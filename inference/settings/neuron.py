@@ -28,8 +28,6 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class LoggedBodies:
-    """The accounts whose texts the log may hold."""
-
     accounts: frozenset[str] = frozenset()
     are_all: bool = False
 
@@ -78,8 +76,6 @@ class MemoryLimits:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """``cpu=6GiB,cuda:0=20GiB``."""
-
     rule: str = (
         "a list of devices with sizes like cpu=6GiB,cuda:0=20GiB (cpu or cuda:NUMBER, and from "
         "1MiB, in MiB, GiB, TiB or MB, GB, TB)"
@@ -118,7 +114,6 @@ class StageListen:
     host: str
     """A name or an address of this host that other hosts reach it by."""
     first_port: int | None = None
-    """``None``: any free port."""
     last_port: int | None = None
 
     @property

@@ -22,8 +22,6 @@ class SettingError(ValueError):
 
 
 class Reader(Enum):
-    """The processes that read a setting."""
-
     SERVE = "serve"
     GATEWAY = "gateway"
     CONTROL = "control"
@@ -33,8 +31,6 @@ class Reader(Enum):
 
 
 class Kind(Protocol[T_co]):
-    """The type of a setting's value."""
-
     @property
     def rule(self) -> str:
         """What a value has to be, to be read after "is not"."""
@@ -65,7 +61,6 @@ class Setting(Generic[T]):
 
     @property
     def default_text(self) -> str:
-        """Markdown."""
         if self.default_words:
             return self.default_words
         if self.default is None or self.default == ():
@@ -88,7 +83,6 @@ class Setting(Generic[T]):
         return ", ".join(reader.value for reader in Reader if reader in self.readers)
 
     def read(self, environment: Mapping[str, str]) -> T:
-        """Raises ``SettingError``."""
         word = environment.get(self.name)
         if word is None or not (word.strip() or self.reads_blank):
             return self.default
@@ -104,5 +98,4 @@ class Setting(Generic[T]):
 
 
 def _plain(markdown: str) -> str:
-    """Returns the text without marks of code, and with the words of links alone."""
     return MARKDOWN_LINK.sub(r"\1", markdown).replace("`", "")

@@ -55,8 +55,6 @@ class NamedSources:
 
 @dataclass(frozen=True, slots=True)
 class SourceList:
-    """``helexa=https://hub.example.org token=HUB_TOKEN cache=/srv/hub default,lab=http://lab``."""
-
     rule: str = (
         "a list of sources like helexa=https://hub.example.org token=HUB_TOKEN cache=/srv/hub "
         "default,lab=http://lab:8080 (NAME=URL, each with token=VARIABLE, cache=/absolute/path and "
@@ -78,7 +76,6 @@ class SourceList:
 
 
 def _read(part: str) -> tuple[NamedSource, bool]:
-    """One source, and whether it is the default. Raises ``ValueError``."""
     first, *options = part.split() or [""]
     scheme, equals, url = first.partition("=")
     if not equals or not SCHEME.fullmatch(scheme):

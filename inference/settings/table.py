@@ -41,7 +41,6 @@ LEAST_LIKENESS = 0.8
 
 
 def refusals(environment: Mapping[str, str]) -> Iterator[SettingError]:
-    """One for each value that its setting cannot have."""
     for setting in SETTINGS:
         try:
             setting.read(environment)

@@ -51,7 +51,6 @@ def with_escaped_line_ends(frames: bytes) -> bytes:
 
 
 UnixClock = Callable[[], int]
-"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,6 @@ class RequestContext:
 
     headers: Mapping[str, str] = field(default_factory=dict)
     always_include_usage: bool = False
-    """An operator's setting: streams report their usage whether or not the client asked."""
 
 
 NO_CONTEXT = RequestContext()
@@ -101,9 +99,7 @@ class ErrorDialect(Protocol):
         ...
 
     def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...
-    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
-        """The last event of a stream that broke."""
-        ...
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes: ...
 
 
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")

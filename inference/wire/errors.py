@@ -71,7 +71,6 @@ class ApiError(Exception):
 
     @property
     def extras(self) -> dict[str, str | int]:
-        """Fields of the original system's errors, beside those of the envelope."""
         return {}
 
 
@@ -111,9 +110,6 @@ class MissingParameterError(InvalidRequestError):
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A field, or a value of it, that this server cannot honour; ``reason`` is why, or the accepted
-    values."""
-
     code = "unsupported_parameter"
 
     def __init__(self, param: str, reason: str) -> None:
@@ -128,8 +124,6 @@ class ThreadUnsupportedError(UnsupportedParameterError):
 
 
 class InvalidImageError(InvalidRequestError):
-    """No image, or one over a limit; ``reason`` names the limit."""
-
     code = "invalid_image"
 
     def __init__(self, reason: str, param: str | None) -> None:
@@ -161,8 +155,6 @@ class InvalidApiKeyError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """It is known who asks, and they may not."""
-
     status = 403
     type = "permission_error"
 
@@ -244,8 +236,6 @@ class ModelNotFoundError(ApiError):
 
 
 class ResponseNotFoundError(ApiError):
-    """No response of that id is stored: it never was, or it has been deleted."""
-
     status = 404
     type = "invalid_request_error"
     code = "response_not_found"
@@ -291,8 +281,6 @@ class MethodNotAllowedError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """The client was too slow to send its request. ``part`` is its head or its body."""
-
     status = 408
     type = "invalid_request_error"
     code = "request_timeout"
@@ -320,8 +308,6 @@ class TargetTooLongError(ApiError):
 
 
 class HeadersTooLargeError(ApiError):
-    """Counted together with the request line."""
-
     status = 431
     type = "invalid_request_error"
     code = "headers_too_large"
@@ -336,8 +322,6 @@ class InternalError(ApiError):
 
 
 class NotSupportedError(ApiError):
-    """Another server's operation, which this one does not have."""
-
     status = 501
     type = "invalid_request_error"
     code = "not_supported"
@@ -358,8 +342,6 @@ def shutting_down() -> ServiceUnavailableError:
 
 
 class RequestFailedError(ApiError):
-    """A request that was refused or broke behind the gateway."""
-
     def __init__(self, failure: Failure) -> None:
         kind = FAILURES.get(failure.code, BROKEN)
         retry_after_s = failure.retry_after_s

@@ -102,7 +102,6 @@ CALLS = {
     "/api/show": "One model, in Ollama's shape.",
     "/api/pull": "A download to a neuron, for keys with fleet:write.",
 }
-"""What takes a body with fields."""
 READS = {
     "/v1/models": "What is offered.",
     "/v1/models/{id}": "One model.",
@@ -122,7 +121,6 @@ READS = {
     "/health": "Whether this gateway can answer.",
     "/ping": "The same.",
 }
-"""What takes no body."""
 MODEL = ("model", "A catalogue model of the endpoint's task, or an alias.")
 ERROR = {"description": "Refused or failed: docs/api.md lists the codes."}
 
@@ -207,12 +205,10 @@ def passed_summary(endpoint: PassedEndpoint) -> str:
 
 
 def passed_fields(endpoint: PassedEndpoint) -> tuple[tuple[str, str], ...]:
-    """Names and notes of the fields that are read here."""
     return (MODEL, *METERED_FIELDS.get(endpoint.path, ()))
 
 
 def _passed(endpoint: PassedEndpoint) -> dict[str, Any]:
-    """Describes only the fields that are read here; the upstream has its own."""
     schema = {
         "type": "object",
         "properties": {name: {"description": note} for name, note in passed_fields(endpoint)},
@@ -236,6 +232,5 @@ def _paths(where: str) -> list[str]:
 
 
 def _name(title: str) -> str:
-    """Letters, digits, ``.``, ``-`` and ``_`` alone."""
     words = "".join(character if character.isalnum() else " " for character in title).split()
     return "_".join(words)

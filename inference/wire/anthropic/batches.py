@@ -87,7 +87,6 @@ def _requests(body: bytes) -> Iterator[dict[str, Any]]:
 
 
 def parse_batch_page(query: Mapping[str, str]) -> PageRequest:
-    """Raises ``InvalidRequestError``."""
     page = parse_page({name: value for name, value in query.items() if name != "beta"})
     if page.before_id is not None:
         raise UnsupportedParameterError("before_id", "pages are read forwards: after_id")
@@ -138,7 +137,6 @@ def deleted_body(batch_id: str) -> bytes:
 
 
 def around_answer(custom_id: str, request_id: str) -> tuple[bytes, bytes]:
-    """What stands before and after the answer's body in its line."""
     head, _, tail = _line(custom_id, {"type": "succeeded", "message": ANSWER}).partition(MARK)
     return head, tail
 
@@ -153,7 +151,6 @@ def unrun(custom_id: str, request_id: str, why: Unrun) -> bytes:
 
 
 def count_of(result: dict[str, Any]) -> str:
-    """Which of the batch's counts it belongs to."""
     return _COUNTS[result["result"]["type"]]
 
 

@@ -70,13 +70,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Redacted:
-    """Thinking that only the server that made it could read."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """``path`` is where the id stood in the client's body."""
-
     returned: Returned
     path: str
     references: tuple[ToolReference, ...] = ()
@@ -104,7 +102,6 @@ _read_text = object_of(TEXT_FIELDS, required=("text",))
 
 
 def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Text:
-    """One text block; every other kind is refused, ``kinds`` being those that are read."""
     kind = kind_of(value, path)
     if kind != "text":
         raise _not_read(kind, path, kinds)
@@ -113,7 +110,6 @@ def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Text:
 
 
 def text_blocks(value: Any, path: str) -> tuple[Text, ...]:
-    """A string, or text blocks."""
     if isinstance(value, str):
         return (Text(value),)
     if not isinstance(value, list):
@@ -171,7 +167,6 @@ class _ResultContent:
 
 
 def _result_content(value: Any, path: str) -> _ResultContent:
-    """A string, or blocks of text, images and tool references."""
     if not isinstance(value, list):
         return _ResultContent((texts_of(text_blocks(value, path)),))
     parts: list[Part] = []
@@ -278,7 +273,6 @@ def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
 
 
 def texts_of(content: Iterable[Block]) -> str:
-    """The text of those blocks that are text."""
     return PART_SEPARATOR.join([block.text for block in content if isinstance(block, Text)])
 
 

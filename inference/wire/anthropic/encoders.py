@@ -51,8 +51,6 @@ class Grew:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """``signature`` is a thinking block's."""
-
     signature: str | None = None
 
 
@@ -150,16 +148,12 @@ DELTAS: dict[Kind, tuple[bytes, bytes]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """The optional parts of an answer that its client asked for."""
-
     thinking: Display = "hidden"
     reports_edits: bool = False
     """A request with ``context_management`` gets the list of applied edits: none."""
 
 
 class MessageStreamEncoder:
-    """One request's events as server-sent events."""
-
     def __init__(self, model: str, style: Style, request_id: str) -> None:
         self._head = _head(model, request_id)
         self._style = style
@@ -238,8 +232,6 @@ class _Block:
 
 
 class MessageBodyEncoder:
-    """The same events folded into one body, which the last one completes."""
-
     def __init__(self, model: str, style: Style, request_id: str) -> None:
         self._head = _head(model, request_id)
         self._style = style

@@ -54,7 +54,6 @@ def error_body(error: ApiError, *, request_id: str) -> bytes:
 
 
 def error_frame(error: ApiError, *, request_id: str) -> bytes:
-    """The last event of a stream that broke: SDKs raise on it and read no further."""
     return b"event: error\ndata: " + error_body(error, request_id=request_id) + b"\n\n"
 
 

@@ -40,7 +40,6 @@ Display = Literal["hidden", "omitted", "shown"]
 
 
 def type_field(kind: str) -> Field:
-    """Returns the ``type`` field of objects whose ``type`` has been read already."""
     return honoured("type", only(kind, reason=f"only {kind}"), kind)
 
 
@@ -84,7 +83,6 @@ class Thinking:
     display: Display = "hidden"
     wanted: bool | None = None
     is_adaptive: bool = False
-    """It leaves it so explicitly."""
     budget_tokens: int | None = None
 
 
@@ -143,7 +141,6 @@ OUTPUT_CONFIG_FIELDS = table(
 
 
 def _keeps_all(value: Any, path: str) -> Any:
-    """``"all"`` or ``{"type": "all"}``: what happens anyway."""
     return only("all", {"type": "all"}, reason="only all: nothing is cleared here")(value, path)
 
 

@@ -152,7 +152,6 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "metadata": options.METADATA_FIELDS,
     "diagnostics": options.DIAGNOSTICS_FIELDS,
 }
-"""The objects inside a request, by what they are."""
 
 COUNTED = (
     *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"),
@@ -176,7 +175,6 @@ class MessagesRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     required = ("model", "max_tokens", "messages")
     read = read_fields(read_json_object(body), FIELDS, required=required)
     thinking: Thinking = read.get("thinking", Thinking())
@@ -202,7 +200,6 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
 
 
 def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCountRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), COUNT_FIELDS, required=("model", "messages"))
     return TokenCountRequest(
         model=read["model"],
@@ -245,7 +242,6 @@ def _chat_input(read: dict[str, Any], thinking: Thinking) -> tuple[ChatInput, li
 
 
 def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> None:
-    """Refuses a prefilled answer together with fields that decide how the answer begins."""
     hindrances = {
         "thinking": thinking.display != "hidden",
         "tool_choice": choice.tool_choice.mode == "required",

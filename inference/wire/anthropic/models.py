@@ -33,7 +33,6 @@ class PageRequest:
 
 
 def parse_page(query: Mapping[str, str]) -> PageRequest:
-    """``query`` is what came after the ``?``. Raises ``InvalidRequestError``."""
     after_id, before_id = query.get("after_id"), query.get("before_id")
     if after_id is not None and before_id is not None:
         raise InvalidRequestError("Give 'after_id' or 'before_id', not both.", param="after_id")
@@ -65,7 +64,6 @@ def model_list_body(cards: Sequence[ModelCard], page: PageRequest) -> bytes:
 
 
 def model_object(card: ModelCard, name: str) -> dict[str, Any]:
-    """``name`` is the card's id or one of its aliases."""
     return {
         "type": "model",
         "id": name,

@@ -53,7 +53,6 @@ class Tool:
     definition: ToolDefinition
     is_deferred: bool
     cache: str | None
-    """The cache mark, as that of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,6 @@ def tool_choice(value: Any, path: str) -> Choice:
 
 
 def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
-    """Raises ``InvalidRequestError`` for a call that is required of tools that are not there."""
     if choice.mode != "required":
         return
     if not offered:

@@ -44,8 +44,6 @@ from inference.wire.errors import InvalidRequestError, MissingParameterError
 
 @dataclass(slots=True)
 class MarkedChat:
-    """Turns as they are added, and the marks of their blocks."""
-
     messages: list[ChatMessage] = field(default_factory=list)
     marks: list[CacheMark] = field(default_factory=list)
 
@@ -58,13 +56,11 @@ class MarkedChat:
             self.marks.append(CacheMark(message=index, at=at if has_place else None, ttl=ttl))
 
     def without_last(self) -> None:
-        """Drops the marks of the last turn, which starts the answer."""
         last = len(self.messages) - 1
         self.marks = [mark for mark in self.marks if mark.message != last]
 
 
 def marks_of_tools(offered: Iterable[str], declared: Iterable[Tool]) -> list[CacheMark]:
-    """``offered``: the names of the tools of the chat."""
     caches = {tool.definition.name: tool.cache for tool in declared}
     return [
         CacheMark(tool=index, ttl=ttl)
@@ -137,7 +133,6 @@ def _turn(value: Any, path: str) -> Turn:
 
 
 def system(value: Any, path: str) -> tuple[Text, ...]:
-    """The ``system`` field: a string or text blocks."""
     if isinstance(value, list) and value and _is_billing(value[0]):
         value = value[1:]
     return text_blocks(value, path)

@@ -18,7 +18,6 @@ MAX_REQUESTS = 100_000
 MAX_CUSTOM_ID_CHARS = 512
 Unrun = Literal["cancelled", "expired"]
 COUNTS = ("num_total", "num_completed", "num_failed", "num_expired", "num_cancelled")
-"""The counts of a batch's requests, as its record calls them."""
 
 
 LINE_ENDS = b"\r\n"
@@ -31,7 +30,6 @@ ANSWER = orjson.Fragment(MARK)
 class BatchLine:
     custom_id: str
     body: bytes
-    """The body that its endpoint's parser takes."""
 
 
 def custom_id(value: Any, path: str) -> str:
@@ -75,13 +73,11 @@ def read_lines(lines: Iterable[bytes], endpoint: str) -> Iterator[tuple[int, Bat
 
 
 def written_line(custom_id: str, endpoint: str, body: dict[str, Any]) -> bytes:
-    """Returns a line as ``read_lines`` reads it."""
     line = {"custom_id": custom_id, "method": "POST", "url": endpoint, "body": body}
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read_line(line: bytes, endpoint: str) -> BatchLine:
-    """Raises ``ApiError``."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:

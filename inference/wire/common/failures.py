@@ -10,8 +10,6 @@ from inference.protocol.events import Failure
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """How failures of one code are answered; ``retry_after_s`` where the failure names none."""
-
     status: int
     type: str
     retry_after_s: float | None = None
@@ -103,7 +101,6 @@ NOT_REPEATED = frozenset({"request_broke_worker"})
 
 
 def failure_extras(failure: Failure) -> dict[str, str | int]:
-    """What clients of the original system read beside the message."""
     extras: dict[str, str | int] = {}
     if failure.too_long is not None:
         extras["prompt_len"] = failure.too_long.prompt_tokens

@@ -89,7 +89,6 @@ def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, An
 
 
 def read_json_value(text: bytes | memoryview) -> Any:
-    """Reads the JSON of a body or a part of it. Raises ``InvalidJsonError``."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -128,7 +127,6 @@ def unknown_field(name: str, known: Iterable[str], path: str = "") -> Unsupporte
 
 
 def shown(name: str) -> str:
-    """A client's own word, short enough to be put into a message."""
     return name if len(name) <= MAX_SHOWN_NAME_CHARS else name[:MAX_SHOWN_NAME_CHARS] + "…"
 
 
@@ -242,8 +240,6 @@ def one_of(*names: str) -> Check:
 
 
 def object_of(fields: Mapping[str, Field], *, required: Iterable[str] = ()) -> Check:
-    """An object with these fields and no others, as ``read_fields`` reads it."""
-
     def check(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise wrong_type(path, "an object", value)
@@ -253,7 +249,6 @@ def object_of(fields: Mapping[str, Field], *, required: Iterable[str] = ()) -> C
 
 
 def kind_of(value: Any, path: str) -> str:
-    """The ``type`` of one of several objects."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     kind = value.get("type")
@@ -265,7 +260,6 @@ def kind_of(value: Any, path: str) -> str:
 
 
 def json_object(value: Any, path: str) -> dict[str, Any]:
-    """A free-form object, at most ``MAX_OBJECT_DEPTH`` levels deep."""
     return _nested_object(value, path, MAX_OBJECT_DEPTH)
 
 
@@ -313,7 +307,6 @@ MAX_VALUES = 100_000
 """The most values (strings with keys among them, objects, lists) in a body: some 25,000 messages.
 So many are decoded within a hundredth of a second."""
 PIECE_BYTES = 64 * 1024
-"""The bytes that are counted between two moments in which another thread may run."""
 
 
 def check_num_values(body: bytes) -> None:

@@ -23,7 +23,6 @@ from inference.protocol.images import MediaType
 EXIF_MARK = b"Exif\x00\x00"
 ORIENTATION_TAG = 0x0112
 TURNED = frozenset({5, 6, 7, 8})
-"""Exif orientations in which width and height change places."""
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
 CORE_HEADER_BYTES = 12
@@ -32,7 +31,7 @@ START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 
 class ImageHeaderError(ValueError):
-    """The header cannot be read; the message gives the reason, for clients."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,6 @@ class ImageHeader:
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """Raises ``ImageHeaderError``."""
     try:
         header = _read(data)
     except (struct.error, IndexError):
@@ -128,7 +126,6 @@ def _gif(data: bytes) -> ImageHeader:
 
 
 def _gif_images(data: bytes, position: int) -> Iterator[tuple[int, int, int, int]]:
-    """Left, top, width and height of each, up to the trailer or the end of the data."""
     while position < len(data):
         match data[position]:
             case 0x21:  # an extension
@@ -148,7 +145,6 @@ def _after_blocks(data: bytes, position: int) -> int:
 
 
 def _colours(flags: int) -> int:
-    """Bytes of the table of colours that follows."""
     return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
 

@@ -41,7 +41,6 @@ class ModelStage:
     """A run of the model's layers, ``[first_layer, last_layer)``, on one device."""
 
     node: str
-    """The neuron that has them: the engine's, or another one."""
     device: str
     first_layer: int
     last_layer: int
@@ -59,7 +58,6 @@ class ModelLocation:
     status: str
     vram_estimate_mb: int | None
     stages: tuple[ModelStage, ...] = ()
-    """The parts of a model that is divided over devices; empty for others."""
     predicted_tokens_per_s: float | None = None
     """One request's, by the plan of those stages."""
     tokens_per_s: float | None = None
@@ -85,15 +83,12 @@ class ModelCard:
     feasible_on: tuple[str, ...]
     context_tokens: int | None
     max_output_tokens: int | None = None
-    """The operator's bound on an answer."""
     capabilities: tuple[str, ...] | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Its sampling defaults, by the names of ``SamplingOptions``."""
     prices: ModelPrices | None = None
-    """``None``: not priced."""
     status_reason: str | None = None
     progress: ModelProgress | None = None
-    """While it is loading."""
     parent: str | None = None
     """An adapter's base. Memory and limits are the base's."""
 
@@ -113,7 +108,6 @@ class ModelCard:
 
     @property
     def only_reads(self) -> bool:
-        """It writes no tokens."""
         return bool(self.can("embeddings") or self.can("rerank"))
 
     @property
@@ -147,7 +141,6 @@ def own_fields(card: ModelCard, name: str) -> dict[str, Any]:
 
 
 def _cost(prices: ModelPrices | None) -> dict[str, Any]:
-    """USD per million tokens."""
     if prices is None:
         return {}
     return {
@@ -166,7 +159,6 @@ def _usd(micro_usd: int) -> orjson.Fragment:
 
 
 def _location(location: ModelLocation) -> dict[str, Any]:
-    """Fields about stages only where there are some."""
     found = asdict(location)
     if not location.stages:
         for name in ("stages", "predicted_tokens_per_s", "tokens_per_s"):

@@ -36,7 +36,6 @@ Part = str | ImageRef
 
 
 def joined_text(parts: Iterable[Part]) -> str:
-    """The text of those parts that are text."""
     return PART_SEPARATOR.join([part for part in parts if isinstance(part, str)])
 
 
@@ -89,15 +88,10 @@ SHOWN_URI_CHARS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """What the operator lets images be."""
-
     max_bytes: int = 20 * MIB
-    """The largest file of an image."""
     max_pixels: int = 50_000_000
     max_images: int = 100
-    """How many images one request may have, what it builds on included."""
     max_total_bytes: int = 64 * MIB
-    """How large these may be together."""
     fetches: bool = False
     """Addresses are read, from the hosts that the operator allows."""
 
@@ -141,7 +135,6 @@ def images_read(reading: ImageReading) -> Iterator[None]:
 
 
 def image_url(value: Any, path: str) -> ImageFile:
-    """A check: a data URI, or an address."""
     if not isinstance(value, str):
         raise wrong_type(path, "a string", value)
     if given := DATA_URI.match(value):
@@ -154,7 +147,6 @@ def image_url(value: Any, path: str) -> ImageFile:
 
 
 def address_image(value: Any, path: str) -> ImageFile:
-    """A check: an address, where the operator allows its host."""
     reading = _reading.get() or ImageReading()
     if not isinstance(value, str):
         raise wrong_type(path, "a string", value)
@@ -170,7 +162,6 @@ def address_image(value: Any, path: str) -> ImageFile:
 
 
 def base64_image(value: Any, path: str) -> ImageFile:
-    """A check: base64 of a file."""
     if not isinstance(value, str):
         raise wrong_type(path, "a string", value)
     reading = _reading.get() or ImageReading()
@@ -242,7 +233,6 @@ DETAIL_NOTE = (
 
 
 def with_detail(image: ImageFile, given: str | None) -> ImageFile:
-    """``given``: what ``detail`` has read."""
     return msgspec.structs.replace(image, is_low_detail=given == LOW_DETAIL)
 
 

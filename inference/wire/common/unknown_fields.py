@@ -69,7 +69,6 @@ has none nothing is meant, however similar a name is."""
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
-    """``None``: nothing is near."""
     return _near(name[: MAX_COMPARED_CHARS + 1], tuple(known))
 
 
@@ -93,6 +92,5 @@ def _plain(name: str) -> str:
 
 
 def _snake(name: str) -> str:
-    """``maxNewTokens`` as ``max_new_tokens``."""
     spaced = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
     return spaced.replace("-", "_").lstrip("_")

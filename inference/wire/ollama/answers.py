@@ -43,7 +43,6 @@ class Shape:
     is_chat: bool
 
     def body(self, text: str, more: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
-        """``more``: thinking and calls."""
         if self.is_chat:
             return {"message": {"role": "assistant", "content": text, **more}, **end}
         return {"response": text, **more, **end}
@@ -57,7 +56,6 @@ class Shape:
         return self.line(now_unix_s, self.body("", {}, {})) + LINE_END
 
     def loaded_body(self, now_unix_s: float) -> bytes:
-        """The answer to a request that asked nothing: the model is loaded."""
         return self.line(now_unix_s, self.body("", {}, {"done_reason": "load"}), done=True)
 
 
@@ -71,8 +69,6 @@ def timestamp(unix_s: float) -> str:
 
 
 class _Times:
-    """Records when each part of a request began."""
-
     def __init__(self, clock: FineClock) -> None:
         self._clock = clock
         self.asked_s = self.started_s = self._first_s = clock()
@@ -120,8 +116,6 @@ class _Call:
 
 
 class _Answer:
-    """What both encoders keep: the time, the call that is being written, why it ended."""
-
     def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
         self._shape = shape
         self._shows_thinking = shows_thinking
@@ -178,15 +172,12 @@ class OllamaStreamEncoder(_Answer):
 
 
 class OllamaBodyEncoder(_Answer):
-    """The same additions in one object, which the last event completes."""
-
     def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
         super().__init__(shape, clock, shows_thinking=shows_thinking)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[orjson.Fragment] | None = None
-        """The log probabilities, as JSON already: there are many of them."""
 
     def encode(self, event: Event) -> bytes:
         if isinstance(event, Finished):

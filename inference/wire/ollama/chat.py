@@ -105,7 +105,6 @@ ROLES: dict[str, Role] = {
 
 
 def messages(value: Any, path: str) -> list[ChatMessage]:
-    """May be empty: then the model is only loaded."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
     reader = _Reader()
@@ -113,14 +112,11 @@ def messages(value: Any, path: str) -> list[ChatMessage]:
 
 
 def seen(read: Mapping[str, Any], text_name: str) -> list[str | ImageRef]:
-    """Parts of a turn: its images come before its text."""
     text = read.get(text_name, "")
     return parts_with_images([*read.get("images", []), *([text] if text else [])])
 
 
 class _Reader:
-    """Knows which calls have no result yet."""
-
     def __init__(self) -> None:
         self._num_calls = 0
         self._open: list[ToolCall] = []
@@ -190,7 +186,6 @@ class _Reader:
         )
 
     def _answered(self, name: str | None, call_id: str | None) -> ToolCall | None:
-        """``None``: it answers no call of this conversation."""
         for call in self._open:
             if call.id == call_id if call_id is not None else name in (None, call.name):
                 return call
@@ -208,7 +203,6 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "tool_calls": CALL_FIELDS,
     "the function of a tool call": CALLED_FIELDS,
 }
-"""The objects inside a request, by what they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +216,6 @@ class OllamaRequest:
 
     @property
     def load(self) -> TokenCountRequest:
-        """What has the model loaded and costs nothing."""
         nothing = ChatInput(messages=[ChatMessage(role="user", content="")])
         return TokenCountRequest(model=self.generation.model, input=nothing)
 
@@ -240,7 +233,6 @@ class OllamaRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model",))
     turns: list[ChatMessage] = read.get("messages", [])
     chat = chat_input(read, turns, tools=read.get("tools", []))
@@ -294,7 +286,6 @@ GENERATE_FIELDS = table(
 
 
 def parse_generate(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), GENERATE_FIELDS, required=("model",))
     prompt: str = read.get("prompt", "")
     if read.get("raw", False) and (prompt or read.get("images")):

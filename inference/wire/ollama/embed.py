@@ -74,7 +74,6 @@ class EmbedRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
     return EmbedRequest(
         embedding=EmbeddingRequest(
@@ -88,7 +87,6 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
 
 
 def parse_old(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), OLD_FIELDS, required=("model", "prompt"))
     return EmbedRequest(
         embedding=EmbeddingRequest(
@@ -113,7 +111,6 @@ class OllamaEmbedEncoder:
         return b"".join(self.parts(event))
 
     def parts(self, event: Event) -> Iterator[bytes]:
-        """The body in pieces of one vector each, so that others may run between them."""
         if not isinstance(event, EmbeddedPart | Embedded):
             return
         if self._request.is_old:

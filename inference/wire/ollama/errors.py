@@ -20,5 +20,4 @@ def error_body(error: ApiError, *, request_id: str) -> bytes:
 
 
 def error_frame(error: ApiError, *, request_id: str) -> bytes:
-    """The last line of a stream that broke: clients raise on it."""
     return error_body(error, request_id=request_id) + b"\n"

@@ -59,7 +59,6 @@ def num_predict(value: Any, path: str) -> int | None:
 
 
 def own_seed(value: Any, path: str) -> int | None:
-    """``None``: any."""
     checked: int = seed(value, path)
     return checked if checked >= 0 else None
 
@@ -117,7 +116,6 @@ options = object_of(OPTION_FIELDS)
 
 
 def keep_alive(value: Any, path: str) -> None:
-    """A number of seconds, or a duration as ``5m``; negative: without a limit."""
     if isinstance(value, str) and not DURATION.fullmatch(value):
         number_text = re.fullmatch(r"-?\d{1,12}", value)
         if number_text is None:
@@ -131,7 +129,6 @@ def keep_alive(value: Any, path: str) -> None:
 
 
 def output_format(value: Any, path: str) -> OutputFormat | None:
-    """``"json"`` or a JSON schema; an empty string is no format."""
     if isinstance(value, str):
         if value not in ("", "json"):
             raise InvalidRequestError(f"'{path}' must be json or a JSON schema.", param=path)
@@ -172,7 +169,6 @@ SHARED_FIELDS: tuple[Field, ...] = (
 
 
 def sampling_options(read: dict[str, Any]) -> SamplingOptions:
-    """``read``: what ``read_fields`` kept of a dialect that has ``SHARED_FIELDS``."""
     given = read.get("options", {})
     if given.get("repeat_penalty", 1) != 1 and given.get("repeat_last_n", -1) != -1:
         raise UnsupportedParameterError(

@@ -41,7 +41,6 @@ CAPABILITIES = {
     "reasoning": "thinking",
     "embeddings": "embedding",
 }
-"""Ours, by what Ollama calls them."""
 
 
 FOREVER = "9999-12-31T23:59:59Z"
@@ -65,11 +64,9 @@ class OfferedModel:
     gpu_bytes: int = 0
     """Its weights on accelerators."""
     format: str = ""
-    """``gguf`` or ``safetensors``."""
 
 
 def parse_show(body: bytes, _context: object = None) -> str:
-    """The catalogue's name. Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), SHOW_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
@@ -90,7 +87,6 @@ def tags_body(models: Sequence[OfferedModel]) -> bytes:
 
 
 def ps_body(models: Sequence[OfferedModel]) -> bytes:
-    """The models that are loaded."""
     loaded = [
         {
             **_entry(model, model.card.id),
@@ -105,7 +101,6 @@ def ps_body(models: Sequence[OfferedModel]) -> bytes:
 
 
 def show_body(model: OfferedModel) -> bytes:
-    """Returns the body that shows a model. ``model_info`` has what is known of it."""
     family = model.architecture or UNKNOWN_ARCHITECTURE
     info: dict[str, Any] = {"general.architecture": family}
     if model.num_parameters:
@@ -149,7 +144,6 @@ def _details(model: OfferedModel) -> dict[str, Any]:
 
 
 def _in_words(num_parameters: int) -> str:
-    """Formats a number as Ollama does: 134.5M, 8.0B."""
     if not num_parameters:
         return ""
     if num_parameters >= 1e9:
@@ -195,7 +189,6 @@ class PullState:
     id: str
     where: str
     status: str
-    """pending, running, succeeded, failed or cancelled."""
     is_ours: bool = False
     """This pull began the download; else it was under way."""
     bytes_done: int = 0

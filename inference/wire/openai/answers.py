@@ -40,8 +40,6 @@ bytes."""
 
 
 class UsageReporting(StrEnum):
-    """Which chunks of a stream report usage."""
-
     NEVER = "never"
     LAST = "last"
     """The usage is in a chunk of its own before [DONE]."""
@@ -52,7 +50,6 @@ class UsageReporting(StrEnum):
 
 
 def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:
-    """How every object of one answer begins."""
     return {
         "id": answer_id,
         "object": kind,
@@ -63,7 +60,6 @@ def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> d
 
 
 def head_of(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
-    """``head`` with the fingerprint of the replica that answers."""
     return {**head, "system_fingerprint": event.fingerprint or None}
 
 
@@ -78,7 +74,6 @@ class Chunks:
         self.end = b"]}\n\n" if usage is UsageReporting.NEVER else NO_USAGE_YET
 
     def begin(self, event: Accepted) -> None:
-        """Complete the head, and ``start`` with it."""
         self._head = head_of(self._head, event)
         self.start = _start(self._head)
 
@@ -98,7 +93,6 @@ class Chunks:
         return start + orjson.dumps({"index": index, **content, **end}) + self.end
 
     def last(self, event: Finished) -> bytes:
-        """The usage chunk, where one is due, and the end of the stream."""
         if self._usage is UsageReporting.NEVER:
             return DONE_FRAME
         usage_json = orjson.dumps(full_usage_object(event, self._usage))
@@ -110,8 +104,6 @@ def _start(head: dict[str, Any]) -> bytes:
 
 
 class RunningUsage:
-    """A stream encoder whose chunks carry the number of tokens so far."""
-
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._prompt_tokens = 0
@@ -136,7 +128,6 @@ class RunningUsage:
 
 
 def with_usage_and_padding(encoder: Encoder, usage: UsageReporting, *, pads: bool) -> Encoder:
-    """``encoder`` with the usage and padding that the client asked for."""
     if usage is UsageReporting.RUNNING:
         encoder = RunningUsage(encoder)
     return Obfuscated(encoder, marks=CHOICE_MARK) if pads else encoder
@@ -145,7 +136,6 @@ def with_usage_and_padding(encoder: Encoder, usage: UsageReporting, *, pads: boo
 def body_parts(
     head: dict[str, Any], choices: Iterable[dict[str, Any]], event: Finished, usage: UsageReporting
 ) -> Iterator[bytes]:
-    """A body, in pieces of one choice each."""
     yield orjson.dumps(head)[:-1] + b',"choices":['
     for index, choice in enumerate(choices):
         yield (b"," if index else b"") + orjson.dumps(choice)
@@ -153,7 +143,6 @@ def body_parts(
 
 
 def full_usage_object(event: Finished, usage: UsageReporting) -> dict[str, Any]:
-    """The usage object, with times where the client asked and the engine has them."""
     reported = usage_object(event.usage)
     if usage is UsageReporting.TIMED and event.timing is not None:
         reported["helexa_timing"] = {
@@ -216,7 +205,6 @@ def _padded(frame: bytes) -> bytes:
 
 
 def _noise(frame: bytes, num_bytes: int) -> bytes:
-    """Letters and digits that do not compress."""
     return base64.urlsafe_b64encode(hashlib.shake_128(frame).digest(num_bytes))[:num_bytes]
 
 

@@ -61,13 +61,11 @@ class Page:
 
 
 def parse_batch(body: bytes) -> dict[str, Any]:
-    """Raises ``ApiError``."""
     required = ("input_file_id", "endpoint", "completion_window")
     return read_fields(read_json_object(body), BATCH_FIELDS, required=required)
 
 
 def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:
-    """How long an uploaded file is kept: ``expires_after`` of its form. Raises ``ApiError``."""
     given = {name: fields[name] for name in (EXPIRY_ANCHOR, EXPIRY_SECONDS) if name in fields}
     if not given:
         return None
@@ -86,7 +84,6 @@ def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:
 
 
 def parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT) -> Page:
-    """Raises ``ApiError``."""
     for name in query.keys() - {"limit", "after", "purpose", "order"}:
         raise UnsupportedParameterError(name, "not a parameter of this list")
     if query.get("order", "desc") != "desc":
@@ -173,7 +170,6 @@ def deleted_body(file_id: str) -> bytes:
 
 
 def around_answer(custom_id: str, request_id: str) -> tuple[bytes, bytes]:
-    """What stands before and after the answer's body in its line."""
     response = _response(200, request_id, ANSWER)
     head, _, tail = _line(custom_id, request_id, response, None).partition(MARK)
     return head, tail
@@ -193,7 +189,6 @@ def unrun(custom_id: str, request_id: str, why: Unrun) -> bytes:
 
 
 def count_of(result: dict[str, Any]) -> str:
-    """Which of the batch's counts it belongs to."""
     if result["response"] is None:
         return "num_expired"
     return "num_completed" if result["response"]["status_code"] == 200 else "num_failed"

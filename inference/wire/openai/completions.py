@@ -62,7 +62,6 @@ from inference.wire.openai.formats import OUTPUT_FIELDS, output_format
 MAX_LOGPROBS = 20
 """OpenAI's own limit is 5; evaluation suites ask for as many as chat has."""
 DEFAULT_MAX_TOKENS = 16
-"""The dialect's own default, unlike chat's."""
 
 FIELDS = table(
     *openai_fields.SHARED_FIELDS,
@@ -118,7 +117,6 @@ class CompletionRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "prompt"))
     echo, max_tokens = read.get("echo", False), read.get("max_tokens", DEFAULT_MAX_TOKENS)
     if max_tokens == 0 and not echo and "prompt_logprobs" not in read:
@@ -179,7 +177,6 @@ class Logprobs:
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[orjson.Fragment | None] = field(default_factory=list)
-    """The alternatives of each token, as JSON already: there are many of them."""
     text_offset: list[int] = field(default_factory=list)
 
     def extend(self, tokens: list[TextLogprob]) -> None:
@@ -218,8 +215,6 @@ def text_of(event: Delta | ReasoningDelta) -> str:
 
 
 class CompletionStreamEncoder:
-    """One request's events as server-sent events, at most one chunk for each."""
-
     def __init__(self, chunks: Chunks, num_choices: int) -> None:
         self._chunks = chunks
         self._text: list[bytes] = []
@@ -255,7 +250,6 @@ class CompletionStreamEncoder:
         return b""
 
     def _prompts(self, event: Accepted) -> bytes:
-        """A chunk of each choice, where its prompt's token ids were asked for."""
         prompts = prompts_of_choices(event, len(self._num_chars))
         return b"".join(
             self._chunks.choice(index, {"text": "", "prompt_token_ids": prompt})
@@ -265,8 +259,6 @@ class CompletionStreamEncoder:
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of the body. ``logprobs`` is ``None`` unless the client asked."""
-
     logprobs: Logprobs | None
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -274,8 +266,6 @@ class Choice:
 
 
 class CompletionBodyEncoder:
-    """The same events folded into one body, which the last one completes."""
-
     def __init__(
         self,
         head: dict[str, Any],
@@ -292,7 +282,6 @@ class CompletionBodyEncoder:
         self._head = head
         self._usage = usage
         self._prompts: list[list[int]] = []
-        """The choices' prompts, where they were asked for."""
         self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
 
     def encode(self, event: Event) -> bytes:

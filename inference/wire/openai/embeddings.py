@@ -97,12 +97,10 @@ class EmbeddingsRequest:
     encoding_format: EncodingFormat
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> EmbeddingsBodyEncoder:
-        """The dialect shows neither: its answers have no id and no time."""
         return EmbeddingsBodyEncoder(self)
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbeddingsRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
     return EmbeddingsRequest(
         embedding=EmbeddingRequest(

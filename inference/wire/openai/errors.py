@@ -15,8 +15,6 @@ KEEP_ALIVE_FRAME = WAITING_COMMENT
 
 
 def error_object(error: ApiError, names: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
-    """The error envelope, which is also what a stream's error event carries. ``names`` as in
-    ``param_of``."""
     return {
         "error": {
             "message": error.message,
@@ -33,5 +31,4 @@ def error_body(error: ApiError, *, request_id: str) -> bytes:
 
 
 def error_frame(error: ApiError, *, request_id: str) -> bytes:
-    """The last event of a stream that broke: SDKs raise on it and read no further."""
     return b"data: " + error_body(error, request_id=request_id) + b"\n\n"

@@ -60,7 +60,6 @@ _stop_strings = array(_stop_string, MAX_STOP_STRINGS)
 
 
 def stop(value: Any, path: str) -> list[str]:
-    """One string or several."""
     if isinstance(value, str):
         return [_stop_string(value, path)]
     if not isinstance(value, list):
@@ -70,7 +69,6 @@ def stop(value: Any, path: str) -> list[str]:
 
 
 def logit_bias(value: Any, path: str) -> dict[int, float]:
-    """JSON keys are strings: token ids in decimal."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     biases = {}
@@ -178,7 +176,6 @@ SAMPLING_NAMES = (
 def sampling_options(
     read: dict[str, Any], *, max_tokens: int | None, top_logprobs: int | None
 ) -> SamplingOptions:
-    """``read`` is what ``read_fields`` kept of a dialect that has ``SHARED_FIELDS``."""
     min_tokens = read.get("min_tokens", 0)
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidRequestError(
@@ -211,7 +208,6 @@ def flag_header(context: RequestContext, name: str) -> bool:
 
 
 def usage_reporting(read: dict[str, Any], context: RequestContext) -> UsageReporting:
-    """Stream options without a stream are refused."""
     options = read.get("stream_options", {})
     if "stream_options" in read and not read.get("stream", False):
         raise InvalidRequestError(
@@ -237,7 +233,6 @@ def usage_reporting(read: dict[str, Any], context: RequestContext) -> UsageRepor
 
 
 def end_user_of(read: Mapping[str, Any]) -> str:
-    """``read``: what ``read_fields`` kept of these fields. Empty where the client named none."""
     named: str = read.get("user") or read.get("safety_identifier") or ""
     return named
 

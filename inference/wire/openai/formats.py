@@ -59,7 +59,6 @@ _format = object_of(FORMAT_FIELDS, required=("type",))
 
 
 def response_format(value: Any, path: str) -> OutputFormat | None:
-    """``None`` for plain text."""
     given = _format(value, path)
     kind, schema_path = given["type"], f"{path}.json_schema"
     if "json_schema" in given and kind != "json_schema":
@@ -85,7 +84,6 @@ def response_format(value: Any, path: str) -> OutputFormat | None:
 
 
 def _schema(value: Any, path: str) -> OutputFormat:
-    """Reads a schema that is given as an object, or as its JSON text."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)

@@ -12,7 +12,6 @@ from inference.wire.common.model_card import ModelCard, own_fields
 
 
 def model_object(card: ModelCard, name: str) -> dict[str, Any]:
-    """``name`` is the card's id or one of its aliases."""
     return {
         "id": name,
         "object": "model",

@@ -70,8 +70,6 @@ def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -
 
 
 class AnswerReader(Protocol):
-    """Reads one answer in a dialect."""
-
     def read(self, data: bytes) -> list[Event]:
         """One frame of a stream, or the whole of an answer that is not streamed. Raises
         ``UpstreamFaultError``, ``UpstreamErrorObject``."""
@@ -95,7 +93,6 @@ class _ChoiceState:
     """A call of it was text, and so is every later one."""
     num_bytes: int = 0
     num_tokens: int = 0
-    """Estimated so far."""
     is_finished: bool = False
 
 
@@ -121,7 +118,6 @@ class AnswerEvents:
         self._events: list[Event] = []
         self._vectors: list[bytes] | None = None
         self.reported_usage: Usage | None = None
-        """``None``: the upstream has reported none that could be read."""
         self.is_accepted = False
         self.has_begun = False
         """Some of the answer has come, be it a part of a call that is held back."""
@@ -139,7 +135,6 @@ class AnswerEvents:
         self._events.append(accepted)
 
     def think(self, index: int, text: str) -> None:
-        """Raises ``UpstreamFaultError``, as all the following do."""
         state = self._open_choice(index)
         self._events.append(
             ReasoningDelta(
@@ -177,7 +172,6 @@ class AnswerEvents:
         return key
 
     def has_call(self, index: int, key: int) -> bool:
-        """Whether such a call has begun and is held back."""
         return key in self._choice(index).calls
 
     def add_arguments(self, index: int, key: int, arguments: str) -> None:
@@ -217,12 +211,10 @@ class AnswerEvents:
         )
 
     def embed(self, vectors: list[bytes]) -> None:
-        """The answer of a request for vectors: float32, little-endian, one for each input."""
         self.has_begun = True
         self._vectors = vectors
 
     def count(self, prompt_tokens: int) -> None:
-        """The whole answer of a request that counts a prompt's tokens."""
         self.is_accepted = self.has_begun = self.is_ended = True
         self._events.append(TokensCounted(request_id=self._request_id, prompt_tokens=prompt_tokens))
 
@@ -231,7 +223,6 @@ class AnswerEvents:
 
     @property
     def has_finished(self) -> bool:
-        """Every choice has: what may still come is the usage."""
         return all(choice.is_finished for choice in self._choices)
 
     def end(self) -> None:
@@ -289,7 +280,6 @@ class AnswerEvents:
         state.num_sent += 1
 
     def _estimate(self, state: _ChoiceState, text: str) -> int:
-        """The tokens that ``text`` adds to its choice, within what the request may have."""
         state.num_bytes += len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         added = min(
             math.ceil(state.num_bytes / BYTES_A_TOKEN) - state.num_tokens, self._left_tokens

@@ -20,7 +20,6 @@ from inference.wire.upstream.answer_events import (
 )
 
 MAX_LOGPROB = 0.01
-"""The logprob of a certain token, as floats round it."""
 
 
 class Function(msgspec.Struct):
@@ -78,7 +77,6 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def logprobs_of(value: Any) -> list[TextLogprob] | None:
-    """Reads a choice's ``logprobs``. Raises ``UpstreamFaultError``."""
     try:
         logprobs = msgspec.convert(value, Logprobs)
     except msgspec.ValidationError as error:
@@ -139,14 +137,11 @@ REASONS: dict[str, FinishReason] = {
 
 
 class ChatEvents:
-    """An ``AnswerReader``."""
-
     def __init__(self, answer: AnswerEvents, *, wants_logprobs: bool = False) -> None:
         self._answer = answer
         self._wants_logprobs = wants_logprobs
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         if data == DONE:
             self._answer.end()
             return self._answer.take()
@@ -190,7 +185,6 @@ class ChatEvents:
             self._answer.add_arguments(index, key, function.arguments)
 
     def _logprobs(self, read: Choice) -> list[TextLogprob] | None:
-        """``None`` where none were asked for: text completions have another form."""
         is_wanted = self._wants_logprobs and read.logprobs is not None
         return logprobs_of(read.logprobs) if is_wanted else None
 

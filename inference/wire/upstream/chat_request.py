@@ -42,12 +42,10 @@ FORMAT_NAME = "answer"
 
 
 def path_of(request: GenerationRequest) -> str:
-    """Below the upstream's URL."""
     return CHAT_PATH if isinstance(request.input, ChatInput) else COMPLETIONS_PATH
 
 
 def body_of(request: GenerationRequest, sending: Sending) -> bytes:
-    """JSON of a streamed request. Raises ``ApiError`` for fields that are not translated."""
     _check_translatable(request)
     body: dict[str, Any] = {"model": sending.model, "stream": True}
     body["stream_options"] = {"include_usage": True}
@@ -79,7 +77,6 @@ def rendered_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
 
 
 def _check_translatable(request: GenerationRequest) -> None:
-    """Raises ``ApiError``."""
     options, is_chat = request.sampling, isinstance(request.input, ChatInput)
     refuse_unknown(request)
     refuse({"logprobs": options.top_logprobs is not None and not is_chat})

@@ -39,8 +39,6 @@ TOKEN_COUNT_DIALECTS = ("openai", "anthropic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request as it is sent, and how its answer is read."""
-
     path: str
     """Below the upstream's URL; with ``is_unversioned`` below that without its ``/v1``."""
     is_unversioned: bool = False
@@ -53,7 +51,6 @@ class Exchange:
 
 
 def is_forwarded(dialect: str, request: Forwarded) -> bool:
-    """Whether such requests are sent to upstreams of that dialect."""
     match request:
         case EmbeddingRequest():
             return dialect in EMBEDDING_DIALECTS

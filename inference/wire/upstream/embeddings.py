@@ -30,7 +30,6 @@ MAX_DIMENSIONS = 2**20
 FLOAT32_BYTES = 4
 NO_VECTORS = "something else than vectors"
 Given = str | list[float]
-"""Base64 of float32, little-endian, or numbers."""
 
 
 def embedded(
@@ -61,7 +60,6 @@ def inputs_of(request: EmbeddingRequest) -> list[str] | list[list[int]]:
 
 
 def _vector(given: Given) -> bytes:
-    """float32, little-endian. Raises ``UpstreamFaultError``."""
     if isinstance(given, str):
         try:
             numbers = np.frombuffer(b64decode(given, validate=True), dtype="<f4")
@@ -108,14 +106,11 @@ def openai_body(request: EmbeddingRequest, sending: Sending) -> bytes:
 
 
 class OpenAIVectorsReader:
-    """An ``AnswerReader``."""
-
     def __init__(self, answer: AnswerEvents, request: EmbeddingRequest) -> None:
         self._answer = answer
         self._request = request
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         found = decoded(_decode_openai, data, NO_VECTORS)
         vectors = _in_order(found.data or [])
         tokens = tokens_of(found.usage, "prompt_tokens")
@@ -123,7 +118,6 @@ class OpenAIVectorsReader:
 
 
 def _in_order(items: list[Item]) -> list[Given]:
-    """Raises ``UpstreamFaultError``."""
     placed = {
         at if item.index is None else item.index: item.embedding for at, item in enumerate(items)
     }
@@ -166,14 +160,11 @@ def ollama_body(request: EmbeddingRequest, sending: Sending) -> bytes:
 
 
 class OllamaVectorsReader:
-    """An ``AnswerReader``."""
-
     def __init__(self, answer: AnswerEvents, request: EmbeddingRequest) -> None:
         self._answer = answer
         self._request = request
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         found = decoded(_decode_ollama, data, NO_VECTORS)
         tokens = tokens_of(msgspec.structs.asdict(found), "prompt_eval_count")
         return embedded(self._answer, self._request, found.embeddings or [], tokens)

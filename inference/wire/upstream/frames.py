@@ -25,17 +25,13 @@ class FrameReader(Protocol):
 
 
 class SseReader:
-    """A ``FrameReader`` of server-sent events."""
-
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
         self._begun = bytearray()
-        """A line whose end has not come."""
         self._data: list[bytes] = []
         self._num_data_bytes = 0
 
     def feed(self, part: bytes) -> list[bytes]:
-        """The data of the events that are whole now. Raises ``FrameError``."""
         found: list[bytes] = []
         *lines, rest = part.split(b"\n")
         if lines and self._begun:
@@ -65,14 +61,11 @@ class SseReader:
 
 
 class LinesReader:
-    """A ``FrameReader`` of lines of JSON."""
-
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, part: bytes) -> list[bytes]:
-        """The lines that are whole now. Raises ``FrameError``."""
         whole, end, rest = part.rpartition(b"\n")
         lines: list[bytes] = []
         if end:

@@ -25,7 +25,6 @@ from inference.wire.upstream.answer_events import (
 )
 
 CHOICE = 0
-"""A message is one choice."""
 REASONS: dict[str, FinishReason] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -62,8 +61,6 @@ class Started(msgspec.Struct):
 
 
 class MessageEvent(msgspec.Struct):
-    """An event of a stream, or a whole message."""
-
     type: str = ""
     index: int | None = None
     message: Started | None = None
@@ -80,16 +77,12 @@ _decode = msgspec.json.Decoder(MessageEvent).decode
 
 
 class MessagesEvents:
-    """An ``AnswerReader``."""
-
     def __init__(self, answer: AnswerEvents) -> None:
         self._answer = answer
         self._usage: dict[str, Any] = {}
         self._calls: set[int] = set()
-        """Indices of the blocks that are calls."""
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         event = decoded(_decode, data, "what is no event of a message")
         if event.type == "error":
             raise UpstreamErrorObject(event.error)
@@ -165,7 +158,6 @@ class MessagesEvents:
 
 
 def usage_of(reported: dict[str, Any]) -> Usage | None:
-    """``None``: it cannot be read."""
     prompt, completion = _prompt_tokens(reported), tokens_of(reported, "output_tokens")
     if prompt is None or completion is None:
         return None

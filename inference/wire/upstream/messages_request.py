@@ -59,11 +59,9 @@ class Marks:
                 self.of_request = _control(mark)
 
     def has_any(self, message: int) -> bool:
-        """Whether that message of the chat has a mark."""
         return message in self._of_turns
 
     def on_tools(self, tools: list[Block]) -> list[Block]:
-        """Changes them."""
         for index, control in self._of_tools.items():
             tools[index]["cache_control"] = control
         return tools
@@ -84,7 +82,6 @@ class Marks:
 
 
 def _cut(text: str, inside: dict[int, Block]) -> list[Block]:
-    """``inside``: marks by the characters before them."""
     blocks: list[Block] = []
     start = 0
     for at in sorted(inside):
@@ -110,13 +107,11 @@ UNKNOWN_OPTIONS = (
     *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
     *("seed", "top_logprobs", "stop_token_ids", "min_tokens", "ignore_eos"),
 )
-"""The options for which that API has no word."""
 NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def body_of(request: GenerationRequest, sending: Sending) -> bytes:
-    """JSON of a streamed request. Raises ``ApiError`` for fields that are not translated."""
     max_tokens = sending.max_tokens or FALLBACK_MAX_TOKENS
     prompt = prompt_of(request, sending)
     return orjson.dumps({**prompt, **_sampling(request), "max_tokens": max_tokens, "stream": True})
@@ -144,7 +139,6 @@ def prompt_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
 
 
 def _translatable_chat(request: GenerationRequest) -> ChatInput:
-    """Raises ``ApiError``."""
     chat = request.input
     if not isinstance(chat, ChatInput):
         raise UnsupportedParameterError("prompt", BY_UPSTREAM)
@@ -224,7 +218,6 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _image(image: ImageRef, sending: Sending) -> dict[str, Any]:
-    """Raises ``UnsupportedParameterError``."""
     if image.media_type not in IMAGE_TYPES:
         raise UnsupportedParameterError(
             "messages", f"the model is served by an upstream that takes no {image.media_type}"
@@ -235,7 +228,6 @@ def _image(image: ImageRef, sending: Sending) -> dict[str, Any]:
 
 
 def _result(message: ChatMessage, content: list[dict[str, Any]]) -> dict[str, Any]:
-    """Raises ``UnsupportedParameterError``."""
     if not message.tool_call_id:
         raise UnsupportedParameterError(
             "messages",
@@ -256,7 +248,6 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _call_id(call_id: str) -> str:
-    """Returns the id as that API allows it: letters, digits, underscores and hyphens."""
     return NOT_IN_IDS.sub("_", call_id)
 
 
@@ -297,7 +288,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _thinking(chat: ChatInput) -> dict[str, Any] | None:
-    """``None``: the client set nothing, and the upstream's default holds."""
     wanted = chat.thinking
     if chat.template_kwargs:
         wanted = chat.wants_thinking

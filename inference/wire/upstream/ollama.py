@@ -54,21 +54,17 @@ OPTION_NAMES = {
     "frequency_penalty": "frequency_penalty",
     "repetition_penalty": "repeat_penalty",
 }
-"""Ours, and theirs."""
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 WHOLE_TEXT = -1
 """The window of penalties. Ollama's own default is 64 tokens."""
 UNKNOWN_OPTIONS = ("logit_bias", "stop_token_ids", "min_tokens", "ignore_eos")
-"""The options for which that API has no word."""
 
 
 def path_of(request: GenerationRequest) -> str:
-    """Below the upstream's URL."""
     return CHAT_PATH if isinstance(request.input, ChatInput) else GENERATE_PATH
 
 
 def body_of(request: GenerationRequest, sending: Sending) -> bytes:
-    """JSON of a streamed request. Raises ``ApiError`` for fields that are not translated."""
     refuse_unknown(request)
     refuse_options(request.sampling, UNKNOWN_OPTIONS)
     refuse({"n": request.n > 1})
@@ -109,7 +105,6 @@ def _chat(chat: ChatInput, sending: Sending) -> dict[str, Any]:
 
 
 def _check_chat(chat: ChatInput) -> None:
-    """Raises ``UnsupportedParameterError``."""
     others = chat.template_kwargs.keys() - set(THINKING_SWITCHES)
     refuse(
         {
@@ -156,7 +151,6 @@ def _logprobs(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _format(wanted: OutputFormat, *, allows_json: bool) -> Any:
-    """Raises ``UnsupportedParameterError``."""
     refuse_format(wanted, allows_json=allows_json)
     refuse({wanted.path: isinstance(wanted.schema, bool)})
     return "json" if wanted.schema is None else wanted.schema
@@ -178,7 +172,6 @@ def _options(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
 
 
 CHOICE = 0
-"""An answer is one choice."""
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
@@ -215,14 +208,11 @@ _decode = msgspec.json.Decoder(Line).decode
 
 
 class OllamaEvents:
-    """An ``AnswerReader``."""
-
     def __init__(self, answer: AnswerEvents, *, wants_logprobs: bool = False) -> None:
         self._answer = answer
         self._wants_logprobs = wants_logprobs
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         line = decoded(_decode, data, "what is no line of an answer")
         if line.message is None and line.response is None:
             raise UpstreamFaultError("a line without a message")
@@ -256,7 +246,6 @@ class OllamaEvents:
 
 
 def _usage_of(line: Line) -> Usage | None:
-    """``None``: it cannot be read."""
     prompt, completion = line.prompt_eval_count, line.eval_count
     if prompt is None or completion is None or min(prompt, completion) < 0:
         return None

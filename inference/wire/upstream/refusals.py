@@ -80,7 +80,6 @@ def failure_of(
 
 
 def failure_in_stream(upstream: str, error: Any, *, secret: str) -> Failure:
-    """The failure that an error object in the place of an answer reports."""
     found = error if isinstance(error, dict) else {}
     status = _status(found)
     if status is None:

@@ -18,15 +18,10 @@ from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedPara
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
     model: str
-    """The upstream's own name of it."""
     images: Mapping[str, ImageFile] = field(default_factory=dict)
-    """The images with their bytes, by digest."""
     max_tokens: int | None = None
-    """What bounds each choice; ``None``: nothing does."""
     context_tokens: int | None = None
-    """The context that the catalogue states; ``None``: it states none."""
     host: str = ""
-    """The upstream's, without a port."""
 
 
 def tool_of(tool: ToolDefinition, *, shows_strict: bool = True) -> dict[str, Any]:
@@ -49,7 +44,6 @@ BY_UPSTREAM = "the model is served by an upstream, for which it is not translate
 
 
 def refuse(asked: Mapping[str, bool]) -> None:
-    """``asked``: by name, whether the client wants it. Raises ``UnsupportedParameterError``."""
     for name, is_asked in asked.items():
         if is_asked:
             raise UnsupportedParameterError(name, BY_UPSTREAM)
@@ -68,12 +62,10 @@ def refuse_unknown(request: GenerationRequest) -> None:
 
 
 def refuse_options(options: SamplingOptions, names: Iterable[str]) -> None:
-    """Raises ``UnsupportedParameterError`` where one of the named ones is set."""
     refuse({name: is_set(options, name) for name in names})
 
 
 def is_set(options: SamplingOptions, name: str) -> bool:
-    """Whether the option changes an answer."""
     value = getattr(options, name)
     if name in NEUTRAL_VALUES:
         return value is not None and value != NEUTRAL_VALUES[name]
@@ -96,7 +88,6 @@ def refuse_format(
 
 
 def not_forwarded(model: str, upstream: str, dialect: str) -> ApiError:
-    """The refusal of a request of a kind that is not sent to such upstreams."""
     return InvalidRequestError(
         f"{model} is served by an upstream: of requests to {upstream}, whose dialect is {dialect}, "
         "those of this kind are not translated.",

@@ -43,7 +43,6 @@ _text = text(min_chars=1)
 
 
 def text_or_object(value: Any, path: str) -> str:
-    """A string, or ``{"text": …}``."""
     if not isinstance(value, dict):
         if not isinstance(value, str):
             raise wrong_type(path, "a string or an object with 'text'", value)
@@ -98,15 +97,12 @@ class RerankRequest:
     top_n: int | None
     returns_documents: bool
     version: int
-    """The version of Cohere's API."""
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> RerankBodyEncoder:
-        """The dialect shows no time."""
         return RerankBodyEncoder(self, request_id)
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1) -> RerankRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "query", "documents"))
     return RerankRequest(
         score=ScoreRequest(
@@ -163,7 +159,6 @@ class RerankBodyEncoder:
 
 
 def same_number(num_firsts: int, num_seconds: int, param: str) -> None:
-    """Raises ``InvalidRequestError``."""
     if num_firsts not in (1, num_seconds):
         message = f"There are {num_firsts} first texts and {num_seconds} second ones."
         raise InvalidRequestError(message, param=param)
@@ -174,7 +169,6 @@ _texts_of_list = array(_score_text, MAX_DOCUMENTS, min_items=1)
 
 
 def texts(value: Any, path: str) -> list[str]:
-    """A string, or a list of them."""
     found: list[str] = (
         _texts_of_list(value, path) if isinstance(value, list) else [_score_text(value, path)]
     )
@@ -203,7 +197,6 @@ class ScoringRequest:
 
 
 def parse_score(body: bytes, _context: RequestContext = NO_CONTEXT) -> ScoringRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), SCORE_FIELDS, required=("model",))
     firsts, seconds = _one(read, "text_1", "queries"), _one(read, "text_2", "documents")
     same_number(len(firsts), len(seconds), "text_1" if "text_1" in read else "queries")

@@ -49,7 +49,6 @@ CHAT_NAMES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continu
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), FIELDS)
     if ("prompt" in read) == ("messages" in read):
         raise InvalidRequestError("Give 'prompt' or 'messages'.", param="prompt")
@@ -63,7 +62,6 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest
 
 
 def parse_back(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), BACK_FIELDS, required=("tokens",))
     return TokenizeRequest(
         model=read.get("model", ANY_MODEL), input=TokensInput(prompts=[read["tokens"]])
@@ -71,7 +69,6 @@ def parse_back(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRe
 
 
 def settings_request(model: str) -> TokenizeRequest:
-    """What /tokenizer_info asks of the model."""
     return TokenizeRequest(model=model, input=TextInput(texts=[""]), shows_settings=True)
 
 
@@ -95,7 +92,6 @@ def body_back(tokenized: Tokenized) -> bytes:
 
 
 def _chat(read: dict[str, Any]) -> ChatInput:
-    """What a chat completion of the same fields would render."""
     return openai_chat.chat_input(read, Reasoning.HIDDEN)
 
 

@@ -41,11 +41,8 @@ from inference.wire.openai.answers import (
 
 
 class Reasoning(StrEnum):
-    """The place where a client sees what the model thinks."""
-
     HIDDEN = "hidden"
     FIELD = "field"
-    """Reasoning is sent in ``reasoning_content``."""
     INLINE = "inline"
     """Reasoning is sent in ``content``, between its markers."""
 
@@ -76,7 +73,6 @@ def _reasoning(event: ReasoningDelta, reasoning: Reasoning) -> dict[str, Any]:
 
 
 ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
-"""The first chunk of a choice."""
 
 
 class ChatStreamEncoder:
@@ -127,15 +123,12 @@ class ChatStreamEncoder:
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of the body, put together from what its events add."""
-
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     """The calls as in the body, but for their arguments, which are still in pieces."""
     arguments: list[list[str]] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
-    """The log probabilities, as JSON already: there are many of them."""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
 
@@ -172,8 +165,6 @@ class Choice:
 
 
 class ChatBodyEncoder:
-    """The same events folded into one body, which the last one completes."""
-
     def __init__(
         self,
         head: dict[str, Any],
@@ -231,7 +222,6 @@ class ChatBodyEncoder:
 
 
 def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:
-    """A chat is one prompt."""
     return (
         None if event.prompt_token_ids is None else {"prompt_token_ids": event.prompt_token_ids[0]}
     )
@@ -246,7 +236,6 @@ def _token_json(token: TextLogprob) -> bytes:
 
 
 def _joined(tokens: list[bytes]) -> dict[str, Any]:
-    """The same as ``_logprobs``, of tokens that are JSON."""
     return {"content": orjson.Fragment(b"[" + b",".join(tokens) + b"]"), "refusal": None}
 
 

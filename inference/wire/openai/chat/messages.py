@@ -79,12 +79,10 @@ PART_FIELDS = {
 
 
 def content(value: Any, path: str) -> list[Part]:
-    """A string, or text parts; no parts are no text."""
     return _parts(value, path, kinds=("text",))
 
 
 def prediction_content(value: Any, path: str) -> str:
-    """The text that an answer is expected to have."""
     return joined_text(content(value, path))
 
 
@@ -95,12 +93,10 @@ PREDICTION_FIELDS = table(
 
 
 def seen_content(value: Any, path: str) -> list[Part]:
-    """The same, with images among them."""
     return _parts(value, path, kinds=("text", "image_url"))
 
 
 def assistant_content(value: Any, path: str) -> list[Part]:
-    """Text parts and refusal parts."""
     return _parts(value, path, kinds=("text", "refusal"))
 
 

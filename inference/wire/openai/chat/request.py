@@ -156,7 +156,6 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "prompt_cache_options": PROMPT_CACHE_FIELDS,
     "cache_control": openai_tools.CACHE_CONTROL_FIELDS,
 }
-"""The objects inside a request, by what they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +180,6 @@ class ChatRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "messages"))
     reasoning = _shown_reasoning(read, context)
     chat, demanded = chat_input(read, reasoning), output_format(read)
@@ -209,7 +207,6 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
 
 
 def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
-    """``read``: what ``read_fields`` kept of these fields, or of some of them."""
     offered, choice = openai_tools.chosen_tools(
         read.get("tools", []), read.get("tool_choice", openai_tools.FREELY)
     )

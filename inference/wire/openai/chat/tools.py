@@ -56,7 +56,6 @@ _TYPE = honoured("type", text(), "function")
 
 
 def _function_object(fields: Mapping[str, Field], *, required: Iterable[str]) -> Check:
-    """Objects of type ``function``."""
     check = object_of(fields, required=required)
 
     def checked(value: Any, path: str) -> Any:
@@ -96,7 +95,6 @@ def tools(value: Any, path: str) -> list[ToolDefinition]:
 
 
 def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> None:
-    """``named``: names, and where each stands. Raises ``InvalidRequestError``."""
     seen: set[str] = set()
     for name, place in named:
         if name in seen:
@@ -137,11 +135,9 @@ class Choosing:
 
 
 FREELY = Choosing(ToolChoice())
-"""The tool choice of a client that gives none."""
 
 
 def tool_choice(value: Any, path: str) -> Choosing:
-    """A mode, one function that must be called, or some that may be."""
     if isinstance(value, str):
         mode = one_of("auto", "none", "required")(value, path)
         return Choosing(ToolChoice(mode=cast(Literal["auto", "none", "required"], mode)))
@@ -197,7 +193,6 @@ _calls = array(_function_object(CALL_FIELDS, required=("id", "function")))
 
 
 def tool_calls(value: Any, path: str) -> list[ToolCall]:
-    """What an earlier assistant turn called."""
     return [
         ToolCall(
             id=call["id"],

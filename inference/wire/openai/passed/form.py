@@ -24,22 +24,18 @@ PIECE_BYTES = 256 * 1024
 MAX_FORM_PARTS = 128
 MAX_HEAD_BYTES = 8 * 1024
 MAX_FIELD_BYTES = 1024 * 1024
-"""The longest value of a field that is read here."""
 BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]")
 FIELD_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}(\[[A-Za-z0-9_.\-]{0,64}\])?")
 MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}(\s*;[\x20-\x7e]{0,200})?")
 UNENCODED = frozenset({"", "7bit", "8bit", "binary"})
 ESCAPED = {'"': "%22", "\r": "%0D", "\n": "%0A"}
-"""The escapes in names of files, as browsers write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     name: str
     filename: str | None
-    """``None``: a field."""
     content_type: str
-    """Empty: it has none."""
     start: int
     """The content's first byte in the body; ``end`` is behind its last."""
     end: int
@@ -55,14 +51,12 @@ class Form:
     body: IO[bytes]
 
     def part(self, name: str) -> Part | None:
-        """Raises ``InvalidRequestError`` where the form has several."""
         found = [part for part in self.parts if part.name == name]
         if len(found) > 1:
             raise InvalidRequestError(f"'{name}' is in the form more than once.", param=name)
         return found[0] if found else None
 
     def text(self, name: str) -> str | None:
-        """A field's text; ``None``: there is none. Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             return None
@@ -74,7 +68,6 @@ class Form:
             raise InvalidRequestError(f"'{name}' is not UTF-8.", param=name) from None
 
     def file(self, name: str) -> Part:
-        """Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             raise MissingParameterError(name)
@@ -83,12 +76,10 @@ class Form:
         return part
 
     def read(self, part: Part, num_bytes: int) -> bytes:
-        """The content's first bytes."""
         self.body.seek(part.start)
         return self.body.read(min(num_bytes, part.num_bytes))
 
     def rewritten(self, boundary: str, *, model: str, without: frozenset[str]) -> Rewritten:
-        """The form as it is sent on: with another model, and without some fields."""
         pieces: list[bytes | Part] = []
         for part in self.parts:
             if part.name in without:
@@ -101,8 +92,6 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Bytes, and contents in the file."""
-
     body: IO[bytes]
     pieces: tuple[bytes | Part, ...]
 
@@ -113,7 +102,6 @@ class Rewritten:
         )
 
     def chunks(self) -> Iterator[bytes]:
-        """Reads the file, each time from its beginning."""
         for piece in self.pieces:
             if isinstance(piece, bytes):
                 yield piece
@@ -128,7 +116,6 @@ class Rewritten:
 
 
 def read_form(content_type: str, body: IO[bytes]) -> Form:
-    """Raises ``InvalidRequestError``."""
     delimiter = b"\r\n--" + _boundary(content_type).encode()
     begins = _delimiters(body, delimiter)
     if not begins or begins[0] != -2:
@@ -179,7 +166,6 @@ def _pieces(body: IO[bytes]) -> Iterator[bytes]:
 
 
 def _found(pieces: Iterable[bytes], wanted: bytes) -> Iterator[int]:
-    """The offsets at which ``wanted`` begins in the pieces together."""
     tail, base = b"", 0
     for piece in pieces:
         window = tail + piece

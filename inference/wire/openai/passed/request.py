@@ -27,7 +27,6 @@ from inference.wire.openai.passed.form import Form
 
 MAX_MODEL_NAME_CHARS = 256
 MAX_IMAGES_A_REQUEST = 10
-"""The most images of one request, as OpenAI's API has it."""
 END_USER_FIELDS = ("user", "safety_identifier")
 """They stay here: names of end users are not sent to upstreams."""
 
@@ -42,14 +41,11 @@ class PassedRequest:
     likely_units: int
     """The units that count where the upstream reports none."""
     is_exact: bool
-    """``likely_units`` are no estimate."""
     fields: Mapping[str, msgspec.Raw] | None = None
-    """The fields of a JSON body."""
     form: Form | None = None
 
 
 def read_json(endpoint: PassedEndpoint, body: bytes) -> PassedRequest:
-    """Raises ``ApiError`` (400)."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
@@ -74,14 +70,12 @@ def read_json(endpoint: PassedEndpoint, body: bytes) -> PassedRequest:
 
 
 def to_json(request: PassedRequest, model: str) -> bytes:
-    """The body as it is sent on."""
     assert request.fields is not None, "a request that is a form"
     kept = {name: one for name, one in request.fields.items() if name not in END_USER_FIELDS}
     return msgspec.json.encode({**kept, "model": model})
 
 
 def read_upload(endpoint: PassedEndpoint, form: Form) -> PassedRequest:
-    """Raises ``ApiError`` (400)."""
     values = {name: form.text(name) for name in ("model", *END_USER_FIELDS)}
     most = likely = 1
     is_exact = False
@@ -105,7 +99,6 @@ def read_upload(endpoint: PassedEndpoint, form: Form) -> PassedRequest:
 
 
 def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
-    """``None`` where it is missing. Raises ``InvalidJsonError``."""
     try:
         return msgspec.json.decode(fields[name]) if name in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -152,9 +145,7 @@ PassedTask = Literal["transcription", "speech", "images", "moderation"]
 class PassedEndpoint:
     path: str
     task: PassedTask
-    """The task of the models that answer it."""
     is_form: bool
-    """The body is multipart/form-data, else a JSON object."""
 
 
 ENDPOINTS = (
@@ -187,7 +178,6 @@ def paths_of(task: str) -> str:
 
 
 HEAD_BYTES = 64 * 1024
-"""The number of a file's first bytes that are looked at."""
 LEAST_BYTES_A_SECOND = 500
 """4 kbit/s: Opus begins at 6, AMR at 4.75."""
 USUAL_BYTES_A_SECOND = 8_000
@@ -198,15 +188,12 @@ SAMPLES = frozenset({1, 3, 0xFFFE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioLength:
-    """The length of an audio file in whole seconds, rounded up."""
-
     most_s: int
     likely_s: int
     is_exact: bool
 
 
 def audio_length(head: bytes, num_bytes: int) -> AudioLength:
-    """``head``: the file's first bytes, up to ``HEAD_BYTES``, of ``num_bytes``."""
     samples = _samples(head)
     if samples is not None:
         rate, begin = samples

@@ -43,8 +43,6 @@ class Scanner:
 
 
 class UnitsReader:
-    """``feed`` with each part of an answer, then ``units``."""
-
     def __init__(self, task: PassedTask, content_type: str) -> None:
         self._errors = Scanner(ERROR_EVENT) if content_type == EVENTS else None
         self._images: Scanner | None = None
@@ -66,12 +64,10 @@ class UnitsReader:
 
     @property
     def has_failed(self) -> bool:
-        """The stream has an event that is an error."""
         return self._errors is not None and self._errors.num_found > 0
 
     @property
     def units(self) -> int | None:
-        """The units that the upstream reports; ``None``: it reports none."""
         if self._images is not None:
             return self._images.num_found or None
         for scanner in (self._seconds, self._duration):
@@ -81,7 +77,6 @@ class UnitsReader:
 
     @property
     def tokens(self) -> Usage | None:
-        """The tokens that the upstream reports; ``None``: it reports none."""
         if self._tokens is None:
             return None
         prompt, completion = (scanner.last for scanner in self._tokens)
@@ -91,8 +86,6 @@ class UnitsReader:
 
 
 class SecretGuard:
-    """Passes an answer on, and never a secret in it."""
-
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self._held = b""
@@ -110,7 +103,6 @@ class SecretGuard:
         return window[: len(window) - num_held]
 
     def rest(self) -> bytes:
-        """Returns the bytes held back, once the answer has ended."""
         held, self._held = self._held, b""
         return held
 

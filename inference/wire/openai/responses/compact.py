@@ -34,15 +34,12 @@ from inference.wire.openai.responses.request import ResponsesRequest, request_of
 from inference.wire.openai.responses.turns import Message, Summarised, TurnPart
 
 MAX_LAST_CHARS = 4000
-"""Most characters of the last turns together."""
 MAX_ONE_CHARS = 1000
 SENTENCE_ENDS = (". ", ".\n", "! ", "? ", "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """``message`` describes why it is not complete."""
-
     text: str
     status: Literal["complete", "cut_off", "missing"] = "complete"
     message: str | None = None
@@ -51,7 +48,6 @@ class Summary:
 def settled(
     written: str, reason: FinishReason, usage: Usage, conversation: Sequence[InputItem]
 ) -> Summary:
-    """``written`` is what the model wrote until it ended for ``reason``."""
     written = written.strip()
     if written and reason == "stop":
         return Summary(text=written)
@@ -126,7 +122,6 @@ FIELDS = table(*(RESPONSE_FIELDS[name] for name in COMPACTED))
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), FIELDS, required=("model",))
     if "input" not in read and "previous_response_id" not in read:
         raise MissingParameterError("input")
@@ -134,7 +129,6 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesReques
 
 
 def summary_request(request: ResponsesRequest) -> GenerationRequest:
-    """``request``: whole, see ``ResponsesRequest``."""
     chat = request.generation.input
     assert isinstance(chat, ChatInput), "Responses requests are chats"
     ask = ChatMessage(role="user", content=SUMMARISE)
@@ -155,7 +149,6 @@ def body(
     request_id: str,
     created_unix_s: int,
 ) -> bytes:
-    """``conversation``: all that was summarised."""
     kept = [item for item in conversation if _stays(item)]
     compaction = {
         "id": f"cmp_{request_id}",

@@ -54,8 +54,6 @@ DELTA_MARK = b".delta\ndata: "
 
 
 class ResponseStreamEncoder:
-    """One request's events as named server-sent events."""
-
     def __init__(
         self,
         settings: AnswerSettings,
@@ -77,15 +75,12 @@ class ResponseStreamEncoder:
         self._clock = clock
         self._completed_unix_s: int | None = None
         self._accepted: dict[str, Any] = {}
-        """Fields that are known once the request is accepted."""
         self.next_number = 0
-        """The sequence number of the next event."""
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._pending_logprobs: list[TextLogprob] = []
         self._reason = ""
         self.response: dict[str, Any] | None = None
-        """The value of the last event that carried it."""
 
     def encode(self, event: Event) -> bytes:
         return self._padded(self._encoded(event))
@@ -123,7 +118,6 @@ class ResponseStreamEncoder:
         return b""
 
     def opening(self) -> bytes:
-        """The events before any output; given once."""
         if self.response is not None:
             return b""
         if not self._settings.background:
@@ -213,7 +207,6 @@ class ResponseStreamEncoder:
         yield from self._closing("incomplete" if self._is_cut else "completed")
 
     def _ending(self, usage: Usage) -> tuple[str, dict[str, Any]]:
-        """The final status and the response's other final fields."""
         used = {"usage": usage_object(usage)}
         if not self._is_cut:
             # Called twice for one answer: to store it, and to send it to the client.
@@ -285,8 +278,6 @@ class ResponseStreamEncoder:
 
 
 class ResponseBodyEncoder:
-    """The same events folded: the response that the last one of them carries."""
-
     def __init__(self, settings: AnswerSettings, request_id: str, clock: UnixClock) -> None:
         self._events = ResponseStreamEncoder(settings, request_id, clock, writes_closings=False)
 

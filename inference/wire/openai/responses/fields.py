@@ -111,7 +111,6 @@ _includable = one_of(*INCLUDABLE)
 
 
 def include(value: Any, path: str) -> list[str]:
-    """Reads the list, without duplicates."""
     return list(dict.fromkeys(array(_includable)(value, path)))
 
 
@@ -133,8 +132,6 @@ summary_parts = typed_texts("summary_text")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning:
-    """``None``: the client did not set it."""
-
     effort: str | None = None
     summary: str | None = None
 
@@ -168,7 +165,6 @@ def reasoning(value: Any, path: str) -> Reasoning:
 
 
 def carried(thought: str) -> str:
-    """The ``encrypted_content`` of a thought."""
     return CARRIER_PREFIX + base64.urlsafe_b64encode(thought.encode()).decode()
 
 

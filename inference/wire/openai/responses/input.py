@@ -136,7 +136,6 @@ REQUIRED = {
 
 
 def items(value: Any, path: str) -> list[InputItem]:
-    """A string is one message of the user."""
     if isinstance(value, str):
         return [_message({"role": "user", "content": content(value, path)}, path)]
     if not isinstance(value, list):
@@ -177,7 +176,6 @@ def _item(value: Any, path: str) -> InputItem:
 
 
 def _kind(value: dict[str, Any], path: str) -> str:
-    """Messages and references may leave their type out."""
     given = value.get("type")
     if given is not None:
         kind: str = _string(given, f"{path}.type")

@@ -22,7 +22,6 @@ class AnswerSettings:
     echo: dict[str, Any]
     members: Mapping[str, Member]
     summarises: bool
-    """Reasoning is shown where a summary of it would be."""
     carries_reasoning: bool
     background: bool
     pads_deltas: bool = False
@@ -33,12 +32,10 @@ def response_id(request_id: str) -> str:
 
 
 def sampling_echo(event: Accepted) -> dict[str, float]:
-    """What the model's own defaults have made of it."""
     return {} if event.sampling is None else msgspec.structs.asdict(event.sampling)
 
 
 def lost_turns(event: Accepted) -> dict[str, Any]:
-    """An extension: what ``truncation`` auto has left out."""
     if not event.num_lost_turns:
         return {}
     return {"truncated": {"dropped_turns": event.num_lost_turns}}
@@ -75,7 +72,6 @@ ECHOED = (
     "safety_identifier",
     "user",
 )
-"""Fields of the response object that echo the request, ``null`` where it has none."""
 
 NEUTRAL_SAMPLING = {
     "temperature": 1.0,
@@ -87,7 +83,6 @@ NEUTRAL_SAMPLING = {
 
 
 def answer_settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerSettings:
-    """``read``: what the checks of a request's fields made of a body."""
     wanted: Reasoning = read.get("reasoning", Reasoning())
     given: GivenTools = read.get("tools", NO_TOOLS)
     echo = {

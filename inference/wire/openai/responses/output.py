@@ -25,9 +25,7 @@ NamedEvent = tuple[str, dict[str, Any]]
 
 class OutputItem(Protocol):
     def opening(self) -> list[NamedEvent]: ...
-    def delta(self, text: str, sequence_number: int) -> bytes:
-        """The frame of a delta that is only text."""
-        ...
+    def delta(self, text: str, sequence_number: int) -> bytes: ...
 
     def closing(self, status: Status) -> list[NamedEvent]: ...
     def as_object(self, status: Status) -> dict[str, Any]: ...
@@ -49,17 +47,13 @@ class _Deltas:
 
 
 class MessageItem:
-    """The answer's text: a message of one part."""
-
     def __init__(self, item_id: str, output_index: int) -> None:
         self._id = item_id
         self._place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
         self._output_index = output_index
         self._texts: list[str] = []
         self._logprobs: list[bytes] = []
-        """The log probabilities, as JSON already: there are many of them."""
         self._all_logprobs = orjson.Fragment(b"[]")
-        """The log probabilities of the whole answer, once it has ended: four events have them."""
         self._deltas = _Deltas("response.output_text.delta", {**self._place, "logprobs": []})
 
     def opening(self) -> list[NamedEvent]:
@@ -164,8 +158,6 @@ class ReasoningItem:
 
 
 class CallItem:
-    """A call of one of the client's functions, which may be in a namespace."""
-
     def __init__(
         self, item_id: str, output_index: int, *, call_id: str, name: str, namespace: str | None
     ) -> None:

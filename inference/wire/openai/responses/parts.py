@@ -38,7 +38,6 @@ _text = honoured("text", _string, "The text.")
 
 
 def _ignored_logprobs(value: Any, path: str) -> None:
-    """An answer's own, sent back with it."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
 

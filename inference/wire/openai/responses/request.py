@@ -167,7 +167,6 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "stream_options": STREAM_OPTIONS,
     "prompt_cache_options": PROMPT_CACHE_FIELDS,
 }
-"""The fields inside, for the documentation."""
 
 COUNTED = (
     *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text"),
@@ -226,7 +225,6 @@ class ResponsesRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
     if read.get("background", False) and not read.get("store", True):
         raise InvalidRequestError("'background' requires 'store'.", param="background")
@@ -299,20 +297,17 @@ def _may_be_cut(read: dict[str, Any]) -> bool:
 
 
 def _top_logprobs(read: dict[str, Any]) -> int | None:
-    """Asked for by naming them in ``include`` or by a number."""
     top: int = read.get("top_logprobs", 0)
     return top if top or LOGPROBS in read.get("include", ()) else None
 
 
 def parse_count(count_body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    """Raises ``ApiError`` (400)."""
     return request_of(
         read_fields(read_json_object(count_body), COUNT_FIELDS, required=("model", "input"))
     )
 
 
 def count_of(request: ResponsesRequest) -> TokenCountRequest:
-    """``request``: whole, see ``ResponsesRequest``."""
     chat = request.generation.input
     assert isinstance(chat, ChatInput), "Responses requests are chats"
     return TokenCountRequest(

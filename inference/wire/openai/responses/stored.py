@@ -23,7 +23,6 @@ DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
 
 ReadValue = Callable[[str, str], Any]
-"""(value, name) to what it means, as a ``Check`` of text."""
 
 
 BETA: dict[str, ReadValue] = {"beta": one_of("true")}
@@ -32,8 +31,6 @@ BETA: dict[str, ReadValue] = {"beta": one_of("true")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPage:
-    """``after``: the id of the item before the page, in the ``order`` asked for."""
-
     limit: int = DEFAULT_ITEMS
     order: str = "desc"
     after: str | None = None
@@ -48,7 +45,6 @@ class Retrieval:
 
 
 def read_retrieval(query: bytes) -> Retrieval:
-    """Raises ``ApiError``."""
     read = _read(
         query,
         {
@@ -67,7 +63,6 @@ def read_retrieval(query: bytes) -> Retrieval:
 
 
 def read_item_page(query: bytes) -> ItemPage:
-    """Raises ``ApiError``."""
     read = _read(
         query,
         {"include": _include, "limit": _limit, "order": one_of("asc", "desc"), "after": _text},
@@ -119,7 +114,6 @@ def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
 
 
 def _include(value: str, name: str) -> None:
-    """Accept any ``include``: a stored response is always returned whole."""
     one_of(*INCLUDABLE)(value, name)
 
 
@@ -156,7 +150,6 @@ def _only_false(reason: str) -> ReadValue:
 
 
 UNSAID = ("completed_at", "error", "incomplete_details", "usage")
-"""Fields that a response has not got while it has only begun."""
 
 UNKNOWN_LAST_NUMBER = 2**31 - 1
 """The number of a closing event whose own is not stored: above any that a client has seen."""
@@ -196,7 +189,6 @@ def _opening(response: dict[str, Any]) -> list[NamedEvent]:
 
 
 def _ending(response: dict[str, Any]) -> NamedEvent:
-    """OpenAI names no event for a cancelled one but ``error``."""
     if response["status"] == "cancelled":
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
         return error_event(RequestFailedError(cancelled))

@@ -84,7 +84,6 @@ class GivenTools:
     as_objects: list[dict[str, Any]] = field(default_factory=list)
 
     def described(self, offered: Iterable[ToolDefinition]) -> list[ToolDefinition]:
-        """The tools, with each namespace's description at the first of its functions."""
         described: set[str] = set()
         return [self._described(tool, described) for tool in offered]
 
@@ -193,8 +192,6 @@ _allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
 
 @dataclass(frozen=True, slots=True)
 class GivenChoice:
-    """``as_object`` is the client's value."""
-
     choosing: Choosing
     as_object: Any
 

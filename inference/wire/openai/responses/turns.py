@@ -50,8 +50,6 @@ class Referred:
 
 @dataclass(frozen=True, slots=True)
 class Summarised:
-    """Stands for earlier turns; written by the model."""
-
     text: str
 
 
@@ -59,7 +57,6 @@ TurnPart = Message | Thought | Called | Returned | Referred | Summarised
 
 
 def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
-    """References are left out: they are resolved before."""
     turns: list[ChatMessage] = []
     for part in parts:
         match part:

@@ -55,20 +55,17 @@ class SocketRequest:
 
 
 def parse_message(message: bytes) -> SocketRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(message), FIELDS, required=("type", "model", "input"))
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 
 
 def messages_of(frames: bytes) -> Iterator[str]:
-    """Server-sent events, whole ones, each as one message."""
     for frame in frames.split(b"\n\n"):
         if frame:
             yield frame.partition(_DATA)[2].decode()
 
 
 def error_message(error: ApiError) -> str:
-    """Ends a request that has no response yet."""
     kind, fields = error_event(error)
     message = {"type": kind, "status": error.status, **fields, "sequence_number": 0}
     return orjson.dumps(message).decode()
