@@ -10,9 +10,9 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest
@@ -128,3 +128,14 @@ def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", error.allowed.encode()))
     return headers
+
+
+def page_of(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """The fields that pages of every dialect have. ``objects`` may be more than ``limit``."""
+    data = objects[:limit]
+    return {
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(objects) > limit,
+    }

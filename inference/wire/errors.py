@@ -40,6 +40,8 @@ clients. Pure: knows no framework, no clock, no process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inference.protocol.events import Failure
 from inference.protocol.refusals import CAUSES_BEHIND, Cause
 from inference.wire.common.failures import BROKEN, FAILURES, failure_extras
@@ -68,6 +70,12 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+
+    def param_in(self, names: Mapping[str, str]) -> str | None:
+        """The field by the caller's own name. ``names``: the dialect's, by those of chat
+        completions, which neurons use; what has the same name has no entry. Parsers name their
+        own."""
+        return self.param
 
     @property
     def extras(self) -> dict[str, str | int]:
@@ -353,6 +361,9 @@ class RequestFailedError(ApiError):
         self.type = kind.type
         self.code = failure.code
         self.cause = CAUSES_BEHIND.get(failure.code, "")
+
+    def param_in(self, names: Mapping[str, str]) -> str | None:
+        return None if self.param is None else names.get(self.param, self.param)
 
     @property
     def extras(self) -> dict[str, str | int]:

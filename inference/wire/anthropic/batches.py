@@ -29,6 +29,7 @@ from inference.wire.common.fields import (
     spelled,
     table,
 )
+from inference.wire.dialect import page_of
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 
 ENDPOINT = "/v1/messages"
@@ -120,16 +121,7 @@ def batch_object(batch: BatchRecord, *, base_url: str) -> dict[str, Any]:
 
 
 def list_body(objects: Sequence[dict[str, Any]], limit: int) -> bytes:
-    """``objects`` may be one more than ``limit``, where there are more."""
-    data = objects[:limit]
-    return orjson.dumps(
-        {
-            "data": data,
-            "has_more": len(objects) > limit,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-        }
-    )
+    return orjson.dumps(page_of(objects, limit))
 
 
 def deleted_body(batch_id: str) -> bytes:

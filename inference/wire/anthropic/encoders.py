@@ -1,4 +1,4 @@
-"""What happened to a request, as Anthropic's stream events or as one message.
+"""A request's events as Anthropic's stream events or as one message.
 
     events ─▶ Blocks ─▶ Opened, Grew, Closed ─┬▶ MessageStreamEncoder   a frame for each
                                               └▶ MessageBodyEncoder     a fold over the same
@@ -6,6 +6,7 @@
     message_start ping (content_block_start content_block_delta* content_block_stop)*
     message_delta message_stop
 
+``Blocks`` alone decides where a block begins and ends.
 Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming. Pure.
 """
 

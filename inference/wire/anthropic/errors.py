@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common.failure_params import ANTHROPIC_NAMES, param_of
 from inference.wire.errors import ApiError
 
 KEEP_ALIVE_FRAME = b'event: ping\ndata: {"type":"ping"}\n\n'
 
+PARAM_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
 TYPES = {
     401: "authentication_error",
     402: "billing_error",
@@ -39,7 +39,7 @@ def error_object(error: ApiError, *, request_id: str) -> dict[str, Any]:
         message = TOO_LONG + message
     details = {
         "error_code": error.code,
-        "param": param_of(error, ANTHROPIC_NAMES),
+        "param": error.param_in(PARAM_NAMES),
         **error.extras,
     }
     return {

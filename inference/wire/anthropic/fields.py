@@ -1,4 +1,4 @@
-"""What the tables of Anthropic's dialect are made of, and its options that stand by themselves.
+"""Options of Anthropic's dialect.
 
 Sources: https://docs.anthropic.com/en/api/messages, the types of the ``anthropic`` package. Pure.
 """

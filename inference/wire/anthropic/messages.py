@@ -3,8 +3,8 @@
     parse(body) ─▶ MessagesRequest(generation, stream, style)
     parse_count(body) ─▶ TokenCountRequest ─▶ count_body(tokens)
 
-The encoders are in ``anthropic_encoders``. Beta features need no header here: a field is honoured
-or refused by what it asks for. Source: https://docs.anthropic.com/en/api/messages. Pure.
+Beta features need no header here: a field is honoured or refused by what it asks for.
+Source: https://docs.anthropic.com/en/api/messages. Pure.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from inference.wire.common.fields import (
     flag,
     honoured,
     integer,
+    model_name,
     neutral,
     number,
     object_of,
@@ -66,7 +67,6 @@ from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 
-MAX_MODEL_NAME_CHARS = 256
 MAX_STOP_SEQUENCES = 64
 INTERLEAVED_BETA = "interleaved-thinking"
 """The beta with which a thinking budget spans several answers and may be more than
@@ -75,7 +75,7 @@ INTERLEAVED_BETA = "interleaved-thinking"
 FIELDS = table(
     honoured(
         "model",
-        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        model_name,
         "A catalogue model's name or an alias (one for each name a client insists on).",
     ),
     honoured(

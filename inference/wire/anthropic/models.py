@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from inference.wire.common.model_card import ModelCard, own_fields
+from inference.wire.dialect import page_of
 from inference.wire.errors import InvalidRequestError
 
 DEFAULT_LIMIT = 20
@@ -53,14 +54,7 @@ def model_list_body(cards: Sequence[ModelCard], page: PageRequest) -> bytes:
     entries = [(name, card) for card in cards for name in (card.id, *card.aliases)]
     start, end, has_more = _page([name for name, _ in entries], page)
     data = [model_object(card, name) for name, card in entries[start:end]]
-    return orjson.dumps(
-        {
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": has_more,
-        }
-    )
+    return orjson.dumps({**page_of(data, page.limit), "has_more": has_more})
 
 
 def model_object(card: ModelCard, name: str) -> dict[str, Any]:

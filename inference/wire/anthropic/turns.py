@@ -1,10 +1,13 @@
-"""Anthropic's messages as turns of one chat.
+"""Anthropic's messages as turns of one chat, and the marks of ``cache_control`` in it.
 
     system field, system messages ─▶ one system turn, first
     user turns in a row ─▶ tool results in order, then one user turn
     assistant turns in a row ─▶ one assistant turn: reasoning, text, tool calls
 
-Pure.
+    text | text | image     blocks; | are marks
+      at 4   at 9   None    characters of the turn's joined text; None: after the turn
+
+Marks of blocks that are no text, and those of a turn with images, stand after their turn. Pure.
 """
 
 from __future__ import annotations

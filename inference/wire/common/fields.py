@@ -35,6 +35,7 @@ Check = Callable[[Any, str], Any]
 MAX_OBJECT_DEPTH = 32
 MAX_SCHEMA_DEPTH = 96
 MAX_TOKEN_ID = 2**31 - 1
+MAX_MODEL_NAME_CHARS = 256
 MAX_SHOWN_NAME_CHARS = 64
 MAX_SHOWN_DIGITS = 18
 
@@ -187,6 +188,9 @@ def text(max_chars: int | None = None, *, min_chars: int = 0) -> Check:
         return value
 
     return check
+
+
+model_name = text(MAX_MODEL_NAME_CHARS, min_chars=1)
 
 
 def spelled(pattern: re.Pattern[str], wanted: str) -> Check:

@@ -1,4 +1,4 @@
-"""Whether fields that no dialect knows are refused, or left out and named. No I/O."""
+"""Fields that no dialect knows: which known one was meant, whether they are left out. No I/O."""
 
 from __future__ import annotations
 

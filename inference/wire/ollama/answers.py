@@ -27,8 +27,7 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
-from inference.wire.openai.answers import finish_reason
-from inference.wire.openai.chat.answers import output_token
+from inference.wire.openai.answers import finish_reason, token_object
 
 LINE_END = b"\n"
 FineClock = Callable[[], float]
@@ -207,4 +206,4 @@ class OllamaBodyEncoder(_Answer):
 
 
 def _logprobs(tokens: list[TextLogprob]) -> list[dict[str, Any]]:
-    return [output_token(token) for token in tokens]
+    return [token_object(token) for token in tokens]

@@ -1,8 +1,10 @@
-"""Ollama's chat: bytes in, one request out; events in, lines of JSON or one body out.
+"""Ollama's chat and generate: bytes in, one request out; events in, lines of JSON or one body out.
 
-    parse(body) ─▶ OllamaRequest(generation, shape) ─▶ the encoders of ollama_answers
+    parse(body), parse_generate(body) ─▶ OllamaRequest(generation, shape) ─▶ encoders of ``answers``
 
-Without messages the model is only loaded. Source: https://docs.ollama.com/api/chat. Pure.
+Without messages or a prompt the model is only loaded. Calls have no ids as a rule: a result answers
+the first call without one that is of its tool, or comes next. Pure.
+Sources: https://docs.ollama.com/api/chat, https://docs.ollama.com/api/generate.
 """
 
 from __future__ import annotations

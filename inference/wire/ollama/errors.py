@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import orjson
 
-from inference.wire.common.failure_params import OLLAMA_NAMES, param_of
 from inference.wire.errors import ApiError
 
+PARAM_NAMES = {"stop": "options.stop", "max_tokens": "options.num_predict"}
 KEEP_ALIVE_FRAME = b""
 """A stream of JSON lines has no comment line: its consumer sends an empty answer."""
 
 
 def error_body(error: ApiError, *, request_id: str) -> bytes:
-    fields = {"error": error.message, "code": error.code, "param": param_of(error, OLLAMA_NAMES)}
+    fields = {"error": error.message, "code": error.code, "param": error.param_in(PARAM_NAMES)}
     return orjson.dumps(fields | error.extras)
 
 

@@ -16,34 +16,32 @@ from inference.wire.common.fields import (
     honoured,
     integer,
     json_schema,
+    model_name,
     neutral,
     number,
     object_of,
     only,
     table,
-    text,
     wrong_type,
 )
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai.fields import (
-    MAX_MODEL_NAME_CHARS,
     MAX_REPETITION_PENALTY,
     MAX_TOKENS,
+    MAX_TOP_LOGPROBS,
     MIN_REPETITION_PENALTY,
     seed,
     stop,
     top_k,
+    top_logprobs,
 )
 
-MAX_TOP_LOGPROBS = 20
 DEFAULT_TAG = ":latest"
 """Ollama's clients put it after names that have no tag of their own."""
 EFFORTS = ("low", "medium", "high")
 DURATION = re.compile(r"(-?\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 _MAX_COUNT = 2**31 - 1
 _HOW_IT_RUNS = "How a model is run is its operator's; no answer differs."
-
-model_name = text(MAX_MODEL_NAME_CHARS, min_chars=1)
 
 
 def catalogue_name(name: str) -> str:
@@ -180,16 +178,5 @@ def sampling_options(read: dict[str, Any]) -> SamplingOptions:
         **{name: given[name] for name in (*names, *penalties) if name in given},
         repetition_penalty=given.get("repeat_penalty"),
         max_tokens=given.get("num_predict"),
-        top_logprobs=_top_logprobs(read),
+        top_logprobs=top_logprobs(read),
     )
-
-
-def _top_logprobs(read: dict[str, Any]) -> int | None:
-    top: int = read.get("top_logprobs", 0)
-    if read.get("logprobs", False):
-        return top
-    if top:
-        raise InvalidRequestError(
-            "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
-        )
-    return None

@@ -1,6 +1,10 @@
-"""Ollama's lists of offered and of loaded models, and the details of one. Pure.
+"""Ollama's lists of offered and of loaded models, the details of one, and pulls. Pure.
 
-Sources: https://docs.ollama.com/api/tags, /api/ps, /api-reference/show-model-details.
+    a name of /api/tags        the files of that model of the catalogue
+    hf.co/org/name[:QUANT]     huggingface:org/name, as Ollama's clients write it
+    huggingface:…, pypi:…      a source, as the catalogue has it; named sources too
+
+Sources: https://docs.ollama.com/api/tags, /api/ps, /api/pull, /api-reference/show-model-details.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import orjson
 from inference.wire.common.fields import (
     flag,
     honoured,
+    model_name,
     neutral,
     only,
     read_fields,
@@ -24,7 +29,7 @@ from inference.wire.common.fields import (
 )
 from inference.wire.common.model_card import ModelCard
 from inference.wire.errors import MissingParameterError
-from inference.wire.ollama.fields import catalogue_name, model_name
+from inference.wire.ollama.fields import catalogue_name
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients ask for it to know what they may send."""

@@ -1,4 +1,13 @@
-"""What chat and text completions have in common on their way out: chunks, usage, reasons. Pure."""
+"""Chat and text completions on their way out: chunks, usage, padding, log probabilities of prompts.
+
+    data: {…,"obfuscation":"x3k…"}      padded to the next multiple of BLOCK_BYTES, so that lengths
+                                        in an encrypted stream reveal no tokens: OpenAI's
+                                        ``include_obfuscation``
+    [null, {"9707": {"logprob": -1.2, "rank": 3, "decoded_token": "Hello"}, …}, …]
+                                        vLLM's ``prompt_logprobs``: nothing precedes the first token
+
+Pure: the padding follows from what it pads.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +29,7 @@ from inference.protocol.events import (
     PromptScored,
     RankedToken,
     ReasoningDelta,
+    TextLogprob,
     ToolCallDelta,
     ToolCallStarted,
     Usage,
@@ -232,3 +242,14 @@ def _position(tokens: list[RankedToken]) -> bytes:
             for token in tokens
         }
     )
+
+
+def token_object(token: TextLogprob) -> dict[str, Any]:
+    """An output token with its log probability and those of the most likely ones in its place."""
+    assert token.logprob is not None, "every output token has one"
+    top = [_candidate(*candidate) for candidate in token.top]
+    return {**_candidate(token.token, token.token_bytes, token.logprob), "top_logprobs": top}
+
+
+def _candidate(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(token_bytes)}

@@ -25,6 +25,7 @@ from inference.wire.common.fields import (
     table,
     text,
 )
+from inference.wire.dialect import page_of
 from inference.wire.errors import (
     ApiError,
     InvalidRequestError,
@@ -152,17 +153,7 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
 
 
 def list_body(objects: Sequence[dict[str, Any]], limit: int) -> bytes:
-    """``objects`` may be one more than ``limit``, where there are more."""
-    data = objects[:limit]
-    return orjson.dumps(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": len(objects) > limit,
-        }
-    )
+    return orjson.dumps({"object": "list", **page_of(objects, limit)})
 
 
 def deleted_body(file_id: str) -> bytes:

@@ -1,9 +1,12 @@
 """OpenAI's completions dialect: prompts, as text or token ids, and the texts that follow them.
 
-    parse(body) ─▶ CompletionRequest(generation, …) ─▶ the encoders of openai_completion_answers
+    parse(body) ─▶ CompletionRequest(generation, …)
+    event ─▶ CompletionStreamEncoder      a chunk for each piece of text
+          └▶ CompletionBodyEncoder        the pieces of each choice put together
 
-Source: https://platform.openai.com/docs/api-reference/completions. Pure: ids and times are
-arguments.
+These requests have neither tools nor a chat template, so a thinking block is text like any other
+and no tool is ever called. Source: https://platform.openai.com/docs/api-reference/completions.
+Pure: ids and times are arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +56,6 @@ from inference.wire.openai.answers import (
 from inference.wire.openai.fields import (
     MAX_CHOICES,
     MAX_TOKENS,
-    NEUTRAL_FIELDS,
     end_user_of,
     prompts,
 )
@@ -65,7 +67,6 @@ DEFAULT_MAX_TOKENS = 16
 
 FIELDS = table(
     *openai_fields.SHARED_FIELDS,
-    *NEUTRAL_FIELDS,
     *OUTPUT_FIELDS,
     honoured(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."

@@ -21,6 +21,7 @@ from inference.protocol.generation import EmbeddingRequest
 from inference.wire.common.fields import (
     honoured,
     integer,
+    model_name,
     neutral,
     only,
     read_fields,
@@ -36,7 +37,6 @@ from inference.wire.openai.fields import USER, end_user_of, prompts
 MAX_INPUTS = 2048
 MAX_CUT = 2**31 - 1
 MAX_DIMENSIONS = 2**20
-MAX_MODEL_NAME_CHARS = 256
 EncodingFormat = Literal["float", "base64"]
 
 
@@ -60,7 +60,7 @@ def cut_to(value: Any, path: str) -> int:
 FIELDS = table(
     honoured(
         "model",
-        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        model_name,
         "A catalogue model's name or an alias; echoed as given.",
     ),
     honoured(

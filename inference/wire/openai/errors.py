@@ -7,19 +7,19 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common.failure_params import OPENAI_NAMES, param_of
 from inference.wire.dialect import WAITING_COMMENT
 from inference.wire.errors import ApiError
 
 KEEP_ALIVE_FRAME = WAITING_COMMENT
+PARAM_NAMES: dict[str, str] = {}
 
 
-def error_object(error: ApiError, names: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
+def error_object(error: ApiError, names: Mapping[str, str] = PARAM_NAMES) -> dict[str, Any]:
     return {
         "error": {
             "message": error.message,
             "type": error.type,
-            "param": param_of(error, names),
+            "param": error.param_in(names),
             "code": error.code,
             **error.extras,
         }

@@ -1,6 +1,8 @@
-"""The fields that OpenAI's chat and completions dialects share, and what they become inside.
+"""Fields that several of OpenAI's dialects share, and what they become inside: sampling, prompts,
+and other servers' fields with values that ask for what happens here anyway. vLLM's extensions keep
+vLLM's names. Pure.
 
-vLLM's extensions keep vLLM's names. Pure.
+Sources: vLLM's protocol, llama.cpp's server, Hugging Face's generation parameters.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from inference.wire.common.fields import (
     flag,
     honoured,
     integer,
+    model_name,
     neutral,
     number,
     object_of,
@@ -44,13 +47,13 @@ that know nothing of it refuse a field and skip a header."""
 
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 """OpenAI's own limit is 4; autocompletes and evaluation suites send twice as many."""
 MAX_STOP_TOKEN_IDS = 1024
 MAX_PROMPT_LOGPROBS = 20
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 """Scores divided by much less than the least are no numbers any more."""
-MAX_MODEL_NAME_CHARS = 256
 
 token_id = integer(0, MAX_TOKEN_ID)
 seed = integer(-(2**63), 2**63 - 1)
@@ -106,10 +109,55 @@ STREAM_OPTION_FIELDS = table(
     ),
 )
 
+_SAMPLED = "tokens are sampled, not searched for"
+
+
+def _number(value: int, reason: str) -> Check:
+    """JSON has one kind of number: 1 and 1.0 are the same."""
+    return only(value, float(value), reason=reason)
+
+
+OTHER_SERVERS_FIELDS: tuple[Field, ...] = (
+    neutral("use_beam_search", only(False, reason=_SAMPLED), "false"),
+    neutral("length_penalty", _number(1, _SAMPLED), "1"),
+    neutral("early_stopping", only(False, reason=_SAMPLED), "false"),
+    neutral(
+        "skip_special_tokens", only(True, reason="special tokens are never part of a text"), "true"
+    ),
+    neutral(
+        "spaces_between_special_tokens",
+        only(True, False, reason="true or false"),
+        "Special tokens are never part of a text.",
+    ),
+    neutral(
+        "include_stop_str_in_output",
+        only(False, reason="what ends an answer is not part of it"),
+        "false",
+    ),
+    neutral("bad_words", only([], reason="use logit_bias"), "[]"),
+    neutral("logits_processors", only([], reason="no code is taken from clients"), "[]"),
+    neutral("priority", _number(0, "callers take turns by account"), "0"),
+    neutral(
+        "return_tokens_as_token_ids", only(False, reason="use return_token_ids instead"), "false"
+    ),
+    neutral("cache_prompt", only(True, reason="prefixes are always cached"), "true"),
+    neutral("mirostat", _number(0, "there is no mirostat; use top_p, top_k, min_p"), "0"),
+    neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
+    neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
+    neutral("request_id", text(512), "A label; kept nowhere."),
+    neutral("vllm_xargs", only({}, reason="there are no such arguments here"), "{}"),
+    refused("truncate_prompt_tokens", "prompts are never cut"),
+    refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
+    refused("cache_salt", "prefixes are shared within an account only"),
+    refused("kv_transfer_params", "keys and values are not handed in"),
+    refused("mm_processor_kwargs", "images are read as the model's own files declare"),
+)
+"""Asked for by clients with values that change nothing, or refused for what they would change."""
+
 SHARED_FIELDS: tuple[Field, ...] = (
     honoured(
         "model",
-        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        model_name,
         "A catalogue model's name or an alias; echoed as given.",
     ),
     honoured("stream", flag, "Server-sent events instead of one body."),
@@ -154,7 +202,18 @@ SHARED_FIELDS: tuple[Field, ...] = (
         "likely tokens' in its place; not with stream.",
     ),
     USER,
+    *OTHER_SERVERS_FIELDS,
 )
+
+PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
+SERVICE_FIELDS: tuple[Field, ...] = (
+    SAFETY_IDENTIFIER,
+    neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
+    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
+    neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
+    refused("moderation", "nothing is moderated here"),
+)
+"""Fields of chat completions and responses about the service around an answer."""
 
 SAMPLING_NAMES = (
     "temperature",
@@ -189,6 +248,18 @@ def sampling_options(
         )
     given = {name: read[name] for name in SAMPLING_NAMES if name in read}
     return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
+
+
+def top_logprobs(read: dict[str, Any]) -> int | None:
+    """Of dialects that ask for log probabilities with a flag. ``None``: they are not asked for."""
+    top: int = read.get("top_logprobs", 0)
+    if read.get("logprobs", False):
+        return top
+    if top:
+        raise InvalidRequestError(
+            "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
+        )
+    return None
 
 
 def pads_chunks(read: dict[str, Any]) -> bool:
@@ -235,51 +306,6 @@ def usage_reporting(read: dict[str, Any], context: RequestContext) -> UsageRepor
 def end_user_of(read: Mapping[str, Any]) -> str:
     named: str = read.get("user") or read.get("safety_identifier") or ""
     return named
-
-
-_SAMPLED = "tokens are sampled, not searched for"
-
-
-def _number(value: int, reason: str) -> Check:
-    """JSON has one kind of number: 1 and 1.0 are the same."""
-    return only(value, float(value), reason=reason)
-
-
-NEUTRAL_FIELDS: tuple[Field, ...] = (
-    neutral("use_beam_search", only(False, reason=_SAMPLED), "false"),
-    neutral("length_penalty", _number(1, _SAMPLED), "1"),
-    neutral("early_stopping", only(False, reason=_SAMPLED), "false"),
-    neutral(
-        "skip_special_tokens", only(True, reason="special tokens are never part of a text"), "true"
-    ),
-    neutral(
-        "spaces_between_special_tokens",
-        only(True, False, reason="true or false"),
-        "Special tokens are never part of a text.",
-    ),
-    neutral(
-        "include_stop_str_in_output",
-        only(False, reason="what ends an answer is not part of it"),
-        "false",
-    ),
-    neutral("bad_words", only([], reason="use logit_bias"), "[]"),
-    neutral("logits_processors", only([], reason="no code is taken from clients"), "[]"),
-    neutral("priority", _number(0, "callers take turns by account"), "0"),
-    neutral(
-        "return_tokens_as_token_ids", only(False, reason="use return_token_ids instead"), "false"
-    ),
-    neutral("cache_prompt", only(True, reason="prefixes are always cached"), "true"),
-    neutral("mirostat", _number(0, "there is no mirostat; use top_p, top_k, min_p"), "0"),
-    neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
-    neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
-    neutral("request_id", text(512), "A label; kept nowhere."),
-    neutral("vllm_xargs", only({}, reason="there are no such arguments here"), "{}"),
-    refused("truncate_prompt_tokens", "prompts are never cut"),
-    refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
-    refused("cache_salt", "prefixes are shared within an account only"),
-    refused("kv_transfer_params", "keys and values are not handed in"),
-    refused("mm_processor_kwargs", "images are read as the model's own files declare"),
-)
 
 
 _text = text(min_chars=1)

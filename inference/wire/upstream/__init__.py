@@ -5,6 +5,6 @@ dialect. Pure: no clock, no ids of its own, no I/O.
     bytes ─▶ frames ─▶ *_events ─▶ answer_events ─▶ events
     an error's body ─▶ refusals ─▶ Failure
 
-``chat_*`` are of OpenAI's dialect, ``messages_*`` of Anthropic's, ``ollama_*`` of Ollama's;
-``dialects`` has the list.
+``chat_*`` are of OpenAI's dialect, ``messages_*`` of Anthropic's; ``ollama`` has both directions of
+its own. ``dialects`` is where they are chosen.
 """

@@ -97,7 +97,8 @@ class _ChoiceState:
 
 
 class AnswerEvents:
-    """The events of one request, in order. ``take`` has those since it was called last."""
+    """The events of one request, in order. ``take`` has those since it was called last; the others
+    raise ``UpstreamFaultError``."""
 
     def __init__(
         self,

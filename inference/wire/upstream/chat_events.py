@@ -2,7 +2,8 @@
 
     data ─▶ accept ─▶ think | write | calls ─▶ finish ─▶ [DONE] ─▶ end
 
-An answer that is not streamed is read as one chunk.
+Of a chunk only what becomes an event of ours is read; a field of another type makes it none. An
+answer that is not streamed is read as one chunk.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 
 Every field is translated or refused by the client's name for it: see
 ``docs/decisions/0050-translated-for-upstreams.md``. What an earlier turn thought is left out: that
-API wants its own signature beside it. Source: https://docs.anthropic.com/en/api/messages.
+API wants its own signature beside it. A client's cache mark inside a turn's text cuts the text in
+two blocks, as they came. Source: https://docs.anthropic.com/en/api/messages.
 """
 
 from __future__ import annotations

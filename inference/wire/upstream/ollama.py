@@ -1,9 +1,12 @@
-"""A request as the body of Ollama's chat, or of its generate for a prompt without turns. Pure.
+"""Ollama's chat, and its generate for a prompt without turns, for an upstream: the body, and its
+lines as our events. Pure.
+
+    line ─▶ accept ─▶ think | write | calls ─▶ done: usage ─▶ finish ─▶ end
 
 Every field is translated or refused by the client's name for it: see
 ``docs/decisions/0050-translated-for-upstreams.md``. Ollama cuts prompts that are longer than its
-context unless it is asked not to, so it always is.
-Source: https://docs.ollama.com/api, the types of the ``ollama`` package.
+context unless it is asked not to, so it always is. A call comes whole. An answer that is not
+streamed is one line. Source: https://docs.ollama.com/api, the types of the ``ollama`` package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a request for an upstream needs beside what its client asked for. Pure."""
+"""What all requests to upstreams need: what comes beside the client's fields, tools and calls, and
+refusals of fields that are not translated, by the client's names. Pure.
+
+A value that changes nothing (a penalty of 0) is no reason to refuse: clients send them.
+"""
 
 from __future__ import annotations
 

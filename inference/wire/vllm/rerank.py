@@ -1,7 +1,8 @@
 """Rerank, as Cohere, Jina and vLLM have it: a query and documents in, the documents by relevance
-out.
+out; and vLLM's /score: one number for each pair of texts.
 
-    parse(body) ─▶ RerankRequest(score, …)      RerankBodyEncoder.encode(event) ─▶ b"" … one body
+    parse(body) ─▶ RerankRequest(score, …) ─▶ RerankBodyEncoder
+    parse_score(body) ─▶ ScoringRequest(score) ─▶ ScoreBodyEncoder
 
 /v1/rerank and /rerank return the documents' text unless they are asked not to, as Jina and vLLM do;
 /v2/rerank does not unless it is asked, as Cohere does. Sources:
@@ -24,6 +25,7 @@ from inference.wire.common.fields import (
     flag,
     honoured,
     integer,
+    model_name,
     neutral,
     only,
     read_fields,
@@ -38,7 +40,6 @@ from inference.wire.errors import InvalidRequestError, MissingParameterError
 from inference.wire.openai.fields import USER, end_user_of
 
 MAX_DOCUMENTS = 10_000
-MAX_MODEL_NAME_CHARS = 256
 _text = text(min_chars=1)
 
 
@@ -63,7 +64,7 @@ _DOCUMENT = table(
 _documents: Check = array(text_or_object, MAX_DOCUMENTS, min_items=1)
 MODEL = honoured(
     "model",
-    text(MAX_MODEL_NAME_CHARS, min_chars=1),
+    model_name,
     "A model that scores pairs, or an embedding model, whose vectors' cosines are the scores.",
 )
 

@@ -1,6 +1,9 @@
-"""Refusals have the status, type and code of the design's table."""
+"""Refusals have the status, type and code of the design's table, and the caller's own fields."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable
 
 import orjson
 
@@ -8,8 +11,14 @@ from inference.protocol.events import Failure, TooLong
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.common.failures import FAILURES
 from inference.wire.dialect import error_headers
-from inference.wire.errors import MethodNotAllowedError, RequestFailedError
+from inference.wire.errors import (
+    ApiError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    RequestFailedError,
+)
 from inference.wire.ollama import errors as ollama_errors
+from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.errors import error_object
 from inference.wire.openai.responses import errors as openai_responses_errors
 from tests.cases import each_case
@@ -98,3 +107,52 @@ def test_what_the_failure_has_of_a_retry_comes_first() -> None:
 
 def test_405_names_what_is_allowed() -> None:
     assert error_headers(MethodNotAllowedError("GET", "POST")) == [(b"allow", b"POST")]
+
+
+def _openai(error: ApiError) -> str | None:
+    body = json.loads(openai_errors.error_body(error, request_id="r"))
+    return body["error"]["param"]
+
+
+def _responses(error: ApiError) -> str | None:
+    body = json.loads(openai_responses_errors.error_body(error, request_id="r"))
+    _, event = openai_responses_errors.error_event(error)
+    assert event["param"] == event["error"]["param"] == body["error"]["param"]
+    return body["error"]["param"]
+
+
+def _anthropic(error: ApiError) -> str | None:
+    body = json.loads(anthropic_errors.error_body(error, request_id="r"))
+    return body["error"]["details"]["param"]
+
+
+@each_case(
+    ("param_of", "named", "expected"),
+    [
+        (_openai, "messages", "messages"),
+        (_openai, "prompt", "prompt"),
+        (_openai, "stop", "stop"),
+        (_responses, "messages", "input"),
+        (_responses, "prompt", "input"),
+        (_responses, "max_tokens", "max_output_tokens"),
+        (_responses, "tools[0].parameters", "tools[0].parameters"),
+        (_anthropic, "messages", "messages"),
+        (_anthropic, "prompt", "messages"),
+        (_anthropic, "max_tokens", "max_tokens"),
+        (_anthropic, "stop", "stop_sequences"),
+    ],
+)
+def test_a_neurons_refusal(
+    param_of: Callable[[ApiError], str | None], named: str, expected: str
+) -> None:
+    error = RequestFailedError(Failure(code="invalid_value", message="No.", param=named))
+    assert param_of(error) == expected
+
+
+@each_case("param_of", [_openai, _responses, _anthropic])
+def test_a_parsers_refusal_names_its_own_fields(
+    param_of: Callable[[ApiError], str | None],
+) -> None:
+    assert param_of(InvalidRequestError("No.", param="stop")) == "stop"
+    assert param_of(InvalidRequestError("No.")) is None
+    assert param_of(RequestFailedError(Failure(code="engine_error", message="No."))) is None

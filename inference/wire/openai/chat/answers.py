@@ -30,13 +30,13 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import GenerationRequest
 from inference.wire.openai.answers import (
-    LEAST_LOGPROB,
     Chunks,
     PromptLogprobs,
     UsageReporting,
     body_parts,
     finish_reason,
     head_of,
+    token_object,
 )
 
 
@@ -228,26 +228,12 @@ def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:
 
 
 def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:
-    return {"content": [output_token(token) for token in tokens], "refusal": None}
+    return {"content": [token_object(token) for token in tokens], "refusal": None}
 
 
 def _token_json(token: TextLogprob) -> bytes:
-    return orjson.dumps(output_token(token))
+    return orjson.dumps(token_object(token))
 
 
 def _joined(tokens: list[bytes]) -> dict[str, Any]:
     return {"content": orjson.Fragment(b"[" + b",".join(tokens) + b"]"), "refusal": None}
-
-
-def output_token(token: TextLogprob) -> dict[str, Any]:
-    assert token.logprob is not None, "every output token has one"
-    top = [_token(*candidate) for candidate in token.top]
-    return {**_token(token.token, token.token_bytes, token.logprob), "top_logprobs": top}
-
-
-def _token(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
-    return {
-        "token": token,
-        "logprob": max(logprob, LEAST_LOGPROB),
-        "bytes": list(token_bytes),
-    }

@@ -1,6 +1,6 @@
 """OpenAI's chat completions dialect: what a client may ask, and the one request it becomes.
 
-    parse(body) ─▶ ChatRequest(generation, stream, …) ─▶ the encoders of openai_chat_answers
+    parse(body) ─▶ ChatRequest(generation, stream, …) ─▶ the encoders of ``answers``
 
 Source: https://platform.openai.com/docs/api-reference/chat. Pure: ids and times are arguments.
 """
@@ -47,7 +47,12 @@ from inference.wire.openai.chat.messages import (
     PREDICTION_FIELDS,
     messages,
 )
-from inference.wire.openai.fields import NEUTRAL_FIELDS, SAFETY_IDENTIFIER, end_user_of
+from inference.wire.openai.fields import (
+    MAX_TOP_LOGPROBS,
+    PROMPT_CACHE_FIELDS,
+    SERVICE_FIELDS,
+    end_user_of,
+)
 from inference.wire.openai.formats import (
     FORMAT_FIELDS,
     OUTPUT_FIELDS,
@@ -57,17 +62,14 @@ from inference.wire.openai.formats import (
     output_format,
 )
 
-MAX_TOP_LOGPROBS = 20
 THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 NOT_THINKING_EFFORTS = ("none", "minimal")
 
 INLINE_REASONING_HEADER = "x-include-thinking"
 """``true``: the client wants the thinking block in the answer's text, as some bridges do."""
 
-PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
 FIELDS = table(
     *openai_fields.SHARED_FIELDS,
-    *NEUTRAL_FIELDS,
     honoured("messages", messages, "At least one turn; text only."),
     honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
     honoured(
@@ -113,16 +115,13 @@ FIELDS = table(
         "Extension; false: the prompt ends with the last turn, unless that starts the answer.",
     ),
     neutral("metadata", openai_fields.metadata, "Labels; kept nowhere."),
-    SAFETY_IDENTIFIER,
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content, without a key."),
-    neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
     neutral("store", flag, "Kept nowhere either way: this API reads nothing back."),
     neutral("best_of", only(1, reason="every answer is returned; use n"), "1"),
     neutral("echo", only(False, reason="a chat's turns are not echoed"), "false"),
     neutral("add_special_tokens", only(False, reason="the chat template writes them"), "false"),
     neutral("documents", only([], reason="put them into a turn"), "[]"),
     refused("chat_template", "the model's own is used, or its operator's"),
-    neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
     neutral("modalities", only(["text"], reason="only text is generated"), '["text"]'),
     neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
     neutral("functions", only([], reason="functions are now called tools"), "[]"),
@@ -131,9 +130,8 @@ FIELDS = table(
         only("none", "auto", reason="functions are now called tools: use tool_choice"),
         "none, auto",
     ),
-    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
+    *SERVICE_FIELDS,
     refused("audio", "audio is not generated"),
-    refused("moderation", "nothing is moderated here"),
     refused("web_search_options", "there is no web search"),
 )
 
@@ -188,7 +186,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
         model=read["model"],
         input=chat,
         sampling=openai_fields.sampling_options(
-            read, max_tokens=_max_tokens(read), top_logprobs=_top_logprobs(read)
+            read, max_tokens=_max_tokens(read), top_logprobs=openai_fields.top_logprobs(read)
         ),
         stop=read.get("stop", []),
         returns_token_ids=read.get("return_token_ids", False),
@@ -263,14 +261,3 @@ def _max_tokens(read: dict[str, Any]) -> int | None:
             param="max_tokens",
         )
     return old if new is None else new
-
-
-def _top_logprobs(read: dict[str, Any]) -> int | None:
-    top: int | None = read.get("top_logprobs")
-    if read.get("logprobs", False):
-        return top or 0
-    if top:
-        raise InvalidRequestError(
-            "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
-        )
-    return None

@@ -1,3 +1,4 @@
-"""Requests that are passed through to upstreams: audio, images, moderation. ``endpoints.py`` lists
-them, ``request.py`` and ``form.py`` read what the gateway needs of a body, ``units.py`` what an
-answer used. All other fields are the upstream's to honour or to refuse. Pure."""
+"""Requests that are passed through to upstreams: audio, images, moderation. ``request.py`` and
+``form.py`` read what the gateway needs of a body, ``units.py`` what an answer used. All other
+fields are the upstream's to honour or to refuse. Pure.
+"""

@@ -1,10 +1,13 @@
-"""A request that is passed through, as far as the gateway has to know it. Pure but for files.
+"""The endpoints that are passed through, and a request as far as the gateway has to know it: the
+model, the end user, and what the request is metered by. Pure but for files.
 
     JSON ─▶ read_json ─┐
                        ├▶ PassedRequest ─▶ to_json | Form.rewritten: the upstream's model in it
     form ─▶ read_upload┘
 
-Read are the model, the end user, and what the request is metered by.
+The length of a WAV file of samples follows from its rate, channels and width. Of every other audio
+file only bounds are known: no codec in use needs fewer bytes a second than
+``LEAST_BYTES_A_SECOND``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from inference.wire.common.fields import integer, text
+from inference.wire.common.fields import MAX_MODEL_NAME_CHARS, integer, text
 from inference.wire.errors import (
     InvalidJsonError,
     InvalidRequestError,
@@ -25,7 +28,6 @@ from inference.wire.errors import (
 )
 from inference.wire.openai.passed.form import Form
 
-MAX_MODEL_NAME_CHARS = 256
 MAX_IMAGES_A_REQUEST = 10
 END_USER_FIELDS = ("user", "safety_identifier")
 """They stay here: names of end users are not sent to upstreams."""

@@ -4,10 +4,13 @@ the summary.
     parse(body) ─▶ ResponsesRequest ─▶ continued ─▶ summary_request ─▶ body(items, summary)
 
 The user's and the developer's messages stay. The model's messages, calls and results become one
-``compaction`` item with the model's summary, or with the substitute of
-``openai.responses.summary``. Pure.
+``compaction`` item:
 
-Source: https://developers.openai.com/api/reference/resources/responses/methods/compact.
+    ended by itself, with words ─▶ the model's summary
+    cut off ─▶ up to its last whole sentence, a note, the last turns
+    empty ───▶                                 a note, the last turns
+
+Source: https://developers.openai.com/api/reference/resources/responses/methods/compact. Pure.
 """
 
 from __future__ import annotations

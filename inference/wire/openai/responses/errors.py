@@ -9,15 +9,16 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common.failure_params import RESPONSES_NAMES, param_of
 from inference.wire.errors import ApiError
 from inference.wire.openai.errors import KEEP_ALIVE_FRAME, error_object
 
 __all__ = ["KEEP_ALIVE_FRAME", "error_body", "error_event", "error_frame", "named_frame"]
 
+PARAM_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
+
 
 def error_body(error: ApiError, *, request_id: str) -> bytes:
-    return orjson.dumps(error_object(error, RESPONSES_NAMES))
+    return orjson.dumps(error_object(error, PARAM_NAMES))
 
 
 def error_frame(error: ApiError, *, request_id: str) -> bytes:
@@ -31,7 +32,7 @@ def error_event(error: ApiError) -> tuple[str, dict[str, Any]]:
     fields = {
         "code": error.code,
         "message": error.message,
-        "param": param_of(error, RESPONSES_NAMES),
+        "param": error.param_in(PARAM_NAMES),
     }
     return "error", {**fields, "error": {"type": error.type, **fields, **error.extras}}
 

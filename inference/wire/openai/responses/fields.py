@@ -1,6 +1,8 @@
-"""Fields of a Responses request beside its input and tools: the answer's format, optional parts.
+"""Fields of a Responses request beside its input and tools: the answer's format, optional parts,
+reasoning. Each check returns what the parser keeps; ``as_object`` is how the response echoes it.
 
-Each check returns what the parser keeps; ``as_object`` is how the response echoes it. Pure.
+Reasoning is shown as it is, so there is nothing to keep secret: ``encrypted_content`` carries the
+same text in an opaque form, for clients that keep no answers here and send only that back. Pure.
 """
 
 from __future__ import annotations

@@ -13,10 +13,8 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from inference.protocol.events import TextLogprob
+from inference.wire.openai.answers import token_object
 from inference.wire.openai.responses.fields import carried
-
-LEAST_LOGPROB = -9999.0
-"""The API's value for minus infinity, which JSON lacks."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NamedEvent = tuple[str, dict[str, Any]]
@@ -67,7 +65,7 @@ class MessageItem:
         return self._deltas.frame(text, sequence_number)
 
     def delta_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> NamedEvent:
-        logprobs = [orjson.dumps(_token_object(token)) for token in tokens]
+        logprobs = [orjson.dumps(token_object(token)) for token in tokens]
         self._texts.append(text)
         self._logprobs += logprobs
         return (
@@ -207,18 +205,6 @@ def _item_done(output_index: int, item: dict[str, Any]) -> NamedEvent:
 
 def _json_array(items: list[bytes]) -> orjson.Fragment:
     return orjson.Fragment(b"[" + b",".join(items) + b"]")
-
-
-def _token_object(token: TextLogprob) -> dict[str, Any]:
-    assert token.logprob is not None, "every output token has one"
-    return {
-        **_candidate(token.token, token.token_bytes, token.logprob),
-        "top_logprobs": [_candidate(*candidate) for candidate in token.top],
-    }
-
-
-def _candidate(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(token_bytes)}
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -31,11 +31,10 @@ from inference.wire.common.fields import (
     honoured,
     integer,
     json_object,
+    model_name,
     neutral,
     number,
-    object_of,
     one_of,
-    only,
     read_fields,
     read_json_object,
     refused,
@@ -46,7 +45,7 @@ from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
 from inference.wire.openai.chat.tools import chosen_tools
-from inference.wire.openai.fields import SAFETY_IDENTIFIER, USER, end_user_of
+from inference.wire.openai.fields import PROMPT_CACHE_FIELDS, SERVICE_FIELDS, USER, end_user_of
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.fields import (
     FORMAT_FIELDS,
@@ -84,14 +83,10 @@ from inference.wire.openai.responses.tools import (
 )
 from inference.wire.openai.responses.turns import Referred, chat_messages, earlier_turns
 
-MAX_TOP_LOGPROBS = 20
-
-PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
-
 FIELDS = table(
     honoured(
         "model",
-        text(openai_fields.MAX_MODEL_NAME_CHARS, min_chars=1),
+        model_name,
         "A catalogue model's name or an alias; echoed as given.",
     ),
     honoured(
@@ -120,7 +115,7 @@ FIELDS = table(
     honoured("frequency_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
     honoured("top_k", openai_fields.top_k, "Extension; -1 or 0 is off."),
     honoured("seed", openai_fields.seed, "Extension; a 64-bit integer."),
-    honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20."),
+    honoured("top_logprobs", integer(0, openai_fields.MAX_TOP_LOGPROBS), "0 to 20."),
     honoured(
         "include",
         include,
@@ -140,18 +135,14 @@ FIELDS = table(
         "truncated.dropped_turns of the response counts them.",
     ),
     neutral("max_tool_calls", integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."),
-    neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
     USER,
-    SAFETY_IDENTIFIER,
     neutral("client_metadata", json_object, "Codex's labels of its session; kept nowhere."),
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content; echoed."),
-    neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
-    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
+    *SERVICE_FIELDS,
     refused("access_programs", "there are none here"),
     refused("context_management", "nothing is compacted"),
     refused("conversation", "use previous_response_id"),
     refused("image", "images are parts of input"),
-    refused("moderation", "nothing is moderated here"),
     refused("prompt", "prompts are not stored; send the text itself"),
 )
 NESTED_FIELDS: dict[str, Mapping[str, Field]] = {

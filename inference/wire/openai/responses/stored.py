@@ -1,4 +1,10 @@
-"""Reading stored responses: the query parameters, and the bodies of answers. Pure.
+"""Stored responses: the query parameters of reading them, the bodies of answers, and replays.
+
+    from the beginning    created ─▶ each item added and done ─▶ completed | incomplete | failed
+    after some event      completed | incomplete | failed: it carries everything
+
+Deltas are not stored, so an item comes whole. The closing event keeps the number that it had in the
+first stream: a client that resumes drops every event up to the last one it has seen. Pure.
 
 Source: https://platform.openai.com/docs/api-reference/responses/get and the pages after it.
 """
@@ -14,6 +20,7 @@ import orjson
 
 from inference.protocol.events import Failure
 from inference.wire.common.fields import one_of, shown, unknown_field
+from inference.wire.dialect import page_of
 from inference.wire.errors import InvalidRequestError, RequestFailedError, UnsupportedParameterError
 from inference.wire.openai.responses.errors import error_event, named_frame
 from inference.wire.openai.responses.fields import INCLUDABLE
@@ -82,16 +89,7 @@ def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
                 f"There is no input item with the id '{shown(page.after)}'.", param="after"
             )
         ordered = ordered[ids.index(page.after) + 1 :]
-    shown_items = ordered[: page.limit]
-    return orjson.dumps(
-        {
-            "object": "list",
-            "data": shown_items,
-            "first_id": shown_items[0]["id"] if shown_items else None,
-            "last_id": shown_items[-1]["id"] if shown_items else None,
-            "has_more": len(ordered) > len(shown_items),
-        }
-    )
+    return orjson.dumps({"object": "list", **page_of(ordered, page.limit)})
 
 
 def deleted_body(response_id: str) -> bytes:

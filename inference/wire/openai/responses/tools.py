@@ -4,7 +4,8 @@
     its call of crm.look_up ─▶ GivenTools.members ─▶ namespace crm, name look_up
 
 Namespaces are how Codex offers MCP servers' tools. Chat templates have no place for them, so the
-model is shown their functions under both names. Pure.
+model is shown their functions under both names. A tool without ``strict`` is strict where its
+schema fits, by OpenAI's rule. Pure.
 
 Source: https://platform.openai.com/docs/guides/function-calling#defining-namespaces.
 """
