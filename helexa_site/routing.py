@@ -8,7 +8,7 @@ from typing import Any
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore
 from inference.gateway.batches.endpoints import (
     BatchConsumer,
     BatchesConsumer,

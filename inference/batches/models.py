@@ -1,5 +1,5 @@
 """What the database holds of files and batches. Rows only: every write goes through ``services``.
-Contents are on disk, in ``file_store``."""
+Contents are on disk, in ``files``."""
 
 from __future__ import annotations
 

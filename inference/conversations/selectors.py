@@ -15,16 +15,14 @@ import orjson
 from django.db.models import Count, Sum
 from django.utils import timezone
 
-from inference.conversations.errors import (
-    ConversationTooLongError,
-    PreviousResponseMissingError,
-    PreviousResponseUnfinishedError,
-)
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import (
     ACTIVE,
     CONTINUABLE,
     MAX_CHAIN,
+    ConversationTooLongError,
+    PreviousResponseMissingError,
+    PreviousResponseUnfinishedError,
     ResponseRecord,
     is_response_id,
 )

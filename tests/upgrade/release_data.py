@@ -25,7 +25,7 @@ from fleet.services.offers.upstreams import upstream_create, upstream_discovered
 from fleet.upstreams.discovery import KnownModel
 from helexa_site.backup.files_part import files_dir
 from inference.batches import services as batches
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore
 from inference.conversations.records import ResponseRecord
 from inference.conversations.services import response_save
 from inference.gateway.request.outcome import Capture

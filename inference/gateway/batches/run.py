@@ -23,9 +23,8 @@ from types import ModuleType
 from typing import IO, Any
 
 from inference.batches import services
-from inference.batches.input_file import InputFile
+from inference.batches.files import InputFile, ResultFiles, ResultsTakenError
 from inference.batches.records import CANCELLING, BatchRecord
-from inference.batches.result_files import ResultFiles, ResultsTakenError
 from inference.gateway.batches.store import BatchStore, pieces_of
 from inference.gateway.consumers.generate import unix_time_s
 from inference.gateway.gateway import Gateway

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from inference.batches import selectors, services
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore
 from inference.batches.records import BatchRecord, FileRecord
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.refusals import Cause

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from inference.conversations import selectors, services
-from inference.conversations.errors import (
+from inference.conversations.records import (
     ConversationTooLongError,
     PreviousResponseMissingError,
     PreviousResponseUnfinishedError,
+    ResponseRecord,
 )
-from inference.conversations.records import ResponseRecord
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.request.outcome import Call
 from inference.protocol.refusals import Cause

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.batches.input_file import InputFile
+from inference.batches.files import InputFile
 from inference.wire.errors import InvalidRequestError
 
 CHAT = "/v1/chat/completions"

@@ -11,13 +11,13 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from inference.conversations import selectors, services
-from inference.conversations.errors import (
+from inference.conversations.models import StoredResponse
+from inference.conversations.records import (
     ConversationTooLongError,
     PreviousResponseMissingError,
     PreviousResponseUnfinishedError,
+    ResponseRecord,
 )
-from inference.conversations.models import StoredResponse
-from inference.conversations.records import ResponseRecord
 from inference.quotas import Quota, Used
 from metering.actor import CONTROL
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from helexa_site.routing import api_routes, batch_routes
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.gateway import Gateway

@@ -9,7 +9,7 @@ import openai
 import pytest
 from django.utils import timezone
 
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore
 from inference.batches.models import StoredFile
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway

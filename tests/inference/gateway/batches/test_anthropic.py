@@ -11,7 +11,7 @@ import pytest
 from anthropic.types.messages import MessageBatch
 
 from inference.batches import services
-from inference.batches.result_files import ResultFiles
+from inference.batches.files import ResultFiles
 from tests.inference.gateway.batches_support import message, picky, until_messages_ended
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.waiting import PATIENCE_S, until

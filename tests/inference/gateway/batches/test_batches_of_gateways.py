@@ -14,7 +14,7 @@ import pytest_asyncio
 from django.utils import timezone
 
 from inference.batches import services
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore
 from inference.batches.models import Batch
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.generation import Submit

@@ -15,7 +15,7 @@ import pytest
 from msgspec import to_builtins
 
 from inference.batches import services
-from inference.batches.result_files import ResultFiles
+from inference.batches.files import ResultFiles
 from inference.gateway.batches import run as batch_run
 from inference.gateway.batches import worker as batch_worker
 from inference.gateway.gateway import Gateway

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore
 from inference.gateway.server.bodies import FILE_PIECE_BYTES
 from inference.neuron.events.parts import batches_within
 from inference.protocol.events import MAX_BATCH_BYTES, Accepted, Embedded, Event, Usage

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from inference.batches.file_store import FileStore
+from inference.batches.files import FileStore, ResultFiles, ResultsTakenError
 from inference.batches.records import BatchRecord
-from inference.batches.result_files import ResultFiles, ResultsTakenError
 
 OUTPUT, ERROR = "file-" + "a" * 32, "file-" + "b" * 32
 HUGE_BYTES = 1 << 40
@@ -106,7 +105,7 @@ def test_what_could_not_be_written_whole_leaves_nothing(
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("inference.batches.file_store.os.fsync", full)
+    monkeypatch.setattr("inference.batches.files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         store.write(OUTPUT, [b"after"])
     assert [path.name for path in (tmp_path / "files").iterdir()] == [OUTPUT]
