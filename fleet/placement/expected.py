@@ -15,7 +15,7 @@ from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.live.time_slices import TimeSlice
 from fleet.placement.decisions import Load
-from fleet.placement.devices.eviction_candidates import devices_of, freed_on
+from fleet.placement.devices.capacity import devices_of, freed_on
 from fleet.placement.devices.needs import Needs
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 from inference.protocol.load import StageSpec

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.assignments import assignment_of
-from fleet.placement.devices.eviction_candidates import HELD
+from fleet.placement.devices.capacity import HELD
 from fleet.placement.held_stages import stage_neurons
 
 DRAINS = "its neuron drains"

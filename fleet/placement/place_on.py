@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Catalogue, Load, Reject
-from fleet.placement.devices.eviction_candidates import FleetCapacity
+from fleet.placement.devices.capacity import FleetCapacity
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import asleep_of
 from fleet.placement.failures import NONE_FAILED, with_reported_costs

@@ -24,10 +24,10 @@ from fleet.live.time_slices import TimeSlice
 from fleet.placement.assignments import Assignment, assignment_of
 from fleet.placement.decisions import Catalogue
 from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.eviction_candidates import (
+from fleet.placement.devices.capacity import (
     HELD,
     REPLACEABLE,
-    capacity_of,
+    FleetCapacity,
     devices_of,
     freed_on,
     idle_age_s,
@@ -143,7 +143,7 @@ class _Tick:
             return held.status in REPLACEABLE or (held.status is ReplicaStatus.READY and is_alone)
         if neuron_name in self._pending[model] or not self._may_begin(model):
             return False
-        capacity = capacity_of(self._snapshot, self._catalogue).only(neuron_name)
+        capacity = FleetCapacity(self._snapshot, self._catalogue).only(neuron_name)
         room = find_room(entry, capacity, may_evict=False)
         if room.candidate is None:
             return True
@@ -240,7 +240,7 @@ class _Tick:
         excluded = {r.neuron for r in replicas if r.status not in REPLACEABLE}
         excluded |= self._pending[entry.name]
         failing = {one.neuron for one in failing_stages(entry, self._snapshot)}
-        capacity = capacity_of(self._snapshot, self._catalogue)
+        capacity = FleetCapacity(self._snapshot, self._catalogue)
         asleep = asleep_of(entry, replicas)
         room = find_room(
             entry,

@@ -9,8 +9,7 @@ from fleet.live.desired_state import Admission
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.decisions import Reject
-from fleet.placement.devices.capacity import DeviceCapacity
-from fleet.placement.devices.eviction_candidates import FleetCapacity
+from fleet.placement.devices.capacity import DeviceCapacity, FleetCapacity
 from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import Division, why_not_divided
 from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
@@ -138,7 +137,7 @@ def _short(
             if neuron not in failed.neurons
             and neuron in (entry.pinned_on or (neuron,))
             and not (kind == "cpu" and neuron in capacity.barred(entry))
-            if (found := _lacking(needs, kind, neuron, here.devices)) is not None
+            if (found := _lacking(needs, kind, neuron, here)) is not None
         ),
         default=None,
     )
@@ -211,7 +210,7 @@ def _is_limited(capacity: FleetCapacity, neuron: str, device: str) -> bool:
         one.info.installed_memory_bytes is not None
         for by_name in capacity.by_kind.values()
         if neuron in by_name
-        for one in by_name[neuron].devices
+        for one in by_name[neuron]
         if one.name == device
     )
 

@@ -16,7 +16,7 @@ from fleet.live.snapshot import FleetSnapshot
 from fleet.live.time_slices import TimeSlice
 from fleet.placement.decisions import Catalogue
 from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.eviction_candidates import HELD, REPLACEABLE, capacity_of
+from fleet.placement.devices.capacity import HELD, REPLACEABLE, FleetCapacity
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import asleep_of
 from fleet.placement.failures import failed_loads, with_reported_costs
@@ -55,7 +55,7 @@ def time_slice_given(
     failed = failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return None
-    capacity, asleep = capacity_of(snapshot, catalogue), asleep_of(entry, replicas)
+    capacity, asleep = FleetCapacity(snapshot, catalogue), asleep_of(entry, replicas)
     candidate = find_room(
         entry,
         capacity,

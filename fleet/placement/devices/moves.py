@@ -14,7 +14,7 @@ from __future__ import annotations
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement.decisions import Catalogue, Load
-from fleet.placement.devices.eviction_candidates import HELD, FleetCapacity, idle_age_s
+from fleet.placement.devices.capacity import HELD, FleetCapacity, idle_age_s
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import may_sleep
 from fleet.placement.expected import with_load

@@ -9,17 +9,21 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.devices.candidates import (
+    Capacities,
+    MayGo,
     PlacementCandidate,
     evicting_candidate,
     free_candidate,
+    going_later,
+    going_now,
+    nothing_goes,
     time_slice_candidate,
+    waking_candidate,
 )
-from fleet.placement.devices.capacity import NeuronCapacity
-from fleet.placement.devices.eviction_candidates import FleetCapacity
+from fleet.placement.devices.capacity import FleetCapacity
 from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.sleeping import NONE_ASLEEP, Asleep
 from fleet.placement.devices.staged import Division, to_weigh
-from fleet.placement.devices.waking import WakingCandidates
 from fleet.placement.returning import is_large_enough
 
 
@@ -61,19 +65,17 @@ def find_room(
         if kind == "cpu":
             excluded = {*excluded, *capacity.barred(entry)}
         capacities = _capacities(entry, capacity, kind, excluded)
-        wakes = WakingCandidates(entry, asleep, capacity.by_kind, kind)
-        if candidate := wakes.free() or free_candidate(needs, kind, capacity, capacities, excluded):
+
+        def waking(may_go: MayGo, kind: DeviceKind = kind) -> PlacementCandidate | None:
+            return waking_candidate(entry, asleep, capacity, kind, may_go)
+
+        if candidate := waking(nothing_goes) or free_candidate(needs, kind, capacities):
             return Room(candidate=candidate)
         if not may_evict:
             continue
-        if candidate := wakes.evicting() or evicting_candidate(
-            needs, kind, capacities, capacity.by_loss[kind]
-        ):
+        if candidate := waking(going_now(entry)) or evicting_candidate(needs, kind, capacities):
             return Room(candidate=candidate)
-        found = (
-            wakes.after_time_slices(),
-            time_slice_candidate(needs, kind, capacities, capacity.by_time_slice[kind]),
-        )
+        found = (waking(going_later(entry)), time_slice_candidate(needs, kind, capacities))
         if later := [candidate for candidate in found if candidate is not None]:
             return Room(after_time_slices=min(later, key=lambda candidate: candidate.ready_in_s))
     return Room(candidate=to_weigh(needs, capacity, excluded)) if may_evict else NO_ROOM
@@ -105,8 +107,10 @@ def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ..
 
 def _capacities(
     entry: CatalogueEntry, capacity: FleetCapacity, kind: DeviceKind, excluded: Collection[str]
-) -> list[NeuronCapacity]:
-    """The neurons that may load the entry."""
-    by_name = capacity.by_kind[kind]
-    names = sorted(entry.pinned_on) if entry.pinned_on else by_name
-    return [by_name[name] for name in names if name in by_name and name not in excluded]
+) -> Capacities:
+    """The devices of the neurons that may load the entry."""
+    return {
+        name: devices
+        for name, devices in capacity.by_kind[kind].items()
+        if name in (entry.pinned_on or (name,)) and name not in excluded
+    }

@@ -21,10 +21,15 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import KnownDevice
 from fleet.live.snapshot import ReplicaView
-from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.capacity import DeviceCapacity, EvictionCandidate
-from fleet.placement.devices.eviction_candidates import FleetCapacity
-from fleet.placement.devices.evictions import evictions_for
+from fleet.placement.devices.candidates import (
+    MayGo,
+    PlacementCandidate,
+    evictions_for,
+    going_later,
+    going_now,
+    nothing_goes,
+)
+from fleet.placement.devices.capacity import DeviceCapacity, EvictionCandidate, FleetCapacity
 from fleet.placement.devices.needs import Needs
 from fleet.placement.stages.devices import BY_KIND, NETWORK, StageDevice, speed_of
 from fleet.placement.stages.division import KV_TOKENS_TRIED, divided, least_bytes
@@ -69,8 +74,7 @@ class Division:
             return None
         division = cls(needs, costs, capacity, tuple(_usable(needs, capacity)))
         if needs.entry.spread != "fleet" or (
-            division._has_memory((), capacity.could_be_free)
-            and isinstance(division.in_all(), StagePlan)
+            division._has_memory((), could_be_free) and isinstance(division.in_all(), StagePlan)
         ):
             return division
         lending = tuple(one for one in division.devices if one.neuron.stage_host)
@@ -79,33 +83,31 @@ class Division:
     def free(self, excluded: Collection[str]) -> PlacementCandidate | None:
         """A neuron, not of ``excluded``, whose devices have room now, or several that have it
         together. The engine's is that of the first stage."""
-        return self._candidate(excluded, self._free_bytes, KV_TOKENS_TRIED, lambda _: False)
+        return self._candidate(excluded, self._free_bytes, KV_TOKENS_TRIED, nothing_goes)
 
     def evicting(self, excluded: Collection[str]) -> PlacementCandidate | None:
         """Such with room once replicas have left that may go now."""
-        return self._cleared(excluded, lambda one: one.goes_now and self._yields(one))
+        return self._cleared(excluded, going_now(self.needs.entry))
 
     def after_time_slices(self, excluded: Collection[str]) -> PlacementCandidate | None:
         """A neuron with room once replicas have left after their time slices. A time slice is of
         one neuron: nothing in use leaves for a model on several."""
         if self.spread == "fleet":
             return None
-        found = self._cleared(excluded, self._yields)
+        yielding = going_later(self.needs.entry)
+        found = self._cleared(excluded, yielding)
         if found is not None:
             return found
-        promised = self._cleared(excluded, self._yields, heeds_promises=False)
+        promised = self._cleared(excluded, yielding, heeds_promises=False)
         return promised and replace(promised, is_promised=True)
 
     def in_all(self) -> StagePlan | StageRefusal:
         """The plan if nothing else was loaded."""
-        return self._planned((), self.capacity.could_be_free, (self._least_tokens,))
+        return self._planned((), could_be_free, (self._least_tokens,))
 
     def now(self) -> StagePlan | StageRefusal:
         """The plan on free memory."""
         return self._planned((), self._free_bytes, (self._least_tokens,))
-
-    def _yields(self, one: EvictionCandidate) -> bool:
-        return one.priority <= self.needs.entry.effective_priority
 
     def _free_bytes(self, device: DeviceCapacity) -> int:
         return device.free_bytes(self.needs.entry.name)
@@ -125,7 +127,7 @@ class Division:
     def _cleared(
         self,
         excluded: Collection[str],
-        may_go: Callable[[EvictionCandidate], bool],
+        may_go: MayGo,
         *,
         heeds_promises: bool = True,
     ) -> PlacementCandidate | None:
@@ -144,7 +146,7 @@ class Division:
         excluded: Collection[str],
         free_bytes: Callable[[DeviceCapacity], int],
         tokens: Sequence[int],
-        may_go: Callable[[EvictionCandidate], bool],
+        may_go: MayGo,
         own_bytes: Callable[[DeviceCapacity], int] | None = None,
     ) -> PlacementCandidate | None:
         if not self._has_memory(excluded, free_bytes):
@@ -227,6 +229,10 @@ class Division:
         return divided(self.costs, devices, tokens, self.spread)
 
 
+def could_be_free(device: DeviceCapacity) -> int:
+    return device.could_be_free
+
+
 def _usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
     """The devices that stages may be on. Processors that share memory with a card have none of
     their own."""
@@ -237,7 +243,7 @@ def _usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
             device
             for kind in needs.kinds
             if (here := capacity.by_kind[kind].get(name)) is not None
-            for device in here.devices
+            for device in here
             if device.info.total_memory_bytes >= needs.least_total_bytes
         ]
         is_shared = any(device.info.has_host_memory for device in found)
@@ -252,7 +258,7 @@ def could_be_whole(
     """Whether a device that the model may be on would have room for all of it. ``size_of``: a
     device's bytes; ``None``: what it could have, were no other model there. ``False`` where neither
     the model's need nor its layers are known."""
-    entry, size_of = needs.entry, size_of or capacity.could_be_free
+    entry, size_of = needs.entry, size_of or could_be_free
     for kind in needs.kinds:
         barred: Mapping[str, str] = capacity.barred(entry) if kind == "cpu" else {}
         for name, here in capacity.by_kind[kind].items():
@@ -262,7 +268,7 @@ def could_be_whole(
             if each is not None and any(
                 size_of(device) >= each
                 and device.info.total_memory_bytes >= needs.least_total_bytes
-                for device in here.devices
+                for device in here
             ):
                 return True
     return False
@@ -330,11 +336,9 @@ def to_weigh(
     for kind in needs.kinds:
         for name, here in capacity.by_kind[kind].items():
             is_away = name in excluded or name not in (entry.pinned_on or (name,))
-            if is_away or not are_large_enough_together(
-                needs, name, here.devices[0].neuron.devices
-            ):
+            if is_away or not are_large_enough_together(needs, name, here[0].neuron.devices):
                 continue
-            for device in here.devices:
+            for device in here:
                 found = (device.free_bytes(entry.name), name, device.name)
                 roomiest = found if roomiest is None else max(roomiest, found)
     return None if roomiest is None else PlacementCandidate(roomiest[1], (roomiest[2],), None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from fleet.live.snapshot import ReplicaView
 from fleet.placement.assignments import Assignment
-from fleet.placement.devices.eviction_candidates import idle_age_s
+from fleet.placement.devices.capacity import idle_age_s
 from fleet.placement.plan import Sleep, Unload
 from inference.protocol.heartbeat import ReplicaStatus
 

@@ -34,7 +34,7 @@ from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load, Reject, Route, Wait, place
-from fleet.placement.devices.eviction_candidates import REPLACEABLE
+from fleet.placement.devices.capacity import REPLACEABLE
 from fleet.placement.devices.moves import moves_for
 from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import held_stages, why_not_divided

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fleet.live.snapshot import Absence
 from fleet.live.time_slices import TimeSlice
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
-from fleet.placement.devices.eviction_candidates import MIN_TIME_SLICE_S
+from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.unmet import SUGGESTION
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (

@@ -7,15 +7,12 @@ from hypothesis import strategies as st
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Load, Reject, Wait, place
-from fleet.placement.devices import candidates
-from fleet.placement.devices.eviction_candidates import (
+from fleet.placement.devices.capacity import (
     IDLE_TIME_SLICE_S,
     MIN_TIME_SLICE_S,
     QUIET_S,
-    FleetCapacity,
     idle_age_s,
 )
-from fleet.placement.devices.needs import Needs
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (
@@ -298,52 +295,3 @@ def test_nobody_waits_for_what_never_goes(offered, snapshot: FleetSnapshot) -> N
     if isinstance(decision, Wait) and decision.needs_time_slice:
         assert decision.eta_s is not None
         assert 0 <= decision.eta_s <= MIN_TIME_SLICE_S * 2
-
-
-@given(catalogues(), fleets())
-def test_the_soonest_time_slice_is_found_without_looking_everywhere(
-    offered, snapshot: FleetSnapshot
-) -> None:
-    new = offered["new"]
-    needs, capacity = Needs(new), FleetCapacity(snapshot, offered)
-    capacities = list(capacity.by_kind["cuda"].values())
-    if needs.num_devices > 1 or candidates.free_candidate(needs, "cuda", capacity, capacities, ()):
-        return
-    everywhere = candidates.all_candidates(
-        needs,
-        "cuda",
-        capacities,
-        lambda evictable: evictable.priority <= new.effective_priority,
-        lambda device: device.movable_bytes,
-    )
-    found = candidates.time_slice_candidate(
-        needs, "cuda", capacities, capacity.by_time_slice["cuda"]
-    )
-    assert found == min(everywhere, key=candidates.soonest_first, default=None)
-
-
-@given(catalogues(), fleets())
-def test_the_snuggest_room_is_found_without_looking_everywhere(
-    offered, snapshot: FleetSnapshot
-) -> None:
-    new = offered["new"]
-    needs, capacity = Needs(new), FleetCapacity(snapshot, offered)
-    least = needs.least_device_bytes("cuda")
-    if needs.num_devices > 1 or least is None:
-        return
-    rooms = [
-        (
-            (*candidates.snugness(needs, device.free_bytes("new"), least), here.name, device.name),
-            device,
-        )
-        for here in capacity.by_kind["cuda"].values()
-        for device in here.devices
-        if device.free_bytes("new") >= least
-    ]
-    found = candidates.free_candidate(needs, "cuda", capacity, [], ())
-    if not rooms:
-        assert found is None
-        return
-    assert found is not None
-    (_, best) = min(rooms, key=lambda room: room[0])
-    assert (found.neuron, found.devices) == (best.neuron.name, (best.name,))

@@ -10,7 +10,7 @@ import msgspec
 
 from fleet.live.snapshot import NeuronView, ReplicaView
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place, place_on
-from fleet.placement.devices.eviction_candidates import freed_on
+from fleet.placement.devices.capacity import freed_on
 from fleet.placement.devices.sleeping import SLEEP_AGAIN_S
 from fleet.placement.plan import Jobs, Observed, Sleep, Unload
 from fleet.placement.reconcile import reconcile
