@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Literal
 
-from fleet.placement.stages.candidates import Candidate, candidates_of
 from fleet.placement.stages.devices import StageDevice
 from fleet.placement.stages.layer_memory import (
     BLOCK_TOKENS,
@@ -21,7 +20,7 @@ from fleet.placement.stages.layer_memory import (
 )
 from fleet.placement.stages.plans import Room, Stage, StagePlan, StageRefusal
 from fleet.placement.stages.prediction import MANY, TOKENS_PER_REQUEST, step_s, tokens_per_s
-from fleet.placement.stages.search import Found, Search, Share
+from fleet.placement.stages.search import Candidate, Found, Search, Share, candidates_of
 from fleet.placement.stages.step_times import StepTimes
 from inference.loading.costs.model_costs import ModelCosts
 

@@ -11,18 +11,54 @@ plan, even if links took no time, is cut. So another device never makes the best
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import mul
 
-from fleet.placement.stages.candidates import Candidate, used_first
 from fleet.placement.stages.devices import StageDevice
 from fleet.placement.stages.layer_memory import LayerMemory
 from fleet.placement.stages.step_times import StepTimes
 
 MAX_NODES = 200
 """After so many branches the best plan so far counts: it is within some links of the best."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A device that has room for layers of the model."""
+
+    device: StageDevice
+    layer_s: float
+    head_s: float
+    """What it takes more as the first stage."""
+    most: int
+    """Layers that fit."""
+    most_as_first: int
+
+
+def candidates_of(
+    memory: LayerMemory, times: StepTimes, devices: Collection[StageDevice]
+) -> list[Candidate]:
+    """The fastest first; like ones by name."""
+    found = (_candidate(memory, times, one) for one in devices)
+    return sorted((one for one in found if one.most), key=_fastest)
+
+
+def _candidate(memory: LayerMemory, times: StepTimes, device: StageDevice) -> Candidate:
+    layer_s, head_s = times.plan_s(device)
+    return Candidate(
+        device=device,
+        layer_s=layer_s,
+        head_s=head_s,
+        most=memory.most_layers(device, is_first=False),
+        most_as_first=memory.most_layers(device, is_first=True),
+    )
+
+
+def _fastest(one: Candidate) -> tuple[float, int, int, str, str]:
+    device = one.device
+    return (one.layer_s, -one.most, -one.most_as_first, device.neuron, device.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +85,15 @@ class Bounds:
         self._layers = [0, *accumulate(most)]
         self._seconds = [0.0, *accumulate(map(mul, most, self._layer_s))]
 
-    def least_s(self, at: int, left: int) -> tuple[float | None, float]:
-        """Returns the seconds that ``left`` layers take at least on the devices from ``at`` on
-        (``None``: there is no room), and those of the slowest layer."""
+    def least_s(self, at: int, left: int) -> float | None:
+        """Returns the seconds that ``left`` layers take at least on the devices from ``at`` on;
+        ``None``: there is no room."""
         at = min(at, len(self._layer_s))
         end = min(bisect_left(self._layers, self._layers[at] + left), len(self._layer_s))
         seconds = self._seconds[end] - self._seconds[at]
         over = self._layers[end] - self._layers[at] - left
         slowest_s = self._layer_s[end - 1] if end > at else 0.0
-        return (seconds - over * slowest_s if over >= 0 else None), slowest_s
+        return seconds - over * slowest_s if over >= 0 else None
 
 
 class Search:
@@ -76,7 +112,6 @@ class Search:
         self._best: Found | None = None
         self._num_nodes = 0
         self._bounds = Bounds(self._candidates)
-        self._before: dict[str, str] = {}
 
     def run(self, best: Found | None = None) -> Found | None:
         """``best``: what has to be beaten. ``None``: nothing fits."""
@@ -86,8 +121,6 @@ class Search:
         self._fill(self._candidates)
         for own in self._by_neuron():
             self._fill(own)
-        self._drop_slow()
-        self._before = used_first(self._candidates, self._network_s)
         self._extend(0, self._num_layers, 0.0, [])
         return self._best
 
@@ -106,15 +139,11 @@ class Search:
     def _extend(self, index: int, left: int, seconds: float, shares: list[Share]) -> None:
         """Adds one device from ``index`` on, and others after it, for the ``left`` layers.
         ``seconds``: of the layers that have their place."""
-        neurons = {share.device.neuron for share in shares}
         for at in range(index, len(self._candidates)):
             self._num_nodes += 1
             if self._num_nodes > MAX_NODES or not self._may_win(at, left, seconds, shares):
                 return
             one = self._candidates[at]
-            neuron = one.device.neuron
-            if neuron not in neurons and self._before.get(neuron, neuron) not in {neuron, *neurons}:
-                continue
             spent_s, most = self._start(one, seconds, shares)
             if left <= most:
                 self._offer([*shares, Share(one.device, left)], spent_s + left * one.layer_s)
@@ -137,18 +166,8 @@ class Search:
         devices from ``at`` on have no room for them."""
         if self._best is not None and len(shares) > 1:
             seconds += least_links_s(shares, self._local_s, self._network_s)
-        bound_s, _ = self._bounds.least_s(at, left)
+        bound_s = self._bounds.least_s(at, left)
         return bound_s is not None and (self._best is None or seconds + bound_s < self._best.step_s)
-
-    def _drop_slow(self) -> None:
-        """Drops the devices on which even one layer makes a plan slower than the best."""
-        least_s, slowest_s = self._bounds.least_s(0, self._num_layers)
-        if self._best is None or least_s is None:
-            return
-        head_s = min(one.head_s for one in self._candidates)
-        spare_s = self._best.step_s - least_s - head_s
-        self._candidates = [one for one in self._candidates if one.layer_s - slowest_s <= spare_s]
-        self._bounds = Bounds(self._candidates)
 
     def _by_neuron(self) -> Iterator[list[Candidate]]:
         by_name = sorted(self._candidates, key=lambda one: one.device.neuron)  # stable: by speed

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.placement.stages import Link, StageDevice, StagePlan, StageRefusal, plan_stages
-from fleet.placement.stages.candidates import candidates_of
 from fleet.placement.stages.layer_memory import LayerMemory
 from fleet.placement.stages.planning import KV_TOKENS
-from fleet.placement.stages.search import Found, Search
+from fleet.placement.stages.search import Found, Search, candidates_of
 from fleet.placement.stages.step_times import StepTimes
 from inference.loading.costs.model_costs import KindBytes, LayerCost, ModelCosts
 from tests.fleet.placement.stages.stage_fleets import GB, both, dense, device, mixture
