@@ -17,7 +17,7 @@ from fleet.control.samples import Samples
 from fleet.control.watch import FleetWatch
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
-from fleet.live.cache_reports import read_cache_reports
+from fleet.live.cached_models import read_cache_reports
 from fleet.live.neuron_rows import rows_by_neuron
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, TASK_ROLL_UP_SERIES, app
 from metering.series.rollup import series_roll_up

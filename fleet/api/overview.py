@@ -15,7 +15,7 @@ from fleet.api.access import Call, FleetListView, FleetView
 from fleet.api.shapes import AssignmentShape
 from fleet.models import CatalogueModel
 from fleet.overview import fleet_overview
-from fleet.placement.assignments import assignment_of
+from fleet.placement.decisions import assignment_of
 
 
 class OverviewView(FleetView):

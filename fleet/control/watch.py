@@ -16,7 +16,7 @@ import msgspec
 from fleet.live.absences import Absences
 from fleet.live.snapshot import FleetSnapshot
 from fleet.live.time_slices import TimeSlice
-from fleet.placement.plan import Observed, Waiting
+from fleet.placement.decisions import Observed, Waiting
 from fleet.placement.reconcile import is_queue_long
 from inference.protocol.heartbeat import WaitingReport
 

@@ -1,19 +1,64 @@
-"""Cached models by the neurons' reports."""
+"""Models that neurons have cached, by their download reports in Redis.
+
+``inference.protocol.downloads`` has the report. A neuron writes its own every few seconds and when
+something changed; a report that is malformed or of another neuron is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
+import redis
 
 from fleet import selectors
+from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
-from fleet.live.cache_reports import read_cache_reports
+from fleet.live.neuron_reads import NeuronValueError, run_reads, text_read
+from fleet.live.report_bounds import printable, value_problem
 from fleet.models import Neuron
-from fleet.placement.download_place import is_of_source
-from inference.protocol.downloads import CacheReport
+from inference.logs.throttled import ThrottledLog
+from inference.protocol.downloads import CachedModel, CacheReport, decode_cache_report
+from inference.protocol.keys import downloads_key
+from inference.redis_connections import MAX_VALUE_BYTES
+
+logger = logging.getLogger(__name__)
+_log = ThrottledLog(logger, logging.WARNING)
+
+MAX_REPORT_BYTES = MAX_VALUE_BYTES
+
+
+def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
+    """The report of each neuron that has one, by its name. Raises ``SnapshotUnavailableError``."""
+    reads = [text_read(downloads_key(neuron), max_bytes=MAX_REPORT_BYTES) for neuron in neurons]
+    try:
+        payloads = run_reads(client, reads)
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
+    reports = {}
+    for neuron, payload in zip(neurons, payloads, strict=True):
+        if payload is None:
+            continue
+        try:
+            if isinstance(payload, NeuronValueError):
+                raise ValueError(str(payload))
+            reports[neuron] = _understood(neuron, payload)
+        except ValueError as error:
+            _log.log(neuron, f"the downloads of {neuron} are not understood: {error}")
+    return reports
+
+
+def _understood(neuron: str, payload: bytes) -> CacheReport:
+    """Raises ``ValueError``, which msgspec's errors are."""
+    report = decode_cache_report(payload)
+    if report.neuron != neuron:
+        raise ValueError("it is another neuron's")
+    if problem := value_problem(report):
+        raise ValueError(problem)
+    return printable(report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +134,11 @@ def _lines(report: CacheReport | None, sources: dict[str, list[str]]) -> Iterabl
             disk_free_bytes=report.disk_free_bytes,
             disk_total_bytes=report.disk_total_bytes,
         )
+
+
+def is_of_source(cached: CachedModel, source: str) -> bool:
+    """Whether it was downloaded from ``source``. A wheel's version is part of its name there."""
+    name = source.partition("==")[0]
+    return cached.source == name or (
+        name.startswith("pypi:") and cached.source.startswith(f"{name.lower()}-")
+    )

@@ -9,7 +9,7 @@ import redis
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
-from fleet.live.cache_reports import read_cache_reports
+from fleet.live.cached_models import read_cache_reports
 from fleet.live.refusals import read_counts
 from fleet.live.snapshot import FleetSnapshot
 from fleet.overview.lines import DeviceLine

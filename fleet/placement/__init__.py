@@ -9,8 +9,7 @@ reconcile    what the control does in a tick (``fleet.placement.reconcile``)
 
 from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.failures import FAILED_LOAD_BACKOFF_S
-from fleet.placement.place import RoutingHint, place, route
-from fleet.placement.place_on import place_on
+from fleet.placement.place import RoutingHint, place, place_on, route
 from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S
 
 __all__ = [

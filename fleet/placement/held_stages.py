@@ -1,18 +1,27 @@
-"""What the stages that neurons hold for others' engines mean for their model's placement. Pure.
+"""Models whose stages lie on several neurons: their placement, and the next step of a load. Pure.
 
 LOADING, LISTENING, READY without a replica ─▶ the load is under way, or its rest is ending
 FAILED a short while ago ───────────────────▶ that neuron is left out meanwhile
+
+every other neuron is ordered its stage ─▶ all listen ──────────▶ the engine's neuron is sent it
+                                        ─▶ one refused, or gone ─▶ the load fails
+a stage whose load has ended, or whose engine is gone ──────────▶ it is released
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, ReplicaView
 from fleet.placement.decisions import Reject, Wait
 from fleet.placement.failures import LOST_ITS_ROOM
-from inference.protocol.load_progress import LoadFailure
+from inference.protocol.heartbeat import HeldStageStatus, ReplicaStatus
+from inference.protocol.load import StageSpec
+from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 FAILED_STAGE_BACKOFF_S = 30.0
 """A neuron that could not hold a stage is not asked for one of the same model for so long."""
@@ -74,3 +83,123 @@ def _retry_in_s(failed: HeldStageView) -> float:
         return 0.0
     backoff_s = PERMANENT_BACKOFF_S if failure.is_permanent else FAILED_STAGE_BACKOFF_S
     return backoff_s - failed.status_age_s
+
+
+HAS_LINKS = (HeldStageStatus.LISTENING, HeldStageStatus.READY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLoad:
+    """A load whose stages were ordered, and whose engine was not yet."""
+
+    job_id: str
+    model: str
+    neuron: str
+    """The engine's."""
+    stages: Sequence[StageSpec]
+    is_late: bool
+    """Whether it was ordered so long ago that every neuron has picked its order up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagesListen:
+    addresses: Mapping[int, str]
+    """The addresses of the stages of other neurons, by their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagesLoading:
+    progress: LoadProgress | None
+    """That of the stage that comes next, with a line about each; ``None``: none reports yet."""
+
+
+def next_step(
+    load: StageLoad, snapshot: FleetSnapshot
+) -> StagesListen | StagesLoading | LoadFailure:
+    far = {index: stage for index, stage in enumerate(load.stages) if stage.neuron}
+    held = {
+        one.stage.index: one
+        for one in snapshot.held_stages()
+        if (one.stage.job_id, one.stage.model) == (load.job_id, load.model)
+        and one.stage.index in far
+        and one.neuron == far[one.stage.index].neuron
+    }
+    for index, stage in far.items():
+        if (failure := _failure(load, stage, held.get(index), snapshot)) is not None:
+            return failure
+    if snapshot.neuron(load.neuron) is None:
+        return _away(load.neuron, "has the engine")
+    if all(index in held and held[index].stage.status in HAS_LINKS for index in far):
+        return StagesListen({index: held[index].stage.address for index in far})
+    return StagesLoading(_progress(far, held))
+
+
+def unwanted_stages(
+    snapshot: FleetSnapshot, active_jobs: Collection[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Neuron, model and job id of held stages that are to be released. ``active_jobs``: ids of the
+    loads under way, read after the snapshot."""
+    for one in snapshot.held_stages():
+        stage = one.stage
+        if not one.is_failed and stage.job_id not in active_jobs and not _is_used(one, snapshot):
+            yield one.neuron, stage.model, stage.job_id
+
+
+def _is_used(one: HeldStageView, snapshot: FleetSnapshot) -> bool:
+    """Whether an engine has it, or will. A stage that has its layers ends with its engine by
+    itself; where that neuron is silent, it is left to that."""
+    stage = one.stage
+    engine = snapshot.neuron(stage.engine_neuron)
+    replica = None if engine is None else engine.replica_of(stage.model)
+    is_alive = replica is not None and replica.status is not ReplicaStatus.FAILED
+    if stage.status is HeldStageStatus.READY:
+        return engine is None or is_alive
+    return is_alive and replica is not None and replica.job_id == stage.job_id
+
+
+def _failure(
+    load: StageLoad, stage: StageSpec, held: HeldStageView | None, snapshot: FleetSnapshot
+) -> LoadFailure | None:
+    if snapshot.neuron(stage.neuron) is None:
+        return _away(stage.neuron, f"was to hold {_where(stage)}")
+    if held is None:
+        message = f"{stage.neuron} did not take up its order to hold {_where(stage)}"
+        return LoadFailure(code="not_picked_up", message=message) if load.is_late else None
+    if not held.is_failed:
+        return None
+    failure = held.stage.failure or UNKNOWN
+    message = f"{_where(stage)} of {stage.neuron}: {failure.message}"
+    # What one stage lacked is no need of the whole model.
+    return msgspec.structs.replace(failure, message=message, needed_bytes=None, costs=None)
+
+
+def _away(neuron: str, what: str) -> LoadFailure:
+    message = f"{neuron}, which {what}, went away during the load"
+    return LoadFailure(code="neuron_away", message=message)
+
+
+def _progress(
+    far: Mapping[int, StageSpec], held: Mapping[int, HeldStageView]
+) -> LoadProgress | None:
+    behind_first = sorted(held.values(), key=lambda one: one.stage.status in HAS_LINKS)
+    progress = next((one.stage.progress for one in behind_first if one.stage.progress), None)
+    if progress is None:
+        return None
+    lines = (
+        f"{_where(stage)} of {stage.neuron}: {_words(held.get(index))}"
+        for index, stage in far.items()
+    )
+    return msgspec.structs.replace(progress, detail="; ".join(lines))
+
+
+def _words(held: HeldStageView | None) -> str:
+    if held is None:
+        return "ordered"
+    if held.stage.status in HAS_LINKS:
+        return "waits for its engine"
+    progress = held.stage.progress
+    return held.stage.status.value if progress is None else progress.stage.value
+
+
+def _where(stage: StageSpec) -> str:
+    return f"layers {stage.layers[0]} to {stage.layers[1] - 1} on {stage.device}"

@@ -35,8 +35,8 @@ from dataclasses import dataclass, replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.load_estimates import load_estimate
-from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.devices.candidates import PlacementCandidate
 from fleet.placement.devices.capacity import FleetCapacity
 from fleet.placement.devices.room import find_room
@@ -287,3 +287,20 @@ def rendezvous(prefix: bytes, neuron: str) -> bytes:
 def _bound(ready: Sequence[ReplicaView]) -> int:
     outstanding = 1 + sum(replica.num_requests for replica in ready)
     return math.ceil(BALANCE * outstanding / len(ready)) + SLACK
+
+
+def place_on(
+    entry: CatalogueEntry,
+    neuron: NeuronView,
+    snapshot: FleetSnapshot,
+    catalogue: Catalogue | None = None,
+) -> Load | Reject:
+    """Ignores earlier failures: the operator wants it there."""
+    here = FleetCapacity(snapshot, catalogue).only(neuron.name)
+    held = neuron.replica_of(entry.name)
+    entry = with_reported_costs(entry, [held] if held is not None else [])
+    asleep = asleep_of(entry, [held] if held is not None else [])
+    room = find_room(entry, here, asleep=asleep)
+    if room.candidate is not None:
+        return load_decision(entry, room.candidate)
+    return refuse(entry, snapshot, here, NONE_FAILED, only=(neuron.name,), division=room.division)

@@ -1,4 +1,4 @@
-"""Which target of a model a request goes to, and whether it may go to another one after. Pure.
+"""Which target of a model a request goes to, and whether it may be retried after a failure. Pure.
 
     own, box/m when queue_longer_than 4, cloud/m when waiting_longer_than 5
 
@@ -22,7 +22,28 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import SPILLS, Target, When
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.place import serving
-from fleet.placement.retry import UNACCEPTED
+
+MAX_ATTEMPTS = 4
+
+UNACCEPTED = frozenset(
+    {
+        "neuron_lost",
+        "neuron_stopping",
+        "model_not_loaded",
+        "model_loading",
+        "recovering",
+        "draining",
+        "model_load_failed",
+    }
+)
+"""Codes that neurons send before they submit a request to an engine, and that the gateway sets for
+neurons that went away."""
+
+
+def may_place_again(code: str, *, is_accepted: bool, num_attempts: int) -> bool:
+    """Whether a failed request is retried on another replica. An accepted one never runs twice, and
+    neither does one whose state is unknown (``events_lost``, ``request_lost``)."""
+    return not is_accepted and code in UNACCEPTED and num_attempts < MAX_ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

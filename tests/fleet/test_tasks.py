@@ -16,7 +16,7 @@ from fleet.control import leadership
 from fleet.lifecycles import LoadJobStatus, NeuronStatus
 from fleet.live import reading as live
 from fleet.models import LoadJob, Neuron
-from fleet.placement.plan import Plan
+from fleet.placement.decisions import Plan
 from fleet.placement.reconcile import reconcile
 from fleet.services.jobs import reconciling
 from helexa_site.celery import app

@@ -15,7 +15,7 @@ from fleet import neuron_client, services
 from fleet.errors import EngineLogUnavailableError, ReplicaNotFoundError
 from fleet.live import engine_logs
 from fleet.live import reading as live
-from fleet.live.cache_reports import read_cache_reports
+from fleet.live.cached_models import read_cache_reports
 from fleet.models import Neuron
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys

@@ -16,7 +16,7 @@ import redis
 import redis.asyncio
 
 from fleet.live import reading as live
-from fleet.live.cache_reports import read_cache_reports
+from fleet.live.cached_models import read_cache_reports
 from fleet.live.desired_state import (
     AdmissionPolicy,
     DesiredState,

@@ -32,9 +32,8 @@ from fleet.placement.devices.candidates import (
 from fleet.placement.devices.capacity import DeviceCapacity, EvictionCandidate, FleetCapacity
 from fleet.placement.devices.needs import Needs
 from fleet.placement.stages.devices import BY_KIND, NETWORK, StageDevice, speed_of
-from fleet.placement.stages.division import KV_TOKENS_TRIED, divided, least_bytes
 from fleet.placement.stages.layer_memory import LEAST_TOKENS
-from fleet.placement.stages.planning import Spread
+from fleet.placement.stages.planning import KV_TOKENS_TRIED, Spread, divided, least_bytes
 from fleet.placement.stages.plans import Stage, StagePlan, StageRefusal
 from inference.loading.costs.model_costs import ModelCosts
 from inference.protocol.heartbeat import DeviceInfo

@@ -3,26 +3,73 @@
 whole on a card ─▶ one stage, on the fastest that holds it: what fits is not split
 else            ─▶ the stages with the shortest step, cards and processors alike
 else            ─▶ how many layers each device could hold, and the missing bytes
+
+Tokens per second, by the groups of requests in flight: as many as keep all stages busy, and as few
+as read the weights seldom.
+
+    stage 1   A B A B A …
+    stage 2     A B A B …
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
 from fleet.placement.stages.devices import StageDevice
 from fleet.placement.stages.layer_memory import (
     BLOCK_TOKENS,
+    LEAST_TOKENS,
     NUM_STATES,
+    STAGE_BYTES,
     WANTED_CONTEXTS,
     LayerMemory,
 )
 from fleet.placement.stages.plans import Room, Stage, StagePlan, StageRefusal
-from fleet.placement.stages.prediction import MANY, TOKENS_PER_REQUEST, step_s, tokens_per_s
-from fleet.placement.stages.search import Candidate, Found, Search, Share, candidates_of
+from fleet.placement.stages.search import Candidate, Found, Search, Share, candidates_of, links_s
 from fleet.placement.stages.step_times import StepTimes
 from inference.loading.costs.model_costs import ModelCosts
+
+MANY = 16
+"""Requests at once."""
+TOKENS_PER_REQUEST = 1024
+"""The number of tokens whose keys and values a request is taken to have."""
+
+
+def step_s(times: StepTimes, shares: Sequence[Share], num_rows: float = 1) -> float:
+    """One step of ``num_rows`` sequences, through all stages and back."""
+    return sum(_stage_times(times, shares, num_rows)) + _links_s(times, shares, num_rows)
+
+
+def tokens_per_s(times: StepTimes, shares: Sequence[Share], num_running: int) -> float:
+    """Returns the tokens per second of ``num_running`` requests together."""
+    return max(
+        _tokens_per_s_in_groups(times, shares, num_running, num_groups)
+        for num_groups in range(1, min(len(shares), num_running) + 1)
+    )
+
+
+def _tokens_per_s_in_groups(
+    times: StepTimes, shares: Sequence[Share], num_running: int, num_groups: int
+) -> float:
+    num_rows = num_running / num_groups
+    stages = _stage_times(times, shares, num_rows)
+    round_s = max(num_groups * max(stages), sum(stages) + _links_s(times, shares, num_rows))
+    return num_running / round_s
+
+
+def _stage_times(times: StepTimes, shares: Sequence[Share], num_rows: float) -> list[float]:
+    seconds = [share.num_layers * times.layer_s(share.device, num_rows) for share in shares]
+    seconds[0] += times.head_s(shares[0].device, num_rows)
+    return seconds
+
+
+def _links_s(times: StepTimes, shares: Sequence[Share], num_rows: float) -> float:
+    network_s = {one.device.neuron: times.network_s(one.device.link, num_rows) for one in shares}
+    return links_s(shares, times.local_s(num_rows), network_s)
+
 
 Spread = Literal["device", "host", "fleet"]
 """The most that one replica may lie on."""
@@ -191,3 +238,60 @@ def _rooms(candidates: Sequence[Candidate]) -> tuple[Room, ...]:
 
 def _layers_of(rooms: Collection[Room]) -> int:
     return sum(room.num_layers for room in rooms)
+
+
+KV_TOKENS_TRIED = (KV_TOKENS, 4096, LEAST_TOKENS)
+"""A division is wanted that has room for so many tokens of keys and values; with less room it is
+for fewer."""
+
+
+def divided(
+    costs: ModelCosts,
+    devices: Sequence[StageDevice],
+    tokens: Sequence[int],
+    spread: Spread = "host",
+) -> StagePlan | StageRefusal:
+    """The plan over devices of one neuron, or with ``spread`` fleet of several. ``tokens`` are
+    numbers of tokens of keys and values, the most wanted first. A plan of one stage, on a device
+    that cannot hold the model though its layers' estimate fits, is divided as well."""
+    found: StagePlan | StageRefusal | None = None
+    for kv_tokens in tokens:
+        found = _divided(costs, list(devices), kv_tokens, spread)
+        if isinstance(found, StagePlan):
+            return found
+    assert found is not None, "tokens are not empty"
+    return found
+
+
+def least_bytes(costs: ModelCosts, stage: Stage, kv_tokens: int) -> int:
+    """What the stage needs on its device with keys and values of so many tokens."""
+    layers = costs.layers[stage.first_layer : stage.last_layer]
+    token_bytes = sum(layer.kv_token_bytes.on(stage.kind) for layer in layers)
+    state_bytes = NUM_STATES * sum(layer.state_bytes for layer in layers)
+    return stage.weight_bytes + stage.beside_bytes + state_bytes + kv_tokens * token_bytes
+
+
+def _divided(
+    costs: ModelCosts, devices: list[StageDevice], kv_tokens: int, spread: Spread
+) -> StagePlan | StageRefusal:
+    while True:
+        plan = plan_stages(costs, devices, spread=spread, kv_tokens=kv_tokens)
+        if not isinstance(plan, StagePlan) or len(plan.stages) > 1:
+            return plan
+        (only,) = plan.stages
+        devices = [_without_a_layer(one, costs) if _is_of(one, only) else one for one in devices]
+
+
+def _without_a_layer(device: StageDevice, costs: ModelCosts) -> StageDevice:
+    """The device, with room for less than all layers."""
+    most_bytes = costs.weight_bytes.on(device.kind) + STAGE_BYTES[device.kind]
+    least_layer = min(
+        layer.weight_bytes.on(device.kind) + layer.expert_bytes.on(device.kind)
+        for layer in costs.layers
+    )
+    less_bytes = most_bytes + costs.step_bytes.on(device.kind) - max(1, least_layer)
+    return replace(device, free_bytes=max(0, min(device.free_bytes - 1, less_bytes)))
+
+
+def _is_of(device: StageDevice, stage: Stage) -> bool:
+    return (device.neuron, device.name) == (stage.neuron, stage.device)

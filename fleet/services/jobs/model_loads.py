@@ -40,7 +40,7 @@ from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import held_stages, why_not_divided
 from fleet.placement.held_stages import stage_neurons
 from fleet.placement.leaving import why_not_loaded_on
-from fleet.placement.place_on import place_on
+from fleet.placement.place import place_on
 from fleet.services.hosts.neurons import neuron_models_to_restore_add, reporting_neuron
 from fleet.services.jobs.load_jobs import load_job_start
 from fleet.services.jobs.load_measurements import layer_costs_record

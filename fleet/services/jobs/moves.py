@@ -24,7 +24,7 @@ from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob
 from fleet.placement import Load
-from fleet.placement.place_on import place_on
+from fleet.placement.place import place_on
 from fleet.services.jobs.load_measurements import (
     layer_costs_record,
     load_measurement_record,

@@ -19,9 +19,8 @@ from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.live.time_slices import TimeSlice
 from fleet.models import LoadJob
 from fleet.placement import Load
-from fleet.placement.decisions import stage_evictions
+from fleet.placement.decisions import Action, Jobs, Plan, Sleep, Unload, stage_evictions
 from fleet.placement.failures import LOST_ITS_ROOM
-from fleet.placement.plan import Action, Jobs, Plan, Sleep, Unload
 from fleet.placement.reconcile import BACKOFF, reconcile
 from fleet.services.hosts.neurons import (
     models_to_restore,

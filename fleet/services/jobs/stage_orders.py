@@ -6,7 +6,7 @@ no load and no engine has any more.
                    ─▶ one failed: the job fails, and the others are released
     unload, cancel ─▶ the engine was not ordered yet: the job ends, and all are released
 
-Deciding is ``fleet.placement.stage_loads``'s. Identities are made for one load. Each secret goes to
+Deciding is ``fleet.placement.held_stages``'s. Identities are made for one load. Each secret goes to
 its own neuron alone; the engine's waits in the job's row, encrypted, until its stages listen.
 """
 
@@ -27,7 +27,7 @@ from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.live.load_orders import load_orders
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import LoadJob
-from fleet.placement.stage_loads import (
+from fleet.placement.held_stages import (
     StageLoad,
     StagesListen,
     StagesLoading,

@@ -10,7 +10,7 @@ once it knows the size, before it fetches anything.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,14 +31,13 @@ from fleet.errors import (
 )
 from fleet.lifecycles import DownloadKind
 from fleet.live import reading as live
-from fleet.live.cache_reports import read_cache_reports
+from fleet.live.cached_models import is_of_source, read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Alias, Download
-from fleet.placement.download_place import download_neuron
 from fleet.services.hosts.neurons import reporting_neuron
 from fleet.services.model_files.download_moves import download_not_sent
 from inference.loading.sources.hub_sources import is_downloaded
-from inference.protocol.downloads import DeleteSpec, PullSpec
+from inference.protocol.downloads import CacheReport, DeleteSpec, PullSpec
 from metering.actor import Actor
 from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create
@@ -188,6 +187,27 @@ def _somewhere(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -
         where = f"none of {', '.join(pinned_on)}" if pinned_on else "no neuron"
         raise PlacementRefusedError(f"There is {where} that takes downloads now")
     return name
+
+
+def download_neuron(
+    source: str,
+    snapshot: FleetSnapshot,
+    reports: Mapping[str, CacheReport],
+    wanted: Collection[str] = (),
+) -> str | None:
+    """Returns a neuron that already has files of ``source``, else the one whose disk has most room.
+    Pure. ``wanted``: the neurons that the model is for; empty: any. ``None``: no such neuron takes
+    downloads now."""
+
+    def worth(name: str) -> tuple[bool, int]:
+        report = reports.get(name)
+        if report is None:
+            return False, -1
+        return any(is_of_source(one, source) for one in report.cached), report.disk_free_bytes
+
+    names = [neuron.name for neuron in snapshot.neurons if neuron.may_load]
+    able = [name for name in names if not wanted or name in wanted]
+    return max(able, key=worth, default=None)
 
 
 def _create(

@@ -6,7 +6,7 @@ and at another one where no engine took it.
                 └── before it is accepted: the neuron went away or leaves, the replica is gone,
                    or the prompt is longer than reserved
 
-Which failures are answered so, and how often, is ``fleet.placement.retry``'s. A request that its
+Which failures are answered so, and how often, is ``fleet.placement.targets``'s. A request that its
 neuron was preparing when it died is not retried: the marks that the neuron left in Redis show it
 (``inference.protocol.held``). Each attempt has an identity of its own, so that a late event of
 an earlier one's neuron is not taken for an answer, and that neuron is asked to drop it.
@@ -25,7 +25,7 @@ from typing import Protocol
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import RoutingHint
-from fleet.placement.retry import may_place_again
+from fleet.placement.targets import may_place_again
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import with_sampling_defaults, without_cache_marks
 from inference.gateway.request.answer_check import AnswerCheck

@@ -8,7 +8,7 @@ from fleet.live.snapshot import Absence
 from fleet.live.time_slices import TimeSlice
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
 from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
-from fleet.placement.unmet import SUGGESTION
+from fleet.placement.refusals import SUGGESTION
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     FAILED,

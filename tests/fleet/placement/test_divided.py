@@ -12,13 +12,13 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.live.time_slices import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.placement import Load, Reject, Wait, place, place_on
+from fleet.placement.decisions import Jobs, Observed, Waiting
 from fleet.placement.devices.needs import Needs
 from fleet.placement.expected import with_load
-from fleet.placement.plan import Jobs, Observed, Waiting
 from fleet.placement.reconcile import reconcile
 from fleet.placement.returning import is_large_enough
-from fleet.placement.stages.division import divided, least_bytes
 from fleet.placement.stages.layer_memory import whole_bytes
+from fleet.placement.stages.planning import divided, least_bytes
 from fleet.placement.stages.plans import StagePlan
 from inference.protocol.heartbeat import device_name
 from inference.protocol.load_progress import LoadFailure

@@ -7,7 +7,7 @@ from typing import Any
 from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, KnownHost
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Load, Route, Wait, place
-from fleet.placement.plan import Unload
+from fleet.placement.decisions import Unload
 from fleet.placement.returning import DRAIN_WAIT_S
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.cases import each_case

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView
 from fleet.placement import Load, Reject, Wait, place, place_on
+from fleet.placement.decisions import Jobs, Observed, Unload
 from fleet.placement.expected import with_load
-from fleet.placement.plan import Jobs, Observed, Unload
 from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import HeldStage, HeldStageStatus, device_name
 from inference.protocol.load_progress import LoadFailure

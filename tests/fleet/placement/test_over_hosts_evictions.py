@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Load, Reject, Wait, place
+from fleet.placement.decisions import Jobs, Observed
 from fleet.placement.devices.moves import moves_for
 from fleet.placement.expected import with_load
-from fleet.placement.plan import Jobs, Observed
 from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import device_name
 from inference.protocol.load_progress import LoadFailure

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.live.snapshot import Absence, FleetSnapshot
-from fleet.placement.devices.surplus import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
-from fleet.placement.plan import Unload
+from fleet.placement.decisions import Unload
+from fleet.placement.leaving import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
 from fleet.placement.reconcile import MAX_LOADS_A_TICK
 from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case

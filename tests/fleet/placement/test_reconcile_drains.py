@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.placement.plan import Unload
+from fleet.placement.decisions import Unload
 from tests.cases import each_case
 from tests.fleet.placement.fleets import FAILED, LOADING, busy, catalogue, entry, fleet, replica
 from tests.fleet.placement.ticks import PINNED, PLAIN, act, host, load, plan

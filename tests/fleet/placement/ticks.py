@@ -6,7 +6,7 @@ from typing import Any
 
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import Load
-from fleet.placement.plan import Jobs, Observed, Plan
+from fleet.placement.decisions import Jobs, Observed, Plan
 from fleet.placement.reconcile import reconcile
 from tests.fleet.placement.fleets import card, entry, neuron
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement import Catalogue, Load, place
+from fleet.placement.decisions import Jobs, Observed, Sleep
 from fleet.placement.devices.sleeping import may_sleep, waking_bytes
-from fleet.placement.plan import Jobs, Observed, Sleep
 from fleet.placement.reconcile import reconcile
 from tests.fleet.placement.devices.sleepers import ASLEEP, host, report
 from tests.fleet.placement.fleets import (

@@ -10,9 +10,9 @@ import msgspec
 
 from fleet.live.snapshot import NeuronView, ReplicaView
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place, place_on
+from fleet.placement.decisions import Jobs, Observed, Sleep, Unload
 from fleet.placement.devices.capacity import freed_on
 from fleet.placement.devices.sleeping import SLEEP_AGAIN_S
-from fleet.placement.plan import Jobs, Observed, Sleep, Unload
 from fleet.placement.reconcile import reconcile
 from inference.protocol.load_progress import (
     LoadFailure,

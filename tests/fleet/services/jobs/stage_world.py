@@ -11,7 +11,7 @@ from fleet.control.watch import Watched
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from fleet.placement import Route, place
-from fleet.placement.plan import Observed
+from fleet.placement.decisions import Observed
 from fleet.services.jobs.load_measurements import layer_costs_record
 from fleet.services.jobs.model_loads import placed_load_start
 from inference.loading.costs.packed_costs import packed

@@ -14,7 +14,7 @@ from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
 from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load, place
-from fleet.placement.plan import Observed
+from fleet.placement.decisions import Observed
 from inference.protocol.heartbeat import NeuronHeartbeat
 from metering.actor import COMMAND, CONTROL, GATEWAY
 

@@ -14,7 +14,7 @@ from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
 from fleet.placement import Load
-from fleet.placement.plan import Observed, Plan
+from fleet.placement.decisions import Observed, Plan
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND, GATEWAY

@@ -23,8 +23,8 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
 from fleet.models import Download, Neuron
-from fleet.placement.download_place import download_neuron
 from fleet.services.model_files import downloads
+from fleet.services.model_files.downloads import download_neuron
 from inference.protocol.downloads import (
     encode_cache_report,
 )

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
-from fleet.placement.retry import MAX_ATTEMPTS, may_place_again
+from fleet.placement.targets import MAX_ATTEMPTS, may_place_again
 from inference.gateway.request import place as placing
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
