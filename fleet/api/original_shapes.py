@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
+from fleet.catalogue.kinds import QUANTIZATION_OF_NAME
 from fleet.models import LoadJob
 from inference.protocol.heartbeat import (
     BuildInfo,

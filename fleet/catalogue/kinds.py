@@ -14,6 +14,7 @@ from typing import Any
 
 from fleet.catalogue.targets import targets_problem
 from inference.protocol.keys import NEURON_NAME
+from inference.protocol.load import Quantization
 from metering.prices import MAX_PRICE_MICRO_USD
 
 MAX_COUNT = 2**31 - 1
@@ -173,11 +174,12 @@ def setting(
     section: Section,
     help_text: str = "",
     *,
+    default: Any = None,
     label: str = "",
     travels: bool = False,
     decides_weights: bool = False,
-) -> Mapping[str, Setting]:
-    """The ``metadata`` of a field of ``CatalogueSettings``."""
+) -> Any:
+    """A field of ``CatalogueSettings``; ``default`` is ``MISSING`` where a value is required."""
     described = Setting(
         kind=kind,
         section=section,
@@ -186,4 +188,22 @@ def setting(
         travels=travels,
         decides_weights=decides_weights,
     )
-    return {"setting": described}
+    return field(default=default, metadata={"setting": described})
+
+
+QUANTIZATION_OF_BITS: dict[int, Quantization] = {
+    2: "q4",
+    3: "q4",
+    4: "q4",
+    5: "q5",
+    6: "q6",
+    8: "q8",
+}
+LAYOUTS = ("k", "_k", "_0", "_1")
+QUANTIZATION_OF_NAME: dict[str, Quantization] = {
+    f"q{bits}{layout}": quantization
+    for bits, quantization in QUANTIZATION_OF_BITS.items()
+    for layout in LAYOUTS
+}
+"""The original's names, in lower case, of what dense weights are quantised to while they load: `q4k`,
+`q5_1`, `q8_0`. Here a number of bits has one layout; two and three bits become four."""

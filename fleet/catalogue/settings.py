@@ -13,11 +13,12 @@ the same name in ``inference.protocol.load.LoadSpec``. Pure.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Literal, get_args
 
 from fleet.catalogue.kinds import (
     MAX_BYTES,
+    QUANTIZATION_OF_NAME,
     Count,
     Flag,
     Money,
@@ -30,7 +31,6 @@ from fleet.catalogue.kinds import (
     Word,
     setting,
 )
-from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
 from fleet.catalogue.targets import parse_targets, upstream_of
 from inference.protocol.load import DEFAULT_ADAPTER_SLOTS, KVDtype, Quantization, Speculation
 from inference.protocol.sampling import DEFAULTS_OF_MODELS
@@ -71,511 +71,367 @@ SettingValue = str | int | float | bool | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueSettings:
-    enabled: bool = field(
-        default=True, metadata=setting(Flag(), Section.OFFER, "Offered to clients.")
-    )
-    pinned: bool = field(
+    enabled: bool = setting(Flag(), Section.OFFER, "Offered to clients.", default=True)
+    pinned: bool = setting(
+        Flag(),
+        Section.OFFER,
+        "Keep it loaded: it is loaded again whenever it is not.",
         default=False,
-        metadata=setting(
-            Flag(),
-            Section.OFFER,
-            "Keep it loaded: it is loaded again whenever it is not.",
-        ),
     )
-    description: str = field(
-        default="", metadata=setting(Text(max_length=10_000, has_lines=True), Section.OFFER)
-    )
+    description: str = setting(Text(max_length=10_000, has_lines=True), Section.OFFER, default="")
 
-    source: str = field(
-        metadata=setting(
-            Text(max_length=500, is_required=True),
-            Section.FILES,
-            "Where the files come from: huggingface:org/name, path:/absolute/path (on the neuron) "
-            "or pypi:distribution. upstream:NAME/MODEL: it has none; that upstream answers.",
-            travels=True,
-            decides_weights=True,
-        )
+    source: str = setting(
+        Text(max_length=500, is_required=True),
+        Section.FILES,
+        "Where the files come from: huggingface:org/name, path:/absolute/path (on the neuron) "
+        "or pypi:distribution. upstream:NAME/MODEL: it has none; that upstream answers.",
+        default=MISSING,
+        travels=True,
+        decides_weights=True,
     )
-    may_leave_network: bool = field(
+    may_leave_network: bool = setting(
+        Flag(),
+        Section.OFFER,
+        "Of a model with upstreams: its requests may leave your network.",
         default=False,
-        metadata=setting(
-            Flag(),
-            Section.OFFER,
-            "Of a model with upstreams: its requests may leave your network.",
-        ),
     )
-    targets: tuple[str, ...] = field(
+    targets: tuple[str, ...] = setting(
+        Targets(),
+        Section.OFFER,
+        "Where its requests go, in order: own (this fleet's replicas) or UPSTREAM/MODEL, each "
+        "with a condition (when ready, when queue_longer_than N, when waiting_longer_than S) "
+        "and a weight, as in box/llama when queue_longer_than 4, and prices where they are not "
+        "the model's (input_price 0.5 output_price 2, in USD per million). Empty: to its "
+        "source.",
         default=(),
-        metadata=setting(
-            Targets(),
-            Section.OFFER,
-            "Where its requests go, in order: own (this fleet's replicas) or UPSTREAM/MODEL, each "
-            "with a condition (when ready, when queue_longer_than N, when waiting_longer_than S) "
-            "and a weight, as in box/llama when queue_longer_than 4, and prices where they are not "
-            "the model's (input_price 0.5 output_price 2, in USD per million). Empty: to its "
-            "source.",
-        ),
     )
-    task: Task = field(
+    task: Task = setting(
+        Word(get_args(Task)),
+        Section.OFFER,
+        "What it does. text: it reads and writes text. Others are passed through to an "
+        "upstream of the dialect openai: transcription (and translation) of audio, speech, "
+        "images, moderation.",
         default="text",
-        metadata=setting(
-            Word(get_args(Task)),
-            Section.OFFER,
-            "What it does. text: it reads and writes text. Others are passed through to an "
-            "upstream of the dialect openai: transcription (and translation) of audio, speech, "
-            "images, moderation.",
-        ),
     )
-    base: str | None = field(
-        default=None,
-        metadata=setting(
-            Text(max_length=100),
-            Section.FILES,
-            "Of an adapter (LoRA): the name of the model that it adapts. It is loaded beside that "
-            "model when somebody asks for it. Empty: a model of its own.",
-            label="base model",
-        ),
+    base: str | None = setting(
+        Text(max_length=100),
+        Section.FILES,
+        "Of an adapter (LoRA): the name of the model that it adapts. It is loaded beside that "
+        "model when somebody asks for it. Empty: a model of its own.",
+        label="base model",
     )
-    file: str | None = field(
-        default=None,
-        metadata=setting(
-            Text(max_length=255),
-            Section.FILES,
-            "Which file or GGUF quant inside the source, as in Q4_K_M or model.gguf. Empty: the "
-            "only one there, else the best that fits.",
-            label="file or quant",
-            travels=True,
-            decides_weights=True,
-        ),
+    file: str | None = setting(
+        Text(max_length=255),
+        Section.FILES,
+        "Which file or GGUF quant inside the source, as in Q4_K_M or model.gguf. Empty: the "
+        "only one there, else the best that fits.",
+        label="file or quant",
+        travels=True,
+        decides_weights=True,
     )
-    revision: str | None = field(
-        default=None,
-        metadata=setting(
-            Text(max_length=100),
-            Section.FILES,
-            "A branch, tag or commit (huggingface:), or a version (pypi:). Empty: the newest.",
-            travels=True,
-            decides_weights=True,
-        ),
+    revision: str | None = setting(
+        Text(max_length=100),
+        Section.FILES,
+        "A branch, tag or commit (huggingface:), or a version (pypi:). Empty: the newest.",
+        travels=True,
+        decides_weights=True,
     )
-    sha256: str | None = field(
-        default=None,
-        metadata=setting(
-            Text(max_length=64),
-            Section.FILES,
-            "Of the downloaded archive or file; a load is refused when it differs.",
-            label="SHA-256",
-            travels=True,
-        ),
+    sha256: str | None = setting(
+        Text(max_length=64),
+        Section.FILES,
+        "Of the downloaded archive or file; a load is refused when it differs.",
+        label="SHA-256",
+        travels=True,
     )
 
-    dtype: Dtype = field(
-        default="auto",
-        metadata=setting(
-            Word(get_args(Dtype)), Section.WEIGHTS, travels=True, decides_weights=True
-        ),
+    dtype: Dtype = setting(
+        Word(get_args(Dtype)), Section.WEIGHTS, default="auto", travels=True, decides_weights=True
     )
-    quantization: Quantization = field(
+    quantization: Quantization = setting(
+        Word(get_args(Quantization), QUANTIZATION_OF_NAME),
+        Section.WEIGHTS,
+        "auto: weights stay as their file holds them. none: the same, and quantised files are "
+        "refused. q4, q5, q6, q8, fp8: dense weights are quantised while they load (fp8 on "
+        "CUDA devices that multiply it).",
         default="auto",
-        metadata=setting(
-            Word(get_args(Quantization), QUANTIZATION_OF_NAME),
-            Section.WEIGHTS,
-            "auto: weights stay as their file holds them. none: the same, and quantised files are "
-            "refused. q4, q5, q6, q8, fp8: dense weights are quantised while they load (fp8 on "
-            "CUDA devices that multiply it).",
-            travels=True,
-            decides_weights=True,
-        ),
+        travels=True,
+        decides_weights=True,
     )
 
-    max_context_tokens: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.LIMITS,
-            "Caps the model's own limit. Empty: the model's own.",
-            travels=True,
-        ),
+    max_context_tokens: int | None = setting(
+        Count(), Section.LIMITS, "Caps the model's own limit. Empty: the model's own.", travels=True
     )
-    max_output_tokens: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.LIMITS,
-            "The longest answer a request may ask for, and how long one may become that does not "
-            "say. Empty: what the context leaves.",
-            travels=True,
-        ),
+    max_output_tokens: int | None = setting(
+        Count(),
+        Section.LIMITS,
+        "The longest answer a request may ask for, and how long one may become that does not "
+        "say. Empty: what the context leaves.",
+        travels=True,
     )
-    max_prefill_s: int | None = field(
+    max_prefill_s: int | None = setting(
+        Count(),
+        Section.LIMITS,
+        "How long the longest prompt may take to its first token on an idle device: bounds the "
+        "context by the speed that was measured. Empty: no bound. Embedding models take no "
+        "notice of it.",
         default=DEFAULT_MAX_PREFILL_S,
-        metadata=setting(
-            Count(),
-            Section.LIMITS,
-            "How long the longest prompt may take to its first token on an idle device: bounds the "
-            "context by the speed that was measured. Empty: no bound. Embedding models take no "
-            "notice of it.",
-            label="longest prompt (seconds)",
-            travels=True,
-        ),
+        label="longest prompt (seconds)",
+        travels=True,
     )
-    max_concurrent_sequences: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.LIMITS,
-            "How many requests run at once in one replica; the others queue. Empty: 256. A slow "
-            "device runs fewer, so that a step stays short.",
-            travels=True,
-        ),
+    max_concurrent_sequences: int | None = setting(
+        Count(),
+        Section.LIMITS,
+        "How many requests run at once in one replica; the others queue. Empty: 256. A slow "
+        "device runs fewer, so that a step stays short.",
+        travels=True,
     )
-    kv_dtype: KVDtype = field(
+    kv_dtype: KVDtype = setting(
+        Word(get_args(KVDtype)),
+        Section.LIMITS,
+        "What keys and values are stored as: fewer bits hold longer contexts and are read "
+        "faster. auto: what suits the device. What a device does not have is refused.",
         default="auto",
-        metadata=setting(
-            Word(get_args(KVDtype)),
-            Section.LIMITS,
-            "What keys and values are stored as: fewer bits hold longer contexts and are read "
-            "faster. auto: what suits the device. What a device does not have is refused.",
-            label="KV dtype",
-            travels=True,
-            decides_weights=True,
-        ),
+        label="KV dtype",
+        travels=True,
+        decides_weights=True,
     )
-    kv_memory_bytes: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(most=MAX_BYTES),
-            Section.LIMITS,
-            "Memory for the KV cache. Empty: measured when the model is loaded.",
-            label="KV memory (bytes)",
-            travels=True,
-        ),
+    kv_memory_bytes: int | None = setting(
+        Count(most=MAX_BYTES),
+        Section.LIMITS,
+        "Memory for the KV cache. Empty: measured when the model is loaded.",
+        label="KV memory (bytes)",
+        travels=True,
     )
 
-    prefix_disk_bytes: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(most=MAX_BYTES),
-            Section.LIMITS,
-            "How much of a neuron's disk may keep what prompts filled of the KV cache, so that a "
-            "long beginning is not computed again after a reload. Empty: nothing is kept.",
-            label="prefixes on disk (bytes)",
-            travels=True,
-        ),
+    prefix_disk_bytes: int | None = setting(
+        Count(most=MAX_BYTES),
+        Section.LIMITS,
+        "How much of a neuron's disk may keep what prompts filled of the KV cache, so that a "
+        "long beginning is not computed again after a reload. Empty: nothing is kept.",
+        label="prefixes on disk (bytes)",
+        travels=True,
     )
-    adapter_slots: int = field(
+    adapter_slots: int = setting(
+        Count(least=0, most=256, is_optional=False),
+        Section.LIMITS,
+        "How many adapters (LoRA) may be loaded beside it at once; the one that was used "
+        "longest ago makes room for another. 0: none.",
         default=DEFAULT_ADAPTER_SLOTS,
-        metadata=setting(
-            Count(least=0, most=256, is_optional=False),
-            Section.LIMITS,
-            "How many adapters (LoRA) may be loaded beside it at once; the one that was used "
-            "longest ago makes room for another. 0: none.",
-            travels=True,
-        ),
+        travels=True,
     )
 
-    speculation: Speculation = field(
+    speculation: Speculation = setting(
+        Word(get_args(Speculation)),
+        Section.LIMITS,
+        "prompt_lookup: where an answer repeats what is in the prompt or in itself, several "
+        "of its tokens are computed in one step. draft_model: a smaller model guesses them. "
+        "mtp: the model's own layer of multi-token prediction does, where its files have one. "
+        "auto: whichever pays of prompt_lookup and mtp, as measured while it serves. "
+        "Answers stay what they are; where it does not pay it is left out.",
         default="off",
-        metadata=setting(
-            Word(get_args(Speculation)),
-            Section.LIMITS,
-            "prompt_lookup: where an answer repeats what is in the prompt or in itself, several "
-            "of its tokens are computed in one step. draft_model: a smaller model guesses them. "
-            "mtp: the model's own layer of multi-token prediction does, where its files have one. "
-            "auto: whichever pays of prompt_lookup and mtp, as measured while it serves. "
-            "Answers stay what they are; where it does not pay it is left out.",
-            travels=True,
-        ),
+        travels=True,
     )
-    draft_model: str | None = field(
-        default=None,
-        metadata=setting(
-            Text(max_length=500),
-            Section.LIMITS,
-            "Of speculation by a draft model: where its files come from, written as a source is. "
-            "It needs the same tokenizer, and room beside this model.",
-            travels=True,
-        ),
+    draft_model: str | None = setting(
+        Text(max_length=500),
+        Section.LIMITS,
+        "Of speculation by a draft model: where its files come from, written as a source is. "
+        "It needs the same tokenizer, and room beside this model.",
+        travels=True,
     )
-    chat_template: str | None = field(
-        default=None,
-        metadata=setting(
-            Text(max_length=500),
-            Section.WEIGHTS,
-            "What renders a chat as a prompt. Empty: the model's own template. "
-            "file:/absolute/path.jinja: a Jinja file on the neuron, used instead. none: no "
-            "template; turns are written in ChatML, without tools or images.",
-            travels=True,
-        ),
+    chat_template: str | None = setting(
+        Text(max_length=500),
+        Section.WEIGHTS,
+        "What renders a chat as a prompt. Empty: the model's own template. "
+        "file:/absolute/path.jinja: a Jinja file on the neuron, used instead. none: no "
+        "template; turns are written in ChatML, without tools or images.",
+        travels=True,
     )
-    max_draft_tokens: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(most=MOST_DRAFT_TOKENS),
-            Section.LIMITS,
-            "How many tokens of a request are guessed ahead in one step at most. Empty: 8. "
-            "Fewer are where more do not pay.",
-            label="longest draft (tokens)",
-            travels=True,
-        ),
+    max_draft_tokens: int | None = setting(
+        Count(most=MOST_DRAFT_TOKENS),
+        Section.LIMITS,
+        "How many tokens of a request are guessed ahead in one step at most. Empty: 8. "
+        "Fewer are where more do not pay.",
+        label="longest draft (tokens)",
+        travels=True,
     )
 
-    temperature: float | None = field(
-        default=None,
-        metadata=setting(
-            Number(least=0, most=2),
-            Section.SAMPLING,
-            "Where a request names none; 0: the likeliest token. Empty: what the model's files "
-            "say, else 1.",
-        ),
+    temperature: float | None = setting(
+        Number(least=0, most=2),
+        Section.SAMPLING,
+        "Where a request names none; 0: the likeliest token. Empty: what the model's files "
+        "say, else 1.",
     )
-    top_p: float | None = field(
-        default=None,
-        metadata=setting(
-            Number(least=0, most=1),
-            Section.SAMPLING,
-            "Where a request names none. Empty: what the model's files say, else 1.",
-        ),
+    top_p: float | None = setting(
+        Number(least=0, most=1),
+        Section.SAMPLING,
+        "Where a request names none. Empty: what the model's files say, else 1.",
     )
-    top_k: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(least=0),
-            Section.SAMPLING,
-            "Where a request names none; 0: off. Empty: what the model's files say, else off.",
-        ),
+    top_k: int | None = setting(
+        Count(least=0),
+        Section.SAMPLING,
+        "Where a request names none; 0: off. Empty: what the model's files say, else off.",
     )
-    min_p: float | None = field(
-        default=None,
-        metadata=setting(
-            Number(least=0, most=1),
-            Section.SAMPLING,
-            "Where a request names none. Empty: what the model's files say, else 0.",
-        ),
+    min_p: float | None = setting(
+        Number(least=0, most=1),
+        Section.SAMPLING,
+        "Where a request names none. Empty: what the model's files say, else 0.",
     )
-    repetition_penalty: float | None = field(
-        default=None,
-        metadata=setting(
-            Number(least=0.01, most=10),
-            Section.SAMPLING,
-            "Where a request names none; 1: off. Empty: what the model's files say, else off.",
-        ),
+    repetition_penalty: float | None = setting(
+        Number(least=0.01, most=10),
+        Section.SAMPLING,
+        "Where a request names none; 1: off. Empty: what the model's files say, else off.",
     )
-    repetition_window: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.SAMPLING,
-            "Over how many of the last tokens, prompt and answer, repetitions are penalised. "
-            "Empty: over all.",
-            label="repetition window (tokens)",
-        ),
+    repetition_window: int | None = setting(
+        Count(),
+        Section.SAMPLING,
+        "Over how many of the last tokens, prompt and answer, repetitions are penalised. "
+        "Empty: over all.",
+        label="repetition window (tokens)",
     )
-    presence_penalty: float | None = field(
-        default=None,
-        metadata=setting(
-            Number(least=-2, most=2), Section.SAMPLING, "Where a request names none. Empty: 0."
-        ),
+    presence_penalty: float | None = setting(
+        Number(least=-2, most=2), Section.SAMPLING, "Where a request names none. Empty: 0."
     )
-    frequency_penalty: float | None = field(
-        default=None,
-        metadata=setting(
-            Number(least=-2, most=2), Section.SAMPLING, "Where a request names none. Empty: 0."
-        ),
+    frequency_penalty: float | None = setting(
+        Number(least=-2, most=2), Section.SAMPLING, "Where a request names none. Empty: 0."
     )
 
-    max_queue_depth: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.QUEUE,
-            "How many requests wait for a place in one replica; more get 503 queue_full. Empty: "
-            "256.",
-            label="longest queue",
-            travels=True,
-        ),
+    max_queue_depth: int | None = setting(
+        Count(),
+        Section.QUEUE,
+        "How many requests wait for a place in one replica; more get 503 queue_full. Empty: 256.",
+        label="longest queue",
+        travels=True,
     )
-    max_queue_wait_s: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(most=86_400),
-            Section.QUEUE,
-            "After how long in the queue a request gets 503 queue_timeout. Empty: 60.",
-            label="longest wait (seconds)",
-            travels=True,
-        ),
+    max_queue_wait_s: int | None = setting(
+        Count(most=86_400),
+        Section.QUEUE,
+        "After how long in the queue a request gets 503 queue_timeout. Empty: 60.",
+        label="longest wait (seconds)",
+        travels=True,
     )
-    max_queue_share_percent: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(most=100),
-            Section.QUEUE,
-            "How much of the queue one account may fill; more get 429. Empty: 50.",
-            label="one account's share of the queue (%)",
-            travels=True,
-        ),
+    max_queue_share_percent: int | None = setting(
+        Count(most=100),
+        Section.QUEUE,
+        "How much of the queue one account may fill; more get 429. Empty: 50.",
+        label="one account's share of the queue (%)",
+        travels=True,
     )
 
-    device: DeviceChoice = field(
+    device: DeviceChoice = setting(
+        Word(get_args(DeviceChoice)),
+        Section.PLACEMENT,
+        "auto: a CUDA card where one has room, else a host's CPUs. cuda, cpu: there only.",
         default="auto",
-        metadata=setting(
-            Word(get_args(DeviceChoice)),
-            Section.PLACEMENT,
-            "auto: a CUDA card where one has room, else a host's CPUs. cuda, cpu: there only.",
-        ),
     )
-    min_devices: int = field(
+    min_devices: int = setting(
+        Count(most=64, is_optional=False),
+        Section.PLACEMENT,
+        "How many cards one replica spans.",
         default=1,
-        metadata=setting(
-            Count(most=64, is_optional=False),
-            Section.PLACEMENT,
-            "How many cards one replica spans.",
-            travels=True,
-        ),
+        travels=True,
     )
-    tensor_parallel: int = field(
+    tensor_parallel: int = setting(
+        Count(most=MOST_RANKS, is_optional=False),
+        Section.PLACEMENT,
+        "How many processes share one replica, each with its part of every weight: on as many "
+        "cards of one host, or all on its CPUs where the device is cpu. 1: not shared.",
         default=1,
-        metadata=setting(
-            Count(most=MOST_RANKS, is_optional=False),
-            Section.PLACEMENT,
-            "How many processes share one replica, each with its part of every weight: on as many "
-            "cards of one host, or all on its CPUs where the device is cpu. 1: not shared.",
-            label="ranks (tensor parallel)",
-            travels=True,
-            decides_weights=True,
-        ),
+        label="ranks (tensor parallel)",
+        travels=True,
+        decides_weights=True,
     )
-    spread: Spread = field(
+    spread: Spread = setting(
+        Word(get_args(Spread)),
+        Section.PLACEMENT,
+        "host: a model that no device holds whole is divided by layers over devices of one "
+        "host, cards and processors. fleet: one that no host holds either is divided over "
+        "several hosts that lend stages (HELEXA_STAGE_LISTEN). device: it is refused instead.",
         default="host",
-        metadata=setting(
-            Word(get_args(Spread)),
-            Section.PLACEMENT,
-            "host: a model that no device holds whole is divided by layers over devices of one "
-            "host, cards and processors. fleet: one that no host holds either is divided over "
-            "several hosts that lend stages (HELEXA_STAGE_LISTEN). device: it is refused instead.",
-        ),
     )
-    min_device_vram_mb: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.PLACEMENT,
-            "MiB that each of its cards has in all. Empty: no floor.",
-            label="smallest card (MiB)",
-        ),
+    min_device_vram_mb: int | None = setting(
+        Count(),
+        Section.PLACEMENT,
+        "MiB that each of its cards has in all. Empty: no floor.",
+        label="smallest card (MiB)",
     )
-    vram_mb: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.PLACEMENT,
-            "MiB that it is expected to take on its devices in all. Placement goes by it until a "
-            "load has measured what it takes. Empty: not known.",
-            label="expected memory (MiB)",
-        ),
+    vram_mb: int | None = setting(
+        Count(),
+        Section.PLACEMENT,
+        "MiB that it is expected to take on its devices in all. Placement goes by it until a "
+        "load has measured what it takes. Empty: not known.",
+        label="expected memory (MiB)",
     )
-    pinned_on: tuple[str, ...] = field(
+    pinned_on: tuple[str, ...] = setting(
+        NeuronNames(),
+        Section.PLACEMENT,
+        "Names of the neurons that it may run on, and where it is not evicted. Empty: any neuron.",
         default=(),
-        metadata=setting(
-            NeuronNames(),
-            Section.PLACEMENT,
-            "Names of the neurons that it may run on, and where it is not evicted. Empty: any "
-            "neuron.",
-        ),
     )
-    residency_priority: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(least=0),
-            Section.PLACEMENT,
-            "A model makes room for one of the same or a higher priority. Empty: "
-            f"{PINNED_PRIORITY} where it is pinned on neurons, else {UNPINNED_PRIORITY}.",
-        ),
+    residency_priority: int | None = setting(
+        Count(least=0),
+        Section.PLACEMENT,
+        "A model makes room for one of the same or a higher priority. Empty: "
+        f"{PINNED_PRIORITY} where it is pinned on neurons, else {UNPINNED_PRIORITY}.",
     )
-    min_replicas: int = field(
+    min_replicas: int = setting(
+        Count(least=0, most=1000, is_optional=False),
+        Section.PLACEMENT,
+        "How many are kept loaded. 0: loaded when somebody asks. A pinned model has at least one.",
         default=0,
-        metadata=setting(
-            Count(least=0, most=1000, is_optional=False),
-            Section.PLACEMENT,
-            "How many are kept loaded. 0: loaded when somebody asks. A pinned model has at least "
-            "one.",
-        ),
     )
-    max_replicas: int = field(
+    max_replicas: int = setting(
+        Count(most=1000, is_optional=False),
+        Section.PLACEMENT,
+        "Up to how many are loaded while the queue stays long and there is room.",
         default=1,
-        metadata=setting(
-            Count(most=1000, is_optional=False),
-            Section.PLACEMENT,
-            "Up to how many are loaded while the queue stays long and there is room.",
-        ),
     )
-    idle_ttl_s: int | None = field(
-        default=None,
-        metadata=setting(
-            Count(),
-            Section.PLACEMENT,
-            "After how long without a request it is unloaded. Empty: when its room is needed.",
-            label="idle time (seconds)",
-        ),
+    idle_ttl_s: int | None = setting(
+        Count(),
+        Section.PLACEMENT,
+        "After how long without a request it is unloaded. Empty: when its room is needed.",
+        label="idle time (seconds)",
     )
-    idle_action: IdleAction = field(
+    idle_action: IdleAction = setting(
+        Word(get_args(IdleAction)),
+        Section.PLACEMENT,
+        "What becomes of it after its idle time. sleep: it gives its device's memory back and "
+        "keeps its weights in the host's, where there is room for them, and is back several "
+        "times faster. When its room is needed it sleeps wherever it can.",
         default="unload",
-        metadata=setting(
-            Word(get_args(IdleAction)),
-            Section.PLACEMENT,
-            "What becomes of it after its idle time. sleep: it gives its device's memory back and "
-            "keeps its weights in the host's, where there is room for them, and is back several "
-            "times faster. When its room is needed it sleeps wherever it can.",
-            label="when idle",
-        ),
+        label="when idle",
     )
 
-    input_price_micro_usd: int | None = field(
-        default=None,
-        metadata=setting(
-            Money(),
-            Section.PRICES,
-            "USD per million prompt tokens. 0: free. Empty: the model is not priced.",
-            label="input price",
-        ),
+    input_price_micro_usd: int | None = setting(
+        Money(),
+        Section.PRICES,
+        "USD per million prompt tokens. 0: free. Empty: the model is not priced.",
+        label="input price",
     )
-    cached_input_price_micro_usd: int | None = field(
-        default=None,
-        metadata=setting(
-            Money(),
-            Section.PRICES,
-            "USD per million prompt tokens that the prefix cache held. Empty: the input price.",
-            label="cached input price",
-        ),
+    cached_input_price_micro_usd: int | None = setting(
+        Money(),
+        Section.PRICES,
+        "USD per million prompt tokens that the prefix cache held. Empty: the input price.",
+        label="cached input price",
     )
-    output_price_micro_usd: int | None = field(
-        default=None,
-        metadata=setting(
-            Money(),
-            Section.PRICES,
-            "USD per million completion tokens. 0: free. Empty: the model is not priced.",
-            label="output price",
-        ),
+    output_price_micro_usd: int | None = setting(
+        Money(),
+        Section.PRICES,
+        "USD per million completion tokens. 0: free. Empty: the model is not priced.",
+        label="output price",
     )
-    request_price_micro_usd: int | None = field(
-        default=None,
-        metadata=setting(
-            Money(),
-            Section.PRICES,
-            "Of a model whose task is not text: USD per million requests, beside the unit price. "
-            "Empty: free.",
-            label="request price",
-        ),
+    request_price_micro_usd: int | None = setting(
+        Money(),
+        Section.PRICES,
+        "Of a model whose task is not text: USD per million requests, beside the unit price. "
+        "Empty: free.",
+        label="request price",
     )
-    unit_price_micro_usd: int | None = field(
-        default=None,
-        metadata=setting(
-            Money(),
-            Section.PRICES,
-            "Of a model whose task is not text: USD per million seconds of audio (transcription), "
-            "characters (speech) or images. 40,000 is 0.04 an image. Empty: free.",
-            label="unit price",
-        ),
+    unit_price_micro_usd: int | None = setting(
+        Money(),
+        Section.PRICES,
+        "Of a model whose task is not text: USD per million seconds of audio (transcription), "
+        "characters (speech) or images. 40,000 is 0.04 an image. Empty: free.",
+        label="unit price",
     )
 
     @property

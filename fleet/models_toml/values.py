@@ -8,8 +8,15 @@ from decimal import Decimal
 from typing import Any
 
 from fleet.catalogue import SETTINGS, SettingValue
-from fleet.catalogue.kinds import Count, Money, NeuronNames, Number, Targets, Word
-from fleet.catalogue.quant_names import QUANTIZATION_OF_NAME
+from fleet.catalogue.kinds import (
+    QUANTIZATION_OF_NAME,
+    Count,
+    Money,
+    NeuronNames,
+    Number,
+    Targets,
+    Word,
+)
 from inference.loading.sources.hub_sources import is_of_hub
 
 KEY_OF_SETTING = {name: name for name in SETTINGS} | {
