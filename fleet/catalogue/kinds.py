@@ -205,5 +205,5 @@ QUANTIZATION_OF_NAME: dict[str, Quantization] = {
     for bits, quantization in QUANTIZATION_OF_BITS.items()
     for layout in LAYOUTS
 }
-"""The original's names, in lower case, of what dense weights are quantised to while they load: `q4k`,
+"""The original's names, in lower case, of what weights are quantised to while they load: `q4k`,
 `q5_1`, `q8_0`. Here a number of bits has one layout; two and three bits become four."""

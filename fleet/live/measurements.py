@@ -2,7 +2,7 @@
 
 Placement uses them for a model that is not loaded, and the next load starts from them.
 
-Pure: no ORM, no clock, no I/O. ``fleet.models.load_measurement`` stores them.
+Pure: no ORM, no clock, no I/O. ``fleet.models.job`` stores them.
 """
 
 from __future__ import annotations

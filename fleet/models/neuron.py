@@ -1,10 +1,16 @@
-"""Neurons (GPU hosts) and their devices, as their heartbeats last described them."""
+"""Hosts: neurons, their devices and replicas as heartbeats last described them, and what operators
+decide of them.
+
+Desired states and invitations are by name: a neuron may be expected before it has reported.
+"""
 
 from __future__ import annotations
 
 from django.db import models
 
-from fleet.lifecycles import NeuronStatus
+from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
+from fleet.live.desired_state import Admission, AdmissionPolicy, DesiredState
+from fleet.models.catalogue import CatalogueModel
 
 
 class Neuron(models.Model):
@@ -79,3 +85,178 @@ class Device(models.Model):
 
     def __str__(self) -> str:
         return f"{self.neuron.name} {self.kind}:{self.index}"
+
+
+class Replica(models.Model):
+    """A row stands while its neuron reports the replica. ``model_name`` is the neuron's word;
+    ``model`` is empty when the catalogue does not (or no longer) have it."""
+
+    neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="replicas")
+    model_name = models.CharField(max_length=100)
+    model = models.ForeignKey(
+        CatalogueModel, null=True, blank=True, on_delete=models.SET_NULL, related_name="replicas"
+    )
+    job_id = models.CharField(max_length=64, help_text="The load job that loaded it.")
+    spec_digest = models.CharField(
+        max_length=64, blank=True, help_text="Of the load spec that it was loaded by."
+    )
+    devices = models.JSONField(default=list, blank=True, help_text="Where on the neuron.")
+    memory_bytes = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="What it takes on those devices, all of it."
+    )
+    host_memory_bytes = models.PositiveBigIntegerField(
+        default=0,
+        db_default=0,
+        help_text="What its weights take of the host's memory while it sleeps.",
+    )
+    adapters = models.JSONField(
+        default=list,
+        db_default=models.Value([], models.JSONField()),
+        blank=True,
+        help_text="Names of the adapters that are loaded beside it.",
+    )
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    status = models.CharField(max_length=16, choices=RecordedReplicaStatus.choices)
+    status_since = models.DateTimeField()
+    num_restarts = models.PositiveIntegerField(default=0)
+    in_flight = models.PositiveIntegerField(default=0)
+    queue_depth = models.PositiveIntegerField(default=0)
+    kv_blocks_used = models.PositiveIntegerField(default=0)
+    kv_blocks_total = models.PositiveIntegerField(default=0)
+    decode_tokens_per_s = models.FloatField(default=0.0)
+    num_drafted_tokens = models.PositiveBigIntegerField(
+        default=0, db_default=0, help_text="Tokens that its engine guessed and verified."
+    )
+    num_accepted_drafts = models.PositiveBigIntegerField(
+        default=0, db_default=0, help_text="Of those, the ones that were right."
+    )
+    report = models.JSONField(
+        null=True, blank=True, help_text="The load report: what was loaded and what it took."
+    )
+    failure_code = models.CharField(max_length=64, blank=True)
+    failure_message = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["neuron__name", "model_name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["neuron", "model_name"], name="replica_unique_on_neuron"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(status__in=RecordedReplicaStatus.values),
+                name="replica_status_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_name} on {self.neuron.name}"
+
+
+class NeuronWish(models.Model):
+    """The state that the operator wants of a neuron, which may not have reported yet. Written by
+    ``fleet.services.hosts.neurons`` only."""
+
+    neuron_name = models.CharField(max_length=100, unique=True)
+    admission = models.CharField(
+        max_length=16,
+        choices=[(word.value, word.value) for word in Admission],
+        default=Admission.ADMITTED.value,
+    )
+    drain_wanted_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when it is to be drained; empty: it is not."
+    )
+    drain_ends_at = models.DateTimeField(
+        null=True, blank=True, help_text="When what still runs there is ended; empty: it finishes."
+    )
+    models_before_drain = models.JSONField(
+        default=list,
+        db_default=models.Value([], models.JSONField()),
+        blank=True,
+        help_text="What was loaded there when its drain began, the last used first: it is loaded "
+        "again after the drain.",
+    )
+
+    class Meta:
+        ordering = ["neuron_name"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(admission__in=[word.value for word in Admission]),
+                name="neuron_wish_admission_known",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.neuron_name
+
+    def desired_state(self) -> DesiredState:
+        return DesiredState(
+            drain=self.drain_wanted_at is not None,
+            admission=Admission(self.admission),
+        )
+
+
+class FleetPolicy(models.Model):
+    """One row, of key 1: what holds for the fleet as a whole."""
+
+    admission = models.CharField(
+        max_length=16,
+        choices=[
+            (AdmissionPolicy.AUTOMATIC.value, "Automatic: whoever reaches Redis"),
+            (AdmissionPolicy.CLICK.value, "By click: each new neuron waits for an operator"),
+        ],
+        default=AdmissionPolicy.AUTOMATIC.value,
+        help_text="What neurons are that have not been seen before and were not invited.",
+    )
+    share_address = models.CharField(
+        max_length=255, blank=True, help_text="Where invited hosts reach the private Redis."
+    )
+    share_is_tls = models.BooleanField(default=False)
+    share_certificate = models.TextField(
+        blank=True, help_text="PEM, where the certificate is signed by itself."
+    )
+
+    class Meta:
+        verbose_name_plural = "fleet policy"
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(admission__in=[word.value for word in AdmissionPolicy]),
+                name="fleet_policy_admission_known",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"admission: {self.admission}"
+
+
+class Invitation(models.Model):
+    """Written by ``fleet.services.hosts.invitations`` only. The control makes the user in Redis
+    from it again wherever Redis has forgotten it."""
+
+    neuron_name = models.CharField(max_length=63, unique=True)
+    secret_sha256 = models.CharField(
+        max_length=64, help_text="Of the user's password, 256 random bits, which is shown once."
+    )
+    invited_by = models.CharField(max_length=200)
+    invited_at = models.DateTimeField(auto_now_add=True)
+    cut_off_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="When it was shut out for what it wrote. Inviting it again lets it in.",
+    )
+    cut_off_reason = models.CharField(max_length=300, blank=True, default="", db_default="")
+
+    class Meta:
+        ordering = ["neuron_name"]
+
+    def __str__(self) -> str:
+        return self.neuron_name
+
+
+class ControlTerm(models.Model):
+    """One row, of key 1. Written by ``fleet.control.leadership`` only."""
+
+    number = models.PositiveBigIntegerField(default=0)
+    control_id = models.CharField(max_length=255, blank=True)
+
+    def __str__(self) -> str:
+        return f"term {self.number}: {self.control_id}"
