@@ -26,7 +26,7 @@ from fleet.admin.loading import actor_of
 from fleet.management.connect.clients import CLIENTS, Target
 from fleet.management.connect.printing import settings_text
 from fleet.models import CatalogueModel, Invitation, Neuron, Replica
-from fleet.services.hosts.sharing import DEFAULT_SHARE_PORT, sharing_state
+from fleet.services.hosts.invitations import DEFAULT_SHARE_PORT, sharing_state
 from metering import services
 from metering.errors import MeteringValueError
 from metering.ledger.entries import Outcome

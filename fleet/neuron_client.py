@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.utils.functional import SimpleLazyObject
 
 from fleet.errors import BrokerUnavailableError
 from inference.protocol import keys
 from inference.protocol.downloads import DeleteSpec, PullSpec
 from inference.protocol.load import LoadSpec
+from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
 
 LOAD_EXPIRES_S = 60
 UNLOAD_EXPIRES_S = 60
@@ -21,14 +23,21 @@ DOWNLOAD_EXPIRES_S = 60
 ASK_EXPIRES_S = 10
 
 
-def _control_app() -> Any:
-    from helexa_site.celery import app as control
+def _sending_app() -> Any:
+    from celery import Celery
 
-    return control
+    url = settings.CONFIG.redis_url
+    sending = Celery("fleet", set_as_current=False)
+    sending.conf.update(
+        broker_url=celery_broker_url(url),
+        broker_use_ssl=celery_ssl_options(url),
+        broker_transport_options={"socket_connect_timeout": 5, "socket_timeout": 30},
+    )
+    return sending
 
 
-app: Any = SimpleLazyObject(_control_app)
-"""The control's Celery app, imported for the first message. Celery takes a fifth of a second to
+app: Any = SimpleLazyObject(_sending_app)
+"""A Celery app without tasks, made for the first message. Celery takes a fifth of a second to
 import, and most gateways and commands that import this module at their start send nothing."""
 
 

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_http_methods
 
 from fleet.admin.loading import actor_of
 from fleet.errors import InvitationError
-from fleet.services.hosts.sharing import (
+from fleet.services.hosts.invitations import (
     DEFAULT_SHARE_PORT,
     redis_share,
     redis_unshare,

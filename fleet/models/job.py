@@ -1,4 +1,4 @@
-"""What neurons are asked to do, and what it took: load jobs, downloads, and measurements of loads."""
+"""What neurons are asked to do, and what it took: load jobs, downloads, measurements of loads."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ PULLS = models.Q(kind=DownloadKind.PULL)
 class Download(Job):
     """A pull of a model's files to a neuron, or their deletion there. On a neuron at most one pull
     of the same files is active. It moves by the table of load jobs;
-    ``fleet.services.model_files.download_moves`` moves it. Neurons know it by its id."""
+    ``fleet.services.jobs.downloads`` moves it. Neurons know it by its id."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=DownloadKind.choices, default=DownloadKind.PULL)

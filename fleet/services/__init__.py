@@ -14,8 +14,11 @@ from fleet.services.hosts.heartbeats import (
 from fleet.services.hosts.invitations import (
     neuron_invite,
     neuron_revoke,
+    redis_share,
+    redis_unshare,
     redis_users_apply,
     share_record,
+    sharing_state,
 )
 from fleet.services.hosts.neurons import (
     admission_policy_set,
@@ -29,8 +32,14 @@ from fleet.services.hosts.neurons import (
     neuron_remove,
     neuron_resume,
 )
-from fleet.services.hosts.sharing import redis_share, redis_unshare, sharing_state
-from fleet.services.jobs.kept_unloaded import kept_unloaded_forget
+from fleet.services.jobs.downloads import (
+    download_cancel,
+    download_delete_start,
+    download_start,
+    downloads_expire,
+    downloads_record,
+    model_download_start,
+)
 from fleet.services.jobs.load_jobs import (
     load_job_cancel,
     load_job_start,
@@ -39,24 +48,18 @@ from fleet.services.jobs.load_jobs import (
     model_unload_to_stay,
     unload_job_start,
 )
-from fleet.services.jobs.model_loads import model_load_start, placed_load_start
-from fleet.services.jobs.reconciling import fleet_plan, plan_begin
-from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
-from fleet.services.jobs.sleeps import (
+from fleet.services.jobs.load_measurements import kept_unloaded_forget
+from fleet.services.jobs.model_loads import (
+    model_load_start,
     model_sleep_everywhere,
     model_wake_everywhere,
+    placed_load_start,
     sleep_job_start,
     wake_job_start,
 )
+from fleet.services.jobs.reconciling import fleet_plan, plan_begin
+from fleet.services.jobs.reloads import model_reload_everywhere, reload_job_start
 from fleet.services.jobs.stage_orders import held_stages_release, stage_loads_advance
-from fleet.services.model_files.download_moves import downloads_expire, downloads_record
-from fleet.services.model_files.downloads import (
-    download_cancel,
-    download_delete_start,
-    download_start,
-    model_download_start,
-)
-from fleet.services.model_files.pulled_models import pulled_model_offer
 from fleet.services.offers.catalogue import (
     alias_check,
     alias_create,
@@ -68,6 +71,7 @@ from fleet.services.offers.catalogue import (
     catalogue_model_update,
     default_model_ensure,
     default_model_offer,
+    pulled_model_offer,
 )
 from fleet.services.offers.catalogue_import import catalogue_import
 from fleet.services.offers.upstreams import (

@@ -34,8 +34,10 @@ from fleet.live.reports import Report, log_refusal
 from fleet.live.snapshot import FleetSnapshot, build_snapshot, protocol_problems
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
 from fleet.services.hosts.neurons import desired_state_of_first_sight
-from fleet.services.jobs.kept_unloaded import kept_unloaded_forget_neuron
-from fleet.services.jobs.load_measurements import prefill_averages_record
+from fleet.services.jobs.load_measurements import (
+    kept_unloaded_forget_neuron,
+    prefill_averages_record,
+)
 from fleet.services.jobs.moves import adapter_unload_advance, load_job_advance
 from inference.protocol.heartbeat import (
     DeviceInfo,

@@ -31,7 +31,7 @@ from fleet.lifecycles import (
     NeuronStatus,
 )
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
-from fleet.services.jobs.kept_unloaded import kept_unloaded_forget, model_keep_unloaded
+from fleet.services.jobs.load_measurements import kept_unloaded_forget, model_keep_unloaded
 from fleet.services.jobs.stage_orders import spans_neurons, stage_load_call_off, stage_orders
 from fleet.services.jobs.steps import (
     job_create,

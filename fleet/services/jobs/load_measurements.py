@@ -1,4 +1,5 @@
-"""Writes of what loads took and how fast prompts go: one row per model and neuron.
+"""What the fleet records of a model beside the operator's settings: what its loads took, how fast
+prompts go on each neuron, and where it was unloaded to stay so.
 
 The memory is written when a load job succeeds. The speed is a live average that the engine keeps;
 its row follows when it has moved by a tenth, so requests cost few writes and an idle fleet none.
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from django.db import transaction
 from django.utils import timezone
 
+from fleet import selectors
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
-from fleet.services.offers.catalogue_cache import catalogue_changed
 from inference.loading.costs.packed_costs import unpacked
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import PrefillSpeed
@@ -148,3 +150,37 @@ def _write_speed(row: LoadMeasurement, state: ReplicaState) -> None:
         measured_at=timezone.now(),
     )
     catalogue_changed()
+
+
+def model_keep_unloaded(*, model_name: str, neuron_name: str) -> None:
+    """The control does not load the model again for its own sake."""
+    model = CatalogueModel.objects.filter(name=model_name).first()
+    if model is None or not model.settings().is_kept_loaded:
+        return
+    if neuron_name not in model.unloaded_from:
+        _write(model, [*model.unloaded_from, neuron_name])
+
+
+def kept_unloaded_forget(*, model_name: str) -> None:
+    """The model is wanted again, or stayed loaded."""
+    for model in CatalogueModel.objects.filter(name=model_name).exclude(unloaded_from=[]):
+        _write(model, [])
+
+
+def kept_unloaded_forget_neuron(*, neuron_name: str) -> None:
+    """Forget them: the neuron has restarted."""
+    for model in CatalogueModel.objects.exclude(unloaded_from=[]):
+        if neuron_name in model.unloaded_from:
+            _write(model, [name for name in model.unloaded_from if name != neuron_name])
+
+
+def _write(model: CatalogueModel, neuron_names: list[str]) -> None:
+    CatalogueModel.objects.filter(pk=model.pk).update(unloaded_from=neuron_names)
+    catalogue_changed()
+
+
+def catalogue_changed() -> None:
+    """Clears the cache now, for reads inside this transaction; and after the commit, because
+    another thread may have read the old rows in between."""
+    selectors.catalogue_cache_clear()
+    transaction.on_commit(selectors.catalogue_cache_clear)

@@ -28,8 +28,7 @@ from fleet.services.hosts.neurons import (
     neurons_overdue,
 )
 from fleet.services.jobs.load_jobs import unload_job_start
-from fleet.services.jobs.model_loads import placed_load_start
-from fleet.services.jobs.sleeps import sleep_job_start
+from fleet.services.jobs.model_loads import placed_load_start, sleep_job_start
 from metering.actor import CONTROL
 
 logger = logging.getLogger(__name__)

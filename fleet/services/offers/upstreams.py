@@ -12,7 +12,7 @@ from django.utils import timezone
 from fleet import selectors
 from fleet.errors import UpstreamInUseError, UpstreamValueError
 from fleet.models import Upstream
-from fleet.services.offers.catalogue_cache import catalogue_changed
+from fleet.services.jobs.load_measurements import catalogue_changed
 from fleet.upstreams.discovery import KnownModel
 from fleet.upstreams.probe import Probed, probe
 from fleet.upstreams.rules import (

@@ -205,9 +205,9 @@ def test_it_is_not_reloaded_in_place(world: World, monkeypatch: pytest.MonkeyPat
 
 def test_it_does_not_sleep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = world.load()
-    monkeypatch.setattr("fleet.services.jobs.sleeps.live.redis_client", lambda: None)
+    monkeypatch.setattr("fleet.services.jobs.model_loads.live.redis_client", lambda: None)
     monkeypatch.setattr(
-        "fleet.services.jobs.sleeps.live.read_snapshot_sync", lambda client: world.snapshot()
+        "fleet.services.jobs.model_loads.live.read_snapshot_sync", lambda client: world.snapshot()
     )
     with pytest.raises(CannotSleepError, match="lies on a and b together, and is only unloaded"):
         services.sleep_job_start(actor=COMMAND, model_name="large", neuron_name=engine)

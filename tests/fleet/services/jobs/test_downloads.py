@@ -23,8 +23,8 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
 from fleet.models import Download, Neuron
-from fleet.services.model_files import downloads
-from fleet.services.model_files.downloads import download_neuron
+from fleet.services.jobs import downloads
+from fleet.services.jobs.downloads import download_neuron
 from inference.protocol.downloads import (
     encode_cache_report,
 )
@@ -32,7 +32,7 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.load_progress import LOADED, LoadFailure
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.services.model_files.download_reports import (
+from tests.fleet.services.jobs.download_reports import (
     GB,
     SOURCE,
     beast,

@@ -1,1 +1,0 @@
-"""Files of models on neurons: downloads, and models that clients pulled."""
