@@ -2,25 +2,23 @@
 
     models ─▶ stream ─▶ tools ─▶ schema ─▶ images ─▶ counting ─▶ paid ones, where asked for
 
-Each dialect has a file of requests in ``probes``. A probe that an endpoint refuses
-does not work there; one that was not sent is ``None``. Details are our words and the endpoint's
-status, and none of its text.
+A probe that an endpoint refuses does not work there; one that was not sent is ``None``. Details are
+our words and the endpoint's status, and none of its text.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fleet.errors import UpstreamUnavailableError
+from fleet.upstreams import paid_probes as paid
+from fleet.upstreams.chat_probes import STEPS, Asking, Step
 from fleet.upstreams.discovery import KnownModel, discover
-from fleet.upstreams.entry import Dialect, UpstreamEntry
+from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.http import opened
-from fleet.upstreams.probes import anthropic, ollama, openai, paid
-from fleet.upstreams.probes.asking import Asking, Step
-from fleet.upstreams.probes.paid import chat_model
 
 if TYPE_CHECKING:
     import httpx2
@@ -28,11 +26,6 @@ if TYPE_CHECKING:
 TIME_LIMIT_S = 50.0
 """All probes take as long at most: shorter than commands wait for a server's answer."""
 MODELS = "models"
-STEPS: Mapping[Dialect, Mapping[str, Step]] = {
-    "openai": openai.STEPS,
-    "anthropic": anthropic.STEPS,
-    "ollama": ollama.STEPS,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +60,7 @@ def probe(
             except UpstreamUnavailableError as error:
                 models, listed = None, Probe(what=MODELS, works=False, detail=str(error))
             known = [one.id for one in models or ()]
-            tested = model or chat_model(known)
+            tested = model or paid.chat_model(known)
             others = _probes(client, entry, tested, until_s)
             if entry.dialect == "openai":
                 others += _paid(client, entry, model, known if tries_paid else None, until_s)
@@ -77,12 +70,11 @@ def probe(
 
 
 def _probes(client: httpx2.Client, entry: UpstreamEntry, model: str, until_s: float) -> list[Probe]:
-    steps = STEPS[entry.dialect]
     if not model:
         reason = "not tested: it lists no model, and none was named"
-        return [Probe(what=what, works=None, detail=reason) for what in steps]
+        return [Probe(what=what, works=None, detail=reason) for what in STEPS]
     asking = Asking(client, entry, model, until_s)
-    return [_tried(what, step, asking) for what, step in steps.items()]
+    return [_tried(what, step, asking) for what, step in STEPS.items()]
 
 
 def _paid(

@@ -18,7 +18,7 @@ from benchmarks.ports import free_port
 from fleet import services
 from fleet.live import reading as live
 from fleet.models import FleetPolicy
-from fleet.services.hosts import invitations, sharing
+from fleet.services.hosts import invitations
 from helexa_site.bootstrap.arguments import ServeOptions
 from helexa_site.bootstrap.private_redis import kept_share
 from helexa_site.bootstrap.private_redis.kept_share import find_share, keep_share, with_kept_share
@@ -49,7 +49,7 @@ def private(
     db: None, redis_dir: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[redis.Redis]:
     """The Redis that serve has started in its data directory."""
-    monkeypatch.setattr(sharing, "reached_at", lambda _host: [HOST])
+    monkeypatch.setattr(invitations, "reached_at", lambda _host: [HOST])
     monkeypatch.setattr(invitations, "_has_looked", False)
     invitations._applied.clear()
     with running_redis(redis_dir) as url, redis.Redis.from_url(url) as client:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
-from fleet.upstreams.probes.asking import RED_PNG
+from fleet.upstreams.chat_probes import RED_PNG
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.servers.fake_upstream import Asked, Wire, chunk, usage

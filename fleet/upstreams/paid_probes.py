@@ -12,8 +12,7 @@ import re
 import wave
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleet.upstreams.probes import asking as shared
-from fleet.upstreams.probes.asking import Asking, Step
+from fleet.upstreams.chat_probes import HELLO, Asking, Step, no_answer
 
 MAX_BYTES = 16 * 1024 * 1024
 """An image in base64 takes several MiB."""
@@ -46,10 +45,10 @@ def model_for(what: str, listed: Iterable[str]) -> str:
 
 
 def _moderation(asking: Asking) -> str:
-    body = {"model": asking.model, "input": shared.HELLO}
+    body = {"model": asking.model, "input": HELLO}
     found = asking.post(f"{asking.url}/moderations", body).json()
     if not isinstance(found, dict) or not isinstance(found.get("results"), list):
-        raise shared.no_answer()
+        raise no_answer()
     return _of(asking)
 
 
@@ -58,7 +57,7 @@ def _speech(asking: Asking) -> str:
     answer = asking.post(f"{asking.url}/audio/speech", body, max_bytes=MAX_BYTES)
     kind = answer.content_type.partition("/")[0]
     if not answer.body or kind not in ("audio", "application") or "json" in answer.content_type:
-        raise shared.no_answer()
+        raise no_answer()
     return _of(asking)
 
 
@@ -68,7 +67,7 @@ def _transcription(asking: Asking) -> str:
     url = f"{asking.url}/audio/transcriptions"
     found = asking.upload(url, {"model": asking.model}, file).json()
     if not isinstance(found, dict) or not isinstance(found.get("text"), str):
-        raise shared.no_answer()
+        raise no_answer()
     return _of(asking)
 
 
@@ -80,7 +79,7 @@ def _image_generation(asking: Asking) -> str:
     images = found.get("data") if isinstance(found, dict) else None
     first = images[0] if isinstance(images, list) and images else None
     if not isinstance(first, dict) or not (first.get("b64_json") or first.get("url")):
-        raise shared.no_answer()
+        raise no_answer()
     return _of(asking)
 
 
