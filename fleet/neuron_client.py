@@ -14,8 +14,8 @@ from django.utils.functional import SimpleLazyObject
 from fleet.errors import BrokerUnavailableError
 from inference.protocol import keys
 from inference.protocol.downloads import DeleteSpec, PullSpec
+from inference.protocol.joining import celery_broker_url, celery_ssl_options
 from inference.protocol.load import LoadSpec
-from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
 
 LOAD_EXPIRES_S = 60
 UNLOAD_EXPIRES_S = 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,13 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils import timezone
 from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from fleet import selectors, services
-from fleet.admin.asking import asking_first
 from fleet.admin.catalogue_forms import AliasForm, CatalogueModelForm, fieldsets, setting_field
-from fleet.admin.home_page import HomePageAdmin
-from fleet.admin.linked_names import linked_column, linked_list
+from fleet.admin.hub import hub_page
 from fleet.admin.loading import (
     actor_of,
     load_on,
@@ -27,15 +27,27 @@ from fleet.admin.loading import (
     show_outcome,
     unload_everywhere,
 )
-from fleet.admin.model_pages.home import page_of_model
-from fleet.admin.model_pages.hub import hub_page
-from fleet.admin.model_pages.models_toml import export_file, import_page
+from fleet.admin.models_toml import export_file, import_page
 from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
+from fleet.admin.replica_report import recent_errors
+from fleet.admin.unfold_types import (
+    AnyForm,
+    HomePageAdmin,
+    UnfoldAdmin,
+    action,
+    asking_first,
+    display,
+    linked_column,
+    linked_list,
+)
+from fleet.dashboard.homes import model_context
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron
+from metering import selectors as metering_selectors
+from metering.requests.links import requests_url
+from metering.selectors import UsageFilter, UsageGroup, UsageSums
 
 
 class LoadOnNeuronForm(forms.Form):
@@ -260,3 +272,39 @@ class AliasAdmin(UnfoldAdmin):
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         for alias in queryset:
             services.alias_delete(actor=actor_of(request), alias=alias)
+
+
+MAX_USERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """An account that uses the model."""
+
+    name: str
+    requests: str
+    tokens: str
+
+
+def page_of_model(model: CatalogueModel) -> dict[str, Any]:
+    """The context of ``fleet/model_page.html``."""
+    return model_context(model) | {
+        "users": _users(model.name),
+        "failures": recent_errors(model_name=model.name),
+        "requests_url": requests_url(model=model.name),
+    }
+
+
+def _users(name: str) -> list[User]:
+    period = metering_selectors.period_of(None, None, today=timezone.now().date())
+    rows = metering_selectors.usage_list(
+        by=UsageGroup.ACCOUNT, period=period, where=UsageFilter(model=name)
+    )
+    return [
+        User(name=row.name, requests=f"{row.sums.requests:,}", tokens=f"{_tokens(row.sums):,}")
+        for row in rows[:MAX_USERS]
+    ]
+
+
+def _tokens(sums: UsageSums) -> int:
+    return sums.prompt_tokens + sums.completion_tokens

@@ -17,7 +17,7 @@ from unfold.widgets import (
 )
 
 from fleet import services
-from fleet.admin.checked_form import CheckedForm
+from fleet.admin.unfold_types import CheckedForm
 from fleet.catalogue import SETTINGS, Section
 from fleet.catalogue.kinds import Money, NeuronNames, Targets
 from fleet.models import Alias, CatalogueModel

@@ -7,10 +7,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.loader import render_to_string
 
-from fleet.admin.linked_names import linked_column
 from fleet.admin.loading import actor_of, cancel, show_outcome
-from fleet.admin.reported import ReportedAdmin
-from fleet.admin.unfold_types import action, display
+from fleet.admin.unfold_types import ReportedAdmin, action, display, linked_column
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.management.sizes import size_text

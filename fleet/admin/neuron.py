@@ -12,14 +12,18 @@ from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
 from fleet import services
-from fleet.admin.asking import asking_first
-from fleet.admin.home_page import HomePageAdmin
-from fleet.admin.linked_names import linked_column, linked_list
 from fleet.admin.loading import actor_of
 from fleet.admin.replica_report import recent_errors
-from fleet.admin.reported import ReportedAdmin
-from fleet.admin.unfold_types import action, display
-from fleet.dashboard.home_context import neuron_context
+from fleet.admin.unfold_types import (
+    HomePageAdmin,
+    ReportedAdmin,
+    action,
+    asking_first,
+    display,
+    linked_column,
+    linked_list,
+)
+from fleet.dashboard.homes import neuron_context
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus

@@ -13,12 +13,16 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from fleet import selectors
-from fleet.admin.asking import asking_first
-from fleet.admin.linked_names import linked, linked_column
 from fleet.admin.loading import Outcome, actor_of, put_to_sleep, reload, show_outcome, unload, wake
 from fleet.admin.replica_report import recent_errors, report_rows
-from fleet.admin.reported import ReportedAdmin
-from fleet.admin.unfold_types import action, display
+from fleet.admin.unfold_types import (
+    ReportedAdmin,
+    action,
+    asking_first,
+    display,
+    linked,
+    linked_column,
+)
 from fleet.catalogue.outdated import is_outdated
 from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus

@@ -13,9 +13,8 @@ from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminPasswordWidget
 
 from fleet import services
-from fleet.admin.checked_form import CheckedForm
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
+from fleet.admin.unfold_types import AnyForm, CheckedForm, UnfoldAdmin, action, display
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.errors import FleetError, UpstreamValueError
 from fleet.models import Upstream

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fleet.dashboard.finding_groups import grouped
-from fleet.dashboard.finding_links import finding_rows
+from fleet.dashboard.finding_links import finding_rows, grouped
 from fleet.dashboard.links import model_url
-from fleet.dashboard.listing import Listing, page_of
 from fleet.dashboard.neuron_rows import AWAY, neuron_rows
 from fleet.dashboard.neuron_rows import rank_of as neuron_rank
-from fleet.dashboard.query import BoardQuery, Shown
+from fleet.dashboard.query import BoardQuery, Listing, Shown, page_of
 from fleet.dashboard.rows import (
     AuditRow,
     DownloadRow,
@@ -36,8 +34,7 @@ from fleet.overview import (
     OutdatedLine,
 )
 from fleet.overview.lines import AuditLine, RefusalLine
-from fleet.overview.live_readings import REFUSAL_HOURS
-from fleet.overview.selector import UPSTREAM
+from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM
 from metering.ledger.entries import Outcome
 from metering.links import audited_url
 from metering.money import cost_text

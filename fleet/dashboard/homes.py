@@ -1,15 +1,17 @@
-"""The live part of a model's page and of a neuron's: its state and its replicas. Pure."""
+"""The live part of a model's page and of a neuron's: its state and its replicas."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fleet.dashboard.board import model_row
+from fleet.dashboard.board import download_row, model_row
 from fleet.dashboard.neuron_rows import AWAY, neuron_rows
 from fleet.dashboard.query import BoardQuery
 from fleet.dashboard.rows import ModelRow, NeuronRow
-from fleet.overview import FleetOverview, JobLine, NeuronLine, ReplicaLine
+from fleet.models import CatalogueModel, Neuron
+from fleet.overview import FleetOverview, JobLine, NeuronLine, ReplicaLine, fleet_overview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,18 @@ def _unfolded(overview: FleetOverview, neurons: list[NeuronLine]) -> tuple[Neuro
         num_neurons=1,
         kept_loaded=frozenset(model.name for model in overview.models if model.min_replicas > 0),
     )
+
+
+def model_context(model: CatalogueModel) -> dict[str, Any]:
+    settings = model.settings()
+    home = model_home(fleet_overview(), model.name, settings.base or "")
+    return {"home": home, "is_pinned": settings.pinned, "may_try": settings.task == "text"}
+
+
+def neuron_context(neuron: Neuron) -> dict[str, Any]:
+    overview = fleet_overview()
+    downloads = [one for one in overview.downloads if one.neuron == neuron.name]
+    return {
+        "neuron_row": neuron_home(overview, neuron.name),
+        "downloads": list(map(download_row, downloads)),
+    }

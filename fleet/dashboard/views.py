@@ -17,7 +17,7 @@ from fleet.admin.loading import Outcome, show_outcome
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.dashboard.actions import act, job_outcome
 from fleet.dashboard.board import board_of, outdated_rows
-from fleet.dashboard.home_context import model_context, neuron_context
+from fleet.dashboard.homes import model_context, neuron_context
 from fleet.dashboard.query import BoardQuery, Shown
 from fleet.dashboard.words import asks_first, changes_settings
 from fleet.errors import FleetError

@@ -7,19 +7,20 @@ of the fleet.
 """
 
 from fleet.overview.attention import attention
-from fleet.overview.findings import Attention, Level
+from fleet.overview.jobs import outdated_models
 from fleet.overview.lines import (
+    Attention,
     DeviceLine,
     DownloadLine,
     FleetOverview,
     HeldMemory,
     JobLine,
+    Level,
     ModelLine,
     NeuronLine,
     OutdatedLine,
     ReplicaLine,
 )
-from fleet.overview.outdated import outdated_models
 from fleet.overview.selector import fleet_overview
 
 __all__ = [

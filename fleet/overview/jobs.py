@@ -1,4 +1,4 @@
-"""Reads load jobs: those under way, and those that have just ended."""
+"""Reads load jobs under way or just ended, and models that want a reload."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from uuid import UUID
 from django.db.models import Q
 from django.utils import timezone
 
+from fleet import selectors
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
-from fleet.models import LoadJob
-from fleet.overview.lines import JobLine
+from fleet.models import LoadJob, Replica
+from fleet.overview.lines import JobLine, OutdatedLine
 
 ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
 MAX_ENDED_JOBS = 20
@@ -50,4 +51,33 @@ def _job_line(job: LoadJob) -> JobLine:
         eta_s=job.eta_s,
         note=job.note,
         failure=job.failure_message,
+    )
+
+
+def outdated_models() -> tuple[OutdatedLine, ...]:
+    """Models with an outdated replica, by name. Two queries; one where nothing is outdated."""
+    digests = {
+        entry.name: entry.spec_digest()
+        for entry in selectors.catalogue_list()
+        if entry.base is None  # an adapter is reloaded with its base
+    }
+    loaded = list(
+        Replica.objects.exclude(spec_digest="").values_list(
+            "model_name", "spec_digest", "report__stages"
+        )
+    )
+    names = {name for name, digest, _ in loaded if digests.get(name, digest) != digest}
+    on_hosts = {
+        name for name, _, stages in loaded if any(one.get("neuron") for one in stages or ())
+    }
+    if not names:
+        return ()
+    jobs = job_lines(models=names)
+    return tuple(
+        OutdatedLine(
+            model=name,
+            jobs=tuple(job for job in jobs if job.model == name),
+            may_reload=name not in on_hosts,
+        )
+        for name in sorted(names)
     )

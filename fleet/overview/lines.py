@@ -5,9 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 
-from fleet.overview.findings import Attention
 from metering.selectors import MinuteSums
+
+
+class Level(StrEnum):
+    """How urgent a finding is, in the order in which findings are shown."""
+
+    URGENT = "urgent"
+    """Clients are not served, or soon will not be."""
+    WARNING = "warning"
+    NOTICE = "notice"
+    """The fleet has no fault: there is something to do or to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """``kind`` is the sort of finding, ``about`` its object: a neuron, a model, an account, a key,
+    or empty."""
+
+    level: Level
+    kind: str
+    text: str
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from fleet.admin.linked_names import linked_column
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display, linked_column
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.actor import Actor

@@ -12,7 +12,7 @@ from unfold.widgets import (
     UnfoldAdminTextInputWidget,
 )
 
-from fleet.admin.checked_form import CheckedForm
+from fleet.admin.unfold_types import CheckedForm
 from fleet.selectors import nameable_models
 from metering import services
 from metering.errors import MeteringValueError

@@ -10,10 +10,16 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
 
-from fleet.admin.asking import asking_first
-from fleet.admin.linked_names import linked_column, linked_list
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
+from fleet.admin.unfold_types import (
+    AnyForm,
+    UnfoldAdmin,
+    action,
+    asking_first,
+    display,
+    linked_column,
+    linked_list,
+)
 from fleet.dashboard.links import model_url
 from metering import services
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words

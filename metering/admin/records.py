@@ -11,8 +11,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from fleet.admin.linked_names import linked, linked_column
-from fleet.admin.unfold_types import UnfoldAdmin, display
+from fleet.admin.unfold_types import UnfoldAdmin, display, linked, linked_column
 from fleet.dashboard.links import model_url, neuron_url
 from metering.links import account_url, audited_url, key_url, request_url
 from metering.models import ApiKey, AuditEntry, LedgerEntry, UsageHour

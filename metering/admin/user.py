@@ -24,9 +24,8 @@ from unfold.widgets import (
     UnfoldAdminSelectWidget,
 )
 
-from fleet.admin.asking import asking_first
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, asking_first
 from metering import services
 from metering.admin.account import memberships_save
 from metering.models import Account, Membership

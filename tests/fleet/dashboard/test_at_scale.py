@@ -14,9 +14,8 @@ from django.utils import timezone
 
 from fleet import services
 from fleet.dashboard.board import board_of
-from fleet.dashboard.finding_groups import grouped
-from fleet.dashboard.listing import page_of
-from fleet.dashboard.query import BoardQuery, Shown
+from fleet.dashboard.finding_links import grouped
+from fleet.dashboard.query import BoardQuery, Shown, page_of
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, Replica
 from fleet.overview import Attention, Level, ModelLine, fleet_overview
 from inference.protocol.heartbeat import ReplicaStatus

@@ -73,6 +73,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.jobs.steps.spec_of": "reads, writes nothing",
     "fleet.services.jobs.reloads.reload_plan": "decides, writes nothing",
     "fleet.services.jobs.load_jobs.load_jobs_expire": "follows from neurons' silence",
+    "fleet.services.jobs.downloads.download_neuron": "writes nothing",
     "fleet.services.jobs.downloads.downloads_record": "a neuron's report",
     "fleet.services.jobs.downloads.downloads_expire": "follows from neurons' silence",
     "fleet.services.jobs.downloads.download_not_sent": "follows from Redis being away",
