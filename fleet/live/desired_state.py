@@ -42,11 +42,13 @@ class AdmissionPolicy(StrEnum):
         return Admission.ADMITTED if self is AdmissionPolicy.AUTOMATIC else Admission.WAITING
 
 
-class KnownDevice(msgspec.Struct, frozen=True, kw_only=True):
+class KnownDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A device as its host last reported it."""
 
     kind: Literal["cpu", "cuda"]
     total_memory_bytes: int
+    name: str = ""
+    """Empty where it is not published."""
 
 
 class KnownHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.desired_state import Admission, KnownDevice
+from fleet.live.desired_state import Admission
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.decisions import Reject
@@ -14,13 +14,13 @@ from fleet.placement.devices.needs import Needs
 from fleet.placement.devices.staged import Division, why_not_divided
 from fleet.placement.failures import LOCAL_SOURCE, FailedLoads, retry_in_s
 from fleet.placement.returning import (
+    Devices,
     UnavailableHost,
-    is_large_enough,
     recovering,
     unavailable_hosts,
+    why_unmet,
 )
 from fleet.placement.stages.plans import StageRefusal
-from inference.protocol.heartbeat import DeviceInfo
 from inference.protocol.load_progress import SUGGESTIONS
 from inference.settings.neuron import MEMORY_LIMIT, STAGE_LISTEN
 
@@ -264,7 +264,6 @@ def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
     )
 
 
-Devices = Sequence[DeviceInfo | KnownDevice]
 SUGGESTION = (
     "Change device, min_devices, tensor_parallel or min_device_vram_mb of the model, or add a host "
     "with such devices."
@@ -274,70 +273,24 @@ SUGGESTION = (
 def unmet_devices(
     entry: CatalogueEntry, snapshot: FleetSnapshot, model_id: str, only: Collection[str] = ()
 ) -> Reject | None:
-    """``only``: the neurons that count, where not all do. ``None``: a host has such devices, or it
-    is unknown which devices a host has."""
-    needs = Needs(entry)
+    """Refuses a model for good that asks for devices which no host of the fleet has. ``only``: the
+    neurons that count, where not all do. ``None``: a host has such devices, or it is unknown which
+    devices a host has."""
+    known: dict[str, Devices] = {
+        neuron.name: neuron.devices for neuron in snapshot.neurons if neuron.is_admitted
+    }
+    known |= {host.name: host.devices for host in unavailable_hosts(snapshot)}
     hosts = {
         name: devices
-        for name, devices in _hosts(snapshot).items()
+        for name, devices in known.items()
         if name in (entry.pinned_on or (name,)) and name in (only or (name,))
     }
-    if not hosts or not all(hosts.values()):
-        return None
-    if any(is_large_enough(needs, name, devices) for name, devices in hosts.items()):
+    if not hosts or not all(hosts.values()) or not (why := why_unmet(Needs(entry), hosts)):
         return None
     return Reject(
         code="exceeds_device",
-        message=f"{entry.name} {_wanted(needs)}, and {_closest(needs, hosts)}",
+        message=f"{entry.name} {why}",
         retry_after_s=None,
         model_id=model_id,
         suggestion=SUGGESTION,
     )
-
-
-def _hosts(snapshot: FleetSnapshot) -> dict[str, Devices]:
-    """The devices of each admitted host, by its name."""
-    live: dict[str, Devices] = {
-        neuron.name: neuron.devices for neuron in snapshot.neurons if neuron.is_admitted
-    }
-    return live | {host.name: host.devices for host in unavailable_hosts(snapshot)}
-
-
-def _wanted(needs: Needs) -> str:
-    if not needs.kinds:
-        return "is set to processors (device) and to cards of a least size (min_device_vram_mb)"
-    kind = "card" if needs.kinds == ("cuda",) else "device"
-    num = needs.num_devices
-    which = f"a {kind}" if num == 1 else f"{num} {kind}s on one neuron"
-    least = max(_least_bytes(needs, kind) for kind in needs.kinds)
-    size = f" of at least {least:,} bytes{' each' if num > 1 else ''}" if least else ""
-    return f"needs {which}{size}"
-
-
-def _closest(needs: Needs, hosts: Mapping[str, Devices]) -> str:
-    fitting = {name: _num_fitting(needs, devices) for name, devices in hosts.items()}
-    most = max(fitting.values())
-    if not needs.kinds:
-        return "no processor is a card"
-    if not most:
-        return f"{min(hosts)} has none" if len(hosts) == 1 else "no neuron has one"
-    name = min(name for name, number in fitting.items() if number == most)
-    return f"{name} has {most}" + ("; no neuron has more" if len(hosts) > 1 else "")
-
-
-def _num_fitting(needs: Needs, devices: Devices) -> int:
-    return max(
-        (
-            sum(
-                device.kind == kind and device.total_memory_bytes >= _least_bytes(needs, kind)
-                for device in devices
-            )
-            for kind in needs.kinds
-        ),
-        default=0,
-    )
-
-
-def _least_bytes(needs: Needs, kind: DeviceKind) -> int:
-    """Returns the least bytes that each device must have; 0 where the need is unknown."""
-    return max(needs.least_total_bytes, needs.least_device_bytes(kind) or 0)

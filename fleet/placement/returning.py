@@ -1,16 +1,18 @@
-"""Hosts that belong to the fleet, take no loads now, and could hold a model once they are back.
+"""Hosts that belong to the fleet and could hold a model, also those that take no loads now.
 
-A host that drains, restarts or is silent is still the fleet's: a model that only such a host can
-hold is refused with the time at which to ask again, and never for good. Pure.
+A host that drains, restarts or is silent is still the fleet's, with the devices last known of it: a
+model that only such a host can hold is refused with the time at which to ask again, and never for
+good. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import Admission, DesiredState, KnownDevice
+from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Reject
 from fleet.placement.devices.needs import Needs
@@ -18,6 +20,8 @@ from fleet.placement.devices.staged import are_large_enough_together
 from fleet.placement.held_stages import stage_neurons
 from inference.protocol.heartbeat import DeviceInfo
 
+Devices = Sequence[DeviceInfo | KnownDevice]
+KIND_NAMES: dict[DeviceKind, str] = {"cuda": "card", "cpu": "processor"}
 MIN_RETURN_S = 5.0
 MAX_RETURN_S = 300.0
 """A host is expected to be away for as long again as it has been, within these bounds."""
@@ -32,7 +36,7 @@ class UnavailableHost:
     unknown. ``is_awaited``: an operator drains it, and has not for long: requests wait for it."""
 
     name: str
-    devices: Sequence[DeviceInfo | KnownDevice]
+    devices: Devices
     state: str
     since_s: float | None
     is_awaited: bool = False
@@ -104,7 +108,7 @@ def awaited_host(
     return next((host for host in (*holding, *returning) if host.is_awaited), None)
 
 
-def is_large_enough(needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]) -> bool:
+def is_large_enough(needs: Needs, neuron: str, devices: Devices) -> bool:
     """Whether the devices of one neuron are as many and as large as a model needs, whole or
     divided over them, ignoring what they hold. If the need is unknown, their number decides."""
     for kind in needs.kinds:
@@ -113,6 +117,47 @@ def is_large_enough(needs: Needs, neuron: str, devices: Sequence[DeviceInfo | Kn
         if sum(size >= least for size in sizes) >= needs.num_devices:
             return True
     return are_large_enough_together(needs, neuron, devices)
+
+
+def why_unmet(needs: Needs, hosts: Mapping[str, Devices]) -> str:
+    """Why none of these hosts could ever hold the model, in words; empty: one could."""
+    if any(is_large_enough(needs, name, devices) for name, devices in hosts.items()):
+        return ""
+    return f"needs {_wanted(needs)}, and {_closest(needs, hosts)}"
+
+
+def _wanted(needs: Needs) -> str:
+    number, pinned_on = needs.num_devices, needs.entry.pinned_on
+    names = " or a ".join(KIND_NAMES[kind] for kind in needs.kinds)
+    what = f"a {names or 'processor'}" if number == 1 else f"{number} cards of one host"
+    least = [max(needs.least_total_bytes, needs.least_device_bytes(k) or 0) for k in needs.kinds]
+    size_bytes = max(least, default=needs.least_total_bytes)
+    size = f" of {_gib(size_bytes)} or more" if size_bytes else ""
+    return f"{what}{size}" + (f" on {', '.join(pinned_on)}, by its pinned_on" if pinned_on else "")
+
+
+def _closest(needs: Needs, hosts: Mapping[str, Devices]) -> str:
+    """What the host that comes closest has of as many devices as are needed."""
+    found = [
+        (sorted(((one.total_memory_bytes, one.name) for one in of_kind), reverse=True), name)
+        for name, devices in hosts.items()
+        for kind in needs.kinds
+        if (of_kind := [one for one in devices if one.kind == kind])
+    ]
+    if not found:
+        return "no host has one"
+    number = needs.num_devices
+    enough = [(sizes[number - 1], name) for sizes, name in found if len(sizes) >= number]
+    if not enough:
+        most, name = max((len(sizes), name) for sizes, name in found)
+        return f"no host has so many: {name} has {most}"
+    (num_bytes, device), name = max(enough)
+    which = "the largest" if number == 1 else f"the smaller of the largest {number} of one host"
+    return f"{which} is {device or 'a device'} of {name} with {_gib(num_bytes)}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024**3:.1f} GiB"
 
 
 def recovering(entry: CatalogueEntry, hosts: Sequence[UnavailableHost]) -> Reject:

@@ -88,7 +88,7 @@ TABLE = {
     "not where the catalogue wants a card": (
         entry(device="cuda"),
         [GATEWAY_BOX],
-        unmet("needs a card, and a-gateway has none"),
+        unmet("needs a card, and no host has one"),
     ),
     "cards beyond the first are used": (entry(needs_gib=10), [TWO_CARDS], load("two", "cuda:1")),
     "the snuggest that is comfortable": (
@@ -129,7 +129,7 @@ TABLE = {
     "a processor is one device": (
         entry(min_devices=2),
         [GATEWAY_BOX],
-        unmet("needs 2 cards on one neuron, and a-gateway has none"),
+        unmet("needs 2 cards of one host, and no host has one"),
     ),
     "cards of the least size": (
         entry(needs_gib=2, min_device_vram_mb=20_000),
@@ -139,33 +139,27 @@ TABLE = {
     "a processor is no card of that size": (
         entry(needs_gib=2, min_device_vram_mb=20_000),
         [GATEWAY_BOX],
-        unmet("needs a card of at least 20,971,520,000 bytes, and a-gateway has none"),
+        unmet("needs a card of 19.5 GiB or more, and no host has one"),
     ),
     "nor where the catalogue has cpu beside it": (
         entry(needs_gib=2, device="cpu", min_device_vram_mb=20_000),
         [GATEWAY_BOX],
-        unmet(
-            "is set to processors (device) and to cards of a least size (min_device_vram_mb), "
-            "and no processor is a card"
-        ),
+        unmet("needs a processor of 19.5 GiB or more, and no host has one"),
     ),
     "more cards than any neuron has": (
         entry(needs_gib=2, min_devices=3),
         [TWO_CARDS, GATEWAY_BOX],
-        unmet(
-            "needs 3 cards on one neuron of at least 715,827,883 bytes each, and two has 2; "
-            "no neuron has more"
-        ),
+        unmet("needs 3 cards of one host of 0.7 GiB or more, and no host has so many: two has 2"),
     ),
     "cards of a least size, and it is unknown what it takes": (
         entry(min_device_vram_mb=40_000),
         [TWO_CARDS, GATEWAY_BOX],
-        unmet("needs a card of at least 41,943,040,000 bytes, and no neuron has one"),
+        unmet("needs a card of 39.1 GiB or more, and the largest is a card of two with 24.0 GiB"),
     ),
     "more cards than the fleet's, also of hosts that take no loads": (
         entry(min_devices=3),
         [GATEWAY_BOX, neuron("two", card(0, free=9), card(1, free=9), is_draining=True)],
-        unmet("needs 3 cards on one neuron, and two has 2; no neuron has more"),
+        unmet("needs 3 cards of one host, and no host has so many: two has 2"),
     ),
     "only where it is pinned": (
         entry(pinned_on=("b",)),
