@@ -23,9 +23,9 @@ from fleet.admin.loading import (
     actor_of,
     load_on,
     load_placed,
-    reload,
+    on_model,
+    on_replica,
     show_outcome,
-    unload_everywhere,
 )
 from fleet.admin.models_toml import export_file, import_page
 from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
@@ -216,7 +216,8 @@ class CatalogueModelAdmin(HomePageAdmin):
         for model in queryset:
             replicas = outdated_replicas(model)
             for replica in replicas:
-                outcome = reload(
+                outcome = on_replica(
+                    "reload",
                     actor=actor_of(request),
                     model_name=model.name,
                     neuron_name=replica.neuron.name,
@@ -229,7 +230,7 @@ class CatalogueModelAdmin(HomePageAdmin):
     @asking_first
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
         for model in queryset:
-            for outcome in unload_everywhere(actor=actor_of(request), model=model):
+            for outcome in on_model("unload", actor=actor_of(request), model_name=model.name):
                 show_outcome(request, outcome)
 
     def _remark(self, request: HttpRequest, model: CatalogueModel) -> None:

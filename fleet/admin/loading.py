@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from django.contrib import messages
 from django.http import HttpRequest
@@ -56,51 +55,43 @@ def load_on(*, actor: Actor, model: CatalogueModel, neuron_name: str) -> Outcome
     return _started(job, f"Loading {model.name} on {neuron_name}")
 
 
-def reload(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
+WORDS = {
+    "unload": "Unloading {model} from {neuron}",
+    "reload": "Reloading {model} on {neuron}",
+    "sleep": "{model} on {neuron} falls asleep",
+    "wake": "Waking {model} on {neuron}",
+}
+"""Verb -> what is shown where its job has started."""
+ON_REPLICA: dict[str, Callable[..., LoadJob]] = {
+    "unload": services.unload_job_start,
+    "reload": services.reload_job_start,
+    "sleep": services.sleep_job_start,
+    "wake": services.wake_job_start,
+}
+ON_MODEL: dict[str, Callable[..., list[LoadJob]]] = {
+    "unload": services.model_unload_everywhere,
+    "reload": services.model_reload_everywhere,
+    "sleep": services.model_sleep_everywhere,
+}
+
+
+def on_replica(verb: str, *, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
     try:
-        job = services.reload_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
+        job = ON_REPLICA[verb](actor=actor, model_name=model_name, neuron_name=neuron_name)
     except FleetError as error:
         return Outcome(messages.ERROR, str(error))
-    return _started(job, f"Reloading {model_name} on {neuron_name}. {job.note}".strip())
+    return _started(job, _words(verb, job))
 
 
-def unload(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
-    start = partial(
-        services.unload_job_start, actor=actor, model_name=model_name, neuron_name=neuron_name
-    )
-    return _start(start, f"Unloading {model_name} from {neuron_name}")
-
-
-def unload_everywhere(*, actor: Actor, model: CatalogueModel) -> list[Outcome]:
+def on_model(verb: str, *, actor: Actor, model_name: str) -> list[Outcome]:
+    """The same on each neuron that has the model."""
     try:
-        jobs = services.model_unload_everywhere(actor=actor, model_name=model.name)
+        jobs = ON_MODEL[verb](actor=actor, model_name=model_name)
     except FleetError as error:
         return [Outcome(messages.ERROR, str(error))]
     if not jobs:
-        return [Outcome(messages.INFO, f"{model.name} is not loaded anywhere")]
-    return [_started(job, f"Unloading {job.model_name} from {job.neuron.name}") for job in jobs]
-
-
-def put_to_sleep(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
-    start = partial(
-        services.sleep_job_start, actor=actor, model_name=model_name, neuron_name=neuron_name
-    )
-    return _start(start, f"{model_name} on {neuron_name} falls asleep")
-
-
-def put_to_sleep_everywhere(*, actor: Actor, model_name: str) -> list[Outcome]:
-    try:
-        jobs = services.model_sleep_everywhere(actor=actor, model_name=model_name)
-    except FleetError as error:
-        return [Outcome(messages.ERROR, str(error))]
-    return [_started(job, f"{model_name} on {job.neuron.name} falls asleep") for job in jobs]
-
-
-def wake(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
-    start = partial(
-        services.wake_job_start, actor=actor, model_name=model_name, neuron_name=neuron_name
-    )
-    return _start(start, f"Waking {model_name} on {neuron_name}")
+        return [Outcome(messages.INFO, f"{model_name} is not loaded anywhere")]
+    return [_started(job, _words(verb, job)) for job in jobs]
 
 
 def cancel(*, actor: Actor, job: LoadJob) -> Outcome:
@@ -111,11 +102,9 @@ def cancel(*, actor: Actor, job: LoadJob) -> Outcome:
     return _started(unload_job, f"Cancelling the {job.kind} of {job}")
 
 
-def _start(start: Callable[[], LoadJob], message: str) -> Outcome:
-    try:
-        return _started(start(), message)
-    except FleetError as error:
-        return Outcome(messages.ERROR, str(error))
+def _words(verb: str, job: LoadJob) -> str:
+    words = WORDS[verb].format(model=job.model_name, neuron=job.neuron.name)
+    return f"{words}. {job.note}" if job.note else words
 
 
 def _started(job: LoadJob, message: str) -> Outcome:

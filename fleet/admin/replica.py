@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
@@ -13,7 +12,7 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from fleet import selectors
-from fleet.admin.loading import Outcome, actor_of, put_to_sleep, reload, show_outcome, unload, wake
+from fleet.admin.loading import actor_of, on_replica, show_outcome
 from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.unfold_types import (
     ReportedAdmin,
@@ -194,19 +193,19 @@ class ReplicaAdmin(ReportedAdmin):
     @action(description="Unload", permissions=["operate"])
     @asking_first
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each(unload, request, queryset)
+        _with_each("unload", request, queryset)
 
     @action(description="Reload by the catalogue", permissions=["operate"])
     def reload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each(reload, request, queryset)
+        _with_each("reload", request, queryset)
 
     @action(description="Sleep", permissions=["operate"])
     def sleep_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each(put_to_sleep, request, queryset)
+        _with_each("sleep", request, queryset)
 
     @action(description="Wake", permissions=["operate"])
     def wake_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        _with_each(wake, request, queryset)
+        _with_each("wake", request, queryset)
 
 
 def _job_url(job_id: str) -> str:
@@ -219,16 +218,13 @@ def _live(replica: Replica, figure: str) -> str:
     return "" if is_away or replica.status == RecordedReplicaStatus.AWAY else figure
 
 
-def _with_each(
-    act: Callable[..., Outcome], request: HttpRequest, queryset: QuerySet[Replica]
-) -> None:
+def _with_each(verb: str, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
     for replica in queryset.select_related("neuron"):
-        outcome = act(
-            actor=actor_of(request),
-            model_name=replica.model_name,
-            neuron_name=replica.neuron.name,
+        model_name, neuron_name = replica.model_name, replica.neuron.name
+        actor = actor_of(request)
+        show_outcome(
+            request, on_replica(verb, actor=actor, model_name=model_name, neuron_name=neuron_name)
         )
-        show_outcome(request, outcome)
 
 
 def _reported(replica: Replica, field: str) -> str:

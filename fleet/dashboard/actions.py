@@ -14,15 +14,13 @@ from django.core.exceptions import PermissionDenied, ValidationError
 
 from fleet import services
 from fleet.admin.loading import (
+    ON_MODEL,
+    ON_REPLICA,
     Outcome,
     cancel,
     load_placed,
-    put_to_sleep,
-    put_to_sleep_everywhere,
-    reload,
-    unload,
-    unload_everywhere,
-    wake,
+    on_model,
+    on_replica,
 )
 from fleet.catalogue import SettingValue
 from fleet.dashboard.words import job_progress
@@ -61,24 +59,8 @@ def _load_model(actor: Actor, name: str) -> list[Outcome]:
     return [load_placed(actor=actor, model=model) for model in _models(name)] or [GONE]
 
 
-def _unload_model(actor: Actor, name: str) -> list[Outcome]:
-    outcomes = [unload_everywhere(actor=actor, model=model) for model in _models(name)]
-    return outcomes[0] if outcomes else [GONE]
-
-
-def _reload_model(actor: Actor, name: str) -> list[Outcome]:
-    """All that is outdated."""
-    try:
-        jobs = services.model_reload_everywhere(actor=actor, model_name=name)
-    except FleetError as error:
-        return [Outcome(messages.ERROR, str(error))]
-    if not jobs:
-        return [Outcome(messages.INFO, f"Nothing of {name} is outdated")]
-    return [Outcome(messages.SUCCESS, f"Reloading {job}. {job.note}".strip()) for job in jobs]
-
-
-def _sleep_model(actor: Actor, name: str) -> list[Outcome]:
-    return put_to_sleep_everywhere(actor=actor, model_name=name)
+def _on_model(verb: str, actor: Actor, name: str) -> list[Outcome]:
+    return on_model(verb, actor=actor, model_name=name)
 
 
 def _change_model(
@@ -92,9 +74,9 @@ def _change_model(
     return [GONE]
 
 
-def _on_replica(job: Callable[..., Outcome], actor: Actor, pk: str) -> list[Outcome]:
+def _on_replica(verb: str, actor: Actor, pk: str) -> list[Outcome]:
     return [
-        job(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
+        on_replica(verb, actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
         for one in _replicas(pk)
     ] or [GONE]
 
@@ -130,18 +112,13 @@ def _replicas(pk: str) -> list[Replica]:
 Action = Callable[[Actor, str], list[Outcome]]
 COMMANDS: dict[tuple[str, str], tuple[str, Action]] = {
     ("load", "model"): (OPERATE, _load_model),
-    ("unload", "model"): (OPERATE, _unload_model),
-    ("reload", "model"): (OPERATE, _reload_model),
+    **{(verb, "model"): (OPERATE, partial(_on_model, verb)) for verb in ON_MODEL},
+    **{(verb, "replica"): (OPERATE, partial(_on_replica, verb)) for verb in ON_REPLICA},
     ("pin", "model"): (OPERATE, partial(_change_model, {"pinned": True}, "is kept loaded")),
     ("unpin", "model"): (
         OPERATE,
         partial(_change_model, {"pinned": False}, "is loaded when it is requested"),
     ),
-    ("sleep", "model"): (OPERATE, _sleep_model),
-    ("unload", "replica"): (OPERATE, partial(_on_replica, unload)),
-    ("reload", "replica"): (OPERATE, partial(_on_replica, reload)),
-    ("sleep", "replica"): (OPERATE, partial(_on_replica, put_to_sleep)),
-    ("wake", "replica"): (OPERATE, partial(_on_replica, wake)),
     ("cancel", "job"): (OPERATE, _cancel_job),
     ("drain", "neuron"): (
         CHANGE_NEURON,
