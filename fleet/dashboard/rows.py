@@ -1,7 +1,4 @@
-"""What the board's template prints: text that is ready, and numbers for its bars.
-
-Templates only loop over these: a fleet of a thousand replicas is shown every two seconds.
-"""
+"""What the board's templates print: text that is ready, and numbers for its bars."""
 
 from __future__ import annotations
 
@@ -73,6 +70,10 @@ class ReplicaRow:
     lies_on_hosts: bool
     """Other neurons have stages of it: it may be unloaded, but not sleep or reload in place."""
     progress: ProgressRow | None
+
+    @property
+    def may_sleep(self) -> bool:
+        return self.status == "ready" and not (self.is_kept_loaded or self.lies_on_hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
