@@ -122,7 +122,6 @@ def _curl(target: Target) -> str:
 
 
 def _python(target: Target) -> str:
-    """JSON strings are Python's too."""
     return PYTHON.format(
         url=json.dumps(target.openai_url),
         key=json.dumps(target.key),

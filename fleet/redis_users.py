@@ -113,6 +113,5 @@ def version_problem(client: redis.Redis) -> str | None:
 
 
 def _version(client: redis.Redis) -> tuple[int, int]:
-    """Raises ``redis.RedisError``."""
     major, minor, *_ = str(client.info("server")["redis_version"]).split(".")
     return int(major), int(minor)

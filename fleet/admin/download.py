@@ -194,7 +194,6 @@ def _delete(request: HttpRequest) -> bool:
 
 
 def _show_outcome(request: HttpRequest, download: Download, words: str) -> None:
-    """The broker may have refused the message by now."""
     if download.status == LoadJobStatus.FAILED:
         messages.error(request, f"{download}: {download.failure_message}")
     else:

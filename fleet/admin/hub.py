@@ -107,7 +107,6 @@ def _choices(request: HttpRequest, repository: HubRepository) -> tuple[Choice, .
 
 
 def _add(request: HttpRequest, repository: HubRepository, revision: str | None) -> HttpResponse:
-    """Raises ``CatalogueValueError``."""
     chosen = request.POST.get("offer")
     offer = next((offer for offer in offers_of(repository) if offer.label == chosen), None)
     if offer is None:

@@ -123,7 +123,6 @@ def _stage_in_words(job: LoadJob) -> str:
 
 
 def _amount(job: LoadJob) -> str:
-    """Done of total in the stage's unit, or "" while the total is not known."""
     if not job.progress_total:
         return ""
     if job.progress_unit == "bytes":

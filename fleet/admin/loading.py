@@ -108,7 +108,6 @@ def _words(verb: str, job: LoadJob) -> str:
 
 
 def _started(job: LoadJob, message: str) -> Outcome:
-    """The broker may have refused the job's message by now."""
     if job.status == LoadJobStatus.FAILED:
         return Outcome(messages.ERROR, f"{job}: {job.failure_message}")
     return Outcome(messages.INFO, message, str(job.pk))

@@ -234,7 +234,6 @@ def _reported(replica: Replica, field: str) -> str:
 
 
 def _memory_in_words(report: dict[str, Any]) -> str:
-    """Empty where it was not measured."""
     actual_bytes, estimated_bytes = report.get("actual_bytes", 0), report.get("estimated_bytes", 0)
     if not actual_bytes:
         return ""

@@ -100,7 +100,6 @@ def _stage_memory(report: dict[str, Any]) -> str:
 
 
 def _device(stage: dict[str, Any]) -> str:
-    """``cuda:0``, or ``cuda:0 of attic`` for a stage on another neuron than the engine's."""
     where = f" of {stage['neuron']}" if stage.get("neuron") else ""
     return f"{stage['device']}{where}"
 

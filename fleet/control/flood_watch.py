@@ -88,6 +88,5 @@ class FloodWatch:
                 self._pause()
 
     def _pause(self) -> None:
-        """Redis may hold less after it."""
         self._least_bytes = None
         self._ended.wait(PAUSE_S)

@@ -91,7 +91,6 @@ class FleetWatch:
 
 
 def _waiting(reports: Sequence[WaitingReport]) -> dict[str, Waiting]:
-    """What waits for each model at all gateways together."""
     waiting: dict[str, Waiting] = {}
     for report in reports:
         for model, here in report.models.items():

@@ -132,8 +132,6 @@ def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
 def _listed_models(
     models: Iterable[ModelLine], jobs: JobsOfModels, query: BoardQuery
 ) -> Listing[ModelLine]:
-    """The page of models that was asked for, problems and running jobs first."""
-
     def rank(model: ModelLine) -> int:
         rank = RANKS.get(model.status, LAST_RANK)
         if model.replicas < model.min_replicas or model.has_outdated:

@@ -57,7 +57,6 @@ def _lines(group: list[Attention]) -> list[Attention]:
 
 
 def _first(findings: list[Attention]) -> Attention:
-    """The first finding, with the number of the others about the same object."""
     num_more = len(findings) - 1
     more = f", and {num_more:,} more like it" if num_more else ""
     return replace(findings[0], text=f"{findings[0].text}{more}")
@@ -112,7 +111,6 @@ def _finding_row(finding: Attention) -> FindingRow:
 
 
 def _target(finding: Attention) -> tuple[str, str]:
-    """The address and the link's text. One about a model or a neuron leads to its page."""
     if finding.about and finding.kind in OF_A_NEURON:
         return neuron_url(finding.about), "its page"
     if finding.about and finding.kind in OF_A_MODEL:
@@ -125,5 +123,4 @@ def _target(finding: Attention) -> tuple[str, str]:
 
 @cache
 def _address(url_name: str) -> str:
-    """A fleet whose models all fail has a thousand findings."""
     return reverse(url_name)

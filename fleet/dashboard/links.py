@@ -18,5 +18,4 @@ def neuron_url(name: str) -> str:
 
 @cache
 def _address(url_name: str) -> str:
-    """Reversing a thousand addresses takes too long."""
     return reverse(url_name)

@@ -95,7 +95,6 @@ def _neuron_row(
 
 
 def _memory(devices: Sequence[DeviceLine]) -> str:
-    """The memory of the cards, or of the host where it has none."""
     cards = [device for device in devices if not device.id.startswith("cpu")] or devices
     if not cards:
         return ""
@@ -105,7 +104,6 @@ def _memory(devices: Sequence[DeviceLine]) -> str:
 
 
 def _load(neuron: NeuronLine) -> str:
-    """How many replicas it has; and what they do, where that is known."""
     num = len(neuron.replicas)
     words = f"{num:,} replica{'s' if num != 1 else ''}" if num else "nothing loaded"
     if not num and any(device.held for device in neuron.devices):

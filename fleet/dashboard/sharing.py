@@ -47,7 +47,6 @@ def sharing(request: HttpRequest) -> HttpResponse:
 
 
 def _do(request: HttpRequest) -> None:
-    """Raises ``InvitationError``."""
     if request.POST.get("do") == "close":
         redis_unshare(actor=actor_of(request))
         return

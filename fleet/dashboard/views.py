@@ -150,7 +150,6 @@ def do(request: HttpRequest) -> HttpResponse:
 
 
 def _board(request: HttpRequest, query: BoardQuery, context: dict[str, Any]) -> HttpResponse:
-    """The board with its notices (``context``). The page's address becomes that of the query."""
     board = board_of(fleet_overview(), query)
     shown = context | {"board": board, "shown_choices": SHOWN_CHOICES}
     response = _part(request, "fleet/board.html", shown)

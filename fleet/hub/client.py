@@ -202,7 +202,6 @@ class HubClient:
 
     @contextmanager
     def _named(self, name: str, revision: str | None) -> Iterator[None]:
-        """The hub's errors, in an operator's words."""
         if constants.HF_HUB_OFFLINE:
             raise HubUnavailableError("HF_HUB_OFFLINE is set, so the hub is not asked")
         try:

@@ -43,7 +43,6 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
 
 @contextmanager
 def _described(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
-    """Raises ``LoadError``, ``HubError``, ``PlanUnavailableError``."""
     source = parse_source(spec.source)
     if is_of_hub(spec.source):
         from fleet.hub.client import HubClient  # takes a second, and few processes need it

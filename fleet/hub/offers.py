@@ -167,7 +167,6 @@ def _dense_offer(repository: HubRepository, names: list[str]) -> Offer:
 
 
 def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool) -> Offer:
-    """An offer goes by its quant where only one file has that, else by the file's name."""
     file = variant.quant if is_unique and variant.quant else variant.names[0]
     base = name_of_id(repository.name).removesuffix("-gguf")
     # The families' table takes a seventh of a second to import, in every process of the services.

@@ -52,7 +52,6 @@ def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str,
 
 
 def _understood(neuron: str, payload: bytes) -> CacheReport:
-    """Raises ``ValueError``, which msgspec's errors are."""
     report = decode_cache_report(payload)
     if report.neuron != neuron:
         raise ValueError("it is another neuron's")

@@ -56,7 +56,6 @@ def engine_log(neuron_name: str, model_name: str, num_lines: int = DEFAULT_LINES
 
 
 def _wait_for(neuron_name: str, ask_id: str) -> EngineLogAnswer:
-    """Raises ``EngineLogUnavailableError``, ``SnapshotUnavailableError``."""
     pop = item_pop(engine_log_key(neuron_name, ask_id), max_bytes=MAX_ANSWER_BYTES)
     give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
     try:

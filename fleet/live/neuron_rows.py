@@ -65,7 +65,6 @@ def rows_by_neuron(names: Iterable[str]) -> Mapping[str, NeuronRows]:
 
 
 def _by_neuron(rows: Iterable[OfNeuron]) -> defaultdict[int, list[OfNeuron]]:
-    """Rows by the key of their neuron, in the order given."""
     found: defaultdict[int, list[OfNeuron]] = defaultdict(list)
     for row in rows:
         found[row.neuron_id].append(row)

@@ -139,7 +139,6 @@ def redis_client() -> redis.Redis:
 
 
 def _ask_for_names(client: Any) -> Any:
-    """A pipeline of either kind of client."""
     pipeline = client.pipeline(transaction=False)
     pipeline.zrange(keys.NEURONS, 0, MAX_NEURONS - 1, desc=True)
     pipeline.hgetall(keys.NEURON_DESIRED_STATES)

@@ -85,7 +85,6 @@ def _printable(value: Any) -> Any:
 
 
 def _values(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every text and number, with the name of the field that it is in."""
     if isinstance(value, msgspec.Struct):
         for field in value.__struct_fields__:
             yield from _values(getattr(value, field), field)

@@ -79,7 +79,6 @@ def _ordered(heartbeat: NeuronHeartbeat, orders: LoadOrders) -> NeuronHeartbeat:
 
 
 def _understood(name: str, payload: bytes) -> NeuronHeartbeat:
-    """Raises ``ValueError``, which msgspec's errors are."""
     if len(payload) > MAX_REPORT_BYTES:
         raise ValueError(f"{len(payload)} bytes are over the bound of {MAX_REPORT_BYTES}")
     if len(name) > MAX_NAME_LENGTH:

@@ -334,6 +334,4 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
 
 
 def _age_s(heartbeat: NeuronHeartbeat, moment_unix_s: float | None) -> float | None:
-    """Returns the seconds since that moment by the neuron's own clock, at least 0; ``None`` without
-    a moment."""
     return None if moment_unix_s is None else max(0.0, heartbeat.time_unix_s - moment_unix_s)

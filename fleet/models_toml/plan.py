@@ -157,7 +157,6 @@ def _others(present: Mapping[str, T], named: Collection[str]) -> dict[str, T]:
 def _contradictions(
     document: Document, kept: CatalogueState
 ) -> tuple[dict[str, Remark], dict[str, Remark]]:
-    """The problems of aliases and of models, by name, beside what the file leaves alone."""
     models = {model.name for model in document.models} | kept.models.keys()
     upstreams = {one.name for one in document.upstreams} | kept.upstreams.keys()
     of_aliases: dict[str, Remark] = {}
@@ -232,7 +231,6 @@ def _change(name: str, is_new: bool, changes: tuple[SettingChange, ...]) -> Chan
 
 
 def _differences(before: Any, after: Any, names: Collection[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, earlier and later value of each setting that differs."""
     for name in names:
         earlier, later = getattr(before, name), getattr(after, name)
         if earlier != later:
@@ -263,7 +261,6 @@ def _upstream(entry: UpstreamEntry) -> str:
 
 
 def _model(name: str, settings: CatalogueSettings) -> str:
-    """The settings that differ from the defaults; a table on one line."""
     lines = ["[[models]]", f"id = {to_toml(name)}", f"harness = {to_toml(OUR_HARNESS)}"]
     plain = CatalogueSettings(source="")
     tables: dict[str, list[str]] = {table: [] for table in TABLES}

@@ -156,7 +156,6 @@ def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Itera
 
 
 def _of_broken_workers(refused: Mapping[Refused, int]) -> Iterator[Attention]:
-    """Keys whose requests keep ending what works on them: everybody's answers end with it."""
     for one, number in refused.items():
         if one.code == BROKE_WORKER and number >= BROKEN_WORKERS_NOTICED:
             who = (

@@ -192,7 +192,6 @@ def _device_line(
 
 
 def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]:
-    """What replicas hold on each device, by the device's name in load specs."""
     held: dict[str, list[HeldMemory]] = defaultdict(list)
     for replica in replicas:
         for device in replica.devices:
@@ -229,7 +228,6 @@ def _models(
 def _replicas_of(
     entry: CatalogueEntry, loaded: Mapping[str, list[ReplicaLine]]
 ) -> list[ReplicaLine]:
-    """A model's replicas; an adapter's are those of its base that have loaded it."""
     if entry.base is None:
         return loaded[entry.name]
     return [replica for replica in loaded[entry.base] if entry.name in replica.adapters]

@@ -71,7 +71,6 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
 def _devices(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, is_empty: bool = False
 ) -> list[StageDevice]:
-    """The devices that the model may be on."""
     least_bytes = (entry.min_device_vram_mb or 0) * MIB
     large = {
         (neuron.name, info.kind, info.index)
@@ -139,7 +138,6 @@ class Planning:
         spread: Spread,
         kv_tokens: int,
     ) -> Iterator[Alternative]:
-        """Other plans, each once."""
         known = {_where(chosen)} if isinstance(chosen, StagePlan) else set()
         processors = [one for one in self.devices if one.kind == "cpu"]
         options: list[tuple[str, list[StageDevice], Spread]] = [

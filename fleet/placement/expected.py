@@ -56,7 +56,6 @@ def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> Fle
 
 
 def _without(neuron: NeuronView, models: Collection[str]) -> NeuronView:
-    """The neuron, without its replicas of these models: what they held is free."""
     leaving = [replica for replica in neuron.replicas if replica.model in models]
     if not leaving:
         return neuron
@@ -72,7 +71,6 @@ def _without(neuron: NeuronView, models: Collection[str]) -> NeuronView:
 
 
 def _with_stage(neuron: NeuronView, stage: StageSpec) -> NeuronView:
-    """The neuron, with that stage's memory taken."""
     return replace(
         neuron,
         devices=tuple(

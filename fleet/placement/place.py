@@ -139,7 +139,6 @@ def load_decision(entry: CatalogueEntry, candidate: PlacementCandidate) -> Load:
 
 
 def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
-    """The model's replicas on neurons that take requests."""
     return [
         replica
         for replica in snapshot.replicas_of(model)

@@ -100,7 +100,6 @@ def _barred(entry: CatalogueEntry, capacity: FleetCapacity) -> Reject | None:
 
 
 def _load_failed(entry: CatalogueEntry, failed: Sequence[ReplicaView]) -> Reject:
-    """The failure that may be tried again first speaks for all."""
     oldest = min(failed, key=lambda replica: (retry_in_s(replica), replica.neuron))
     why = oldest.failure.message if oldest.failure else "no reason was given"
     return Reject(
@@ -172,7 +171,6 @@ def _short(
 
 
 def _short_divided(entry: CatalogueEntry, division: Division) -> Reject:
-    """The refusal of a model that no device could hold: what its layers lack."""
     in_all = division.in_all()
     if isinstance(in_all, StageRefusal):
         return Reject(
@@ -204,7 +202,6 @@ def _of_whom(division: Division) -> str:
 
 
 def _larger(entry: CatalogueEntry) -> str:
-    """What would mend a model that is larger than any device."""
     suggestion = SUGGESTIONS["exceeds_device"]
     why = why_not_divided(entry)
     return suggestion if why is None else f"{suggestion} It is not divided over devices: {why}."

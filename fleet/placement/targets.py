@@ -112,7 +112,6 @@ def _groups(targets: Sequence[Target]) -> list[list[int]]:
 
 
 def _holds(target: Target, state: TargetState, queues: Sequence[int], waited_s: float) -> bool:
-    """``queues``: of the targets before it."""
     match target.when:
         case When.ALWAYS:
             return True

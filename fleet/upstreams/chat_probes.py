@@ -105,7 +105,6 @@ def _anthropic_image() -> dict[str, Any]:
 
 
 def _anthropic_blocks(body: Any) -> Any:
-    """All blocks of an answer as one message."""
     blocks = body["content"]
     return {
         "tool_calls": [block for block in blocks if block.get("type") == "tool_use"],
@@ -173,7 +172,6 @@ CHATS: Mapping[Dialect, Chat] = {
 
 
 def _send(asking: Asking, message: Mapping[str, Any], fields: Mapping[str, Any]) -> Answer:
-    """Raises ``UpstreamUnavailableError``."""
     chat = CHATS[asking.dialect]
     messages = [{"role": "user", **message}]
     body = {"model": asking.model, "messages": messages, **chat.always, **fields}
@@ -183,7 +181,6 @@ def _send(asking: Asking, message: Mapping[str, Any], fields: Mapping[str, Any])
 def _message(
     asking: Asking, message: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Raises ``UpstreamUnavailableError``."""
     try:
         found = CHATS[asking.dialect].message(_send(asking, message, fields).json())
     except (LookupError, TypeError, AttributeError):

@@ -132,7 +132,6 @@ def _prices(row: dict[str, Any]) -> dict[str, int | None]:
 
 
 def _price(usd: Any, tokens: int) -> int | None:
-    """``usd``: the price of so many tokens. Returns that of a million."""
     if isinstance(usd, bool) or not isinstance(usd, str | int | float):
         return None
     try:

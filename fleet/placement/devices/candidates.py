@@ -163,7 +163,6 @@ def _cleared(
     *,
     heeds_promises: bool = True,
 ) -> Iterator[PlacementCandidate]:
-    """The devices that have room once replicas that may go have left."""
     model = needs.entry.name
     for neuron, devices in capacities.items():
         each = needs.device_bytes(neuron, kind)

@@ -108,7 +108,6 @@ def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ..
 def _capacities(
     entry: CatalogueEntry, capacity: FleetCapacity, kind: DeviceKind, excluded: Collection[str]
 ) -> Capacities:
-    """The devices of the neurons that may load the entry."""
     return {
         name: devices
         for name, devices in capacity.by_kind[kind].items()

@@ -120,7 +120,6 @@ def _found(
 
 
 def _groups(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candidate]]:
-    """Groups the candidates that one replica may lie on together."""
     if spread == "device":
         return [[one] for one in candidates]
     by_name = sorted(candidates, key=lambda one: one.device.neuron)
@@ -152,7 +151,6 @@ def _neighbours(shares: Sequence[Share]) -> list[Share]:
 
 
 def _with_firsts(shares: Sequence[Share]) -> list[tuple[Share, int]]:
-    """Each with its first layer."""
     first, pairs = 0, []
     for share in shares:
         pairs.append((share, first))
@@ -167,7 +165,6 @@ def _wanted_blocks(memory: LayerMemory) -> int:
 
 
 def _most_blocks(memory: LayerMemory, shares: Sequence[Share]) -> int:
-    """Returns how many blocks the smallest stage has room for."""
     numbers = []
     for share, first in _with_firsts(shares):
         empty = _stage(memory, share, first, num_blocks=0)
@@ -283,7 +280,6 @@ def _divided(
 
 
 def _without_a_layer(device: StageDevice, costs: ModelCosts) -> StageDevice:
-    """The device, with room for less than all layers."""
     most_bytes = costs.weight_bytes.on(device.kind) + STAGE_BYTES[device.kind]
     least_layer = min(
         layer.weight_bytes.on(device.kind) + layer.expert_bytes.on(device.kind)

@@ -125,7 +125,6 @@ class Search:
         return self._best
 
     def _fill(self, candidates: Sequence[Candidate]) -> None:
-        """Offers these, filled one after another."""
         left, seconds, shares = self._num_layers, 0.0, list[Share]()
         for one in candidates:
             seconds, most = self._start(one, seconds, shares)

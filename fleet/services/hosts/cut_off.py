@@ -161,7 +161,6 @@ def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> dict[str, NeuronK
 
 
 def _excess(client: redis.Redis, names: Sequence[bytes]) -> str:
-    """Why what it has written is too much, in words; empty where it is not."""
     if len(names) > MAX_NEURON_KEYS:
         return f"it has written over {MAX_NEURON_KEYS} keys"
     events = [name for name in names if is_events_key(name)]
@@ -189,7 +188,6 @@ def _of_gone_gateways(client: redis.Redis, events: Sequence[bytes]) -> list[byte
 
 
 def _untaken_excess(name: str, num_bytes: int, now_s: float) -> str:
-    """Why what it leaves of what it was sent is too much, in words; empty where it is not."""
     if not _lasts(name, "untaken", num_bytes > MAX_UNTAKEN_BYTES, now_s):
         return ""
     return (
@@ -199,7 +197,6 @@ def _untaken_excess(name: str, num_bytes: int, now_s: float) -> str:
 
 
 def _connection_excess(name: str, sizes: Sequence[int], now_s: float) -> str:
-    """Why its connections are too many or hold too much, in words; empty where they do not."""
     if len(sizes) > MAX_CONNECTIONS:
         return f"it has {len(sizes)} connections to Redis, {MAX_CONNECTIONS} at most"
     num_bytes = sum(sizes)
@@ -223,7 +220,6 @@ def _lasts(name: str, what: str, is_excess: bool, now_s: float) -> bool:
 
 
 def _connections(client: redis.Redis) -> defaultdict[str, list[int]]:
-    """Returns, by neuron, how many bytes Redis holds for each of its connections."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for one in client.client_list():
         if one["user"].startswith(USER_PREFIX):

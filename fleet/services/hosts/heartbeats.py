@@ -320,7 +320,6 @@ def _differs(row: models.Model, values: dict[str, Any]) -> bool:
 
 
 def _write(row: models.Model, values: dict[str, Any]) -> None:
-    """Writes the columns that differ, and nothing when none do."""
     changed = [name for name, value in values.items() if getattr(row, name) != value]
     for name in changed:
         setattr(row, name, values[name])

@@ -274,7 +274,6 @@ def redis_unshare(*, actor: Actor) -> None:
 
 
 def _listen(share: Share | None) -> None:
-    """Raises ``InvitationError``."""
     words = ("port", "0") if share is None else ("bind", share.host, "port", str(share.port))
     try:
         client: Any = live.redis_client()  # CONFIG SET has no types
@@ -289,7 +288,6 @@ def _listen(share: Share | None) -> None:
 
 
 def _ensure_private() -> None:
-    """Raises ``InvitationError``."""
     if not _is_private():
         raise InvitationError("only the private Redis of serve can be opened from here")
 

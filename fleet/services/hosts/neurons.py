@@ -120,7 +120,6 @@ def _models_to_restore(neuron_name: str) -> list[str]:
 
 
 def _at_home_elsewhere(neuron_name: str) -> set[str]:
-    """Returns the models about to be loaded again on other neurons that are online."""
     online = Neuron.objects.filter(status=NeuronStatus.ONLINE).exclude(name=neuron_name)
     homes = {*online.values_list("name", flat=True)}
     return {one for name, models in models_to_restore().items() if name in homes for one in models}
@@ -270,7 +269,6 @@ def _set_desired(
     detail: dict[str, Any] | None = None,
     **values: Any,
 ) -> NeuronWish:
-    """Write, audit and publish the desired state, unless it is unchanged."""
     with transaction.atomic():
         desired = NeuronWish.objects.select_for_update().filter(neuron_name=neuron_name).first()
         if desired is None:

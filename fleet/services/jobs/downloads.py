@@ -195,7 +195,6 @@ def _send_cancel_or_undo(download: Download, entry: AuditEntry) -> None:
 
 
 def _somewhere(source: str, snapshot: FleetSnapshot, pinned_on: Sequence[str]) -> str:
-    """Raises ``PlacementRefusedError``, ``SnapshotUnavailableError``."""
     reports = read_cache_reports(live.redis_client(), [neuron.name for neuron in snapshot.neurons])
     name = download_neuron(source, snapshot, reports, pinned_on)
     if name is None:
@@ -309,7 +308,6 @@ def downloads_expire(*, now: datetime | None = None) -> int:
 
 
 def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
-    """The failure of an active download that no neuron works on; ``None``: one does."""
     neuron, reported_at = download.neuron, download.reported_at
     if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - AWAY_TIMEOUT:
         return neuron_away(neuron, download.created_at, "download")
@@ -345,7 +343,6 @@ def _advance(download: Download, state: CacheJobState | None, now: datetime) -> 
 
 
 def _progress_values(download: Download, progress: LoadProgress | None) -> dict[str, Any]:
-    """The columns that changed."""
     if progress is None or progress.unit != "bytes" or progress.stage is LoadStage.DONE:
         return {}
     values = {

@@ -174,7 +174,6 @@ def _neurons_with(model_name: str) -> list[Neuron]:
 
 
 def _neurons_with_adapter(adapter: CatalogueModel) -> list[Neuron]:
-    """The neurons on which the adapter is loaded beside its base now."""
     bases = Replica.objects.filter(model_name=adapter.settings().base).select_related("neuron")
     return [replica.neuron for replica in bases if adapter.name in replica.adapters]
 
@@ -207,7 +206,6 @@ def load_jobs_expire(*, now: datetime | None = None) -> int:
 
 
 def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
-    """The failure of an active job that no neuron works on; ``None``: one does."""
     neuron = job.neuron
     if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - SILENCE_TIMEOUT:
         return neuron_away(neuron, job.created_at, "job")

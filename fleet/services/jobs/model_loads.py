@@ -176,7 +176,6 @@ def _refusal(decision: Reject) -> FleetError:
 
 
 def _check_device_sizes(entry: CatalogueEntry, neuron: NeuronView, devices: Sequence[str]) -> None:
-    """Raises ``PlacementRefusedError`` for a named device that ``min_device_vram_mb`` rules out."""
     least_bytes = Needs(entry).least_total_bytes
     for device in neuron.devices:
         is_card = device.kind == "cuda"

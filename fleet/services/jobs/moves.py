@@ -271,7 +271,6 @@ def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
 
 
 def _was_asked_for_later(job: LoadJob, job_id: str) -> bool:
-    """Whether the present replica was loaded by a job after this one."""
     try:
         pk = uuid.UUID(job_id)
     except ValueError:

@@ -103,7 +103,6 @@ def jobs_known() -> Jobs:
 
 
 def _begin(action: Action) -> None:
-    """Raises ``FleetError``."""
     match action:
         case Load():
             placed_load_start(actor=CONTROL, load=action, may_be_one_more=True)

@@ -110,7 +110,6 @@ def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) 
 
 
 def _keep_stages(job: LoadJob, entry: CatalogueEntry, snapshot: FleetSnapshot) -> None:
-    """A model that is divided over devices is divided alike when it is loaded in place."""
     neuron = snapshot.neuron(job.neuron.name)
     replica = None if neuron is None else neuron.replica_of(job.model_name)
     stages = held_stages(entry, replica)
@@ -120,7 +119,6 @@ def _keep_stages(job: LoadJob, entry: CatalogueEntry, snapshot: FleetSnapshot) -
 
 
 def _has_as_much_room(load: Load, snapshot: FleetSnapshot, replica: ReplicaView) -> bool:
-    """Whether the model could do as much there as it does where it is."""
     neuron = snapshot.neuron(load.neuron)
     devices = () if neuron is None else neuron.devices
     free = [one.free_memory_bytes for one in devices if device_name(one) in load.devices]

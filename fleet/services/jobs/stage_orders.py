@@ -175,7 +175,6 @@ def _order(
     links: StageLinks,
     identity: LinkIdentity,
 ) -> LoadSpec:
-    """What the neuron of one stage is sent. ``stage``: as the job has it."""
     return msgspec.structs.replace(
         whole,
         devices=[stage.device],

@@ -246,7 +246,6 @@ def load_job_progress(
 
 
 def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime) -> dict[str, Any]:
-    """The columns that changed; empty when none did."""
     if progress is None:
         return {}
     values: dict[str, Any] = {

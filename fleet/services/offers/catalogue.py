@@ -131,8 +131,6 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
 
 
 def _pinned_on_check(model: CatalogueModel) -> None:
-    """Raises ``CatalogueValueError`` for a newly named host that has neither reported nor been
-    invited."""
     before = CatalogueModel.objects.filter(pk=model.pk).first()
     named = {*model.settings().pinned_on} - {*(before.settings().pinned_on if before else ())}
     if not named:
@@ -151,7 +149,6 @@ def _pinned_on_check(model: CatalogueModel) -> None:
 
 
 def _base_check(model: CatalogueModel) -> None:
-    """Raises ``CatalogueValueError``."""
     base = model.settings().base
     if base is None:
         return
@@ -167,7 +164,6 @@ def _base_check(model: CatalogueModel) -> None:
 
 
 def _upstream_check(model: CatalogueModel) -> None:
-    """Raises ``CatalogueValueError``."""
     settings = model.settings()
     served = upstream_of(settings.source)
     for name in settings.upstream_names:
@@ -177,7 +173,6 @@ def _upstream_check(model: CatalogueModel) -> None:
 
 
 def _target_prices_check(settings: CatalogueSettings) -> None:
-    """Raises ``CatalogueValueError``."""
     for target in parse_targets(settings.targets):
         served = target.upstream_model
         if target.prices is None or not target.prices.are_upstreams or served is None:

@@ -100,7 +100,6 @@ def _model_set(actor: Actor, change: Change, wanted: CatalogueSettings) -> None:
 
 
 def _alias_set(actor: Actor, name: str, model: CatalogueModel) -> None:
-    """One that went with its model is made again."""
     alias = Alias.objects.filter(name=name).first()
     if alias is None:
         alias_create(actor=actor, name=name, model=model)

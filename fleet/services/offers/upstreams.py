@@ -127,7 +127,6 @@ def upstream_check(*, upstream: Upstream) -> None:
 
 
 def _check_its_models(upstream: Upstream) -> None:
-    """What its models do not allow is refused here. Raises ``UpstreamValueError``."""
     models = selectors.models_of_upstream(upstream.name)
     for model in models:
         settings = model.settings()
@@ -153,7 +152,6 @@ def _check_its_models(upstream: Upstream) -> None:
 
 
 def _key_set(upstream: Upstream, key: str) -> None:
-    """Raises ``UpstreamValueError``."""
     check_secret(key)
     upstream.sealed_secret = seal(key, settings.SECRET_KEY) if key else ""
 
