@@ -42,7 +42,6 @@ KEY_NAME = "first key"
 MAKES_KEYS = "metering.add_apikey"
 MAKES_ACCOUNTS = "metering.add_account"
 NO_MODEL = "MODEL"
-"""Stands in snippets where the catalogue is empty."""
 
 SHOWN_CLIENTS = {"claude": "Claude Code", "opencode": "opencode", "open-webui": "Open WebUI"}
 QUESTION = "What is the capital of France?"
@@ -65,7 +64,6 @@ class FirstSteps:
     has_host: bool
     """Whether there is a second host, or an invitation of one."""
     has_person: bool
-    """Whether there is a second person."""
     accounts: tuple[str, ...]
     """The accounts that a key can be made for. Empty: ``FIRST_ACCOUNT`` is made with the key."""
 

@@ -172,7 +172,6 @@ def _upstream_prices(entry: CatalogueEntry, rows: Mapping[str, Upstream]) -> dic
 
 
 catalogue_cache = CatalogueCache(_read_catalogue)
-"""This process' cache of the catalogue."""
 
 
 def nameable_models() -> tuple[str, ...]:

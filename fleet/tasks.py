@@ -26,7 +26,6 @@ from metering.series.store import figures_add
 logger = logging.getLogger(__name__)
 
 watch = FleetWatch()
-"""What this process has seen of the fleet."""
 samples = Samples()
 """The figures of minutes that this process has seen and not stored yet."""
 CONNECTING_S = 15.0

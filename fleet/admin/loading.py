@@ -61,7 +61,6 @@ WORDS = {
     "sleep": "{model} on {neuron} falls asleep",
     "wake": "Waking {model} on {neuron}",
 }
-"""Verb -> what is shown where its job has started."""
 ON_REPLICA: dict[str, Callable[..., LoadJob]] = {
     "unload": services.unload_job_start,
     "reload": services.reload_job_start,

@@ -97,7 +97,6 @@ class CheckedForm(AnyForm):
 
 
 SURE = "sure"
-"""The field of the second POST."""
 
 Action = Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]
 
@@ -124,7 +123,6 @@ def asking_first(action: Action) -> Action:
 
 
 Address = Callable[[str], str]
-"""Name -> the address of its page."""
 
 
 def linked(name: str, address: Address, text: str | None = None) -> SafeString | str:

@@ -291,7 +291,6 @@ SETTINGS_OF_TOKENS = frozenset(
         "output_price_micro_usd",
     }
 )
-"""Settings of models whose requests have tokens."""
 
 
 def check_task(settings: CatalogueSettings) -> None:

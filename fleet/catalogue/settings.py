@@ -499,4 +499,3 @@ DEFAULTS: dict[str, SettingValue] = {
     for described in fields(CatalogueSettings)
     if described.default is not MISSING
 }
-"""The default of every setting that has one, by the setting's name."""

@@ -34,7 +34,6 @@ OF_TOKENS = ("input_price", "output_price")
 CACHED_INPUT = "cached_input_price"
 OF_UNITS = ("request_price", "unit_price")
 OF_UPSTREAM = "upstream_prices"
-"""The prices that the upstream names of its model."""
 
 
 @dataclass(frozen=True, slots=True)

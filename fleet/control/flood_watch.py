@@ -38,7 +38,6 @@ class FloodWatch:
         self._client = client
         self._measure = measure
         self._least_bytes: int | None = None
-        """Redis has held since the last look."""
         self._ended = threading.Event()
         self._thread: SupervisedThread | None = None
 

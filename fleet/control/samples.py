@@ -20,7 +20,6 @@ from metering.series.steps import MINUTE_S, floor_s
 logger = logging.getLogger(__name__)
 
 MAX_MINUTES = 60
-"""How many wait for a database that is away; then the oldest are dropped."""
 
 
 class Samples:

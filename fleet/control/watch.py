@@ -30,7 +30,6 @@ class Watched:
     """The fleet, with the neurons that are absent for now."""
     observed: Observed
     gone_gateways: tuple[str, ...]
-    """Gateways that have fallen silent: their reports can go."""
 
 
 class FleetWatch:

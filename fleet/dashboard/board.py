@@ -41,7 +41,6 @@ from metering.money import cost_text
 from metering.requests.links import requests_url
 
 MAX_JOBS = 3
-"""The most jobs that are shown of a model that is outdated."""
 MODELS_A_PAGE = 12
 NEURONS_A_PAGE = 6
 MAX_AUDIT_LINES = 5

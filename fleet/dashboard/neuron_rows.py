@@ -19,7 +19,6 @@ NUM_COLORS = 6
 NUM_UNFOLDED = 3
 """Neurons are unfolded in fleets of as many or fewer."""
 MAX_REPLICAS = 20
-"""The most replicas that an unfolded neuron shows."""
 AWAY = "away"
 ORDER = ("online", "draining", "refused", AWAY)
 REPLICA_ID = 1234567890

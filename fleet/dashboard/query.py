@@ -23,7 +23,6 @@ class Shown(StrEnum):
     ALL = ""
     LOADED = "loaded"
     ACTIVE = "active"
-    """A job is under way."""
     PROBLEMS = "problems"
     UNLOADED = "unloaded"
 
@@ -31,11 +30,9 @@ class Shown(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardQuery:
     models: str = ""
-    """Part of the names of the models."""
     shown: Shown = Shown.ALL
     models_page: int = 1
     neurons: str = ""
-    """Part of the names of the neurons."""
     neurons_page: int = 1
     flipped: frozenset[str] = frozenset()
     """Neurons that are folded where they would be unfolded, and the reverse."""
@@ -103,7 +100,6 @@ class Listing(Generic[Line]):
     page: int
     num_pages: int
     num_lines: int
-    """How many lines there are on all pages."""
 
 
 def page_of(

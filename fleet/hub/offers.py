@@ -33,13 +33,11 @@ class HubRepository:
     """The source's: ``huggingface``, or a named one's."""
     commit: str
     sizes: Mapping[str, int]
-    """File name -> bytes."""
     is_gated: bool = False
     gguf_architecture: str | None = None
     """The architecture that the hub read in the headers of its GGUF files; ``None``: it is not
     reported."""
     safetensors_problem: str | None = None
-    """Why this build does not run its safetensors."""
     access_problem: str | None = None
     """Why the hub does not show them to us, in a sentence."""
 
@@ -56,11 +54,9 @@ class Offer:
     file: str | None
     label: str
     model_name: str
-    """What it could be named in the catalogue."""
     names: tuple[str, ...]
     """The names of the offer's weight files, and last of its ``projector``."""
     num_bytes: int
-    """The size of all its files together."""
     problem: str | None
     """Why this build does not run it; ``None``: nothing speaks against it."""
     access_problem: str | None = None

@@ -21,7 +21,6 @@ class OfferedModels:
     catalogue is read again."""
 
     entries: tuple[CatalogueEntry, ...]
-    """Sorted by name."""
     by_name: dict[str, CatalogueEntry]
     """Models that can be loaded: without aliases and adapters."""
     by_any_name: dict[str, CatalogueEntry]

@@ -48,7 +48,6 @@ class KnownDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kind: Literal["cpu", "cuda"]
     total_memory_bytes: int
     name: str = ""
-    """Empty where it is not published."""
 
 
 class KnownHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

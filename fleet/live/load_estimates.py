@@ -12,7 +12,6 @@ from fleet.live.snapshot import remaining_s
 from inference.protocol.load_progress import LoadStage
 
 BEFORE_ENGINE = frozenset({LoadStage.QUEUED, LoadStage.DOWNLOADING})
-"""Stages in which no engine of the load runs yet."""
 OF_A_LOAD = frozenset(
     {LoadStage.STARTING, LoadStage.PREFLIGHT, LoadStage.WEIGHTS, LoadStage.WARMUP}
 )

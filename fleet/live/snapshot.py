@@ -37,7 +37,6 @@ NO_STATS = EngineStats(
     prefill_tokens_per_s=0.0,
     last_forward_unix_s=None,
 )
-"""The figures of an engine that has not reported yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,6 @@ class ReplicaView:
     """Prompt tokens served from the prefix cache since its engine started."""
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
-    """The count of ``EngineStats`` of the same name."""
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     last_forward_age_s: float | None = None
@@ -79,7 +77,6 @@ class ReplicaView:
     capabilities: tuple[Capability, ...] = ()
     """What the loaded model can do; empty until it is loaded."""
     max_output_tokens: int | None = None
-    """The bound on an answer that its neuron enforces."""
     failure: LoadFailure | None = None
     spec_digest: str = ""
     """The digest of the spec that it was loaded from; empty where the neuron does not report it."""
@@ -155,7 +152,6 @@ class NeuronView:
     is_ready: bool = True
     """``False``: it lacks threads that requests need. Nothing is placed or routed there."""
     is_admitted: bool = True
-    """False: nothing is placed or routed there."""
     speaks_our_protocol: bool = True
     """False: its build is too old or too new for this one. Nothing is placed or routed there."""
     stage_host: str = ""

@@ -95,7 +95,6 @@ class StageLoad:
     job_id: str
     model: str
     neuron: str
-    """The engine's."""
     stages: Sequence[StageSpec]
     is_late: bool
     """Whether it was ordered so long ago that every neuron has picked its order up."""

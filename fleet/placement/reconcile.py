@@ -66,7 +66,6 @@ BACKOFF = Backoff(first_s=10.0, max_s=600.0)
 QUEUE_LONG_S = 10.0
 """A queue that has been long for this long calls for another replica."""
 LONG_QUEUE = 4
-"""Requests that wait at each of a model's replicas."""
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
 NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
 MOVE_IDLE_S = 2.0

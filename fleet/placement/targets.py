@@ -51,7 +51,6 @@ class TargetState:
     is_ready: bool
     """A request can begin there at once."""
     queue: int
-    """Requests that wait for it."""
     num_requests: int
     """Requests that wait or run there."""
 
@@ -163,7 +162,6 @@ def _queue(replica: ReplicaView, sent: Mapping[str, int]) -> int:
 
 
 CALLERS_OWN = frozenset({400, 401, 403, 404, 413, 429})
-"""Statuses of errors that another target would not mend."""
 NEVER_RAN = UNACCEPTED | {"queue_full", "queue_timeout", "vision_unsupported"}
 """Codes of engines and neurons that have not begun a request."""
 OF_UPSTREAMS = frozenset(

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     import httpx2
 
 TIMEOUT_S = 15.0
-"""One probe takes as long at most."""
 MAX_BYTES = 1024 * 1024
 MAX_TOKENS = 64
 RED_PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAJ0lEQVR42u3NsQkAAA"
     "jAsP7/tF7hIASyp6lTCQQCgUAgEAgEgi/BAjLD/C5w/SM9AAAAAElFTkSuQmCC"
 )
-"""Base64 of a red square."""
 NUMBERS = (3, 7, 11)
 SCHEMA = {
     "type": "object",

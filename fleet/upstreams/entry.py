@@ -24,7 +24,6 @@ class UpstreamEntry:
     sealed_secret: str = field(default="", repr=False)
     """Empty: it is sent none."""
     leaves_network: bool = False
-    """Whether requests to it leave the operator's network."""
     concurrency: int = DEFAULT_CONCURRENCY
     """How many requests each gateway sends it at once; the others wait."""
     connect_timeout_s: int = DEFAULT_CONNECT_TIMEOUT_S

@@ -24,7 +24,6 @@ NAMES = {
     "transcription": re.compile(r"whisper|transcri|parakeet|canary", re.IGNORECASE),
     "image_generation": re.compile(r"image|dall-e|diffusion|sdxl|flux", re.IGNORECASE),
 }
-"""Parts of the names of each probe's models."""
 
 
 NO_CHAT = re.compile(r"embed|rerank|bge|babbage|davinci|realtime|sora|codex", re.IGNORECASE)

@@ -32,7 +32,6 @@ MODELS = "models"
 class Probe:
     what: str
     works: bool | None
-    """``None``: it was not tested."""
     detail: str = ""
 
 
@@ -42,7 +41,6 @@ class Probed:
     models: tuple[KnownModel, ...] | None
     """``None``: the endpoint did not list them."""
     model: str = ""
-    """Which one was tested."""
 
 
 def probe(

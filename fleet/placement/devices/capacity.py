@@ -105,7 +105,6 @@ class FleetCapacity:
         self.by_kind: dict[DeviceKind, dict[str, list[DeviceCapacity]]] = {"cuda": {}, "cpu": {}}
         """The devices of each neuron that may load, by its name."""
         self.without_cards: dict[str, str] = {}
-        """Neurons whose cards cannot be used, with why."""
         for neuron in snapshot.neurons:
             if neuron.may_load:
                 if neuron.cuda_unavailable:

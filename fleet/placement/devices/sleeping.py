@@ -16,7 +16,6 @@ from inference.protocol.heartbeat import ReplicaStatus
 COST_OF_WAKING = 0.2
 """The part of a load from files that waking takes: at most a fifth of its time."""
 HOST_SHARE_KEPT = 0.1
-"""The part of a host's memory that neurons keep free of weights that sleep."""
 SLEEP_AGAIN_S = 60.0
 """How long after its neuron refused a model does not sleep by itself. Until then an idle one is
 unloaded."""

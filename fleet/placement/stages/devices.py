@@ -22,7 +22,6 @@ GB, TERA = 10**9, 10**12
 @dataclass(frozen=True, slots=True)
 class Speed:
     bytes_per_s: float
-    """The bandwidth of its memory."""
     flops_per_s: float
 
 
@@ -51,7 +50,6 @@ BY_KIND: Mapping[Kind, Speed] = {
     "cuda": Speed(300 * GB, 60 * TERA),  # the L4's, the slowest of its generation
     "cpu": Speed(51.2 * GB, 0.77 * TERA),
 }
-"""The speed of a device whose name is in no list, by kind."""
 BY_NAME: Mapping[str, Speed] = {
     "H200": Speed(4800 * GB, 989 * TERA),
     "H100 PCIe": Speed(2000 * GB, 756 * TERA),

@@ -33,7 +33,6 @@ from fleet.placement.stages.step_times import StepTimes
 from inference.loading.costs.model_costs import ModelCosts
 
 MANY = 16
-"""Requests at once."""
 TOKENS_PER_REQUEST = 1024
 """The number of tokens whose keys and values a request is taken to have."""
 

