@@ -30,7 +30,11 @@
     ├── UpstreamUnavailableError      502 upstream_failed      retryable
     ├── BrokerUnavailableError        503 broker_away          retryable
     ├── CatalogueChangedError         409 catalogue_changed
-    └── SnapshotUnavailableError      503 fleet_unavailable    retryable
+    ├── SnapshotUnavailableError      503 fleet_unavailable    retryable
+    └── HubError                      the hub gave no answer
+        ├── HubUnavailableError       503 hub_unavailable      retryable
+        ├── RepositoryUnknownError    404 repository_not_found
+        └── UnknownSourceError        400 unknown_source
 
 Messages are written for people. Imports nothing, so that pure code can raise these.
 """
@@ -255,3 +259,23 @@ class SnapshotUnavailableError(FleetError):
     http_status = 503
     code = "fleet_unavailable"
     retryable = True
+
+
+class HubError(FleetError):
+    code = "hub_error"
+
+
+class HubUnavailableError(HubError):
+    http_status = 503
+    code = "hub_unavailable"
+    retryable = True
+
+
+class RepositoryUnknownError(HubError):
+    http_status = 404
+    code = "repository_not_found"
+
+
+class UnknownSourceError(HubError):
+    http_status = 400
+    code = "unknown_source"

@@ -16,11 +16,11 @@ from fleet.api import original_shapes as shapes
 from fleet.api.access import Call, FleetView, body_of, problem_of, text_in
 from fleet.catalogue.outdated import is_outdated
 from fleet.errors import FleetError, PlacementRefusedError, UnknownModelError
-from fleet.job_waiting import wait_for_job
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.live import reading as live
 from fleet.models import LoadJob
 from fleet.placement import Load, place
+from fleet.services.jobs.steps import wait_for_job
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from metering.api.problems import ProblemError, note_refusal
 from metering.api.schema import ROWS

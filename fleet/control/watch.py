@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from fleet.live.absences import Absences
+from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot
-from fleet.live.time_slices import TimeSlice
 from fleet.placement.decisions import Observed, Waiting
 from fleet.placement.reconcile import is_queue_long
 from inference.protocol.heartbeat import WaitingReport

@@ -31,7 +31,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
+from fleet.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
 from fleet.hub.offers import HubRepository
 from inference.loading.embedding.embedding_config import check_directory_config
 from inference.loading.sources.deadline import DeadlineError, within

@@ -1,11 +1,18 @@
-"""The state that the operator wants of each neuron, which the control plane publishes beside the
-heartbeats, with the last known facts of the host.
+"""What the control plane publishes beside the heartbeats: the state that the operator wants of each
+neuron, with the last known facts of the host, and time slices.
 
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
                             neuron's name ─▶ DesiredState, POLICY_FIELD ─▶ AdmissionPolicy
 
 The rows are the truth. The hash is written again with every tick of the control, so a Redis that
-came back empty has it a second later. Pure: knows no Redis and no database.
+came back empty has it a second later.
+
+    control decides ─▶ helexa:turns ─▶ every gateway's snapshot ─▶ placement keeps the room
+
+A time slice is promised when replicas that are in use begin to drain, on devices that more models
+are requested for than fit. The room stays promised until the waiting model is loaded there.
+
+Pure: knows no Redis and no database.
 """
 
 from __future__ import annotations
@@ -111,3 +118,26 @@ def decode_desired_states(fields: Mapping[bytes | str, bytes | str]) -> DesiredS
 
 def _text(word: bytes | str) -> str:
     return word.decode(errors="replace") if isinstance(word, bytes) else word
+
+
+class TimeSlice(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    neuron: str
+    devices: tuple[str, ...]
+    device_bytes: int
+    """Promised on each of them, where ``stage_bytes`` has no other size."""
+    stage_bytes: tuple[int, ...] = ()
+    """The bytes promised on each, in their order, where the model is divided over them."""
+    evicted: tuple[str, ...] = msgspec.field(default=(), name="victims")
+    """The models that are evicted for it."""
+    age_s: float = 0.0
+    """Seconds since the slice was given."""
+
+    def promised_on(self, device: str) -> int:
+        if not self.stage_bytes:
+            return self.device_bytes
+        return self.stage_bytes[self.devices.index(device)]
+
+
+encode_time_slices = msgspec.json.Encoder().encode
+decode_time_slices = msgspec.json.Decoder(tuple[TimeSlice, ...]).decode

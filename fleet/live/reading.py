@@ -21,7 +21,14 @@ import redis.asyncio
 from django.conf import settings
 
 from fleet.errors import SnapshotUnavailableError
-from fleet.live.desired_state import NO_DESIRED_STATES, DesiredStates, decode_desired_states
+from fleet.live.desired_state import (
+    NO_DESIRED_STATES,
+    DesiredStates,
+    TimeSlice,
+    decode_desired_states,
+    decode_time_slices,
+    encode_time_slices,
+)
 from fleet.live.load_orders import load_orders
 from fleet.live.neuron_reads import (
     NeuronValueError,
@@ -32,7 +39,6 @@ from fleet.live.neuron_reads import (
 )
 from fleet.live.reports import MAX_REPORT_BYTES, Report, read_report
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
-from fleet.live.time_slices import TimeSlice, decode_time_slices, encode_time_slices
 from inference.logs.throttled import ThrottledLog
 from inference.protocol import keys
 from inference.protocol.heartbeat import WaitingReport, decode_waiting_report

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from fleet.live.desired_state import NO_DESIRED_STATES, Admission, DesiredStates
-from fleet.live.time_slices import TimeSlice
+from fleet.live.desired_state import NO_DESIRED_STATES, Admission, DesiredStates, TimeSlice
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,

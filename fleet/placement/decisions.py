@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import IdleAction
-from fleet.live.time_slices import TimeSlice
+from fleet.live.desired_state import TimeSlice
 from inference.protocol.load import StageSpec
 
 Catalogue = Mapping[str, CatalogueEntry]

@@ -11,9 +11,9 @@ from dataclasses import replace
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import TimeSlice
 from fleet.live.measurements import DeviceKind
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.live.time_slices import TimeSlice
 from fleet.placement.decisions import Load
 from fleet.placement.devices.capacity import devices_of, freed_on
 from fleet.placement.devices.needs import Needs

@@ -27,8 +27,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.live.time_slices import TimeSlice
 from fleet.placement.decisions import (
     Action,
     Assignment,

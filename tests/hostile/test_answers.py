@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import redis.asyncio
 
-from fleet.live.report_bounds import MAX_CONTEXT_TOKENS
+from fleet.live.reports import MAX_CONTEXT_TOKENS
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
 from inference.gateway.request.token_bounds import DEFAULT_OUTPUT_TOKENS

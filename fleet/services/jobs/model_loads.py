@@ -22,6 +22,7 @@ from fleet.errors import (
     CannotSleepError,
     CudaUnavailableError,
     FleetError,
+    HubError,
     ModelAlreadyLoadedError,
     ModelPinnedError,
     ModelRecoveringError,
@@ -30,7 +31,6 @@ from fleet.errors import (
     ReplicaNotFoundError,
     ServedByUpstreamError,
 )
-from fleet.hub.errors import HubError
 from fleet.hub.layer_costs import entry_costs
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind
 from fleet.live import reading as live

@@ -16,7 +16,7 @@ from fleet import selectors
 from fleet.control.watch import Watched
 from fleet.errors import FleetError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
-from fleet.live.time_slices import TimeSlice
+from fleet.live.desired_state import TimeSlice
 from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.placement.decisions import Action, Jobs, Plan, Sleep, Unload, stage_evictions

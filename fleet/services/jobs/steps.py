@@ -14,6 +14,7 @@ A request for an active job returns that job; a load with another spec replaces 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
@@ -263,3 +264,23 @@ def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime)
         elif job.engine_started_at is None:
             changed["engine_started_at"] = now
     return changed
+
+
+LOOK_EVERY_S = 0.5
+
+
+def wait_for_job(
+    job: LoadJob,
+    *,
+    timeout_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Whether it has ended by then; ``job`` is as it was last seen."""
+    deadline_s = clock() + timeout_s
+    while job.is_active:
+        if clock() >= deadline_s:
+            return False
+        sleep(LOOK_EVERY_S)
+        job.refresh_from_db()
+    return True

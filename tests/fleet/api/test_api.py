@@ -294,7 +294,7 @@ def test_the_schema_is_whole_and_its_page_asks_no_other_host(reader: Api) -> Non
 
 
 def test_waiting_for_a_job_gives_up(model, beat, sent) -> None:
-    from fleet.job_waiting import wait_for_job
+    from fleet.services.jobs.steps import wait_for_job
 
     beat()
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")

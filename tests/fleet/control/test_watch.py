@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from fleet.control.watch import GATEWAY_SILENCE_S, FleetWatch
 from fleet.live.absences import GRACE_S, Absences
+from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot
-from fleet.live.time_slices import TimeSlice
 from inference.protocol.heartbeat import WaitingModel, WaitingReport
 from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from fleet.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.client import HubClient
-from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import offers_of
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fleet.errors import HubUnavailableError
 from fleet.hub import client
 from fleet.hub.client import HubClient
-from fleet.hub.errors import HubUnavailableError
 from inference.loading.sources import hub
 from inference.loading.sources.deadline import DeadlineError, within
 from inference.loading.sources.hub import HuggingFaceHub

@@ -12,9 +12,13 @@ from django.urls import reverse
 
 from fleet import services
 from fleet.catalogue.rules import check_source
-from fleet.errors import CatalogueValueError
+from fleet.errors import (
+    CatalogueValueError,
+    HubUnavailableError,
+    RepositoryUnknownError,
+    UnknownSourceError,
+)
 from fleet.hub.client import HubClient
-from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError, UnknownSourceError
 from fleet.hub.offers import offers_of
 from fleet.models import CatalogueModel
 from fleet.models_toml import read_document

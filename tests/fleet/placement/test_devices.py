@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import Absence
-from fleet.live.time_slices import TimeSlice
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
 from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
 from fleet.placement.refusals import SUGGESTION

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
+from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.live.time_slices import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.placement import Load, Reject, Wait, place, place_on
 from fleet.placement.decisions import Jobs, Observed, Waiting
 from fleet.placement.devices.needs import Needs

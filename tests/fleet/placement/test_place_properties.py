@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet import catalogue, placement
 from fleet.catalogue import CatalogueEntry
-from fleet.live import absences, measurements, snapshot, time_slices
+from fleet.live import absences, measurements, snapshot
 from fleet.live.snapshot import FleetSnapshot, NeuronView
 from fleet.placement import Reject, Route, Wait, place
 from fleet.placement.devices.sleeping import waking_bytes
@@ -29,9 +29,7 @@ from tests.fleet.placement.placing import (
     replica,
 )
 
-PURE = [
-    Path(module.__file__ or "") for module in (absences, measurements, snapshot, time_slices)
-] + [
+PURE = [Path(module.__file__ or "") for module in (absences, measurements, snapshot)] + [
     path
     for package in (catalogue, placement)
     for path in sorted(Path(package.__file__ or "").parent.rglob("*.py"))

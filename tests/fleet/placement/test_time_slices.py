@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
-from fleet.live.time_slices import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.placement import Load, Route, Wait, place
 from fleet.placement.decisions import Jobs, Observed, Unload, Waiting
 from fleet.placement.devices.capacity import IDLE_TIME_SLICE_S, MIN_TIME_SLICE_S

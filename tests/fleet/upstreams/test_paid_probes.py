@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 
 from fleet import services
-from fleet.upstreams.paid_probes import NAMES, NO_MODEL, NOT_TRIED, chat_model, model_for
+from fleet.upstreams.probe import NAMES, NO_MODEL, NOT_TRIED, chat_model, model_for
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import Api, key_api, need_keys
 from tests.inference.wire.openai.parsed_forms import fields_of

@@ -19,7 +19,7 @@ from fleet import services
 from fleet.errors import UpstreamSecretError, UpstreamValueError
 from fleet.models import Upstream
 from fleet.upstreams.http import headers_of
-from fleet.upstreams.paid_probes import STEPS as PAID
+from fleet.upstreams.probe import PAID_STEPS as PAID
 from fleet.upstreams.secret import unseal
 from metering.actor import COMMAND
 from metering.models import AuditEntry
