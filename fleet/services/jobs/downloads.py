@@ -36,13 +36,7 @@ from fleet.live.cached_models import is_of_source, read_cache_reports
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Alias, Download
 from fleet.services.hosts.neurons import reporting_neuron
-from fleet.services.jobs.steps import (
-    NOT_SENT,
-    failure_values,
-    job_claim,
-    job_report,
-    neuron_away,
-)
+from fleet.services.jobs.steps import job_end, job_report, job_send, neuron_away
 from inference.loading.sources.hub_sources import is_downloaded
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,
@@ -242,16 +236,8 @@ def _create(
             object_id=download.source[:AUDITED_LENGTH],
             detail=detail,
         )
-        transaction.on_commit(partial(_send_or_fail, download, send))
+        job_send(job=download, send=send)
     return download
-
-
-def _send_or_fail(download: Download, send: Callable[[Download], None]) -> None:
-    try:
-        send(download)
-    except BrokerUnavailableError as error:
-        logger.warning("download %s could not be sent: %s", download.pk, error)
-        download_not_sent(download=download)
 
 
 def _send_pull(download: Download) -> None:
@@ -301,7 +287,7 @@ def downloads_expire(*, now: datetime | None = None) -> int:
     now = now or timezone.now()
     failures = ((download, _abandoned(download, now)) for download in selectors.downloads_active())
     return sum(
-        _end(download, LoadJobStatus.FAILED, failure)
+        job_end(job=download, status=LoadJobStatus.FAILED, failure=failure)
         for download, failure in failures
         if failure is not None
     )
@@ -318,15 +304,10 @@ def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
     return None
 
 
-def download_not_sent(*, download: Download) -> None:
-    """The broker did not take the message: nothing has happened on the neuron."""
-    _end(download, LoadJobStatus.FAILED, NOT_SENT)
-
-
 def _advance(download: Download, state: CacheJobState | None, now: datetime) -> None:
     if state is None:
         if download.reported_at is not None:  # a report from before it was asked for has it not
-            _end(download, LoadJobStatus.FAILED, LOST)
+            job_end(job=download, status=LoadJobStatus.FAILED, failure=LOST)
         return
     values = _progress_values(download, state.progress)
     if state.status in ENDED:
@@ -336,7 +317,7 @@ def _advance(download: Download, state: CacheJobState | None, now: datetime) -> 
             failure = state.failure or unknown
         if state.status is CacheJobStatus.SUCCEEDED:
             values["bytes_done"] = values.get("bytes_total", download.bytes_total)
-        _end(download, ENDED[state.status], failure, values)
+        job_end(job=download, status=ENDED[state.status], failure=failure, values=values)
     else:
         is_running = state.status is CacheJobStatus.RUNNING
         job_report(job=download, values=values, now=now, is_running=is_running)
@@ -351,20 +332,3 @@ def _progress_values(download: Download, progress: LoadProgress | None) -> dict[
         "detail": progress.detail,
     }
     return {name: value for name, value in values.items() if getattr(download, name) != value}
-
-
-def _end(
-    download: Download,
-    status: LoadJobStatus,
-    failure: LoadFailure | None = None,
-    values: Mapping[str, Any] | None = None,
-) -> bool:
-    """Whether this call ended it. A cancelled download has not failed."""
-    if status == LoadJobStatus.FAILED and download.cancel_wanted_at is not None:
-        status, failure = LoadJobStatus.CANCELLED, None
-    changes = {**(values or {}), "finished_at": timezone.now(), **failure_values(failure)}
-    ended = job_claim(job=download, status=status, values=changes)
-    if ended:
-        what = "deletion" if download.kind == DownloadKind.DELETE else "download"
-        logger.info("%s %s (%s): %s", what, download.pk, download, status)
-    return ended

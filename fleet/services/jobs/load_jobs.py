@@ -35,8 +35,8 @@ from fleet.services.jobs.load_measurements import kept_unloaded_forget, model_ke
 from fleet.services.jobs.stage_orders import spans_neurons, stage_load_call_off, stage_orders
 from fleet.services.jobs.steps import (
     job_create,
-    load_job_end,
-    load_job_send,
+    job_end,
+    job_send,
     neuron_away,
     send_drop_adapter,
     send_load,
@@ -138,7 +138,7 @@ def unload_job_start(
     send = send_unload_at_once if at_once else send_unload
     active = job_create(actor=actor, job=job, send=send)
     if at_once and active is not job:
-        load_job_send(job=active, send=send)
+        job_send(job=active, send=send)
     return active
 
 
@@ -199,7 +199,7 @@ def load_jobs_expire(*, now: datetime | None = None) -> int:
     now = now or timezone.now()
     failures = ((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
     return sum(
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
         for job, failure in failures
         if failure is not None
     )
@@ -219,7 +219,7 @@ def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
 
 def _waiting_reload_cancel(actor: Actor, job: LoadJob) -> LoadJob:
     with transaction.atomic():
-        if load_job_end(job=job, status=LoadJobStatus.CANCELLED):
+        if job_end(job=job, status=LoadJobStatus.CANCELLED):
             audit_entry_create(
                 actor=actor,
                 action="load_job.cancel",

@@ -33,9 +33,9 @@ from fleet.services.jobs.load_measurements import (
 )
 from fleet.services.jobs.steps import (
     job_claim,
-    load_job_end,
+    job_end,
+    job_send,
     load_job_progress,
-    load_job_send,
     send_load,
     send_reload,
     send_unload,
@@ -76,7 +76,7 @@ def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: date
     """``base``: of the model that the job's adapter is loaded beside; ``None``: it is gone."""
     stats = None if base is None else base.stats
     if stats is None or job.model_name not in stats.adapters:
-        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+        job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     else:
         load_job_progress(
             job=job, progress=None, now=now, detail="waiting for the requests that use it"
@@ -93,17 +93,17 @@ def _load_advance(
     elif not is_own:
         return
     elif state.status is ReplicaStatus.ASLEEP and state.failure is not None:
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=state.failure)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=state.failure)
     elif _was_ready(job, state):
         _load_succeeded(job, state, is_own=True)
     elif state.status is ReplicaStatus.FAILED:
         failure = state.failure or LoadFailure(code="unknown", message="No reason was given")
         if failure.costs is not None and _load_divide(job, failure.costs, snapshot, now):
             return
-        if load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure):
+        if job_end(job=job, status=LoadJobStatus.FAILED, failure=failure):
             _need_learnt(job, state, failure)
     elif state.status is ReplicaStatus.DRAINING:
-        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+        job_end(job=job, status=LoadJobStatus.CANCELLED)
     else:
         load_job_progress(job=job, progress=state.progress, now=now)
 
@@ -136,7 +136,7 @@ def _load_divide(
     for name, value in values.items():
         setattr(job, name, value)
     logger.info("%s on %s is divided: it is too large for one device", job.model_name, neuron)
-    load_job_send(job=job, send=send_load)
+    job_send(job=job, send=send_load)
     return True
 
 
@@ -177,7 +177,7 @@ def _was_ready(job: LoadJob, state: ReplicaState) -> bool:
 
 
 def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
-    if not load_job_end(job=job, status=LoadJobStatus.SUCCEEDED) or state.report is None:
+    if not job_end(job=job, status=LoadJobStatus.SUCCEEDED) or state.report is None:
         return
     if job.model is None:
         return
@@ -199,9 +199,9 @@ def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> 
         if overtaken and now - job.created_at < OLD_HEARTBEAT:
             return
         with transaction.atomic():
-            if load_job_end(job=job, status=LoadJobStatus.SUCCEEDED):
+            if job_end(job=job, status=LoadJobStatus.SUCCEEDED):
                 for load in overtaken:
-                    load_job_end(job=load, status=LoadJobStatus.CANCELLED)
+                    job_end(job=load, status=LoadJobStatus.CANCELLED)
     elif state.status is ReplicaStatus.DRAINING:
         load_job_progress(job=job, progress=None, now=now, detail=_waiting_for(state))
 
@@ -211,11 +211,11 @@ def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> N
         failure = LoadFailure(
             code="unloaded", message="Its engine ended before it was asleep: it is not loaded"
         )
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
     elif _was_asked_for_later(job, state.job_id):
-        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+        job_end(job=job, status=LoadJobStatus.CANCELLED)
     elif state.status is ReplicaStatus.ASLEEP:
-        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+        job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     elif state.status is ReplicaStatus.DRAINING:
         load_job_progress(
             job=job,
@@ -224,7 +224,7 @@ def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> N
             detail=_waiting_for(state, then="giving its memory back"),
         )
     elif (refused := state.sleep_refusal) is not None and refused.job_id == str(job.pk):
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=refused.failure)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=refused.failure)
 
 
 def _replacing_advance(
@@ -233,18 +233,18 @@ def _replacing_advance(
     if replacement.is_active:
         return
     if replacement.status == LoadJobStatus.CANCELLED:
-        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+        job_end(job=job, status=LoadJobStatus.CANCELLED)
     elif replacement.status == LoadJobStatus.FAILED:
         failure = LoadFailure(
             code=replacement.failure_code,
             message=f"On {replacement.neuron.name}, where it was to be done first: "
             f"{replacement.failure_message}. What is loaded on {job.neuron.name} serves on",
         )
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
     elif replacement.kind == LoadJobKind.RELOAD:
         _reload_in_turn(job, now)
     elif state is None or _was_asked_for_later(job, state.job_id):
-        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+        job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     elif job.status == LoadJobStatus.PENDING:
         _replaced_unload(job, now)
     elif state.status is ReplicaStatus.DRAINING:
@@ -255,14 +255,14 @@ def _replaced_unload(job: LoadJob, now: datetime) -> None:
     """The caller that claims the move to RUNNING sends the message, once."""
     values = {"started_at": now, "reported_at": now}
     if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
-        load_job_send(job=job, send=send_unload)
+        job_send(job=job, send=send_unload)
 
 
 def _reload_in_turn(job: LoadJob, now: datetime) -> None:
     """Make it a reload in place. The caller that wins the claim sends the message, once."""
     values = {"started_at": now, "reported_at": now, "replacement": None}
     if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
-        load_job_send(job=job, send=send_reload)
+        job_send(job=job, send=send_reload)
 
 
 def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:

@@ -34,7 +34,7 @@ from fleet.placement.held_stages import (
     next_step,
     unwanted_stages,
 )
-from fleet.services.jobs.steps import Send, load_job_end, load_job_progress, load_job_send, spec_of
+from fleet.services.jobs.steps import Send, job_end, job_send, load_job_progress, spec_of
 from fleet.upstreams.secret import seal, unseal
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
 from inference.protocol.load_progress import LoadFailure
@@ -86,7 +86,7 @@ def stage_loads_advance(*, snapshot: FleetSnapshot, now: datetime | None = None)
     now = now or timezone.now()
     for job in selectors.load_jobs_active().exclude(stage_links=""):
         if job.model is None:
-            load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_OFFERED)
+            job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_OFFERED)
             continue
         load = StageLoad(
             job_id=str(job.pk),
@@ -102,7 +102,7 @@ def stage_loads_advance(*, snapshot: FleetSnapshot, now: datetime | None = None)
                 if progress is not None:
                     load_job_progress(job=job, progress=progress, now=now)
             case LoadFailure() as failure:
-                load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+                job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
 
 
 def stage_load_call_off(*, job: LoadJob) -> bool:
@@ -113,7 +113,7 @@ def stage_load_call_off(*, job: LoadJob) -> bool:
         if not unordered.update(stage_links=""):
             return False
         job.refresh_from_db()  # the update has locked the row
-        return load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+        return job_end(job=job, status=LoadJobStatus.CANCELLED)
 
 
 def held_stages_release(*, snapshot: FleetSnapshot) -> None:
@@ -136,7 +136,7 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
     try:
         sealed = unseal(job.stage_links, django.SECRET_KEY, PURPOSE)
     except UpstreamSecretError:
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=OTHER_KEY)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=OTHER_KEY)
         return
     links = msgspec.json.decode(sealed, type=StageLinks)
     claimed = LoadJob.objects.filter(pk=job.pk, status=job.status).exclude(stage_links="")
@@ -152,7 +152,7 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
     def send(job: LoadJob) -> None:
         neuron_client.send_load(neuron_name=job.neuron.name, spec=spec)
 
-    load_job_send(job=job, send=send)
+    job_send(job=job, send=send)
 
 
 def _with_links(spec: LoadSpec, links: StageLinks) -> LoadSpec:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from django.db import IntegrityError, transaction
@@ -29,7 +29,7 @@ from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.live.load_estimates import BEFORE_ENGINE
 from fleet.live.load_orders import load_orders
-from fleet.models import LoadJob, Neuron, Replica
+from fleet.models import Download, LoadJob, Neuron, Replica
 from fleet.models.job import Job
 from fleet.placement.decisions import stage_evictions
 from inference.protocol.load import LoadSpec, spec_digest
@@ -39,6 +39,7 @@ from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
+AnyJob = TypeVar("AnyJob", bound=Job)
 Send = Callable[[LoadJob], None]
 """Sends a job's message. Raises ``BrokerUnavailableError``, as each of those below."""
 
@@ -77,12 +78,6 @@ def job_report(
     elif values or job.reported_at is None or now - job.reported_at >= REPORTED_AT_EVERY:
         same = type(job)._default_manager.filter(pk=job.pk, status=job.status)
         same.update(reported_at=now, **values)
-
-
-def failure_values(failure: LoadFailure | None) -> dict[str, str]:
-    if failure is None:
-        return {}
-    return {"failure_code": failure.code, "failure_message": failure.message}
 
 
 def send_load(job: LoadJob) -> None:
@@ -155,7 +150,7 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
         try:
             with transaction.atomic():
                 if active is not None:
-                    load_job_end(job=active, status=LoadJobStatus.CANCELLED)
+                    job_end(job=active, status=LoadJobStatus.CANCELLED)
                 job.save(force_insert=True)
                 audit_entry_create(
                     actor=actor,
@@ -164,7 +159,7 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
                     detail=_detail(job),
                 )
                 if send is not None:
-                    load_job_send(job=job, send=send)
+                    job_send(job=job, send=send)
             for neuron, model in (
                 *((job.neuron.name, model) for model in job.evict),
                 *stage_evictions(job.stage_specs),
@@ -208,32 +203,43 @@ def _detail(job: LoadJob) -> dict[str, Any]:
     return detail
 
 
-def load_job_end(
-    *, job: LoadJob, status: LoadJobStatus, failure: LoadFailure | None = None
+def job_end(
+    *,
+    job: Job,
+    status: LoadJobStatus,
+    failure: LoadFailure | None = None,
+    values: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether this call ended it; False when it had moved on meanwhile. Raises
-    ``IllegalTransitionError``."""
-    values: dict[str, Any] = {"finished_at": timezone.now(), "stage_links": ""}
-    if status == LoadJobStatus.SUCCEEDED and job.kind not in LEAVING_KINDS:
-        values |= _progress_values(job, LOADED, timezone.now())
-    ended = job_claim(job=job, status=status, values=values | failure_values(failure))
+    """Whether this call ended it; False when it had moved on meanwhile. ``values``: other columns.
+    Raises ``IllegalTransitionError``."""
+    now = timezone.now()
+    changes: dict[str, Any] = {**(values or {}), "finished_at": now}
+    if isinstance(job, LoadJob):
+        changes["stage_links"] = ""
+        if status == LoadJobStatus.SUCCEEDED and job.kind not in LEAVING_KINDS:
+            changes |= _progress_values(job, LOADED, now)
+    elif isinstance(job, Download) and job.cancel_wanted_at and status == LoadJobStatus.FAILED:
+        status, failure = LoadJobStatus.CANCELLED, None
+    if failure is not None:
+        changes |= {"failure_code": failure.code, "failure_message": failure.message}
+    ended = job_claim(job=job, status=status, values=changes)
     if ended:
-        logger.info("%s job %s (%s): %s %s", job.kind, job.pk, job, status, job.failure_message)
+        logger.info("job %s (%s): %s %s", job.pk, job, status, job.failure_message)
     return ended
 
 
-def load_job_send(*, job: LoadJob, send: Send) -> None:
+def job_send(*, job: AnyJob, send: Callable[[AnyJob], None]) -> None:
     """Sends the job's message once the transaction commits: a control that is deposed, or whose
     database breaks, has sent nothing. A job whose message the broker does not take has failed."""
     transaction.on_commit(partial(_send_or_fail, job, send), robust=True)
 
 
-def _send_or_fail(job: LoadJob, send: Send) -> None:
+def _send_or_fail(job: AnyJob, send: Callable[[AnyJob], None]) -> None:
     try:
         send(job)
     except BrokerUnavailableError as error:
-        logger.warning("%s job %s could not be sent: %s", job.kind, job.pk, error)
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
+        logger.warning("job %s (%s) could not be sent: %s", job.pk, job, error)
+        job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
 
 
 def load_job_progress(

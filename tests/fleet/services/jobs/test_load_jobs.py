@@ -50,7 +50,7 @@ def test_start_is_idempotent(job, sent) -> None:
 
 
 def test_a_new_job_after_the_last_one_ended(job, sent) -> None:
-    load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    load_jobs.job_end(job=job, status=LoadJobStatus.CANCELLED)
     assert start().pk != job.pk
     assert len(sent.tasks) == 2
 

@@ -134,16 +134,16 @@ def test_what_happened_to_another_job_does_not_move_this_one(job, build, status)
 
 
 def test_an_ended_job_is_not_moved_by_late_heartbeats(job, build) -> None:
-    load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    load_jobs.job_end(job=job, status=LoadJobStatus.CANCELLED)
     assert observe(build, job, ReplicaStatus.LOADING).status == LoadJobStatus.CANCELLED
     with pytest.raises(IllegalTransitionError):
-        load_jobs.load_job_end(job=fresh(job), status=LoadJobStatus.SUCCEEDED)
+        load_jobs.job_end(job=fresh(job), status=LoadJobStatus.SUCCEEDED)
 
 
 def test_who_changes_no_row_has_lost_the_claim(job) -> None:
     stale = fresh(job)
-    assert load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
-    assert not load_jobs.load_job_end(job=stale, status=LoadJobStatus.SUCCEEDED)
+    assert load_jobs.job_end(job=job, status=LoadJobStatus.CANCELLED)
+    assert not load_jobs.job_end(job=stale, status=LoadJobStatus.SUCCEEDED)
     assert fresh(job).status == LoadJobStatus.CANCELLED
 
 

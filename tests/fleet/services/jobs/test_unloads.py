@@ -122,6 +122,6 @@ def test_cancelling_a_load_unloads_it(job, build, sent) -> None:
     assert (ending.kind, len(sent.tasks)) == ("unload", 2)
     with pytest.raises(JobCannotBeCancelledError, match="called back"):
         services.load_job_cancel(actor=COMMAND, job=ending)
-    load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    load_jobs.job_end(job=job, status=LoadJobStatus.CANCELLED)
     with pytest.raises(JobCannotBeCancelledError, match="has ended"):
         services.load_job_cancel(actor=COMMAND, job=job)
