@@ -17,9 +17,10 @@ from fleet.hub.layer_costs import entry_costs
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement.devices.staged import why_not_divided
 from fleet.placement.stages import Spread, StageDevice, StagePlan, StageRefusal, plan_stages
-from fleet.placement.stages.devices import stage_devices
+from fleet.placement.stages.devices import NETWORK, speed_of
 from fleet.placement.stages.planning import KV_TOKENS
 from inference.loading.costs.model_costs import ModelCosts
+from inference.protocol.heartbeat import device_name
 from inference.protocol.load import LoadSpec
 
 MIB = 1024**2
@@ -71,21 +72,30 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
 def _devices(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, is_empty: bool = False
 ) -> list[StageDevice]:
+    """The devices that the model may be on. ``is_empty``: as if nothing were loaded. Processors
+    that share their memory with a card are left out."""
     least_bytes = (entry.min_device_vram_mb or 0) * MIB
-    large = {
-        (neuron.name, info.kind, info.index)
-        for neuron in snapshot.neurons
-        for info in neuron.devices
-        if info.total_memory_bytes >= least_bytes and not (info.kind == "cpu" and least_bytes)
-    }
-    names = {
-        (neuron, "cpu" if kind == "cpu" else f"{kind}:{index}") for neuron, kind, index in large
-    }
-    return [
-        one
-        for one in stage_devices(snapshot, only=entry.pinned_on, is_empty=is_empty)
-        if entry.device in ("auto", one.kind) and (one.neuron, one.name) in names
-    ]
+    found = []
+    for neuron in snapshot.neurons:
+        if not neuron.may_load or neuron.name not in (entry.pinned_on or (neuron.name,)):
+            continue
+        is_shared = any(info.has_host_memory for info in neuron.devices)
+        for info in neuron.devices:
+            is_no_card = info.kind == "cpu" and (is_shared or least_bytes > 0)
+            is_wanted = entry.device in ("auto", info.kind)
+            if is_no_card or not is_wanted or info.total_memory_bytes < least_bytes:
+                continue
+            found.append(
+                StageDevice(
+                    neuron=neuron.name,
+                    name=device_name(info),
+                    kind=info.kind,
+                    free_bytes=info.total_memory_bytes if is_empty else info.free_memory_bytes,
+                    speed=speed_of(info),
+                    link=NETWORK,
+                )
+            )
+    return found
 
 
 def _tokens(spec: LoadSpec, costs: ModelCosts) -> tuple[int, ...]:

@@ -8,13 +8,12 @@ cores of 3 GHz with one 512-bit multiply-add a cycle on float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fleet.live.snapshot import FleetSnapshot
 from inference.loading.costs.model_costs import Kind
-from inference.protocol.heartbeat import DeviceInfo, device_name
+from inference.protocol.heartbeat import DeviceInfo
 
 GB, TERA = 10**9, 10**12
 
@@ -87,25 +86,3 @@ def _speed_of(kind: Kind, device_words: str) -> Speed:
     named = (speed for name, speed in BY_NAME.items() if f" {name} " in words)
     found = next(named, BY_KIND[kind])
     return Speed(REACHED * found.bytes_per_s, REACHED * found.flops_per_s)
-
-
-def stage_devices(
-    snapshot: FleetSnapshot, *, only: tuple[str, ...] = (), is_empty: bool = False
-) -> Iterator[StageDevice]:
-    """The devices of neurons that take loads. ``only``: of these neurons, where any are named.
-    ``is_empty``: as if nothing were loaded. Processors that share their memory with a card
-    are left out."""
-    for neuron in snapshot.neurons:
-        if not neuron.may_load or (only and neuron.name not in only):
-            continue
-        is_shared = any(info.has_host_memory for info in neuron.devices)
-        for info in neuron.devices:
-            if not (is_shared and info.kind == "cpu"):
-                yield StageDevice(
-                    neuron=neuron.name,
-                    name=device_name(info),
-                    kind=info.kind,
-                    free_bytes=info.total_memory_bytes if is_empty else info.free_memory_bytes,
-                    speed=speed_of(info),
-                    link=NETWORK,
-                )

@@ -187,7 +187,8 @@ def test_a_load_on_a_host_with_too_few_devices_is_refused_by_its_own() -> None:
     decision = place_on(entry(min_devices=2), SMALL_HOST, away(SMALL_HOST, two))
     assert isinstance(decision, Reject)
     assert (decision.code, decision.retry_after_s) == ("exceeds_device", None)
-    assert decision.message == "tiny needs 2 cards on one neuron, and small has 1"
+    wanted = "tiny needs 2 cards of one host, and no host has so many: small has 1"
+    assert decision.message == wanted
 
 
 def test_a_processor_that_is_away_counts() -> None:
