@@ -18,7 +18,6 @@ from fleet.control.watch import FleetWatch
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.cached_models import read_cache_reports
-from fleet.live.neuron_rows import rows_by_neuron
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, TASK_ROLL_UP_SERIES, app
 from metering.series.rollup import series_roll_up
 from metering.series.store import figures_add
@@ -47,9 +46,8 @@ def record_heartbeats() -> None:
     snapshot = fleet.snapshot()
     samples.add(snapshot, time.time())
     with leadership.this_control.fenced():
-        rows = rows_by_neuron(one.name for one in fleet.reports if one.heartbeat is not None)
         for report in fleet.reports:
-            services.report_record(report=report, rows=rows.get(report.name))
+            services.report_record(report=report)
         if _had_time_to_connect():
             services.silent_neurons_mark_away(snapshot=snapshot)
         services.stage_loads_advance(snapshot=snapshot)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
 import pytest
 import redis
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from fleet import services, tasks
 from fleet.control import leadership
@@ -63,24 +61,6 @@ def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkey
     tasks.reconcile()
     assert in_transaction == [False]
     assert LoadJob.objects.count() == 1
-
-
-def test_many_neurons_cost_as_many_reads_as_one(publish, build) -> None:
-    def num_reads() -> int:
-        tasks.record_heartbeats()
-        with CaptureQueriesContext(connection) as queries:
-            tasks.record_heartbeats()
-        return sum(query["sql"].startswith("SELECT") for query in queries)
-
-    def join(name: str) -> None:
-        job_id = str(uuid.uuid4())
-        publish(name, replicas=[build.replica(job_id=job_id, report=build.report())])
-
-    join("first")
-    of_one = num_reads()
-    for index in range(5):
-        join(f"further-{index}")
-    assert num_reads() == of_one
 
 
 def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatch) -> None:

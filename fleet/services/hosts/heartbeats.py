@@ -22,6 +22,7 @@ from django.db import (
 )
 from django.utils import timezone
 
+from fleet import selectors
 from fleet.lifecycles import (
     NEURON_TRANSITIONS,
     NeuronStatus,
@@ -29,10 +30,9 @@ from fleet.lifecycles import (
     ensure_transition,
 )
 from fleet.live.desired_state import Admission
-from fleet.live.neuron_rows import NeuronRows, neuron_rows
 from fleet.live.reports import Report, log_refusal
 from fleet.live.snapshot import FleetSnapshot, build_snapshot, protocol_problems
-from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
+from fleet.models import CatalogueModel, Device, Neuron, NeuronWish, Replica
 from fleet.services.hosts.neurons import desired_state_of_first_sight
 from fleet.services.jobs.load_measurements import (
     kept_unloaded_forget_neuron,
@@ -57,15 +57,14 @@ DRAIN_SETTLES_AFTER = timedelta(seconds=3)
 """Two heartbeats and what a gateway's snapshot may be old."""
 
 
-def report_record(*, report: Report, rows: NeuronRows | None = None) -> bool:
+def report_record(*, report: Report) -> bool:
     """Whether it was recorded. Whatever is wrong with a report is its neuron's problem and no other
-    neuron's; a database that is away is everybody's, and raised. ``rows``: of that neuron, where
-    they have been read."""
+    neuron's; a database that is away is everybody's, and raised."""
     problem = report.problem
     if report.heartbeat is not None:
         try:
             with transaction.atomic():
-                heartbeat_record(heartbeat=report.heartbeat, rows=rows)
+                heartbeat_record(heartbeat=report.heartbeat)
             return True
         except (DataError, IntegrityError, ValueError, OverflowError) as error:
             problem = log_refusal(report.name, f"it cannot be stored: {error}")
@@ -78,17 +77,16 @@ def report_record(*, report: Report, rows: NeuronRows | None = None) -> bool:
     return False
 
 
-def heartbeat_record(*, heartbeat: NeuronHeartbeat, rows: NeuronRows | None = None) -> None:
+def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
     """Brings the neuron, its devices and its replicas up to date, advances its load jobs and keeps
-    how fast its prompts go. ``rows``: of that neuron, where they have been read."""
+    how fast its prompts go."""
     now = timezone.now()
-    rows = rows or neuron_rows(heartbeat.name)
-    desired = rows.desired or desired_state_of_first_sight(heartbeat.name)
-    neuron = _neuron_record(rows.neuron, heartbeat, desired, now)
-    _devices_record(neuron, rows.devices, heartbeat.devices, refresh=neuron.last_seen_at == now)
-    _replicas_record(neuron, rows.replicas, heartbeat.replicas)
-    _load_jobs_advance(rows.active_jobs, heartbeat, now)
-    prefill_averages_record(rows=rows.measurements, states=heartbeat.replicas)
+    desired = desired_state_of_first_sight(heartbeat.name)
+    neuron = _neuron_record(heartbeat, desired, now)
+    _devices_record(neuron, heartbeat.devices, refresh=neuron.last_seen_at == now)
+    _replicas_record(neuron, heartbeat.replicas)
+    _load_jobs_advance(neuron, heartbeat, now)
+    prefill_averages_record(neuron=neuron, states=heartbeat.replicas)
 
 
 def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
@@ -129,10 +127,9 @@ def problem_record(name: str, problem: str) -> None:
     _write(neuron, {"problems": [problem]})
 
 
-def _neuron_record(
-    neuron: Neuron | None, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
-) -> Neuron:
+def _neuron_record(heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime) -> Neuron:
     """The row, with ``last_seen_at == now`` when it was written."""
+    neuron = Neuron.objects.filter(name=heartbeat.name).first()
     status = _status(heartbeat, desired)
     described: dict[str, Any] = {
         "epoch": heartbeat.epoch,
@@ -219,11 +216,9 @@ def _is_busy(state: ReplicaState) -> bool:
     return state.stats is not None and state.stats.in_flight + state.stats.queue_depth > 0
 
 
-def _devices_record(
-    neuron: Neuron, known: list[Device], infos: list[DeviceInfo], *, refresh: bool
-) -> None:
+def _devices_record(neuron: Neuron, infos: list[DeviceInfo], *, refresh: bool) -> None:
     """``refresh``: also write the free memory, which differs each second."""
-    rows = {(row.kind, row.index): row for row in known}
+    rows = {(row.kind, row.index): row for row in Device.objects.filter(neuron=neuron)}
     for info in infos:
         values = _device_values(info)
         row = rows.pop((info.kind, info.index), None)
@@ -248,8 +243,8 @@ def _device_values(info: DeviceInfo) -> dict[str, Any]:
     }
 
 
-def _replicas_record(neuron: Neuron, known: list[Replica], states: list[ReplicaState]) -> None:
-    rows = {row.model_name: row for row in known}
+def _replicas_record(neuron: Neuron, states: list[ReplicaState]) -> None:
+    rows = {row.model_name: row for row in Replica.objects.filter(neuron=neuron)}
     for state in states:
         row = rows.pop(state.model, None)
         if row is None:
@@ -300,9 +295,9 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
     return values | {"decode_tokens_per_s": round(rate, 1)}
 
 
-def _load_jobs_advance(jobs: list[LoadJob], heartbeat: NeuronHeartbeat, now: datetime) -> None:
+def _load_jobs_advance(neuron: Neuron, heartbeat: NeuronHeartbeat, now: datetime) -> None:
     by_model = {state.model: state for state in heartbeat.replicas}
-    for job in jobs:
+    for job in selectors.load_jobs_active().filter(neuron=neuron):
         base = None if job.model is None else job.model.settings().base
         if base is not None:
             adapter_unload_advance(job=job, base=by_model.get(base), now=now)

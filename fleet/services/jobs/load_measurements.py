@@ -94,13 +94,13 @@ def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
         catalogue_changed()
 
 
-def prefill_averages_record(*, rows: list[LoadMeasurement], states: list[ReplicaState]) -> None:
-    """The speeds that requests had on a neuron's replicas. ``rows``: of that neuron."""
+def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
+    """The speeds that requests had on a neuron's replicas."""
     live = {state.model: state for state in states if _has_average(state)}
-    for row in rows:
-        state = live.get(row.model.name)
-        if state is not None and _is_news(row, state):
-            _write_speed(row, state)
+    rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
+    for row in rows.select_related("model"):
+        if _is_news(row, live[row.model.name]):
+            _write_speed(row, live[row.model.name])
 
 
 def load_measurements_forget(*, model: CatalogueModel) -> None:
