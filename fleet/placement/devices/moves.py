@@ -6,7 +6,7 @@
 A load that evicts is decided first. An evicted model is loaded elsewhere if memory is free there
 without another eviction, however long ago it was used. Busy and pinned models never move, nor those
 that can sleep where they are, or that another neuron has as well. Evictions prefer models that can
-move (``eviction_candidates``). Pure.
+move (``FleetCapacity``). Pure.
 """
 
 from __future__ import annotations

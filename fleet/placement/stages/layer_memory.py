@@ -70,9 +70,12 @@ class LayerMemory:
 
 def whole_bytes(costs: ModelCosts, kind: Kind, kv_tokens: int = LEAST_TOKENS) -> int:
     """What a device of that kind needs for all layers, as far as their files show it."""
-    memory = LayerMemory(costs, kv_tokens)
-    kv_bytes = sum(memory.kv_bytes(layer, kind) for layer in costs.layers)
-    return costs.weight_bytes.on(kind) + kv_bytes + memory.beside_bytes(kind)
+    kv_bytes = sum(
+        kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
+        for layer in costs.layers
+    )
+    beside_bytes = STAGE_BYTES[kind] + costs.step_bytes.on(kind)
+    return costs.weight_bytes.on(kind) + kv_bytes + beside_bytes
 
 
 def _windows(sizes: Sequence[int]) -> list[int]:
