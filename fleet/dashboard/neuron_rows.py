@@ -21,8 +21,6 @@ NUM_UNFOLDED = 3
 MAX_REPLICAS = 20
 AWAY = "away"
 ORDER = ("online", "draining", "refused", AWAY)
-REPLICA_ID = 1234567890
-"""Stands in the pattern of a replica's address; reversing a thousand takes too long."""
 
 Jobs = Mapping[tuple[str, str], Sequence[JobLine]]
 
@@ -48,8 +46,6 @@ def neuron_rows(
 ) -> tuple[NeuronRow, ...]:
     """``num_neurons`` are in the whole fleet; ``kept_loaded`` are the models that cannot be
     unloaded or put to sleep."""
-    pattern = reverse("admin:fleet_replica_change", args=(REPLICA_ID,))
-    before, after = pattern.split(str(REPLICA_ID))
     rows = []
     for neuron in neurons:
         is_usual = num_neurons <= NUM_UNFOLDED and neuron.status != AWAY
@@ -58,7 +54,6 @@ def neuron_rows(
         replicas = tuple(
             _replica_row(
                 replica,
-                f"{before}{replica.id}{after}",
                 jobs.get((replica.model, neuron.name), ()),
                 is_away=neuron.status == AWAY,
                 is_kept_loaded=replica.model in kept_loaded,
@@ -165,7 +160,6 @@ def _readings(device: DeviceLine) -> str:
 
 def _replica_row(
     replica: ReplicaLine,
-    url: str,
     jobs: Sequence[JobLine],
     *,
     is_away: bool,
@@ -174,7 +168,7 @@ def _replica_row(
     total = 0 if is_away else replica.kv_blocks_total
     return ReplicaRow(
         id=replica.id,
-        url=url,
+        url=reverse("admin:fleet_replica_change", args=[replica.id]),
         model=replica.model,
         model_url=model_url(replica.model),
         status=replica.status,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from inference.loading.costs.model_costs import Kind
 from inference.protocol.heartbeat import DeviceInfo
@@ -77,12 +76,7 @@ NETWORK = Link(200e-6, 0.117 * GB)
 
 def speed_of(info: DeviceInfo) -> Speed:
     """Returns the speed that steps reach, by the card's name, else by the device's kind."""
-    return _speed_of(info.kind, info.name if info.kind == "cuda" else "")
-
-
-@lru_cache(maxsize=256)
-def _speed_of(kind: Kind, device_words: str) -> Speed:
-    words = f" {device_words} "
+    words = f" {info.name if info.kind == 'cuda' else ''} "
     named = (speed for name, speed in BY_NAME.items() if f" {name} " in words)
-    found = next(named, BY_KIND[kind])
+    found = next(named, BY_KIND[info.kind])
     return Speed(REACHED * found.bytes_per_s, REACHED * found.flops_per_s)

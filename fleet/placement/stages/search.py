@@ -10,11 +10,9 @@ plan, even if links took no time, is cut. So another device never makes the best
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
-from operator import mul
+from itertools import groupby
 
 from fleet.placement.stages.devices import StageDevice
 from fleet.placement.stages.layer_memory import LayerMemory
@@ -45,11 +43,10 @@ def candidates_of(
 
 
 def _candidate(memory: LayerMemory, times: StepTimes, device: StageDevice) -> Candidate:
-    layer_s, head_s = times.plan_s(device)
     return Candidate(
         device=device,
-        layer_s=layer_s,
-        head_s=head_s,
+        layer_s=times.layer_s(device, 1),
+        head_s=times.head_s(device, 1),
         most=memory.most_layers(device, is_first=False),
         most_as_first=memory.most_layers(device, is_first=True),
     )
@@ -75,24 +72,16 @@ class Found:
     step_s: float
 
 
-class Bounds:
-    """What layers take at least on devices of a list, the fastest first, were links free."""
-
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self._layer_s = [one.layer_s for one in candidates]
-        most = [one.most for one in candidates]
-        self._layers = [0, *accumulate(most)]
-        self._seconds = [0.0, *accumulate(map(mul, most, self._layer_s))]
-
-    def least_s(self, at: int, left: int) -> float | None:
-        """Returns the seconds that ``left`` layers take at least on the devices from ``at`` on;
-        ``None``: there is no room."""
-        at = min(at, len(self._layer_s))
-        end = min(bisect_left(self._layers, self._layers[at] + left), len(self._layer_s))
-        seconds = self._seconds[end] - self._seconds[at]
-        over = self._layers[end] - self._layers[at] - left
-        slowest_s = self._layer_s[end - 1] if end > at else 0.0
-        return seconds - over * slowest_s if over >= 0 else None
+def least_s(candidates: Iterable[Candidate], left: int) -> float | None:
+    """Returns the seconds that ``left`` layers take at least on these devices, the fastest first,
+    were links free; ``None``: there is no room."""
+    seconds = 0.0
+    for one in candidates:
+        num_layers = min(left, one.most)
+        seconds, left = seconds + num_layers * one.layer_s, left - num_layers
+        if left == 0:
+            return seconds
+    return None
 
 
 class Search:
@@ -100,17 +89,14 @@ class Search:
         self, memory: LayerMemory, times: StepTimes, candidates: Sequence[Candidate]
     ) -> None:
         """``candidates``: as ``candidates_of`` sorts them."""
-        self._memory = memory
         self._num_layers = len(memory.costs.layers)
         self._candidates = list(candidates)
         self._local_s = times.local_s(1)
-        by_link = {
-            link: times.network_s(link, 1) for link in {one.device.link for one in candidates}
+        self._network_s = {
+            one.device.neuron: times.network_s(one.device.link, 1) for one in candidates
         }
-        self._network_s = {one.device.neuron: by_link[one.device.link] for one in candidates}
         self._best: Found | None = None
         self._num_nodes = 0
-        self._bounds = Bounds(self._candidates)
 
     def run(self, best: Found | None = None) -> Found | None:
         """``best``: what has to be beaten. ``None``: nothing fits."""
@@ -164,7 +150,7 @@ class Search:
         devices from ``at`` on have no room for them."""
         if self._best is not None and len(shares) > 1:
             seconds += least_links_s(shares, self._local_s, self._network_s)
-        bound_s = self._bounds.least_s(at, left)
+        bound_s = least_s(self._candidates[at:], left)
         return bound_s is not None and (self._best is None or seconds + bound_s < self._best.step_s)
 
     def _by_neuron(self) -> Iterator[list[Candidate]]:

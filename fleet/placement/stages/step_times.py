@@ -21,7 +21,6 @@ class StepTimes:
 
     def __init__(self, costs: ModelCosts) -> None:
         self._costs = costs
-        self._known: dict[tuple[Kind, Speed], tuple[float, float]] = {}
         layers, number = costs.layers, len(costs.layers)
         kinds: tuple[Kind, ...] = ("cpu", "cuda")
         self._weight_bytes = {
@@ -40,13 +39,6 @@ class StepTimes:
         }
         self._weights = sum(layer.num_weights for layer in layers) / number
         self._expert_weights = sum(layer.num_expert_weights for layer in layers) / number
-
-    def plan_s(self, device: StageDevice) -> tuple[float, float]:
-        """Seconds of one row: of a layer, and of the head."""
-        key = (device.kind, device.speed)
-        if key not in self._known:
-            self._known[key] = (self.layer_s(device, 1), self.head_s(device, 1))
-        return self._known[key]
 
     def layer_s(self, device: StageDevice, num_rows: float) -> float:
         return LAYER_S[device.kind] + _slower_s(
