@@ -38,7 +38,7 @@ from fleet.live.load_estimates import load_estimate
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.devices.candidates import PlacementCandidate
-from fleet.placement.devices.capacity import FleetCapacity
+from fleet.placement.devices.capacity import FleetCapacity, capacity_of
 from fleet.placement.devices.room import find_room
 from fleet.placement.devices.sleeping import WAKE_AGAIN_S, asleep_of
 from fleet.placement.failures import NONE_FAILED, failed_loads, retry_in_s, with_reported_costs
@@ -76,7 +76,7 @@ def place(
     failed = NONE_FAILED if tries_again else failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return never_loads(entry, failed.everywhere)
-    capacity = FleetCapacity(snapshot, catalogue)
+    capacity = capacity_of(snapshot, catalogue)
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
     leaving = {replica.neuron for replica in draining}
     failing = () if tries_again else failing_stages(entry, snapshot)

@@ -45,7 +45,7 @@ from fleet.placement.devices.candidates import PlacementCandidate
 from fleet.placement.devices.capacity import (
     HELD,
     REPLACEABLE,
-    FleetCapacity,
+    capacity_of,
     devices_of,
     freed_on,
     idle_age_s,
@@ -157,7 +157,7 @@ class _Tick:
             return held.status in REPLACEABLE or (held.status is ReplicaStatus.READY and is_alone)
         if neuron_name in self._pending[model] or not self._may_begin(model):
             return False
-        capacity = FleetCapacity(self._snapshot, self._catalogue).only(neuron_name)
+        capacity = capacity_of(self._snapshot, self._catalogue).only(neuron_name)
         room = find_room(entry, capacity, may_evict=False)
         if room.candidate is None:
             return True
@@ -254,7 +254,7 @@ class _Tick:
         excluded = {r.neuron for r in replicas if r.status not in REPLACEABLE}
         excluded |= self._pending[entry.name]
         failing = {one.neuron for one in failing_stages(entry, self._snapshot)}
-        capacity = FleetCapacity(self._snapshot, self._catalogue)
+        capacity = capacity_of(self._snapshot, self._catalogue)
         asleep = asleep_of(entry, replicas)
         room = find_room(
             entry,
@@ -337,7 +337,7 @@ def time_slice_given(
     failed = failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return None
-    capacity, asleep = FleetCapacity(snapshot, catalogue), asleep_of(entry, replicas)
+    capacity, asleep = capacity_of(snapshot, catalogue), asleep_of(entry, replicas)
     candidate = find_room(
         entry,
         capacity,

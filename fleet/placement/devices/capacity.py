@@ -89,8 +89,14 @@ class FleetCapacity:
 
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
         """``catalogue`` gives the priorities of replicas. Without one no replica may be evicted."""
-        self._snapshot = snapshot
         self._catalogue = catalogue
+        self._most_free: dict[tuple[DeviceKind, str], int] = {}
+        """The most that one device of a kind has free, by kind and neuron."""
+        for neuron in snapshot.neurons:
+            for info in neuron.devices if neuron.may_load else ():
+                where = (info.kind, neuron.name)
+                free = info.free_memory_bytes
+                self._most_free[where] = max(free, self._most_free.get(where, 0))
         self._num_held = {
             model: sum(replica.status in HELD for replica in replicas)
             for model, replicas in snapshot.by_model.items()
@@ -197,12 +203,21 @@ class FleetCapacity:
             return False
         kind: DeviceKind = "cpu" if "cpu" in replica.devices else "cuda"
         return any(
-            info.kind == kind and info.free_memory_bytes >= replica.memory_bytes
-            for neuron in self._snapshot.neurons
-            if neuron.may_load and neuron.name != replica.neuron
-            if neuron.name in (pinned_on or (neuron.name,))
-            for info in neuron.devices
+            free >= replica.memory_bytes
+            for (of, name), free in self._most_free.items()
+            if of == kind and name != replica.neuron and name in (pinned_on or (name,))
         )
+
+
+_last: tuple[FleetSnapshot, Catalogue | None, FleetCapacity] | None = None
+
+
+def capacity_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> FleetCapacity:
+    """The last one is kept: all requests that wait are placed on one snapshot."""
+    global _last
+    if _last is None or _last[0] is not snapshot or _last[1] is not catalogue:
+        _last = (snapshot, catalogue, FleetCapacity(snapshot, catalogue))
+    return _last[2]
 
 
 def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
