@@ -168,8 +168,8 @@ def _neuron_line(
         devices=tuple(_device_line(neuron, device, held, readings) for device in devices),
         replicas=replicas,
         held_stages=stages,
-        disk_total_bytes=disk.total_bytes if disk else None,
-        disk_free_bytes=disk.free_bytes if disk else None,
+        disk_total_bytes=disk.disk_total_bytes if disk else None,
+        disk_free_bytes=disk.disk_free_bytes if disk else None,
     )
 
 
@@ -290,17 +290,11 @@ REFUSAL_HOURS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
-    total_bytes: int
-    free_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReadings:
     devices: Mapping[tuple[str, str], DeviceLine] = field(default_factory=dict)
     """The devices' readings, by neuron and device."""
-    disks: Mapping[str, Disk] = field(default_factory=dict)
-    """The disks' readings, by neuron."""
+    disks: Mapping[str, CacheReport] = field(default_factory=dict)
+    """By neuron."""
     refused: Mapping[Refused, int] = field(default_factory=dict)
     """How many requests of whom and why, in this hour and the last."""
 
@@ -319,7 +313,7 @@ def read_live() -> LiveReadings | None:
         return None
     return LiveReadings(
         devices=_device_lines(snapshot),
-        disks={name: _disk(report) for name, report in reports.items()},
+        disks=reports,
         refused=refused,
     )
 
@@ -339,7 +333,3 @@ def _device_lines(snapshot: FleetSnapshot) -> dict[tuple[str, str], DeviceLine]:
         for neuron in snapshot.neurons
         for device in neuron.devices
     }
-
-
-def _disk(report: CacheReport) -> Disk:
-    return Disk(total_bytes=report.disk_total_bytes, free_bytes=report.disk_free_bytes)
