@@ -73,7 +73,6 @@ class FirstSteps:
 
 
 def first_steps() -> FirstSteps:
-    """Makes five queries."""
     answered = (
         RequestRecord.objects.filter(outcome=Outcome.ANSWERED)
         .order_by("-at")
@@ -145,7 +144,6 @@ def steps_context(request: HttpRequest) -> dict[str, Any]:
 
 @require_GET
 def card(request: HttpRequest) -> HttpResponse:
-    """Asked for again while a step is open."""
     response = render(request, "fleet/first_steps.html", steps_context(request))
     add_never_cache_headers(response)
     return response

@@ -82,8 +82,6 @@ class DownloadKind(TextChoices):
 
 
 class LoadJobStatus(TextChoices):
-    """How a load job or a download stands."""
-
     PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"

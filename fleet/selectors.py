@@ -28,12 +28,10 @@ from metering.prices import Prices
 
 
 def catalogue_find(name: str) -> CatalogueEntry | None:
-    """The enabled model of that name or alias; ``None`` when there is none."""
     return catalogue_cache.current().by_any_name.get(name)
 
 
 def catalogue_list() -> tuple[CatalogueEntry, ...]:
-    """Enabled models, sorted by name."""
     return catalogue_cache.current().entries
 
 
@@ -65,7 +63,6 @@ def model_known(name: str) -> CatalogueModel:
 
 
 def adapter_names(base: str) -> list[str]:
-    """Returns the names of that model's adapters, offered or not."""
     adapters = CatalogueModel.objects.filter(base=base).order_by("name")
     return list(adapters.values_list("name", flat=True))
 
@@ -100,14 +97,12 @@ def is_invited(neuron_name: str) -> bool:
 
 
 def load_jobs_active() -> QuerySet[LoadJob]:
-    """Pending and running, newest first, with their model, neuron and replacement."""
     return LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related(
         "model", "neuron", "replacement__neuron"
     )
 
 
 def downloads_active() -> QuerySet[Download]:
-    """Pending and running, newest first, with their neuron."""
     return Download.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related("neuron")
 
 

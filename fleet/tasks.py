@@ -86,7 +86,6 @@ def reconcile() -> None:
 
 @app.task(name=TASK_ROLL_UP_SERIES)  # type: ignore[untyped-decorator]
 def roll_up_series() -> None:
-    """Stores the samples of minutes that have ended, and moves old rows."""
     now_unix_s = time.time()
     try:
         for at_unix_s, minute in sorted(samples.ended(now_unix_s).items()):

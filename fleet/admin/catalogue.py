@@ -280,15 +280,12 @@ MAX_USERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """An account that uses the model."""
-
     name: str
     requests: str
     tokens: str
 
 
 def page_of_model(model: CatalogueModel) -> dict[str, Any]:
-    """The context of ``fleet/model_page.html``."""
     return model_context(model) | {
         "users": _users(model.name),
         "failures": recent_errors(model_name=model.name),

@@ -48,7 +48,6 @@ class UsdField(forms.DecimalField):
         return None if usd is None else micro_usd_of(str(usd))
 
     def prepare_value(self, value: Any) -> Any:
-        """Micro-USD of the row, or the user's input."""
         if not isinstance(value, int):
             return value
         return usd_digits(value)

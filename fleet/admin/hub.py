@@ -67,7 +67,6 @@ class LookForm(forms.Form):
 
 
 def hub_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
-    """GET looks, POST adds."""
     if not admin.has_add_permission(request):
         raise PermissionDenied
     form = LookForm(request.POST if request.method == "POST" else request.GET)

@@ -95,7 +95,6 @@ class LoadJobAdmin(ReportedAdmin):
 
     @display(description="Stages")
     def stages_in_words(self, job: LoadJob) -> str:
-        """How the model's layers are divided, and the plan's prediction."""
         parts = [
             f"layers {stage.layers[0]} to {stage.layers[1] - 1} on {stage.device}"
             f"{' of ' + stage.neuron if stage.neuron else ''}"

@@ -83,7 +83,6 @@ def on_replica(verb: str, *, actor: Actor, model_name: str, neuron_name: str) ->
 
 
 def on_model(verb: str, *, actor: Actor, model_name: str) -> list[Outcome]:
-    """The same on each neuron that has the model."""
     try:
         jobs = ON_MODEL[verb](actor=actor, model_name=model_name)
     except FleetError as error:

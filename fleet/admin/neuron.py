@@ -163,7 +163,6 @@ class NeuronAdmin(HomePageAdmin, ReportedAdmin):
 
     @display(description="Stages of other hosts' models")
     def held_stage_list(self, neuron: Neuron) -> SafeString:
-        """Each with its model, which has its engine on another neuron."""
         return linked_list(
             ((one["model"], _stage_words(one)) for one in neuron.held_stages), model_url
         )

@@ -95,7 +95,6 @@ class ReplicaAdmin(ReportedAdmin):
 
     @display(description="Replica")
     def placed_on(self, replica: Replica) -> str:
-        """The text of the link to the replica's own page."""
         return ", ".join(replica.devices) or "its page"
 
     @display(description="Load job")

@@ -45,7 +45,6 @@ class HomePageAdmin(UnfoldAdmin):
     """An object's page is its home: above the form stands everything else of it."""
 
     def home_context(self, obj: Any) -> dict[str, Any]:
-        """The context of ``change_form_outer_before_template``."""
         raise NotImplementedError
 
     def change_view(
@@ -102,8 +101,6 @@ Action = Callable[[Any, HttpRequest, QuerySet[Any]], HttpResponse | None]
 
 
 def asking_first(action: Action) -> Action:
-    """An action of an admin's list that runs once the reader has confirmed it."""
-
     @wraps(action)
     def asking(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         if SURE in request.POST:
@@ -135,7 +132,6 @@ def linked(name: str, address: Address, text: str | None = None) -> SafeString |
 
 
 def linked_list(names: Iterable[tuple[str, str]], address: Address) -> SafeString:
-    """Pairs of a name and a remark on it, which may be empty, with commas between them."""
     rows = ((address(name), name, remark and f" ({remark})") for name, remark in names)
     return format_html_join(", ", '<a class="hx-link" href="{}">{}</a>{}', rows)
 

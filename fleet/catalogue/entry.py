@@ -74,7 +74,6 @@ class CatalogueEntry(CatalogueSettings):
         return self._named_prices_at(target) is not None
 
     def unit_prices_at(self, target: Target) -> UnitPrices:
-        """Returns the prices of requests and units where that target serves."""
         if target.prices is None:
             return self.unit_prices
         return target.prices.units or UnitPrices()
@@ -113,7 +112,6 @@ class CatalogueEntry(CatalogueSettings):
         return None if self.vram_mb is None else self.vram_mb * MIB
 
     def last_load_s(self, neuron: str) -> float | None:
-        """How long the last load there took; ``None`` where there was none."""
         found = (load.load_s for load in self.measured_loads if load.neuron == neuron)
         return next(found, None)
 

@@ -132,8 +132,6 @@ class NeuronNames:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """An ordered list of ``fleet.catalogue.targets``, each as its text."""
-
     def problem(self, value: object) -> str | None:
         if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
             return f"{value!r} is not a list of targets"
@@ -144,8 +142,6 @@ Kind = Text | Word | Count | Number | Money | Flag | NeuronNames | Targets
 
 
 class Section(StrEnum):
-    """Groups of the admin's form, in their order there."""
-
     OFFER = ""
     FILES = "Files"
     WEIGHTS = "Weights"

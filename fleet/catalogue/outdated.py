@@ -12,7 +12,6 @@ def is_outdated(loaded_digest: str, entry: CatalogueEntry) -> bool:
 
 
 def outdated_neurons(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[str]:
-    """Neurons whose replica of the model was loaded by another spec."""
     return [
         replica.neuron
         for replica in snapshot.replicas_of(entry.name)

@@ -96,7 +96,6 @@ def check_settings(settings: CatalogueSettings) -> None:
 
 
 def check_name(name: str) -> None:
-    """A lower-case slug."""
     if not NAME_PATTERN.fullmatch(name):
         raise CatalogueValueError(
             "name",
@@ -117,7 +116,6 @@ def check_alias_name(name: str) -> None:
 
 
 def check_model_source(source: str) -> None:
-    """Checks a source of files, or an upstream's model."""
     if upstream_of(source) is None:
         check_source(source)
     elif not UPSTREAM_SOURCE.fullmatch(source):

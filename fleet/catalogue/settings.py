@@ -441,7 +441,6 @@ class CatalogueSettings:
 
     @property
     def sampling_defaults(self) -> dict[str, float]:
-        """The ones that the operator has set."""
         values = {name: getattr(self, name) for name in DEFAULTS_OF_MODELS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -456,7 +455,6 @@ class CatalogueSettings:
 
     @property
     def unit_prices(self) -> UnitPrices:
-        """The prices of a model whose task is not text."""
         return UnitPrices(
             request_micro_usd=self.request_price_micro_usd or 0,
             unit_micro_usd=self.unit_price_micro_usd or 0,
@@ -486,7 +484,6 @@ class CatalogueSettings:
 
     @property
     def effective_min_replicas(self) -> int:
-        """How many are kept loaded now."""
         return self.configured_min_replicas
 
 

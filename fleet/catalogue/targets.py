@@ -182,7 +182,6 @@ def parse_targets(texts: tuple[str, ...]) -> tuple[Target, ...]:
 
 
 def targets_problem(texts: Sequence[str]) -> str | None:
-    """Why the list cannot be one; ``None``: it can."""
     if len(texts) > MAX_TARGETS:
         return f"A model has at most {MAX_TARGETS} targets; these are {len(texts)}"
     try:

@@ -49,13 +49,11 @@ class Samples:
             return {at: minute for at, minute in self._minutes.items() if at < present}
 
     def forget(self, at_unix_s: int) -> None:
-        """Drops that minute, which is stored now."""
         with self._lock:
             self._minutes.pop(at_unix_s, None)
 
 
 def sample(snapshot: FleetSnapshot) -> Iterator[tuple[Kind, str, Figures]]:
-    """What the fleet shows at this moment. Pure."""
     waiting: Counter[tuple[Kind, str]] = Counter()
     running: Counter[tuple[Kind, str]] = Counter()
     waiting[Kind.FLEET, FLEET_NAME] = 0

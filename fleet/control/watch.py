@@ -52,7 +52,6 @@ class FleetWatch:
         return Watched(self._absences.noted(snapshot, now_s), observed, gone)
 
     def time_slices(self, snapshot: FleetSnapshot, now_s: float) -> tuple[TimeSlice, ...]:
-        """The time slices under way, with their ages."""
         if self._time_slices_since_s is None:
             return snapshot.time_slices
         return tuple(
@@ -61,7 +60,6 @@ class FleetWatch:
         )
 
     def keep(self, time_slices: Sequence[TimeSlice], now_s: float) -> None:
-        """``time_slices`` are all that are under way now."""
         known = self._time_slices_since_s or {}
         ageless = [
             (msgspec.structs.replace(time_slice, age_s=0.0), time_slice.age_s)

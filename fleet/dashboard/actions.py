@@ -49,7 +49,6 @@ def act(user: AbstractUser, command: str) -> list[Outcome]:
 
 
 def job_outcome(job: JobLine) -> Outcome:
-    """The job's present state; the rows have the reason of a failure."""
     words = job_progress(job, with_neuron=True, with_failure=False).text
     job_id = job.id if job.is_active else ""
     return Outcome(LEVELS.get(job.status, messages.INFO), f"{job.model}: {words}", job_id)

@@ -52,7 +52,6 @@ def model_home(overview: FleetOverview, name: str, base: str = "") -> ModelHome:
 
 
 def neuron_home(overview: FleetOverview, name: str) -> NeuronRow | None:
-    """``None``: no neuron has that name."""
     found = [neuron for neuron in overview.neurons if neuron.name == name]
     return next(iter(_unfolded(overview, found)), None)
 

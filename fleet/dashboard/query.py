@@ -18,8 +18,6 @@ MAX_PAGE = 10_000
 
 
 class Shown(StrEnum):
-    """Which models are listed."""
-
     ALL = ""
     LOADED = "loaded"
     ACTIVE = "active"

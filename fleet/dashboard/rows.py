@@ -100,8 +100,6 @@ class NeuronRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutdatedRow:
-    """A model that serves by earlier settings."""
-
     name: str
     may_reload: bool
     progress: tuple[ProgressRow, ...]
@@ -109,8 +107,6 @@ class OutdatedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """``progress`` has the newest job; ``num_more_jobs`` are beside it."""
-
     name: str
     url: str
     status: str

@@ -24,7 +24,6 @@ SHARES = "fleet.change_fleetpolicy"
 
 @require_http_methods(["GET", "POST"])
 def sharing(request: HttpRequest) -> HttpResponse:
-    """POST ``do=open`` with ``host`` and ``port``, or ``do=close``."""
     if not request.user.has_perm(SHARES):
         raise PermissionDenied
     problem = ""

@@ -88,19 +88,16 @@ def _upstream(name: str) -> HttpResponse:
 
 @require_GET
 def model_part(request: HttpRequest) -> HttpResponse:
-    """The live part of a model's page."""
     return _model_part(request, request.GET.get("name", ""), [])
 
 
 @require_GET
 def neuron_part(request: HttpRequest) -> HttpResponse:
-    """The live part of a neuron's page."""
     return _neuron_part(request, request.GET.get("name", ""), [])
 
 
 @require_GET
 def outdated(request: HttpRequest) -> HttpResponse:
-    """Replicas with earlier settings, and reloads under way."""
     return _outdated(request)
 
 

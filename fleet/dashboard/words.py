@@ -26,7 +26,6 @@ ASK_FIRST = frozenset({"unload", "drain"})
 
 
 def asks_first(command: str) -> bool:
-    """Whether the reader confirms this command of a button, as it ends what works."""
     verb, _, _ = command.partition(" ")
     return verb in ASK_FIRST
 

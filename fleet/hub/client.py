@@ -71,8 +71,6 @@ disable_progress_bars()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubMatch:
-    """A repository that the search found."""
-
     name: str
     num_downloads: int
     num_likes: int

@@ -66,11 +66,9 @@ class Offer:
 
     @property
     def vram_mb(self) -> int:
-        """What it is expected to take, in MiB."""
         return expected_vram_mb(self.num_bytes)
 
     def settings(self, repository: HubRepository, revision: str | None) -> dict[str, SettingValue]:
-        """What a model of the catalogue has for it."""
         return {
             "source": repository.source,
             "file": self.file,
@@ -95,7 +93,6 @@ class Choice:
 
 
 def expected_vram_mb(num_bytes: int) -> int:
-    """``num_bytes``: of the files."""
     return -(-int(num_bytes * ROOM) // MIB)
 
 
@@ -114,7 +111,6 @@ def offers_of(repository: HubRepository) -> tuple[Offer, ...]:
 def choices_of(
     repository: HubRepository, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
 ) -> tuple[Choice, ...]:
-    """The choices for an operator who adds a model."""
     return tuple(
         Choice(offer=offer, fits=fits(offer, snapshot, catalogue))
         for offer in offers_of(repository)

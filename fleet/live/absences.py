@@ -23,7 +23,6 @@ class Absences:
         self._last_seen: dict[str, tuple[float, NeuronView]] = {}
 
     def noted(self, snapshot: FleetSnapshot, now_s: float) -> FleetSnapshot:
-        """``snapshot``, with the neurons that are absent at ``now_s``."""
         for neuron in snapshot.neurons:
             self._last_seen[neuron.name] = (now_s, neuron)
         absent = []

@@ -57,7 +57,6 @@ class CatalogueCache:
         return None
 
     def current(self) -> OfferedModels:
-        """Reads where nothing is kept."""
         kept = self.kept()
         if kept is not None:
             return kept

@@ -39,8 +39,6 @@ class Admission(StrEnum):
 
 
 class AdmissionPolicy(StrEnum):
-    """The admission of a neuron that reports for the first time."""
-
     AUTOMATIC = "automatic"
     CLICK = "click"
 
@@ -69,8 +67,6 @@ class KnownHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DesiredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One field of the hash, JSON."""
-
     drain: bool = False
     admission: Admission = Admission.ADMITTED
     host: KnownHost | None = None

@@ -80,8 +80,6 @@ class ReplicaLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStageLine:
-    """A part of a model whose engine is on another neuron."""
-
     model: str
     engine_neuron: str
     device: str
@@ -147,8 +145,6 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutdatedLine:
-    """A model of which a replica was loaded by earlier settings."""
-
     model: str
     jobs: tuple[JobLine, ...]
     may_reload: bool = True
@@ -156,8 +152,6 @@ class OutdatedLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadLine:
-    """A download under way on a neuron, without a load."""
-
     neuron: str
     source: str
     status: str

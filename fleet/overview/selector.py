@@ -303,7 +303,6 @@ NO_READINGS = LiveReadings()
 
 
 def read_live() -> LiveReadings | None:
-    """``None``: Redis does not answer."""
     client = live.redis_client()
     try:
         snapshot = live.read_snapshot_sync(client)

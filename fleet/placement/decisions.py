@@ -42,7 +42,6 @@ class Load:
 
     @property
     def evictions(self) -> tuple[tuple[str, str], ...]:
-        """The neuron and the model of each that must leave."""
         own = ((self.neuron, model) for model in self.evict)
         return (*own, *stage_evictions(self.stages))
 
@@ -65,7 +64,6 @@ class Wait:
 
     @property
     def words(self) -> str:
-        """How it goes, in one line."""
         share = "" if self.share is None else f", {self.share:.0%}"
         left = "" if self.eta_s is None else f", about {max(1, round(self.eta_s))} s left"
         return f"{self.reason}{share}{left}"
@@ -112,16 +110,12 @@ Action = Load | Unload | Sleep
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests for one model that wait for it at all gateways together."""
-
     num_requests: int
     oldest_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """The state of load jobs."""
-
     loading: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of loads that are under way: a heartbeat may not show them yet."""
     unloading: frozenset[tuple[str, str]] = frozenset()
@@ -141,8 +135,6 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Observations that one snapshot alone does not contain."""
-
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     queue_long_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which each model's queue has been long on all its replicas without a break."""

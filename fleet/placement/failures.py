@@ -103,7 +103,6 @@ def failed_loads(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Fail
 
 
 def retry_in_s(failed: ReplicaView, *, is_unfit: bool = False) -> float:
-    """How long until the load may be tried on that neuron again."""
     if failed.failure is not None and failed.failure.code == LOST_ITS_ROOM:
         return 0.0
     num_failures = max(1, failed.num_failed_loads)

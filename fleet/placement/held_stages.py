@@ -90,8 +90,6 @@ HAS_LINKS = (HeldStageStatus.LISTENING, HeldStageStatus.READY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
-    """A load whose stages were ordered, and whose engine was not yet."""
-
     job_id: str
     model: str
     neuron: str

@@ -106,7 +106,6 @@ EXTRA_IDLE_S = 60.0
 
 
 def unknown_leaves(replica: ReplicaView) -> Unload | None:
-    """``replica`` is of a model that the catalogue does not offer."""
     if replica.status is ReplicaStatus.DRAINING or replica.status_age_s < UNKNOWN_GRACE_S:
         return None
     return _unload(replica, "the catalogue does not offer it")

@@ -262,7 +262,6 @@ class RoutingHint:
 
 
 def choose_replica(ready: Sequence[ReplicaView], hint: RoutingHint | None) -> ReplicaView:
-    """``ready`` holds at least one."""
     if len(ready) == 1:
         return ready[0]
     if hint is not None:

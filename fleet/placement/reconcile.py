@@ -81,12 +81,10 @@ def reconcile(
     observed: Observed,
     time_slices: Sequence[TimeSlice] = (),
 ) -> Plan:
-    """``time_slices`` are those of the last tick, with their ages now."""
     return _Tick(catalogue, snapshot, jobs, observed).plan(time_slices)
 
 
 def is_queue_long(replicas: Sequence[ReplicaView]) -> bool:
-    """``replicas`` are one model's."""
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     return bool(ready) and all(replica.queue_depth >= LONG_QUEUE for replica in ready)
 

@@ -161,7 +161,6 @@ def _gib(num_bytes: int) -> str:
 
 
 def recovering(entry: CatalogueEntry, hosts: Sequence[UnavailableHost]) -> Reject:
-    """``hosts`` are not empty, the first to return first."""
     first, others = hosts[0], hosts[1:]
     also = f" ({len(others)} other hosts are as large and take no loads either)" if others else ""
     return Reject(

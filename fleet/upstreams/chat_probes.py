@@ -40,8 +40,6 @@ HELLO, COLOUR = "Say hello.", "Which colour is this?"
 
 
 class Asking:
-    """One model of an upstream, within the time that is left for all probes."""
-
     def __init__(
         self, client: httpx2.Client, entry: UpstreamEntry, model: str, until_s: float
     ) -> None:

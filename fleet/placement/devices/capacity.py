@@ -73,7 +73,6 @@ class DeviceCapacity:
     claims: Sequence[tuple[str, int]]
 
     def free_bytes(self, model: str) -> int:
-        """Free bytes for that model: without promises to others."""
         promised = sum(size for claimant, size in self.claims if claimant != model)
         return self.info.free_memory_bytes - promised
 
@@ -254,7 +253,6 @@ def freed_bytes(replica: ReplicaView) -> int:
 
 
 def idle_age_s(replica: ReplicaView) -> float | None:
-    """Seconds since its last use; ``None`` while it is in use."""
     if not replica.is_idle:
         return None
     used_s = replica.last_used_age_s
@@ -268,7 +266,6 @@ def time_slice_s(replica: ReplicaView) -> float:
 
 
 def stays_s(replica: ReplicaView) -> float:
-    """How long it may not be displaced yet."""
     if replica.status in (ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
         return 0.0
     if replica.status is not ReplicaStatus.READY:

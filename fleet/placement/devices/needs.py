@@ -38,7 +38,6 @@ class Needs:
                 return ("cuda",) if needs_card else ("cuda", "cpu")
 
     def total_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
-        """Bytes over all its devices; ``None`` while unknown."""
         entry = self.entry
         is_measured = any(load.device_kind == kind for load in entry.measured_loads)
         if entry.costs is not None and not is_measured:
@@ -52,7 +51,6 @@ class Needs:
         return min((size for size in known if size is not None), default=None)
 
     def device_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
-        """What it needs on each of a neuron's devices."""
         total = self.total_bytes(neuron, kind)
         return None if total is None else -(-total // self.num_devices)
 

@@ -36,7 +36,6 @@ NONE_ASLEEP = Asleep()
 
 
 def asleep_of(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Asleep:
-    """``replicas`` are the model's own."""
     sleeping = [replica for replica in replicas if replica.status is ReplicaStatus.ASLEEP]
     if not sleeping:
         return NONE_ASLEEP
@@ -54,18 +53,15 @@ def asleep_of(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Asleep:
 
 
 def has_just_failed(replica: ReplicaView) -> bool:
-    """Whether waking it has just failed."""
     return replica.failure is not None and replica.status_age_s < WAKE_AGAIN_S
 
 
 def has_just_refused(replica: ReplicaView) -> bool:
-    """Whether its neuron has just refused to put it to sleep."""
     age_s = replica.sleep_refused_age_s
     return age_s is not None and age_s < SLEEP_AGAIN_S
 
 
 def waking_bytes(replica: ReplicaView, device: str) -> int:
-    """What must be free on that one of its devices."""
     report = replica.report
     if report is None:
         return 0

@@ -25,8 +25,6 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A neuron's way to other neurons."""
-
     latency_s: float
     bytes_per_s: float
 
@@ -75,7 +73,6 @@ NETWORK = Link(200e-6, 0.117 * GB)
 
 
 def speed_of(info: DeviceInfo) -> Speed:
-    """Returns the speed that steps reach, by the card's name, else by the device's kind."""
     words = f" {info.name if info.kind == 'cuda' else ''} "
     named = (speed for name, speed in BY_NAME.items() if f" {name} " in words)
     found = next(named, BY_KIND[info.kind])

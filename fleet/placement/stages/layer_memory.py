@@ -30,8 +30,6 @@ unused."""
 
 
 class LayerMemory:
-    """Memory of one model's layers, with keys and values of ``kv_tokens`` tokens."""
-
     def __init__(self, costs: ModelCosts, kv_tokens: int) -> None:
         self.costs = costs
         self.kv_tokens = kv_tokens
@@ -41,7 +39,6 @@ class LayerMemory:
         }
 
     def usable_bytes(self, device: StageDevice, *, is_first: bool) -> int:
-        """Returns the bytes of the device that layers may use."""
         outer_bytes = self.costs.outer_bytes.on(device.kind) if is_first else 0
         return device.free_bytes - self.beside_bytes(device.kind) - outer_bytes
 
@@ -49,12 +46,10 @@ class LayerMemory:
         return STAGE_BYTES[kind] + self.costs.step_bytes.on(kind)
 
     def most_layers(self, device: StageDevice, *, is_first: bool) -> int:
-        """Returns how many layers fit, with all that is theirs."""
         usable_bytes = self.usable_bytes(device, is_first=is_first)
         return max(0, bisect_right(self.windows[device.kind], usable_bytes) - 1)
 
     def kv_bytes(self, layer: LayerCost, kind: Kind) -> int:
-        """Returns the bytes of a layer's blocks and states."""
         return self.kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
 
     def _windows(self, kind: Kind) -> list[int]:

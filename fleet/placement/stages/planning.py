@@ -43,7 +43,6 @@ def step_s(times: StepTimes, shares: Sequence[Share], num_rows: float = 1) -> fl
 
 
 def tokens_per_s(times: StepTimes, shares: Sequence[Share], num_running: int) -> float:
-    """Returns the tokens per second of ``num_running`` requests together."""
     return max(
         _tokens_per_s_in_groups(times, shares, num_running, num_groups)
         for num_groups in range(1, min(len(shares), num_running) + 1)

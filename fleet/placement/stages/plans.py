@@ -29,7 +29,6 @@ class Stage:
 
     @property
     def used_bytes(self) -> int:
-        """All bytes that the stage uses on the device."""
         return self.weight_bytes + self.kv_bytes + self.beside_bytes
 
 
@@ -64,8 +63,6 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What one device could hold."""
-
     neuron: str
     device: str
     free_bytes: int

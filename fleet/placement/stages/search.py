@@ -24,8 +24,6 @@ MAX_NODES = 200
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A device that has room for layers of the model."""
-
     device: StageDevice
     layer_s: float
     head_s: float
@@ -59,8 +57,6 @@ def _fastest(one: Candidate) -> tuple[float, int, int, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device gets."""
-
     device: StageDevice
     num_layers: int
 

@@ -55,7 +55,6 @@ class StepTimes:
         )
 
     def local_s(self, num_rows: float) -> float:
-        """Returns the seconds that ``num_rows`` rows take from one device of a host to another."""
         return LOCAL.latency_s + self._hidden_bytes(num_rows) / LOCAL.bytes_per_s
 
     def network_s(self, link: Link, num_rows: float) -> float:

@@ -77,8 +77,6 @@ of."""
 
 @dataclass(slots=True)
 class NeuronKeys:
-    """Keys of one neuron: those that it may have written, and those that gateways wrote for it."""
-
     written: list[bytes] = field(default_factory=list)
     sent: list[bytes] = field(default_factory=list)
 

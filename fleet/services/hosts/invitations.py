@@ -210,8 +210,6 @@ LEAST_SHARE_PORT, MAX_SHARE_PORT = 1024, 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Whether hosts can be invited, and what would make it so."""
-
     problem: str | None
     """Why no host could use an invitation; ``None``: one could."""
     address: str
@@ -223,7 +221,6 @@ class Sharing:
 
 
 def sharing_state() -> Sharing:
-    """Makes two queries."""
     policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
     is_private = _is_private()
     addresses = tuple(reached_at("")) if is_private else ()

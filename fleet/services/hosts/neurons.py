@@ -63,7 +63,6 @@ def neuron_drain(*, actor: Actor, neuron_name: str, within_s: int | None = None)
 
 
 def neurons_overdue(*, now: datetime) -> frozenset[str]:
-    """The neurons whose drain was to be over by now."""
     overdue = NeuronWish.objects.exclude(drain_wanted_at=None).filter(drain_ends_at__lte=now)
     return frozenset(overdue.values_list("neuron_name", flat=True))
 
@@ -219,7 +218,6 @@ def desired_states_publish() -> None:
 
 
 def desired_states_read() -> DesiredStates:
-    """The operator's desired states, with the known facts of each host."""
     now = timezone.now()
     cut_off = Invitation.objects.exclude(cut_off_at=None)
     out = set(cut_off.values_list("neuron_name", flat=True))

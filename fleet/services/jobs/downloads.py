@@ -275,7 +275,6 @@ LOST = LoadFailure(
 
 
 def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
-    """``reports``: neuron -> its latest report."""
     now = timezone.now()
     for download in selectors.downloads_active().filter(neuron__name__in=reports):
         jobs = {job.job_id: job for job in reports[download.neuron.name].jobs}

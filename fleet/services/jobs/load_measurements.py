@@ -74,7 +74,6 @@ def load_need_record(
 
 
 def weight_bytes_record(*, model: CatalogueModel, weight_bytes: int) -> None:
-    """Record how large the model's weights are, as a load has read them."""
     rows = CatalogueModel.objects.filter(pk=model.pk)
     if rows.exclude(weight_bytes=weight_bytes).update(weight_bytes=weight_bytes):
         catalogue_changed()
@@ -95,7 +94,6 @@ def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
 
 
 def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
-    """The speeds that requests had on a neuron's replicas."""
     live = {state.model: state for state in states if _has_average(state)}
     rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
     for row in rows.select_related("model"):
@@ -168,7 +166,6 @@ def kept_unloaded_forget(*, model_name: str) -> None:
 
 
 def kept_unloaded_forget_neuron(*, neuron_name: str) -> None:
-    """Forget them: the neuron has restarted."""
     for model in CatalogueModel.objects.exclude(unloaded_from=[]):
         if neuron_name in model.unloaded_from:
             _write(model, [name for name in model.unloaded_from if name != neuron_name])

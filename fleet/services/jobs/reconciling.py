@@ -52,7 +52,6 @@ def fleet_plan(*, watched: Watched, time_slices: tuple[TimeSlice, ...]) -> Plan:
 
 
 def plan_begin(*, plan: Plan) -> None:
-    """Begins as much of the plan as can be begun."""
     for neuron_name, model_names in plan.restored.items():
         neuron_models_restored(neuron_name=neuron_name, model_names=model_names)
     for action in plan.actions:

@@ -51,8 +51,6 @@ NOT_OFFERED = LoadFailure(code="unknown_model", message="The catalogue no longer
 
 
 class StageLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load keeps until its stages listen."""
-
     identity: LinkIdentity
     certificates: dict[int, str]
 

@@ -51,7 +51,6 @@ NOT_SENT = LoadFailure(
 
 
 def neuron_away(neuron: Neuron, began_at: datetime, what: str) -> LoadFailure:
-    """Why a job or download of a host that is away has failed."""
     was_away = neuron.status_since < began_at
     when = f"was away when the {what} began" if was_away else f"went away during the {what}"
     return LoadFailure(code="neuron_away", message=f"{neuron.name} {when}")

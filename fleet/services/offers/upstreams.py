@@ -100,7 +100,6 @@ def upstream_delete(*, actor: Actor, upstream: Upstream) -> None:
 
 
 def upstream_discovered(*, actor: Actor, upstream: Upstream, models: Sequence[KnownModel]) -> None:
-    """Records which models it has listed."""
     upstream.known_models = [model.as_json() for model in models]
     upstream.discovered_at = timezone.now()
     with transaction.atomic():
