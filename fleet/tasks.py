@@ -19,8 +19,7 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.cached_models import read_cache_reports
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, TASK_ROLL_UP_SERIES, app
-from metering.series.rollup import series_roll_up
-from metering.series.store import figures_add
+from metering.series.store import figures_add, series_roll_up
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
 from metering.requests.filters import FILTERS
-from metering.series.kinds import Kind
+from metering.series.steps import Kind
 from metering.services.accounts import MAX_WEIGHT
 from metering.services.budgets import MAX_CAP, MAX_WINDOW_S
 from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS

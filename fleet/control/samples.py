@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import device_name
 from metering.series.figures import SUM, Figures, add, in_bucket
-from metering.series.kinds import FLEET_NAME, Kind, SeriesKey
-from metering.series.steps import MINUTE_S, floor_s
+from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, SeriesKey, floor_s
 
 logger = logging.getLogger(__name__)
 

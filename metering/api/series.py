@@ -15,10 +15,8 @@ from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.errors import MeteringValueError
 from metering.principal import Scope
-from metering.series.kinds import FLEET_NAME, Kind
-from metering.series.points import point_fields
-from metering.series.ranges import RANGES, kind_of, range_of
-from metering.series.steps import moment
+from metering.series.figures import point_fields
+from metering.series.steps import FLEET_NAME, RANGES, Kind, kind_of, moment, range_of
 
 PARAMETERS = {
     "kind": f"{', '.join(Kind)}; without it the fleet.",

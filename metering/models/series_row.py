@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from metering.series.kinds import Kind
+from metering.series.steps import Kind
 
 
 class SeriesRow(models.Model):

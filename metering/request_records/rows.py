@@ -19,7 +19,7 @@ from metering.ledger.entries import FINISHED, Outcome, RecordFields, Settle
 from metering.models import RequestRecord
 from metering.request_records import captures
 from metering.request_records.captures import Captured
-from metering.series.of_requests import changes_of
+from metering.series.figures import changes_of
 from metering.series.store import figures_add
 
 EPOCH = datetime(1970, 1, 1)

@@ -11,8 +11,7 @@ from django.db.models import Sum
 
 from metering.models import SeriesRow
 from metering.series.figures import Figures, add
-from metering.series.kinds import Kind
-from metering.series.steps import floor_s, moment, points_of
+from metering.series.steps import Kind, floor_s, moment, points_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,57 @@
-"""Charts of series: one axis each, steps for counts, straight lines for the rest. Pure."""
+"""Charts of series (one axis each, steps for counts, straight lines for the rest), and the part of a
+page that shows them: ``series/panel``, which ``metering/series_wanted.html`` includes.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.cache import add_never_cache_headers
+from django.views.decorators.http import require_GET
+
+from metering import selectors
+from metering.errors import MeteringValueError
 from metering.selectors.series import SeriesPoint
-from metering.series.colors import colors_of
-from metering.series.figures import errors_of
-from metering.series.kinds import Kind
-from metering.series.points import OUTCOMES, point_fields
-from metering.series.steps import DAY_S, moment
+from metering.series.figures import OUTCOMES, errors_of, point_fields
+from metering.series.steps import DAY_S, RANGES, Kind, Range, kind_of, moment, range_of
+from metering.usage.reader import Reader, for_members
+
+PALETTE = (
+    *("#7c3aed", "#d97706", "#059669", "#0284c7", "#db2777", "#65a30d"),
+    *("#4f46e5", "#dc2626", "#0d9488", "#a16207", "#9333ea", "#475569"),
+)
+FIXED = {
+    "answered": "#059669",
+    "cancelled": "#64748b",
+    "refused": "#d97706",
+    "failed": "#dc2626",
+    "p50": "#0284c7",
+    "p95": "#7c3aed",
+    "mean": "#0284c7",
+    "most": "#7c3aed",
+    "prompt": "#0d9488",
+    "answer": "#7c3aed",
+}
+
+
+def colors_of(names: Sequence[str]) -> list[str]:
+    """A name's colour follows from the name alone, unless another line of the chart has it: then
+    the later one by the alphabet gets the next free one. No chart mixes fixed and other names."""
+    found: dict[str, str] = {}
+    for name in sorted(set(names) - FIXED.keys()):
+        first = crc32(name.encode()) % len(PALETTE)
+        order = [PALETTE[(first + step) % len(PALETTE)] for step in range(len(PALETTE))]
+        found[name] = next((one for one in order if one not in found.values()), order[0])
+    return [FIXED[name] if name in FIXED else found[name] for name in names]
+
 
 MAX_CODES = 6
 """Lines of the chart of errors; the rest are one."""
@@ -169,3 +208,50 @@ def _errors(points: Sequence[SeriesPoint], labels: list[str]) -> list[Chart]:
 def _has_numbers(lines: Lines) -> bool:
     has: Callable[[list[Number]], bool] = any
     return any(has(numbers) for numbers in lines.values())
+
+
+@for_members
+@require_GET
+def series_panel(request: HttpRequest, reader: Reader) -> HttpResponse:
+    """Members see the series of their accounts, operators all. Raises ``PermissionDenied``."""
+    name, problem, charts, found = request.GET.get("name", ""), "", [], None
+    try:
+        kind = kind_of(request.GET.get("kind", ""))
+        is_theirs = kind is Kind.ACCOUNT and name in reader.accounts
+        if not (reader.is_operator or is_theirs):
+            raise PermissionDenied
+        found = range_of(request.GET.get("range", ""), "", now_unix_s=time.time())
+        charts = panel_charts(kind, name, found)
+    except MeteringValueError as error:
+        problem = str(error)
+    context = {
+        "charts": charts,
+        "problem": problem,
+        "ranges": RANGES,
+        "range": found,
+        "kind": request.GET.get("kind", ""),
+        "name": name,
+    }
+    response = render(request, "metering/series_panel.html", context)
+    add_never_cache_headers(response)
+    return response
+
+
+def panel_charts(kind: Kind, name: str, found: Range) -> list[Chart]:
+    """A neuron's are of its requests and of its devices."""
+    span = {
+        "since_unix_s": found.since_unix_s,
+        "until_unix_s": found.until_unix_s,
+        "step_s": found.step_s,
+    }
+    charts: list[Chart] = []
+    devices = [name] if kind is Kind.DEVICE else []
+    if kind is not Kind.DEVICE:
+        points = selectors.series_points(kind=kind, name=name, **span)
+        charts += traffic_charts(kind, points, found.step_s)
+    if kind is Kind.NEURON:
+        devices = selectors.series_devices(neuron=name, since_unix_s=found.since_unix_s)
+    by_name = {
+        device: selectors.series_points(kind=Kind.DEVICE, name=device, **span) for device in devices
+    }
+    return charts + (device_charts(by_name, found.step_s) if by_name else [])

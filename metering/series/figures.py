@@ -2,15 +2,28 @@
 
 ``requests`` ``answered`` ``refused`` …   counts, and sums of tokens
 ``error:queue_full``                      a count by code
-``total_ms@47``                           a histogram's bucket: see ``metering.series.histogram``
+``total_ms@47``                           a histogram's bucket
 ``queue_depth+``                          the sum of samples, of which there are ``samples``
+
+A bucket is a tenth wider than the one before:
+
+    bucket    0       1          2              n
+    values   [0, 1)  [1, 1.1)   [1.1, 1.21)    [γⁿ⁻¹, γⁿ)
+
+Adding two histograms gives that of all their values, which no average of percentiles does. A
+percentile is off by at most ``MAX_ERROR`` of itself.
 """
 
 from __future__ import annotations
 
+import math
+import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
-from metering.series.histogram import bucket_of, percentile
+from metering.ledger.entries import FINISHED, TOKENS, Outcome, Settle
+from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, SeriesKey, floor_s
 
 ERROR = "error:"
 OTHER_CODES = "other"
@@ -70,3 +83,138 @@ def mean_of(figures: Mapping[str, int], name: str, samples: str = "samples") -> 
     """The mean of samples; ``None``: there are none."""
     num_samples = figures.get(samples, 0)
     return figures.get(name + SUM, 0) / num_samples if num_samples else None
+
+
+GAMMA = 1.1
+LOG_GAMMA = math.log(GAMMA)
+MAX_ERROR = math.sqrt(GAMMA) - 1
+MAX_VALUE = 2**63 - 1
+
+
+def bucket_of(value: float) -> int:
+    """Returns the value's bucket. Less than 0 counts as 0, and beyond ``MAX_VALUE`` as that."""
+    if value < 1:
+        return 0
+    return 1 + int(math.log(min(value, MAX_VALUE)) / LOG_GAMMA)
+
+
+def value_of(bucket: int) -> float:
+    """The geometric middle of its bounds."""
+    return 0.0 if bucket <= 0 else math.exp(LOG_GAMMA * (bucket - 0.5))
+
+
+def percentile(counts: Mapping[int, int], share: float) -> float | None:
+    """The least value that ``share`` of them (0 to 1) do not exceed; ``None``: there are none."""
+    total = sum(counts.values())
+    if total <= 0:
+        return None
+    rank = max(1, math.ceil(share * total))
+    seen = 0
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if seen >= rank:
+            return value_of(bucket)
+    return value_of(max(counts))
+
+
+OUTCOMES = tuple(outcome.value for outcome in Outcome)
+MEDIAN, TAIL = 0.5, 0.95
+
+
+def point_fields(kind: Kind, figures: Mapping[str, int], step_s: int) -> dict[str, Any]:
+    """Percentiles and means are ``None`` where nothing was counted."""
+    if kind is Kind.DEVICE:
+        return {
+            "busy_percent": _rounded(mean_of(figures, "busy_percent", "busy_samples")),
+            "memory_used_bytes": _whole(mean_of(figures, "memory_used_bytes")),
+            "memory_bytes": _whole(mean_of(figures, "memory_bytes")),
+        }
+    return {
+        "requests": figures.get("requests", 0),
+        **{outcome: figures.get(outcome, 0) for outcome in OUTCOMES},
+        "errors": errors_of(figures),
+        "first_token_p50_ms": _rounded(percentile_of(figures, "first_token_ms", MEDIAN)),
+        "first_token_p95_ms": _rounded(percentile_of(figures, "first_token_ms", TAIL)),
+        "total_p50_ms": _rounded(percentile_of(figures, "total_ms", MEDIAN)),
+        "total_p95_ms": _rounded(percentile_of(figures, "total_ms", TAIL)),
+        **{name: figures.get(name, 0) for name in TOKENS},
+        "prompt_tokens_per_s": round(figures.get("prompt_tokens", 0) / step_s, 2),
+        "completion_tokens_per_s": round(figures.get("completion_tokens", 0) / step_s, 2),
+        "cost_micro_usd": figures.get("cost_micro_usd", 0),
+        "queue_depth": _rounded(mean_of(figures, "queue_depth")),
+        "queue_depth_max": _whole(percentile_of(figures, "queue_depth", 1.0)),
+        "in_flight": _rounded(mean_of(figures, "in_flight")),
+    }
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 1)
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else round(number)
+
+
+UNKNOWN_MODEL = "-"
+MAX_CODE_CHARS = 64
+SUMS = (*TOKENS, "cost_micro_usd")
+
+
+class EndedRequest(Protocol):
+    @property
+    def settle(self) -> Settle: ...
+    @property
+    def kind(self) -> Outcome: ...
+
+
+def changes_of(ended: Iterable[EndedRequest]) -> dict[SeriesKey, Figures]:
+    """The sum of what they add, by minute and subject."""
+    counted: dict[tuple[int, Kind, str], tuple[list[str], list[int]]] = {}
+    for one in ended:
+        names, sums = _counts_of(one), _sums_of(one.settle)
+        for subject in _subjects_of(one.settle):
+            known = counted.get(subject)
+            if known is None:
+                counted[subject] = ([*names], [*sums])
+            else:
+                known[0].extend(names)
+                known[1][:] = map(operator.add, known[1], sums)
+    return {
+        SeriesKey(MINUTE_S, at_unix_s, kind, name): {
+            **Counter(names),
+            **{column: number for column, number in zip(SUMS, sums, strict=True) if number},
+        }
+        for (at_unix_s, kind, name), (names, sums) in counted.items()
+    }
+
+
+def _counts_of(ended: EndedRequest) -> list[str]:
+    """The figures that count it. Times are of answered requests alone: a refusal's would be those
+    of no model."""
+    settle = ended.settle
+    names = ["requests", ended.kind.value]
+    if settle.outcome != FINISHED:
+        names.append(ERROR + settle.outcome[:MAX_CODE_CHARS].replace("\0", ""))
+        return names
+    if settle.time_to_first_token_ms is not None:
+        names.append(in_bucket("first_token_ms", settle.time_to_first_token_ms))
+    names.append(in_bucket("total_ms", settle.duration_ms))
+    return names
+
+
+def _sums_of(settle: Settle) -> list[int]:
+    return [max(0, getattr(settle, name)) for name in SUMS]
+
+
+def _subjects_of(settle: Settle) -> list[tuple[int, Kind, str]]:
+    """Returns the request's minute with each of its subjects. An unknown model, neuron or account
+    has no series."""
+    at = floor_s(settle.ended_unix_s, MINUTE_S)
+    subjects = [(at, Kind.FLEET, FLEET_NAME)]
+    if settle.model and settle.model != UNKNOWN_MODEL:
+        subjects.append((at, Kind.MODEL, settle.model))
+    if settle.neuron:
+        subjects.append((at, Kind.NEURON, settle.neuron))
+    if settle.account:
+        subjects.append((at, Kind.ACCOUNT, settle.account))
+    return subjects

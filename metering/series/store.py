@@ -1,4 +1,5 @@
-"""Adds figures to the rows of series. SQLite and PostgreSQL.
+"""Adds figures to the rows of series, rolls old rows up and forgets the oldest. SQLite and
+PostgreSQL.
 
 Gateways and the control add to the same rows: each reads a row under its lock, adds and writes, in
 one order of rows. Raw SQL, for gateways write with it: models and their queries would cost more
@@ -7,8 +8,9 @@ than the database. Keys are one JSON parameter, so that a statement is the same 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -16,8 +18,7 @@ from django.db import connections, transaction
 
 from metering.models import SeriesRow
 from metering.series.figures import Figures, add
-from metering.series.kinds import Kind, SeriesKey
-from metering.series.steps import moment
+from metering.series.steps import TIERS, Kind, SeriesKey, boundary_s, floor_s, moment
 
 MAX_INT64 = 2**63 - 1
 MAX_NAME_CHARS = 128
@@ -134,3 +135,51 @@ def _stored(key: SeriesKey) -> SeriesKey:
     """Returns the key with its name as both databases hold it."""
     name = key.name[:MAX_NAME_CHARS].encode("utf-8", "replace").decode().replace("\0", "")
     return key if name == key.name else key._replace(name=name)
+
+
+ROWS_PER_MOVE = 200
+MAX_BATCHES = 500
+"""How many batches one call moves; the next call continues."""
+PAUSE_S = 0.02
+"""Between two batches: SQLite's other writers get their turn."""
+
+
+def series_roll_up(
+    *,
+    now_unix_s: float,
+    using: str = "default",
+    pause: Callable[[float], object] = time.sleep,
+) -> int:
+    """How many rows were rolled up or forgotten."""
+    num_moved = 0
+    for _ in range(MAX_BATCHES):
+        moved = sum(_move(tier, now_unix_s, using) for tier in range(len(TIERS)))
+        if not moved:
+            break
+        num_moved += moved
+        pause(PAUSE_S)
+    return num_moved
+
+
+def _move(tier: int, now_unix_s: float, using: str) -> int:
+    """Moves at most ``ROWS_PER_MOVE`` of the tier's oldest rows."""
+    rows = SeriesRow.objects.using(using)
+    with transaction.atomic(using=using):
+        due = list(
+            rows.select_for_update()
+            .filter(step_s=TIERS[tier].step_s, at__lt=moment(boundary_s(now_unix_s, tier)))
+            .order_by("step_s", "at", "kind", "name")[:ROWS_PER_MOVE]
+        )
+        if due and tier + 1 < len(TIERS):
+            figures_add(_coarse(due, TIERS[tier + 1].step_s), using=using)
+        rows.filter(pk__in=[row.pk for row in due]).delete()
+    return len(due)
+
+
+def _coarse(rows: list[SeriesRow], step_s: int) -> dict[SeriesKey, Figures]:
+    changes: dict[SeriesKey, Figures] = {}
+    for row in rows:
+        key = key_of(row)
+        coarse = key._replace(step_s=step_s, at_unix_s=floor_s(key.at_unix_s, step_s))
+        add(changes.setdefault(coarse, {}), row.figures)
+    return changes

@@ -14,7 +14,7 @@ from fleet.control.samples import Samples
 from fleet.live.snapshot import FleetSnapshot, build_snapshot
 from metering.models import SeriesRow
 from metering.series.figures import mean_of, percentile_of
-from metering.series.kinds import Kind, SeriesKey
+from metering.series.steps import Kind, SeriesKey
 
 GIB = 1024**3
 NOON_UNIX_S = 1_780_012_800.0

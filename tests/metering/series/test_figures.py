@@ -11,12 +11,31 @@ from hypothesis import strategies as st
 
 from metering.errors import MeteringValueError
 from metering.series import figures
-from metering.series.colors import FIXED, colors_of
-from metering.series.figures import ERROR, MAX_CODES, add, errors_of, merged
-from metering.series.histogram import MAX_ERROR, bucket_of, percentile
-from metering.series.kinds import Kind
-from metering.series.ranges import MAX_POINTS, RANGES, USUAL_POINTS, kind_of, range_of
-from metering.series.steps import KEPT_S, TIERS, boundary_s, finest_step_s, floor_s, points_of
+from metering.series.charts import FIXED, colors_of
+from metering.series.figures import (
+    ERROR,
+    MAX_CODES,
+    MAX_ERROR,
+    add,
+    bucket_of,
+    errors_of,
+    merged,
+    percentile,
+)
+from metering.series.steps import (
+    KEPT_S,
+    MAX_POINTS,
+    RANGES,
+    TIERS,
+    USUAL_POINTS,
+    Kind,
+    boundary_s,
+    finest_step_s,
+    floor_s,
+    kind_of,
+    points_of,
+    range_of,
+)
 from tests.cases import each_case
 
 NOW_UNIX_S = 1_780_000_123

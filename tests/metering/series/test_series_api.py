@@ -16,12 +16,9 @@ from django.test import Client
 from metering.actor import COMMAND
 from metering.models import Account
 from metering.request_records import rows
-from metering.series.figures import SUM
-from metering.series.histogram import MAX_ERROR
-from metering.series.kinds import Kind, SeriesKey
-from metering.series.rollup import series_roll_up
-from metering.series.steps import DAY_S, HOUR_S, MINUTE_S, floor_s
-from metering.series.store import figures_add
+from metering.series.figures import MAX_ERROR, SUM
+from metering.series.steps import DAY_S, HOUR_S, MINUTE_S, Kind, SeriesKey, floor_s
+from metering.series.store import figures_add, series_roll_up
 from metering.services import CreatedKey, key_create
 from tests.metering.api.api_support import ok, person, refused
 from tests.metering.request_records.records import ended

@@ -14,12 +14,19 @@ from django.db import connections
 
 from metering.models import RequestRecord, SeriesRow
 from metering.request_records import rows
-from metering.series import rollup, store
-from metering.series.figures import Figures, merged, percentile_of
-from metering.series.histogram import MAX_ERROR
-from metering.series.kinds import Kind, SeriesKey
-from metering.series.rollup import series_roll_up
-from metering.series.steps import DAY_S, HOUR_S, KEPT_S, MINUTE_S, QUARTER_S, floor_s
+from metering.series import store
+from metering.series.figures import MAX_ERROR, Figures, merged, percentile_of
+from metering.series.steps import (
+    DAY_S,
+    HOUR_S,
+    KEPT_S,
+    MINUTE_S,
+    QUARTER_S,
+    Kind,
+    SeriesKey,
+    floor_s,
+)
+from metering.series.store import series_roll_up
 from tests.metering.request_records.records import ended
 
 NOW_UNIX_S = 1_780_000_123.0
@@ -27,8 +34,8 @@ NOW_UNIX_S = 1_780_000_123.0
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollup, "PAUSE_S", 0.0)
-    monkeypatch.setattr(rollup, "ROWS_PER_MOVE", 40)
+    monkeypatch.setattr(store, "PAUSE_S", 0.0)
+    monkeypatch.setattr(store, "ROWS_PER_MOVE", 40)
 
 
 def figures_of(using: str, kind: Kind = Kind.FLEET, name: str = "") -> Figures:
@@ -141,12 +148,12 @@ def test_thirty_days_are_kept(using: str) -> None:
 def test_a_call_moves_a_bounded_number(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for hours in range(8, 12):
         rows.insert([ended(ended_unix_s=NOW_UNIX_S - hours * HOUR_S)], using=using)
-    monkeypatch.setattr(rollup, "ROWS_PER_MOVE", 7)
-    monkeypatch.setattr(rollup, "MAX_BATCHES", 1)
+    monkeypatch.setattr(store, "ROWS_PER_MOVE", 7)
+    monkeypatch.setattr(store, "MAX_BATCHES", 1)
     pauses: list[float] = []
     assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using, pause=pauses.append) == 7
     assert len(pauses) == 1
-    monkeypatch.setattr(rollup, "MAX_BATCHES", 100)
+    monkeypatch.setattr(store, "MAX_BATCHES", 100)
     series_roll_up(now_unix_s=NOW_UNIX_S, using=using)
     assert (steps(using), figures_of(using)["requests"]) == ({QUARTER_S}, 4)
 
