@@ -1,5 +1,5 @@
-"""Charts of series (one axis each, steps for counts, straight lines for the rest), and the part of a
-page that shows them: ``series/panel``, which ``metering/series_wanted.html`` includes.
+"""Charts of series: one axis each, steps for counts, straight lines for the rest. The panel shows
+them on pages that include ``metering/series_wanted.html``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 from metering.actor import Actor
 from metering.errors import MeteringValueError
 from metering.models import Account, ApiKey, Membership
-from metering.models.account import ACCOUNT_NAME, LimitedModel
+from metering.models.accounts import ACCOUNT_NAME, LimitedModel
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
 from metering.services.budgets import budget_remove
