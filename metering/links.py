@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from urllib.parse import urlencode
 
 from django.urls import reverse
 
@@ -43,3 +44,9 @@ def audited_url(action: str, object_id: str) -> str:
     noun, _, verb = action.partition(".")
     has_ended = verb in ENDS and noun != "key"
     return "" if has_ended or noun not in AUDITED else AUDITED[noun](object_id)
+
+
+def requests_url(**words: object) -> str:
+    """``words``: filters by name; empty ones are left out."""
+    query = urlencode({name: word for name, word in words.items() if word})
+    return f"{reverse('requests')}?{query}" if query else reverse("requests")

@@ -21,9 +21,8 @@ from helexa_site.celery import (
     TASK_SWEEP_ORPHANS,
     app,
 )
-from metering.ledger import orphans, retention
-from metering.ledger.sweep_pause import SweepPause
-from metering.request_records.retention import captured_requests_forget, request_records_forget
+from metering import retention
+from metering.ledger.orphans import SweepPause, reservations_sweep
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ def sweep_orphans() -> None:
     """Releases what they had reserved, once the database has answered for a while."""
     try:
         if sweep_pause.is_over:
-            orphans.reservations_sweep(client=live.redis_client(), now_unix_s=time.time())
+            reservations_sweep(client=live.redis_client(), now_unix_s=time.time())
     except DatabaseError as error:
         sweep_pause.database_failed()
         logger.warning("reservations of gateways that died are not released: %s", error)
@@ -50,7 +49,8 @@ def forget_ledger_entries() -> None:
     if days == 0:
         return
     try:
-        num_forgotten = retention.ledger_entries_forget(older_than=timedelta(days=days))
+        before = timezone.now() - timedelta(days=days)
+        num_forgotten = retention.ledger_entries_forget(before=before)
     except DatabaseError as error:
         logger.warning("old ledger entries not forgotten: %s", error)
         return
@@ -64,9 +64,11 @@ def forget_request_records() -> None:
     days = config.request_retention_days
     before = timezone.now() - timedelta(days=days) if days else None
     try:
-        num_forgotten = request_records_forget(before=before, max_rows=config.max_request_records)
+        num_forgotten = retention.request_records_forget(
+            before=before, max_rows=config.max_request_records
+        )
         captured_before = timezone.now() - timedelta(days=config.capture_retention_days)
-        num_captured = captured_requests_forget(before=captured_before)
+        num_captured = retention.captured_requests_forget(before=captured_before)
     except DatabaseError as error:
         logger.warning("old request records not forgotten: %s", error)
         return

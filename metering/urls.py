@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.urls import include, path
 
 from metering.people.passwords import ChangePassword, FirstPassword
-from metering.playground import conversation_views
 from metering.playground import views as playground
 from metering.requests.views import request_page, requests_page
 from metering.series.charts import series_panel
@@ -24,9 +23,9 @@ CONVERSATION = "conversations/<uuid:conversation_id>"
 PLAYGROUND = [
     path("", playground.playground, name="playground"),
     path("identify", playground.identify, name="playground-identify"),
-    path("conversations", conversation_views.conversations, name="playground-conversations"),
-    path(CONVERSATION, conversation_views.conversation, name="playground-conversation"),
-    path(f"{CONVERSATION}/export", conversation_views.export, name="playground-export"),
+    path("conversations", playground.conversations, name="playground-conversations"),
+    path(CONVERSATION, playground.conversation, name="playground-conversation"),
+    path(f"{CONVERSATION}/export", playground.export, name="playground-export"),
 ]
 urlpatterns = [
     path("password/", ChangePassword.as_view(), name="password"),

@@ -46,7 +46,7 @@ from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron
 from metering import selectors as metering_selectors
-from metering.requests.links import requests_url
+from metering.links import requests_url
 from metering.selectors import UsageFilter, UsageGroup, UsageSums
 
 

@@ -29,7 +29,7 @@ from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text, total_text
 from fleet.models import Device, Neuron
-from metering.requests.links import requests_url
+from metering.links import requests_url
 
 NEURON_LABELS = {
     NeuronStatus.ONLINE.label: "success",

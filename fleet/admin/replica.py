@@ -27,7 +27,7 @@ from fleet.dashboard.links import model_url, neuron_url
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.management.sizes import size_text
 from fleet.models import Replica
-from metering.requests.links import requests_url
+from metering.links import requests_url
 
 REPLICA_LABELS = {
     RecordedReplicaStatus.READY.label: "success",

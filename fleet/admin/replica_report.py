@@ -9,7 +9,7 @@ from django.utils import timezone
 from fleet.lifecycles import LoadJobStatus
 from fleet.management.sizes import size_text
 from fleet.models import LoadJob, Neuron, Replica
-from metering.requests.recent_errors import (
+from metering.requests.shown import (
     ERRORS_FOR,
     MAX_ERRORS,
     RecentError,

@@ -21,7 +21,7 @@ from fleet.models import Upstream
 from fleet.services.offers.upstreams import CHANGEABLE
 from fleet.upstreams.probe import Probed
 from fleet.upstreams.rules import check_secret, origin
-from metering.requests.links import requests_url
+from metering.links import requests_url
 
 KEY_FIELDS = ("key", "removes_key")
 WORDS = {True: "works", False: "does not work", None: "not tested"}

@@ -36,9 +36,8 @@ from fleet.overview import (
 from fleet.overview.lines import AuditLine, RefusalLine
 from fleet.overview.selector import REFUSAL_HOURS, UPSTREAM
 from metering.ledger.entries import Outcome
-from metering.links import audited_url
+from metering.links import audited_url, requests_url
 from metering.money import cost_text
-from metering.requests.links import requests_url
 
 MAX_JOBS = 3
 MODELS_A_PAGE = 12

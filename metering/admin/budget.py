@@ -18,10 +18,9 @@ from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.actor import Actor
 from metering.admin.forms import BudgetForm, status_of
-from metering.links import account_url, key_url
+from metering.links import account_url, key_url, requests_url
 from metering.models import Budget
 from metering.money import amount_text, amount_words
-from metering.requests.links import requests_url
 from metering.services import Cap
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
 from metering.principal import Scope
 from metering.requests.filters import FILTERS, filter_of
-from metering.requests.rows import MAX_CSV_ROWS, all_fields, csv_text
+from metering.requests.shown import MAX_CSV_ROWS, all_fields, csv_text
 from metering.selectors import RequestFilter
 from metering.usage.reader import reader_of_user
 

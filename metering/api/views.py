@@ -23,7 +23,7 @@ from metering.api.problems import ProblemError, ensure_no_nul
 from metering.models import Account
 from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup, UsageRow
-from metering.usage.csv_export import csv_text
+from metering.usage.rows import csv_text
 
 DEFAULT_LIMIT = 1000
 MAX_LIMIT = 10_000

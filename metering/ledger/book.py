@@ -15,14 +15,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from metering.errors import QuotaExceededError
-from metering.ledger import windows
 from metering.ledger.entries import Granted, Narrow, Reserve, Settle
-from metering.ledger.windows import Window
 from metering.money import amount_words
 from metering.prices import DearestPrices, Metered, Prices
+
+DAY_S = 86_400
+
+
+class Window(StrEnum):
+    """In UTC.
+
+    balance   ────────────────────────────▶   one window without an end
+    day       |────────|────────|────────|    from midnight to midnight
+    month     |──────────────|───────────|    from the first of a month to the next
+    seconds      |─────|       |─────|        opens with a reservation; closed in between
+    """
+
+    BALANCE = "balance"
+    DAY = "day"
+    MONTH = "month"
+    SECONDS = "seconds"
+
+
+def calendar_end_s(window: Window, now_s: int) -> int:
+    """Returns when the calendar window that holds ``now_s`` ends. Only for days and months."""
+    if window is Window.DAY:
+        return (now_s // DAY_S + 1) * DAY_S
+    first = _month_of(now_s)
+    year, month = (first.year + 1, 1) if first.month == 12 else (first.year, first.month + 1)
+    return int(first.replace(year=year, month=month).timestamp())
+
+
+def start_s(window: Window, window_s: int | None, ends_s: int) -> int:
+    """Returns when the window that ends at ``ends_s`` began."""
+    if window is Window.DAY:
+        return ends_s - DAY_S
+    if window is Window.MONTH:
+        return int(_month_of(ends_s - 1).timestamp())
+    return ends_s - (window_s or 0)
+
+
+def _month_of(unix_s: int) -> datetime:
+    now = datetime.fromtimestamp(unix_s, UTC)
+    return datetime(now.year, now.month, 1, tzinfo=UTC)
+
 
 RETRY_AFTER_RESERVED_S = 1.0
 """When to come back where only reservations of running requests are in the way: they settle, and
@@ -97,7 +137,7 @@ class BudgetState:
         before = (self.spent, self.window_ends_s)
         self.spent = 0
         is_calendar = self.window is not Window.SECONDS
-        self.window_ends_s = windows.calendar_end_s(self.window, now_s) if is_calendar else None
+        self.window_ends_s = calendar_end_s(self.window, now_s) if is_calendar else None
         return before != (self.spent, self.window_ends_s)
 
     def holds(self, unix_s: int) -> bool:
@@ -106,7 +146,7 @@ class BudgetState:
             return True
         if self.window_ends_s is None:
             return False
-        return unix_s >= windows.start_s(self.window, self.window_s, self.window_ends_s)
+        return unix_s >= start_s(self.window, self.window_s, self.window_ends_s)
 
 
 @dataclass(slots=True)

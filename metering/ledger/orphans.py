@@ -8,11 +8,13 @@ its data directory has not come back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
 
+from fleet.control.leadership import Leadership
 from inference.protocol.keys import gateway_alive_key
 from metering.ledger import store
 from metering.ledger.entries import Release
@@ -63,3 +65,25 @@ def budgets_by_request(rows: Iterable[Any]) -> dict[str, tuple[int, ...]]:
     for request_id, budget_id in rows:
         found[request_id] = (*found.get(request_id, ()), budget_id)
     return found
+
+
+PAUSE_S = 15.0
+"""Three renewals of a lease, and several looks for the files of gateways that died."""
+
+
+class SweepPause:
+    def __init__(self, control: Leadership, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``control`` has the same clock. One that has just begun to lead does not know for how
+        long the database was away."""
+        self._control = control
+        self._clock = clock
+        self._database_failed_s = float("-inf")
+
+    def database_failed(self) -> None:
+        self._database_failed_s = self._clock()
+
+    @property
+    def is_over(self) -> bool:
+        began_s = self._control.term_began_s
+        since_s = max(self._database_failed_s, float("-inf") if began_s is None else began_s)
+        return self._clock() - since_s >= PAUSE_S

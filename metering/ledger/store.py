@@ -7,16 +7,15 @@
     write hourly sums, reservations and budgets, each changed row once
     insert the records of the requests whose entry was inserted
 
-Raw SQL, a statement or two a table whatever the batch's size: this runs for every request. Every
-writer locks in this order, budgets, then entries by request id, then sums by key, then records, so
-that two of them never wait for each other in a circle.
+A statement or two a table, whatever the batch's size. Every writer locks in this order, budgets,
+then entries by request id, then sums by key, then records, so that two of them never wait for each
+other in a circle.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from metering.errors import QuotaExceededError
-from metering.ledger.book import Book, BudgetState, Unit
+from metering.ledger.book import Book, BudgetState, Unit, Window
 from metering.ledger.entries import (
     TOKENS,
     WHO_AND_WHAT,
@@ -35,21 +34,28 @@ from metering.ledger.entries import (
     Reserve,
     Settle,
 )
-from metering.ledger.windows import Window
 from metering.models import LedgerEntry
 from metering.request_records.rows import Record, insert_records
+from metering.sql import (
+    MAX_INT64,
+    Row,
+    Value,
+    bounded,
+    flat,
+    insert_into,
+    marks,
+    rows_of_marks,
+    stored_moment,
+    stored_text,
+)
 
 logger = logging.getLogger(__name__)
 
 Result = Granted | QuotaExceededError | None
 """What a ``Reserve`` came to; ``None`` for the other operations."""
-Value = int | str | datetime | None
-Row = Sequence[Value]
 
-EPOCH, NAIVE_EPOCH = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1)
 HOUR_US = 3_600_000_000
 MAX_INT32 = 2**31 - 1
-MAX_INT64 = 2**63 - 1
 
 USED = (*TOKENS, "cost_micro_usd")
 WORDS = (*WHO_AND_WHAT, "outcome")
@@ -76,12 +82,10 @@ def _apply(operations: Sequence[Operation], cursor: CursorWrapper, using: str) -
     before = _held(cursor, budgets, {op.request_id for op in operations if op.budgets}, owners)
     book = Book(budgets, {request_id: dict(held) for request_id, held in before.items()})
     settles = {op.request_id: op for op in reversed(operations) if isinstance(op, Settle)}
-    entries = {request_id: _entry(settles[request_id], using) for request_id in sorted(settles)}
+    entries = {request_id: _entry(settles[request_id]) for request_id in sorted(settles)}
     inserted = _insert_entries(cursor, entries)
     results = [_perform(book, op, settles, inserted) for op in operations]
-    _add_to_hours(
-        cursor, using, [(settles[request_id], entries[request_id]) for request_id in inserted]
-    )
+    _add_to_hours(cursor, [(settles[id], entries[id]) for id in inserted])
     _write_held(cursor, before, book.held, owners)
     _write_budgets(cursor, [budgets[id] for id in sorted(book.changed)])
     written = [settles[request_id] for request_id in sorted(inserted)]
@@ -126,7 +130,7 @@ def _locked_budgets(
     lock = " FOR UPDATE" if connections[using].features.has_select_for_update else ""
     cursor.execute(
         'SELECT id, key_id IS NOT NULL, unit, cap, "window", window_s, spent, reserved, '
-        f"window_ends_unix_s FROM metering_budget WHERE id IN ({_marks(len(wanted))}) "
+        f"window_ends_unix_s FROM metering_budget WHERE id IN ({marks(len(wanted))}) "
         f"ORDER BY id{lock}",
         wanted,
     )
@@ -158,7 +162,7 @@ def _held(
         return held
     cursor.execute(
         "SELECT request_id, budget_id, amount, gateway_id FROM metering_reservation "
-        f"WHERE request_id IN ({_marks(len(request_ids))})",
+        f"WHERE request_id IN ({marks(len(request_ids))})",
         list(request_ids),
     )
     for request_id, budget_id, amount, gateway_id in cursor.fetchall():
@@ -173,30 +177,27 @@ def _insert_entries(cursor: CursorWrapper, entries: dict[str, Row]) -> set[str]:
     if not entries:
         return set()
     cursor.execute(
-        _insert("metering_ledgerentry", LEDGER_COLUMNS, len(entries))
+        insert_into("metering_ledgerentry", LEDGER_COLUMNS, len(entries))
         + " ON CONFLICT (request_id) DO NOTHING RETURNING request_id",
-        _flat(entries.values()),
+        flat(entries.values()),
     )
     return {row[0] for row in cursor.fetchall()}
 
 
-def _entry(settle: Settle, using: str) -> Row:
-    """Words are cut to what the columns hold and numbers bounded: one entry that a database
-    refuses would hold up all that come after it."""
-    first_token_ms = settle.time_to_first_token_ms
+def _entry(settle: Settle) -> Row:
     return (
         settle.request_id,
-        _stored(_ended_us(settle), using),
-        *map(_word, words_of(settle), MAX_CHARS),
-        *map(_bounded, used_of(settle)),
-        None if first_token_ms is None else _bounded(first_token_ms, MAX_INT32),
-        _bounded(settle.duration_ms),
+        stored_moment(_ended_us(settle)),
+        *map(stored_text, words_of(settle), MAX_CHARS),
+        *map(bounded, used_of(settle)),
+        bounded(settle.time_to_first_token_ms, MAX_INT32),
+        bounded(settle.duration_ms),
         settle.metered.unit,
-        _bounded(settle.metered.num_units),
+        bounded(settle.metered.num_units),
     )
 
 
-def _add_to_hours(cursor: CursorWrapper, using: str, entries: list[tuple[Settle, Row]]) -> None:
+def _add_to_hours(cursor: CursorWrapper, entries: list[tuple[Settle, Row]]) -> None:
     sums: dict[tuple[int, Value, Value, Value], list[int]] = {}
     for settle, entry in entries:
         key = (_ended_us(settle) // HOUR_US, entry[2], entry[3], entry[4])
@@ -210,14 +211,14 @@ def _add_to_hours(cursor: CursorWrapper, using: str, entries: list[tuple[Settle,
     if not sums:
         return
     rows = [
-        (_stored(key[0] * HOUR_US, using), *key[1:], *map(_bounded, sums[key]))
+        (stored_moment(key[0] * HOUR_US), *key[1:], *map(bounded, sums[key]))
         for key in sorted(sums, key=str)
     ]
     grown = ", ".join(f"{name} = {_grown(name)}" for name in SUMS)
     cursor.execute(
-        _insert("metering_usagehour", (*HOUR_KEYS, *SUMS), len(rows))
+        insert_into("metering_usagehour", (*HOUR_KEYS, *SUMS), len(rows))
         + f' ON CONFLICT (hour, account, "key", model) DO UPDATE SET {grown}',
-        _flat(rows),
+        flat(rows),
     )
 
 
@@ -243,8 +244,8 @@ def _write_held(
     if ended:
         cursor.execute(
             "DELETE FROM metering_reservation WHERE (request_id, budget_id) IN "
-            f"(VALUES {_rows_of_marks(len(ended), 2)})",
-            _flat(ended),
+            f"(VALUES {rows_of_marks(len(ended), 2)})",
+            flat(ended),
         )
     held_now = [
         (request_id, budget_id, amount, owners[request_id])
@@ -255,9 +256,9 @@ def _write_held(
     if held_now:
         columns = ("request_id", "budget_id", "amount", "gateway_id")
         cursor.execute(
-            _insert("metering_reservation", columns, len(held_now))
+            insert_into("metering_reservation", columns, len(held_now))
             + " ON CONFLICT (request_id, budget_id) DO UPDATE SET amount = excluded.amount",
-            _flat(held_now),
+            flat(held_now),
         )
 
 
@@ -277,37 +278,3 @@ def _ended_us(settle: Settle) -> int:
     """Rounded down, as the book rounds, so that an entry lies in the window that it is charged
     to."""
     return int(settle.ended_unix_s * 1_000_000)
-
-
-def _stored(unix_us: int, using: str) -> Value:
-    """A time as Django stores it: SQLite's are text in UTC without a zone."""
-    if connections[using].features.supports_timezones:
-        return EPOCH + timedelta(microseconds=unix_us)
-    return str(NAIVE_EPOCH + timedelta(microseconds=unix_us))
-
-
-def _word(text: str, max_chars: int) -> str:
-    if len(text) <= max_chars and "\0" not in text:
-        return text
-    return text[:max_chars].replace("\0", "")
-
-
-def _bounded(number: int, maximum: int = MAX_INT64) -> int:
-    return number if 0 <= number <= maximum else min(max(number, 0), maximum)
-
-
-def _flat(rows: Iterable[Row]) -> list[Value]:
-    return [value for row in rows for value in row]
-
-
-def _marks(count: int) -> str:
-    return ", ".join(["%s"] * count)
-
-
-def _rows_of_marks(count: int, width: int) -> str:
-    return ", ".join([f"({_marks(width)})"] * count)
-
-
-def _insert(table: str, columns: tuple[str, ...], count: int) -> str:
-    names = ", ".join(f'"{name}"' for name in columns)
-    return f"INSERT INTO {table} ({names}) VALUES {_rows_of_marks(count, len(columns))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
 
@@ -35,3 +36,57 @@ class LimitState:
 
 
 NO_LIMITS = LimitState()
+
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def openai_headers(state: LimitState) -> Headers:
+    """https://platform.openai.com/docs/guides/rate-limits (headers): resets are durations, until
+    the limit is whole again."""
+    headers: Headers = []
+    for name, status in (("requests", state.requests), ("tokens", state.tokens)):
+        if status is not None:
+            headers += [
+                _header(f"x-ratelimit-limit-{name}", str(status.limit)),
+                _header(f"x-ratelimit-remaining-{name}", str(status.remaining)),
+                _header(f"x-ratelimit-reset-{name}", duration(status.reset_ms)),
+            ]
+    return headers
+
+
+def anthropic_headers(state: LimitState) -> Headers:
+    """https://docs.anthropic.com/en/api/rate-limits (response headers): resets are moments in
+    RFC 3339's form, when the limit is whole again."""
+    headers: Headers = []
+    for name, status in (("requests", state.requests), ("tokens", state.tokens)):
+        if status is not None:
+            prefix = f"anthropic-ratelimit-{name}"
+            headers += [
+                _header(f"{prefix}-limit", str(status.limit)),
+                _header(f"{prefix}-remaining", str(status.remaining)),
+                _header(f"{prefix}-reset", _reset_at(status, state.now_ms)),
+            ]
+    return headers
+
+
+def duration(milliseconds: int) -> str:
+    """Formats a duration as Go does: ``20ms``, ``1s``, ``1.5s``, ``6m0s``."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    seconds = f"{rest_ms / 1000:.3f}".rstrip("0").rstrip(".")
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{seconds}s"
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def _reset_at(status: LimitStatus, now_ms: int) -> str:
+    """Returns the time of the reset, rounded up to whole seconds so that it is never early."""
+    unix_s = -(-(now_ms + status.reset_ms) // 1000)
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _header(name: str, value: str) -> tuple[bytes, bytes]:
+    return name.encode(), value.encode()

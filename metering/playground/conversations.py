@@ -5,27 +5,148 @@ Saves are not audited: each answer is one, and what people talk about is theirs.
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
+from datetime import datetime
+from typing import Any, Literal
 
+import msgspec
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet, Sum
 from django.utils import timezone
 
-from metering.playground.errors import (
-    ChangedElsewhereError,
-    ConversationTooLargeError,
-    TooManyConversationsError,
-    UnknownConversationError,
-)
 from metering.playground.models import Conversation
-from metering.playground.state import (
-    ConversationState,
-    search_text_of,
-    searched,
-    state_text,
-    title_of,
-)
+
+
+class ConversationError(Exception):
+    """``str`` of it is written for the person."""
+
+    status = 400
+    code = "invalid_value"
+
+
+class InvalidConversationError(ConversationError):
+    pass
+
+
+class UnknownConversationError(ConversationError):
+    status = 404
+    code = "not_found"
+
+    def __init__(self) -> None:
+        super().__init__("You have no such conversation: it may have been deleted.")
+
+
+class ChangedElsewhereError(ConversationError):
+    status = 409
+    code = "changed_elsewhere"
+
+    def __init__(self) -> None:
+        super().__init__("The conversation was changed in another tab or browser since.")
+
+
+class ConversationTooLargeError(ConversationError):
+    status = 413
+    code = "too_large"
+
+
+class TooManyConversationsError(ConversationError):
+    status = 409
+    code = "too_many"
+
+
+MAX_TITLE_CHARS = 60
+NO_TITLE = "New conversation"
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    result: str = ""
+
+
+class Spoken(msgspec.Struct, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    text: str = ""
+    model: str = ""
+    thinking: str = ""
+    calls: list[ToolCall] = []
+    finish: str = ""
+    error: str = ""
+    request_id: str = ""
+    stats: dict[str, bool | int | float | None] | None = None
+    is_running: bool = False
+    """The page was left before it ended."""
+
+
+class Answer(Spoken, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """One model's answer, with its figures."""
+
+    role: Literal["assistant"] = "assistant"
+
+
+class Turn(Spoken, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """A question, or the answer to one: ``beside`` has those of further models."""
+
+    role: Literal["user", "assistant"]
+    images: list[str] = []
+    beside: list[Answer] = []
+
+
+class ConversationState(msgspec.Struct, forbid_unknown_fields=True):
+    turns: list[Turn]
+    model: str = ""
+    beside: list[str] = []
+    account: str = ""
+    system: str = ""
+    sampling: dict[str, str] = {}
+    thinking: str = ""
+    tools: str = ""
+    schema: str = ""
+
+
+def parse_state(body: bytes) -> ConversationState:
+    """Raises ``InvalidConversationError``."""
+    try:
+        return msgspec.json.decode(body, type=ConversationState)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidConversationError(f"This is no conversation: {error}.") from error
+
+
+def state_text(state: ConversationState) -> str:
+    """JSON, in which a NUL is escaped."""
+    return msgspec.json.encode(state).decode()
+
+
+def state_values(text: str) -> dict[str, Any]:
+    """The fields of what ``state_text`` returned."""
+    values: dict[str, Any] = msgspec.json.decode(text)
+    return values
+
+
+def title_of(state: ConversationState) -> str:
+    """The beginning of the first question."""
+    first = next((turn.text for turn in state.turns if turn.role == "user"), "")
+    return " ".join(printable(first).split())[:MAX_TITLE_CHARS] or NO_TITLE
+
+
+def search_text_of(state: ConversationState) -> str:
+    """Case-folded, without the characters that no database holds."""
+    texts = [state.system]
+    for turn in state.turns:
+        texts += [turn.text, turn.thinking, *(answer.text for answer in turn.beside)]
+    return searched("\n".join(filter(None, texts)))
+
+
+def searched(words: str) -> str:
+    return printable(words).casefold()
+
+
+def printable(text: str) -> str:
+    return text.replace("\x00", "")
+
 
 MIB = 1024**2
 MAX_CONVERSATIONS = 500
@@ -126,3 +247,57 @@ def _update(
     if own.filter(revision=revision).update(revision=revision + 1, **values):
         return
     raise ChangedElsewhereError if own.exists() else UnknownConversationError
+
+
+FENCE = re.compile(r"`{3,}")
+
+
+def as_json(state: dict[str, Any], *, title: str, updated_at: datetime) -> str:
+    """``state``: as ``state_values`` returns it."""
+    whole = {"title": title, "updated_at": updated_at.isoformat(), **state}
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_markdown(state: ConversationState, *, title: str, updated_at: datetime) -> str:
+    parts = [f"# {title}", f"{updated_at:%Y-%m-%d %H:%M} UTC"]
+    if state.system:
+        parts += ["## System prompt", state.system]
+    for turn in state.turns:
+        parts += _question(turn) if turn.role == "user" else _answers(turn)
+    return "\n\n".join(parts) + "\n"
+
+
+def _question(turn: Turn) -> list[str]:
+    images = [f"![Image {number}]({url})" for number, url in enumerate(turn.images, 1)]
+    return ["## Question", *images, *([turn.text] if turn.text else [])]
+
+
+def _answers(turn: Turn) -> list[str]:
+    parts: list[str] = []
+    for answer in (turn, *turn.beside):
+        parts += _answer(answer)
+    return parts
+
+
+def _answer(answer: Spoken) -> list[str]:
+    parts = [f"## Answer of {answer.model}" if answer.model else "## Answer"]
+    if answer.thinking:
+        parts.append("\n".join(f"> {line}".rstrip() for line in answer.thinking.splitlines()))
+    if answer.text:
+        parts.append(answer.text)
+    for call in answer.calls:
+        parts += _call(call)
+    if answer.error:
+        parts.append(f"*{answer.error}*")
+    return parts
+
+
+def _call(call: ToolCall) -> list[str]:
+    parts = [f"Call of `{call.name}`:", _block(call.arguments, "json")]
+    return [*parts, "Result:", _block(call.result, "")] if call.result else parts
+
+
+def _block(text: str, language: str) -> str:
+    """Fenced by more backticks than the text has anywhere."""
+    fence = "`" * max([3, *(len(found) + 1 for found in FENCE.findall(text))])
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse
+import uuid
+from collections.abc import Callable
+from datetime import UTC
+from functools import wraps
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from helexa_site.web.pages import render_page
 from inference.gateway.request.identify import Login
 from inference.wire.errors import ForbiddenError, ServiceUnavailableError
 from metering.errors import DirectoryUnavailableError, DisabledAccountError
 from metering.playground.accounts import accounts_for, playground_principal
+from metering.playground.conversations import (
+    MAX_CONVERSATION_BYTES,
+    ConversationError,
+    InvalidConversationError,
+    as_json,
+    as_markdown,
+    conversation_delete,
+    conversation_find,
+    conversation_save,
+    conversations_list,
+    ensure_size,
+    parse_state,
+    state_values,
+)
 from metering.playground.login import FOUND
+from metering.playground.models import Conversation
 from metering.usage.reader import Reader, for_members
 
 
@@ -53,3 +74,98 @@ def _login(reader: Reader, account: str) -> Login:
         else:
             return Login(principal=principal, username=reader.username)
     return Login(refusal=ForbiddenError("account_not_allowed", problem, param="account"))
+
+
+FORMATS = {"json": "application/json", "md": "text/markdown; charset=utf-8"}
+MAX_REVISION = 2**31 - 1
+
+
+def for_owners(view: Callable[..., HttpResponse]) -> Any:
+    """A view of a logged-in user, whose errors are the script's to read."""
+
+    @never_cache
+    @wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not request.user.is_authenticated:
+            return _refused(401, "login_required", "You are not logged in any more: log in again.")
+        try:
+            return view(request, *args, **kwargs)
+        except ConversationError as error:
+            return _refused(error.status, error.code, str(error))
+
+    return checked
+
+
+@require_GET
+@for_owners
+def conversations(request: HttpRequest) -> HttpResponse:
+    """``?q=`` searches questions and answers."""
+    found = conversations_list(user_id=_user_id(request), words=request.GET.get("q", "").strip())
+    return JsonResponse({"data": [_row(one) for one in found]})
+
+
+@require_http_methods(["GET", "PUT", "DELETE"])
+@for_owners
+def conversation(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    """PUT saves it: ``?revision=`` is the one that it continues, 0 of a new one."""
+    which: dict[str, Any] = {"user_id": _user_id(request), "conversation_id": conversation_id}
+    if request.method == "DELETE":
+        conversation_delete(**which)
+        return HttpResponse(status=204)
+    if request.method == "GET":
+        found = conversation_find(**which)
+        return JsonResponse({**_row(found), "state": state_values(found.state)})
+    # Read aside from Django's limit, which is that of forms.
+    body = request.read(MAX_CONVERSATION_BYTES + 1)
+    ensure_size(len(body))
+    saved = conversation_save(
+        **which, revision=_revision(request.GET.get("revision", "")), state=parse_state(body)
+    )
+    return JsonResponse(_row(saved))
+
+
+@require_GET
+@for_owners
+def export(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    """``?format=json``, or ``md``."""
+    format_ = request.GET.get("format", "")
+    if format_ not in FORMATS:
+        raise InvalidConversationError(f"format: {format_!r} is neither json nor md.")
+    found = conversation_find(user_id=_user_id(request), conversation_id=conversation_id)
+    head: dict[str, Any] = {"title": found.title, "updated_at": found.updated_at.astimezone(UTC)}
+    if format_ == "json":
+        text = as_json(state_values(found.state), **head)
+    else:
+        text = as_markdown(parse_state(found.state.encode()), **head)
+    name = f"conversation-{found.updated_at:%Y-%m-%d}-{str(found.pk)[:8]}.{format_}"
+    return HttpResponse(
+        text,
+        content_type=FORMATS[format_],
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
+
+
+def _row(found: Conversation) -> dict[str, Any]:
+    return {
+        "id": str(found.pk),
+        "title": found.title,
+        "revision": found.revision,
+        "num_bytes": found.num_bytes,
+        "updated_unix_s": int(found.updated_at.timestamp()),
+    }
+
+
+def _revision(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and len(word) <= 10 and int(word) <= MAX_REVISION):
+        raise InvalidConversationError(f"revision: {word!r} is not a number from 0 on.")
+    return int(word)
+
+
+def _user_id(request: HttpRequest) -> int:
+    pk = request.user.pk
+    assert isinstance(pk, int), "they are logged in"
+    return pk
+
+
+def _refused(status: int, code: str, message: str) -> JsonResponse:
+    return JsonResponse({"error": {"code": code, "message": message}}, status=status)

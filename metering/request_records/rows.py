@@ -1,18 +1,10 @@
-"""Inserts request records, a batch in one transaction. SQLite and PostgreSQL.
-
-Raw SQL: this runs for every request, and building model instances would cost more than the
-database does. PostgreSQL gets a batch as one JSON parameter, because psycopg quotes each parameter
-in Python.
-"""
+"""Inserts request records, a batch in one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol
-from uuid import UUID
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
-import msgspec
 from django.db import connections, transaction
 
 from metering.ledger.entries import FINISHED, Outcome, RecordFields, Settle
@@ -21,56 +13,21 @@ from metering.request_records import captures
 from metering.request_records.captures import Captured
 from metering.series.figures import changes_of
 from metering.series.store import figures_add
+from metering.sql import Row, bounded, flat, insert_into, stored_moment, stored_text
 
-EPOCH = datetime(1970, 1, 1)
-MAX_INT64 = 2**63 - 1
 UNKNOWN_MODEL = "-"
 TABLE = RequestRecord._meta.db_table
-TYPES = {
-    "request_id": "uuid",
-    "at": "timestamptz",
-    "account": "text",
-    "key": "text",
-    "end_user": "text",
-    "model_asked": "text",
-    "model": "text",
-    "neuron": "text",
-    "endpoint": "text",
-    "client": "text",
-    "status": "smallint",
-    "outcome": "text",
-    "code": "text",
-    "message": "text",
-    "queue_ms": "bigint",
-    "time_to_first_token_ms": "bigint",
-    "duration_ms": "bigint",
-    "prompt_tokens": "bigint",
-    "cached_tokens": "bigint",
-    "completion_tokens": "bigint",
-    "reasoning_tokens": "bigint",
-    "cost_micro_usd": "bigint",
-    "is_usage_estimated": "boolean",
-    "targets_tried": "text",
-    "unit": "text",
-    "num_units": "bigint",
-}
-"""PostgreSQL's type of each column that is written, in the order of ``row_of``."""
-MAX_CHARS: dict[str, int] = {
-    name: RequestRecord._meta.get_field(name).max_length  # type: ignore[union-attr,misc]
-    for name, kind in TYPES.items()
-    if kind == "text"
-}
-_NAMES = ", ".join(f'"{name}"' for name in TYPES)
-_INSERT = f"INSERT INTO {TABLE} ({_NAMES})"
-_ONCE = "ON CONFLICT (request_id) DO NOTHING"
-SQLITE_INSERT = f"{_INSERT} VALUES ({', '.join(['%s'] * len(TYPES))}) {_ONCE}"
-POSTGRES_INSERT = (
-    f"{_INSERT} SELECT "
-    + ", ".join(f"(record ->> {place})::{kind}" for place, kind in enumerate(TYPES.values()))
-    + f" FROM jsonb_array_elements(%s::jsonb) AS record {_ONCE}"
+COLUMNS = (
+    *("request_id", "at", "account", "key", "end_user", "model_asked", "model", "neuron"),
+    *("endpoint", "client", "status", "outcome", "code", "message"),
+    *("queue_ms", "time_to_first_token_ms", "duration_ms"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+    *("cost_micro_usd", "is_usage_estimated", "targets_tried", "unit", "num_units"),
 )
-
-Row = tuple[str | int | None, ...]
+"""In the order of ``row_of``."""
+MAX_CHARS: dict[str, int] = {
+    name: cast(Any, RequestRecord._meta.get_field(name)).max_length for name in COLUMNS
+}
 
 
 class Facts(Protocol):
@@ -117,10 +74,6 @@ class Record(NamedTuple):
         return self.facts.kind
 
 
-class _RecordedAlreadyError(Exception):
-    """Some of the batch are: by an earlier try whose commit was not confirmed."""
-
-
 def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
     """Records all of them or none, with their captured bodies. Of those that are billed the bodies
     alone. Raises the database's error."""
@@ -131,38 +84,21 @@ def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
             captures.insert(captured, using=using)
 
 
-def insert_records(records: Sequence[Record], *, using: str) -> None:
+def insert_records(records: Iterable[Record], *, using: str) -> None:
     """Records all of them or none, and counts them in the series; one that is recorded already is
     left as it is. Raises the database's error."""
-    try:
-        _insert_new(records, using)
-    except _RecordedAlreadyError:
-        _insert_new(_not_recorded(records, using), using)
-
-
-def _insert_new(records: Sequence[Record], using: str) -> None:
-    """Raises ``_RecordedAlreadyError`` and the database's error."""
-    if not records:
+    by_id = {one.settle.request_id: one for one in records}
+    if not by_id:
         return
-    rows = [row_of(*record) for record in records]
-    connection = connections[using]
-    with transaction.atomic(using=using), connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(POSTGRES_INSERT, [msgspec.json.encode(rows).decode()])
-        else:
-            cursor.executemany(SQLITE_INSERT, rows)
-        if cursor.rowcount < len(rows):
-            raise _RecordedAlreadyError
-        figures_add(changes_of(records), using=using)
-
-
-def _not_recorded(records: Sequence[Record], using: str) -> list[Record]:
-    """Each once."""
-    by_id = {UUID(hex=one.settle.request_id): one for one in records}
-    recorded = RequestRecord.objects.using(using).filter(request_id__in=by_id)
-    for request_id in recorded.values_list("request_id", flat=True):
-        del by_id[request_id]
-    return list(by_id.values())
+    rows = [row_of(*record) for record in by_id.values()]
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(
+            insert_into(TABLE, COLUMNS, len(rows))
+            + " ON CONFLICT (request_id) DO NOTHING RETURNING request_id",
+            flat(rows),
+        )
+        new = [by_id[str(request_id).replace("-", "")] for (request_id,) in cursor.fetchall()]
+        figures_add(changes_of(new), using=using)
 
 
 def record_fields(facts: Facts) -> RecordFields:
@@ -180,12 +116,10 @@ def record_fields(facts: Facts) -> RecordFields:
 
 
 def row_of(settle: Settle, facts: Facts) -> Row:
-    """Texts are cut to what the columns hold and numbers bounded: a row that a database refuses
-    would hold up its batch."""
     is_answered = settle.outcome == FINISHED
     return (
         settle.request_id,
-        _moment(settle.ended_unix_s),
+        stored_moment(int(settle.ended_unix_s * 1_000_000)),
         _text(settle.account, "account"),
         _text(settle.key, "key"),
         _text(facts.end_user, "end_user") or None,
@@ -198,37 +132,20 @@ def row_of(settle: Settle, facts: Facts) -> Row:
         facts.kind.value,
         None if is_answered else _text(settle.outcome, "code"),
         _text(facts.error_message, "message"),
-        _bounded(facts.queue_ms),
-        _bounded(settle.time_to_first_token_ms),
-        _bounded(settle.duration_ms),
-        _bounded(settle.prompt_tokens),
-        _bounded(settle.cached_tokens),
-        _bounded(settle.completion_tokens),
-        _bounded(settle.reasoning_tokens),
-        _bounded(settle.cost_micro_usd),
-        int(facts.is_usage_estimated),
+        bounded(facts.queue_ms),
+        bounded(settle.time_to_first_token_ms),
+        bounded(settle.duration_ms),
+        bounded(settle.prompt_tokens),
+        bounded(settle.cached_tokens),
+        bounded(settle.completion_tokens),
+        bounded(settle.reasoning_tokens),
+        bounded(settle.cost_micro_usd),
+        facts.is_usage_estimated,
         _text(", ".join(facts.targets_tried), "targets_tried"),
         settle.metered.unit,
-        _bounded(settle.metered.num_units),
+        bounded(settle.metered.num_units),
     )
 
 
-def _moment(unix_s: float) -> str:
-    """Returns a time as Django stores it in SQLite: in UTC, without a zone. Connections to
-    PostgreSQL have UTC as their zone."""
-    return str(EPOCH + timedelta(microseconds=int(unix_s * 1_000_000)))
-
-
 def _text(text: str, column: str) -> str:
-    if len(text) > MAX_CHARS[column]:
-        text = text[: MAX_CHARS[column]]
-    if text.isascii():
-        return text if "\0" not in text else text.replace("\0", "")
-    # A client's JSON may hold lone surrogates, which are no text of either database.
-    return text.encode("utf-8", "replace").decode().replace("\0", "")
-
-
-def _bounded(number: int | None) -> int | None:
-    if number is None or 0 <= number <= MAX_INT64:
-        return number
-    return 0 if number < 0 else MAX_INT64
+    return stored_text(text, MAX_CHARS[column])

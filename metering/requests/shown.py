@@ -3,17 +3,22 @@ addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
 
 from fleet.dashboard.links import model_url, neuron_url
 from helexa_site.web.moments import moment_text
-from metering.ledger.entries import Outcome
-from metering.links import account_url, key_url, request_url
+from metering import selectors
+from metering.ledger.entries import ERRORS, Outcome
+from metering.links import account_url, key_url, request_url, requests_url
 from metering.models import CapturedRequest, RequestRecord
 from metering.money import cost_text
-from metering.requests.links import requests_url
 
 TONES = {
     Outcome.ANSWERED.value: "good",
@@ -207,3 +212,74 @@ def _answer(record: RequestRecord) -> str:
     if not record.reasoning_tokens:
         return f"{record.completion_tokens:,}"
     return f"{record.completion_tokens:,}, {record.reasoning_tokens:,} of them reasoning"
+
+
+COLUMNS = (
+    *("id", "at", "account", "key", "key_name", "end_user", "model_asked", "model", "neuron"),
+    *("endpoint", "client", "status", "outcome", "code", "message"),
+    *("queue_ms", "time_to_first_token_ms", "duration_ms"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+    *("cost_micro_usd", "is_usage_estimated", "targets_tried", "unit", "num_units"),
+)
+MAX_CSV_ROWS = 10_000
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def fields_of(record: RequestRecord, key_names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the record's columns by name. ``key_names`` is by prefix."""
+    own = {
+        "id": record.request_id.hex,
+        "at": record.at.isoformat(),
+        "key_name": key_names.get(record.key, ""),
+    }
+    return {name: own[name] if name in own else getattr(record, name) for name in COLUMNS}
+
+
+def all_fields(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
+    names = selectors.key_names(records)
+    return [fields_of(record, names) for record in records]
+
+
+def csv_text(records: Sequence[RequestRecord]) -> str:
+    """One line a request, after the names of the columns."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for fields in all_fields(records):
+        writer.writerow([_cell(value) for value in fields.values()])
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A client's text must be no formula in a spreadsheet."""
+    is_formula = isinstance(value, str) and value.startswith(FORMULA_SIGNS)
+    return f"'{value}" if is_formula else value
+
+
+ERRORS_FOR = timedelta(days=1)
+MAX_ERRORS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentError:
+    at: datetime
+    what: str
+    message: str
+    request_id: str = ""
+
+
+def request_errors(**where: Any) -> list[RecentError]:
+    """Refused and failed requests, newest first. ``where``: columns of request records."""
+    since = timezone.now() - ERRORS_FOR
+    records = RequestRecord.objects.filter(
+        at__gte=since, code__isnull=False, outcome__in=ERRORS, **where
+    )
+    return [
+        RecentError(
+            at=one.at,
+            what=f"a request ({one.endpoint})",
+            message=f"{one.code}: {one.message}" if one.message else str(one.code),
+            request_id=one.request_id.hex,
+        )
+        for one in records.order_by("-at")[:MAX_ERRORS]
+    ]

@@ -17,8 +17,15 @@ from metering import selectors, services
 from metering.errors import MeteringValueError, UnknownRequestError
 from metering.models import RequestRecord
 from metering.requests.filters import FILTERS, OUTCOMES, filter_of
-from metering.requests.rows import MAX_CSV_ROWS, csv_text
-from metering.requests.shown import TONES, bodies, details, request_rows, shown_id
+from metering.requests.shown import (
+    MAX_CSV_ROWS,
+    TONES,
+    bodies,
+    csv_text,
+    details,
+    request_rows,
+    shown_id,
+)
 from metering.selectors import RequestFilter
 from metering.usage.reader import Reader, for_members
 

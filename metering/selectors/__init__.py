@@ -1,21 +1,19 @@
 """Reads of accounts, keys, budgets and usage. No writes."""
 
 from metering.selectors.accounts import (
+    BudgetStatus,
     account_find,
     budget_find,
-    key_find,
-    member_find,
-    user_find,
-)
-from metering.selectors.budgets import (
-    BudgetStatus,
     budget_status,
     budgets_by_key,
     budgets_nearly_spent,
     budgets_of,
     key_budgets,
+    key_find,
     left_words,
+    member_find,
     reservations_open,
+    user_find,
 )
 from metering.selectors.requests import (
     RequestFilter,

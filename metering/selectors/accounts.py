@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from django.contrib.auth.models import User
+from django.db.models import F, Q
 
 from helexa_site.program import program
 from metering.errors import (
@@ -13,7 +17,9 @@ from metering.errors import (
     UnknownUserError,
 )
 from metering.keys.api_key import IMPORTED_MARK, PREFIX_MARK, prefix_of
-from metering.models import Account, ApiKey, Budget, Membership
+from metering.ledger.book import Window, calendar_end_s
+from metering.models import Account, ApiKey, Budget, Membership, Reservation
+from metering.money import amount_text, amount_words
 
 
 def account_find(name: str) -> Account:
@@ -61,3 +67,95 @@ def budget_find(pk: int) -> Budget:
     if budget is None:
         raise UnknownBudgetError(f"There is no budget {pk}")
     return budget
+
+
+NEARLY_SPENT_PART = 10
+"""A budget is nearly spent when one part in so many is left."""
+MAX_NEARLY_SPENT = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStatus:
+    """The amounts of a budget, in ``unit``: tokens or micro-USD. ``window_ends_unix_s`` is ``None``
+    for a balance, and while a window of seconds waits for its first request."""
+
+    id: int
+    on: str
+    """``key`` or ``account``."""
+    owner: str
+    unit: str
+    cap: int
+    spent: int
+    reserved: int
+    left: int
+    window: str
+    window_s: int | None
+    window_ends_unix_s: int | None
+
+
+def reservations_open() -> int:
+    """How many reservations stand, one for each cap of an open request."""
+    return Reservation.objects.count()
+
+
+def budgets_nearly_spent(*, now_unix_s: float) -> list[BudgetStatus]:
+    """The budgets of which a tenth or less is left, at most ``MAX_NEARLY_SPENT`` of them."""
+    spent = Budget.objects.filter(spent__gte=F("cap") - F("cap") / NEARLY_SPENT_PART)
+    status = [budget_status(row, now_unix_s=now_unix_s) for row in spent[:MAX_NEARLY_SPENT]]
+    return [one for one in status if one.left * NEARLY_SPENT_PART <= one.cap]
+
+
+def budget_status(budget: Budget, *, now_unix_s: float) -> BudgetStatus:
+    spent, ends_s = budget.spent, budget.window_ends_unix_s
+    if ends_s is not None and now_unix_s >= ends_s:
+        spent, ends_s = 0, None
+    if ends_s is None and budget.window in (Window.DAY, Window.MONTH):
+        ends_s = calendar_end_s(Window(budget.window), int(now_unix_s))
+    return BudgetStatus(
+        id=budget.pk,
+        on="key" if budget.key_id else "account",
+        owner=budget.key_id or budget.account_id or "",
+        unit=budget.unit,
+        cap=budget.cap,
+        spent=spent,
+        reserved=budget.reserved,
+        left=max(0, budget.cap - spent - budget.reserved),
+        window=budget.window,
+        window_s=budget.window_s,
+        window_ends_unix_s=ends_s,
+    )
+
+
+def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatus]:
+    """The budgets that a request of this key counts on: the key's, then its account's."""
+    rows = Budget.objects.filter(Q(account=account) | (Q(key=key) if key else Q(pk=None)))
+    status = [budget_status(row, now_unix_s=now_unix_s) for row in rows.order_by("id")]
+    return sorted(status, key=lambda budget: budget.on, reverse=True)
+
+
+def budgets_by_key(*, keys: Iterable[str], now_unix_s: float) -> dict[str, list[BudgetStatus]]:
+    """The budgets of each of these keys that has any, by its prefix."""
+    found: dict[str, list[BudgetStatus]] = {}
+    for status in key_budgets(keys=list(keys), now_unix_s=now_unix_s):
+        found.setdefault(status.owner, []).append(status)
+    return found
+
+
+def left_words(budgets: Iterable[BudgetStatus]) -> str:
+    """``$0.40 of $1.00 per day``, for people: the amount left of each."""
+    return ", ".join(
+        f"{amount_text(one.unit, one.left)} of {amount_words(one.unit, one.cap)}{_per(one)}"
+        for one in budgets
+    )
+
+
+def _per(budget: BudgetStatus) -> str:
+    if budget.window_s is not None:
+        return f" per {budget.window_s:,} s"
+    return "" if budget.window == Window.BALANCE else f" per {budget.window}"
+
+
+def key_budgets(*, keys: list[str], now_unix_s: float) -> list[BudgetStatus]:
+    """The budgets on these keys, by the keys' prefixes."""
+    rows = Budget.objects.filter(key__in=keys).order_by("key", "id")
+    return [budget_status(row, now_unix_s=now_unix_s) for row in rows]

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import Count
 from django.db.models.functions import TruncMinute
 
-from metering.ledger.exact_sums import exact_sum, exact_sums
 from metering.models import LedgerEntry
+from metering.selectors.usage import exact_sum, exact_sums
 
 TRAFFIC_MINUTES = 30
 TOKENS = ("prompt_tokens", "completion_tokens")

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
 from typing import Any
 
-from django.db.models import F, QuerySet
+from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncDate
 
 from metering.errors import MeteringValueError
-from metering.ledger.exact_sums import exact_sum, exact_sums
 from metering.models import UsageHour
 
 DEFAULT_DAYS = 30
@@ -123,3 +123,20 @@ def _date(field: str, word: str) -> date:
     if not 2000 <= day.year < 9999:
         raise MeteringValueError(field, f"{word!r} is out of range")
     return day
+
+
+HALF = 2**32
+
+
+def exact_sums(columns: Iterable[str]) -> dict[str, Sum]:
+    """The aggregates to ask for."""
+    aggregates: dict[str, Sum] = {}
+    for column in columns:
+        aggregates[f"{column}_high"] = Sum(F(column) / HALF)
+        aggregates[f"{column}_low"] = Sum(F(column) % HALF)
+    return aggregates
+
+
+def exact_sum(row: Mapping[str, Any], column: str) -> int:
+    """One column's sum, from a row that has the aggregates; 0 without rows."""
+    return int(row[f"{column}_high"] or 0) * HALF + int(row[f"{column}_low"] or 0)

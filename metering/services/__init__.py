@@ -6,6 +6,8 @@ from metering.services.accounts import (
     account_create,
     account_delete,
     account_update,
+    capture_check,
+    captured_request_read,
     limits_check,
     membership_remove,
     membership_set,
@@ -18,7 +20,6 @@ from metering.services.budgets import (
     budget_remove,
     budget_update,
 )
-from metering.services.captures import capture_check, captured_request_read
 from metering.services.keys import (
     DEFAULT_SCOPES,
     CreatedKey,

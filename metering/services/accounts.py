@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 
 from metering.actor import Actor
 from metering.errors import MeteringValueError
-from metering.models import Account, ApiKey, Membership
+from metering.models import Account, ApiKey, CapturedRequest, Membership, RequestRecord
 from metering.models.accounts import ACCOUNT_NAME, LimitedModel
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
 from metering.services.budgets import budget_remove
-from metering.services.captures import capture_check
 
 ACCOUNT_FIELDS = ("description", "weight", "enabled", "capture_until", *LIMIT_FIELDS)
 MAX_WEIGHT = 1000
@@ -153,3 +153,33 @@ def _ensure_editable(changed_fields: list[str], editable: tuple[str, ...]) -> No
     for name in changed_fields:
         if name not in editable:
             raise MeteringValueError(name, f"{name} cannot be changed")
+
+
+MAX_CAPTURE = timedelta(days=7)
+
+
+def capture_check(*, row: Account | ApiKey) -> None:
+    """A time that was stored before stays. Raises ``MeteringValueError``."""
+    until = row.capture_until
+    if until is None or type(row).objects.filter(pk=row.pk, capture_until=until).exists():
+        return
+    now = timezone.now()
+    if not now < until <= now + MAX_CAPTURE:
+        raise MeteringValueError(
+            "capture_until", f"Bodies are captured for at most {MAX_CAPTURE.days} days from now"
+        )
+
+
+def captured_request_read(*, actor: Actor, record: RequestRecord) -> CapturedRequest | None:
+    """The captured bodies, for an actor who may read them; that is audited. ``None``: there are
+    none (any more)."""
+    with transaction.atomic():
+        captured = CapturedRequest.objects.filter(request_id=record.request_id).first()
+        if captured is not None:
+            audit_entry_create(
+                actor=actor,
+                action="request.read_bodies",
+                object_id=record.request_id.hex,
+                detail={"account": record.account, "key": record.key},
+            )
+    return captured

@@ -23,10 +23,9 @@ from metering.keys.api_key import (
 )
 from metering.models import Account, ApiKey
 from metering.principal import LIMIT_FIELDS, RateLimits, Scope
-from metering.services.accounts import limits_check
+from metering.services.accounts import capture_check, limits_check
 from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
 from metering.services.budgets import Cap, budget_create
-from metering.services.captures import capture_check
 
 DEFAULT_SCOPES = (Scope.INFERENCE, Scope.USAGE_READ)
 KEY_FIELDS = (

@@ -18,9 +18,8 @@ from fleet.live.refusals import read_refusals
 from fleet.models import CatalogueModel
 from helexa_site.web.pages import render_page
 from metering import selectors
-from metering.links import account_url, key_url
+from metering.links import account_url, key_url, requests_url
 from metering.money import cost_text, usd_text
-from metering.requests.links import requests_url
 from metering.selectors import UsageFilter, UsageGroup, UsageRow
 from metering.usage.reader import Reader, for_operators
 from metering.usage.rows import SumsRow, chart_of, sums_row

@@ -3,22 +3,110 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
+from typing import Any
 
+from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
+from fleet.selectors import nameable_models
 from helexa_site.web.pages import render_page
 from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError
 from metering.keys.status import key_status
 from metering.models import Account, ApiKey
+from metering.money import cap_of
 from metering.playground.accounts import is_playground_key
-from metering.usage.key_forms import KeyForm
+from metering.principal import LIMIT_FIELDS, RateLimits
+from metering.services import Cap
 from metering.usage.reader import Reader, for_members
+
+
+class KeyForm(forms.Form):
+    """``account`` and the cap are asked for when a key is made, and stay."""
+
+    account = forms.ChoiceField()
+    name = forms.CharField(required=False, max_length=100, help_text="What it is for.")
+    model_names = forms.MultipleChoiceField(
+        required=False, label="Models", help_text="None chosen: all of them."
+    )
+    expires = forms.DateField(
+        required=False,
+        label="Expires",
+        widget=forms.DateInput(attrs={"type": "date"}),
+        help_text="At the end of that day in UTC; empty: never.",
+    )
+    requests_per_minute = forms.IntegerField(required=False, min_value=1, max_value=2**31 - 1)
+    tokens_per_minute = forms.IntegerField(required=False, min_value=1, max_value=2**31 - 1)
+    max_concurrent = forms.IntegerField(
+        required=False, min_value=1, max_value=2**31 - 1, label="Requests at once"
+    )
+    cap = forms.CharField(
+        required=False, label="Budget", help_text="US dollars as in 12.50, or tokens; empty: none."
+    )
+    unit = forms.ChoiceField(
+        label="Budget in", choices=[("micro_usd", "US dollars"), ("tokens", "tokens")]
+    )
+    window = forms.ChoiceField(
+        label="Budget for",
+        choices=[("balance", "once"), ("day", "each day"), ("month", "each month")],
+    )
+
+    def __init__(self, *args: Any, reader: Reader, key: ApiKey | None = None, **kw: Any) -> None:
+        """``key``: the one that is changed, ``None`` for a new one."""
+        kw["initial"] = {} if key is None else _initial(key)
+        super().__init__(*args, **kw)
+        names = sorted({*nameable_models(), *(key.model_names if key else ())})
+        self._field("model_names").choices = [(name, name) for name in names]
+        if key is None:
+            self._field("account").choices = [(name, name) for name in reader.key_accounts]
+        else:
+            for name in ("account", "cap", "unit", "window"):
+                del self.fields[name]
+        for field in self.fields.values():
+            field.widget.attrs.setdefault("class", "hx-input")
+
+    def clean_cap(self) -> str:
+        word: str = self.cleaned_data["cap"].replace(",", "").strip()
+        if word:
+            try:
+                cap_of(self.data.get("unit", ""), word)
+            except ValueError as error:
+                raise forms.ValidationError(str(error)) from None
+        return word
+
+    def expires_at(self) -> datetime | None:
+        day = self.cleaned_data["expires"]
+        if day is None:
+            return None
+        return datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
+
+    def limits(self) -> RateLimits:
+        return RateLimits.of(self.cleaned_data)
+
+    def caps(self) -> list[Cap]:
+        word, unit = self.cleaned_data["cap"], self.cleaned_data["unit"]
+        if not word:
+            return []
+        return [Cap(unit=unit, cap=cap_of(unit, word), window=self.cleaned_data["window"])]
+
+    def _field(self, name: str) -> Any:
+        return self.fields[name]
+
+
+def _initial(key: ApiKey) -> dict[str, Any]:
+    return {
+        "name": key.name,
+        "model_names": key.model_names,
+        "expires": key.expires_at.astimezone(UTC).date() if key.expires_at else None,
+        **{name: getattr(key, name) for name in LIMIT_FIELDS},
+    }
+
 
 SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 

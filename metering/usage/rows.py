@@ -3,14 +3,17 @@ for the addresses of requests."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from helexa_site.web.moments import moment_text
+from metering.links import requests_url
 from metering.money import MICRO_USD_PER_USD, amount_words, cost_text
-from metering.requests.links import requests_url
 from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
+from metering.selectors.usage import SUMS
 
 MAX_CHARTED = 12
 Chart = dict[str, list[str] | list[int] | list[float]]
@@ -106,3 +109,13 @@ def _window(budget: BudgetStatus) -> str:
         return f"{budget.window_s:,} s from the next request"
     ends = datetime.fromtimestamp(budget.window_ends_unix_s, UTC)
     return f"begins anew {moment_text(ends)}"
+
+
+def csv_text(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
+    """One line a row, after the names of the columns; amounts are integers."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([by.value, *SUMS])
+    for row in rows:
+        writer.writerow([row.name, *(getattr(row.sums, name) for name in SUMS)])
+    return text.getvalue()

@@ -19,9 +19,8 @@ from metering.errors import MeteringValueError
 from metering.links import account_url, key_url
 from metering.models import Account
 from metering.selectors import UsageFilter, UsageGroup, UsagePeriod, UsageRow
-from metering.usage.csv_export import csv_text
 from metering.usage.reader import Reader, for_members
-from metering.usage.rows import budget_rows, chart_of, sums_row
+from metering.usage.rows import budget_rows, chart_of, csv_text, sums_row
 
 MAX_DAYS = 400
 

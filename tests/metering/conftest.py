@@ -19,7 +19,7 @@ from metering.actor import COMMAND
 from metering.keys import directory as key_directory
 from metering.keys.directory import KeyDirectory
 from metering.ledger import writer
-from metering.ledger.sweep_pause import SweepPause
+from metering.ledger.orphans import SweepPause
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create

@@ -18,8 +18,7 @@ from inference.batches.files import FileStore
 from inference.batches.selectors import batch_find, file_find
 from inference.conversations.selectors import history_items
 from metering.ledger import store
-from metering.playground.conversations import conversation_find
-from metering.playground.state import state_values
+from metering.playground.conversations import conversation_find, state_values
 from metering.prices import Prices
 from tests.metering.operations import reserve, settle
 

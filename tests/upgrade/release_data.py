@@ -36,8 +36,7 @@ from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.importing import file_import, toml_apply
 from metering.bench.jobs.services import JobRequest, bench_job_request
 from metering.ledger import store
-from metering.playground.conversations import NEW, conversation_save
-from metering.playground.state import parse_state
+from metering.playground.conversations import NEW, conversation_save, parse_state
 from metering.prices import Prices
 from metering.principal import ALL_SCOPES, RateLimits
 from metering.request_records import rows

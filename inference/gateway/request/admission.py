@@ -44,9 +44,14 @@ from inference.wire.errors import (
 )
 from inference.wire.openai.passed.request import paths_of
 from metering.errors import LimitsUnavailableError, RateLimitedError
-from metering.limits.headers import anthropic_headers, openai_headers
 from metering.limits.rate_limiter import RateLimiter
-from metering.limits.state import NO_LIMITS, LimitKind, LimitState
+from metering.limits.state import (
+    NO_LIMITS,
+    LimitKind,
+    LimitState,
+    anthropic_headers,
+    openai_headers,
+)
 
 if TYPE_CHECKING:
     from inference.gateway.gateway import Gateway

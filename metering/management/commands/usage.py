@@ -14,7 +14,7 @@ from metering.management.output import errors_on_one_line, json_text, table_text
 from metering.money import usd_text
 from metering.selectors import UsageFilter, UsageGroup, UsageRow, UsageSums
 from metering.selectors.usage import SUMS
-from metering.usage.csv_export import csv_text
+from metering.usage.rows import csv_text
 
 
 class Command(QuickCommand):

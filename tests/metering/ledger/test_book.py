@@ -6,12 +6,13 @@ import pytest
 
 from metering.errors import QuotaExceededError
 from metering.ledger.book import (
+    DAY_S,
     RETRY_AFTER_RESERVED_S,
     BudgetState,
     Unit,
+    Window,
 )
 from metering.ledger.entries import Granted
-from metering.ledger.windows import DAY_S, Window
 from metering.prices import Prices
 from tests.cases import each_case
 from tests.metering.operations import NOON_UNIX_S, book, narrow, reserve, settle, state

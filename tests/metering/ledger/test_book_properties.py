@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from metering.errors import QuotaExceededError
 from metering.ledger.book import (
+    DAY_S,
     Book,
     BudgetState,
     Unit,
+    Window,
     output_tokens_granted,
 )
 from metering.ledger.entries import Release, Reserve, Settle
-from metering.ledger.windows import DAY_S, Window
 from metering.prices import DearestPrices, Prices, highest
 from tests.metering.operations import NOON_UNIX_S, narrow, reserve, settle
 

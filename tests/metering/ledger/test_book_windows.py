@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.errors import QuotaExceededError
-from metering.ledger import windows
-from metering.ledger.windows import DAY_S, Window
+from metering.ledger.book import DAY_S, Window, calendar_end_s, start_s
 from tests.metering.operations import NOON_UNIX_S, book, reserve, settle, state
 
 NOON = int(NOON_UNIX_S)
@@ -76,13 +75,13 @@ def test_a_clock_that_lags_behind_turns_nothing_back() -> None:
 
 @given(st.integers(0, 4_000_000_000), st.sampled_from([Window.DAY, Window.MONTH]))
 def test_calendar_windows(now_s: int, window: Window) -> None:
-    ends_s = windows.calendar_end_s(window, now_s)
-    start_s = windows.start_s(window, None, ends_s)
-    assert start_s <= now_s < ends_s
-    start, end = (datetime.fromtimestamp(at, UTC) for at in (start_s, ends_s))
+    ends_s = calendar_end_s(window, now_s)
+    began_s = start_s(window, None, ends_s)
+    assert began_s <= now_s < ends_s
+    start, end = (datetime.fromtimestamp(at, UTC) for at in (began_s, ends_s))
     assert (start.hour, start.minute, start.second, end.hour) == (0, 0, 0, 0)
     if window is Window.MONTH:
         assert (start.day, end.day) == (1, 1)
         assert (end.year * 12 + end.month) - (start.year * 12 + start.month) == 1
     else:
-        assert ends_s - start_s == DAY_S
+        assert ends_s - began_s == DAY_S

@@ -10,12 +10,11 @@ from django.db import connections
 from django.utils import timezone
 
 from metering.ledger import store
-from metering.ledger.exact_sums import exact_sum, exact_sums
 from metering.ledger.store import MAX_INT64
 from metering.models import LedgerEntry, UsageHour
 from metering.selectors import UsageFilter, UsageGroup, usage_list, usage_total
 from metering.selectors.traffic import traffic
-from metering.selectors.usage import UsagePeriod
+from metering.selectors.usage import UsagePeriod, exact_sum, exact_sums
 from tests.metering.operations import settle
 
 AT = datetime(2026, 1, 1, 5, tzinfo=UTC)

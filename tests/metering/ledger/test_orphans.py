@@ -13,10 +13,9 @@ from fleet.live import reading as live
 from helexa_site.celery import SWEEP_ORPHANS_EVERY_S
 from inference.protocol.keys import gateway_alive_key
 from metering import tasks
-from metering.ledger import orphans, store
-from metering.ledger.orphans import SWEEP_GRACE_S
+from metering.ledger import store
+from metering.ledger.orphans import PAUSE_S, SWEEP_GRACE_S, SweepPause, reservations_sweep
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
-from metering.ledger.sweep_pause import PAUSE_S, SweepPause
 from metering.models import Budget, GatewayLease, LedgerEntry
 from tests.metering.operations import make_budget, reserve, settle
 
@@ -46,7 +45,7 @@ def lease(gateway_id: str, ago_s: float) -> None:
 
 
 def sweep(client: redis.Redis) -> int:
-    return orphans.reservations_sweep(client=client, now_unix_s=NOW_UNIX_S)
+    return reservations_sweep(client=client, now_unix_s=NOW_UNIX_S)
 
 
 def test_a_dead_gateways_reservation_is_released(redis_db: redis.Redis) -> None:
@@ -124,7 +123,7 @@ def test_the_sweep_waits_for_bills_that_come_late(
             raise OperationalError("the server is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr(orphans, "reservations_sweep", away)
+            patch.setattr(tasks, "reservations_sweep", away)
             tasks.sweep_orphans()
     else:
         assert control.leads()

@@ -15,8 +15,7 @@ from metering.ledger.spool_files import SpoolFile
 from metering.models import Budget, LedgerEntry, RequestRecord, UsageHour
 from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
-from metering.requests.rows import all_fields
-from metering.requests.shown import details
+from metering.requests.shown import all_fields, details
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
 

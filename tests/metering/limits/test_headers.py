@@ -8,8 +8,14 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering.limits.headers import anthropic_headers, duration, openai_headers
-from metering.limits.state import NO_LIMITS, LimitState, LimitStatus
+from metering.limits.state import (
+    NO_LIMITS,
+    LimitState,
+    LimitStatus,
+    anthropic_headers,
+    duration,
+    openai_headers,
+)
 from tests.cases import each_case
 
 STATE = LimitState(

@@ -19,7 +19,7 @@ from tests.servers.private_postgres import new_database
 pytestmark = pytest.mark.postgres
 
 NUM_ROWS = 20_000
-COLUMNS = ", ".join(f'"{name}"' for name in rows.TYPES if name not in ("request_id", "at"))
+COLUMNS = ", ".join(f'"{name}"' for name in rows.COLUMNS if name not in ("request_id", "at"))
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import io
 import pytest
 from django.test import Client
 
+from metering.links import requests_url
 from metering.models import Account
-from metering.requests.links import requests_url
 from metering.requests.views import ROWS
 from tests.metering.api.api_support import person
 from tests.metering.request_records.test_requests_api import record

@@ -22,7 +22,7 @@ WITHOUT_AN_ACTOR = {
     "metering.services.accounts.limits_check": "checks, writes nothing",
     "metering.services.budgets.budget_check": "checks, writes nothing",
     "metering.services.keys.key_check": "checks, writes nothing",
-    "metering.services.captures.capture_check": "checks, writes nothing",
+    "metering.services.accounts.capture_check": "checks, writes nothing",
     "metering.services.audit.changes_of": "compares, writes nothing",
     "metering.services.audit.values_of": "reads, writes nothing",
     "fleet.services.jobs.steps.neuron_away": "decides, writes nothing",

@@ -1,4 +1,4 @@
-"""Request records go by their age and by their number."""
+"""Ledger entries and request records go by their age, and records by their number."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from django.db import connection
 from django.db.models import Model
 from django.utils import timezone
 
-from metering import tasks
-from metering.models import CapturedRequest, RequestRecord, Revision
-from metering.request_records import retention, rows
+from helexa_site.config import read_config
+from inference.settings.setting import SettingError
+from metering import retention, tasks
+from metering.ledger import store
+from metering.models import CapturedRequest, LedgerEntry, RequestRecord, Revision, UsageHour
+from metering.request_records import rows
+from tests.metering.operations import settle
 from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,9 +33,20 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "PAUSE_S", 0.0)
 
 
-def keep(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int) -> None:
-    config = replace(settings.CONFIG, request_retention_days=days, max_request_records=records)
+def keep(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> None:
+    config = replace(
+        settings.CONFIG,
+        ledger_retention_days=days,
+        request_retention_days=days,
+        max_request_records=records,
+    )
     monkeypatch.setattr(settings, "CONFIG", config)
+
+
+def bill(*days_ago: float) -> None:
+    for number, days in enumerate(days_ago):
+        ended_unix_s = time.time() - days * DAY_S
+        store.apply([settle(f"{days}-{number}", budgets=(), ended_unix_s=ended_unix_s)])
 
 
 def record(*days_ago: float) -> None:
@@ -45,9 +60,21 @@ def ages() -> list[int]:
     return [round((now_unix_s - row.at.timestamp()) / DAY_S) for row in rows]
 
 
+def entries() -> list[str]:
+    return [one.request_id.partition("-")[0] for one in LedgerEntry.objects.order_by("at")]
+
+
+def test_old_entries_go_and_sums_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    bill(0, 399, 401, 1000)
+    keep(monkeypatch, days=400)
+    tasks.forget_ledger_entries()
+    assert entries() == ["399", "0"]
+    assert sum(hour.requests for hour in UsageHour.objects.all()) == 4
+
+
 def test_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
     record(1, 29, 31, 400)
-    keep(monkeypatch, days=30, records=0)
+    keep(monkeypatch, days=30)
     tasks.forget_request_records()
     assert ages() == [29, 1]
 
@@ -61,20 +88,33 @@ def test_those_over_the_most_go_oldest_first(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_zero_keeps_all(monkeypatch: pytest.MonkeyPatch) -> None:
     record(10_000)
-    keep(monkeypatch, days=0, records=0)
+    bill(10_000)
+    keep(monkeypatch, days=0)
     tasks.forget_request_records()
-    assert ages() == [10_000]
+    tasks.forget_ledger_entries()
+    assert (ages(), entries()) == ([10_000], ["10000"])
 
 
 def test_a_call_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "ROWS_PER_BATCH", 2)
     monkeypatch.setattr(retention, "MAX_BATCHES", 2)
     record(*[40] * 7)
-    keep(monkeypatch, days=30, records=0)
-    tasks.forget_request_records()
-    assert len(ages()) == 3
-    tasks.forget_request_records()
-    assert ages() == []
+    bill(*[40] * 7)
+    keep(monkeypatch, days=30)
+    for num_left in (3, 0):
+        tasks.forget_request_records()
+        tasks.forget_ledger_entries()
+        assert (len(ages()), len(entries())) == (num_left, num_left)
+
+
+def test_how_long_the_ledger_keeps_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "HELEXA_LEDGER_RETENTION_DAYS"
+    for word, days in ((None, 400), ("0", 0), ("30", 30)):
+        monkeypatch.delenv(name, raising=False) if word is None else monkeypatch.setenv(name, word)
+        assert read_config().ledger_retention_days == days
+    monkeypatch.setenv(name, "-1")
+    with pytest.raises(SettingError):
+        read_config()
 
 
 def written_meanwhile(model: type[Model], counts: list[int]) -> Callable[[float], None]:

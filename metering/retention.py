@@ -1,4 +1,5 @@
-"""Forgets old request records and captured bodies, and records over the most that are kept."""
+"""Forgets old ledger entries, request records and captured bodies. The ledger's hourly sums stay:
+reports are made of them."""
 
 from __future__ import annotations
 
@@ -7,17 +8,25 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Max, QuerySet
+from django.db.models import Max, Model, QuerySet
 
-from metering.models import CapturedRequest, RequestRecord
+from metering.models import CapturedRequest, LedgerEntry, RequestRecord
 
 ROWS_PER_BATCH = 500
 CAPTURES_PER_BATCH = 10
 """Each may hold a megabyte of bodies, prompt and text."""
 MAX_BATCHES = 400
-"""How many batches one call deletes; the next call continues."""
+"""How many batches one call deletes: the control has other work. The next call continues."""
 PAUSE_S = 0.02
 """Between two batches: SQLite's other writers get their turn."""
+
+
+def ledger_entries_forget(
+    *, before: datetime, pause: Callable[[float], object] = time.sleep
+) -> int:
+    """Deletes the entries that ended before ``before`` and returns how many."""
+    old = LedgerEntry.objects.filter(at__lt=before).order_by("at")
+    return _forget_in_batches(LedgerEntry, lambda: _first_ids(old, ROWS_PER_BATCH), pause)
 
 
 def request_records_forget(
@@ -45,9 +54,7 @@ def captured_requests_forget(
 
 
 def _forget_in_batches(
-    model: type[RequestRecord | CapturedRequest],
-    next_ids: Callable[[], list[int]],
-    pause: Callable[[float], object],
+    model: type[Model], next_ids: Callable[[], list[int]], pause: Callable[[float], object]
 ) -> int:
     """Each batch is a transaction of its own, and ``pause`` is called between two: the ticks, which
     write to the same database, wait for one batch at most."""

@@ -1,0 +1,60 @@
+"""Inserts of many rows, and values as SQLite and PostgreSQL both hold them.
+
+For what each request writes: models and their queries would cost more than the database does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import overload
+
+EPOCH = datetime(1970, 1, 1)
+MAX_INT64 = 2**63 - 1
+
+Value = int | str | None
+Row = Sequence[Value]
+
+
+def insert_into(table: str, columns: Sequence[str], num_rows: int) -> str:
+    names = ", ".join(f'"{name}"' for name in columns)
+    return f"INSERT INTO {table} ({names}) VALUES {rows_of_marks(num_rows, len(columns))}"
+
+
+def rows_of_marks(num_rows: int, width: int) -> str:
+    return ", ".join([f"({marks(width)})"] * num_rows)
+
+
+def marks(number: int) -> str:
+    return ", ".join(["%s"] * number)
+
+
+def flat(rows: Iterable[Row]) -> list[Value]:
+    return [value for row in rows for value in row]
+
+
+def stored_moment(unix_us: int) -> str:
+    """A time as Django stores it in SQLite: in UTC, without a zone. Connections to PostgreSQL have
+    UTC as their zone."""
+    return str(EPOCH + timedelta(microseconds=unix_us))
+
+
+def stored_text(text: str, max_chars: int) -> str:
+    """Cut to what a column holds. A client's JSON may hold lone surrogates and NULs, which are no
+    text of either database."""
+    if len(text) > max_chars:
+        text = text[:max_chars]
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()
+    return text.replace("\0", "") if "\0" in text else text
+
+
+@overload
+def bounded(number: int, most: int = ...) -> int: ...
+@overload
+def bounded(number: int | None, most: int = ...) -> int | None: ...
+def bounded(number: int | None, most: int = MAX_INT64) -> int | None:
+    """A number that a column holds: one row that a database refuses would hold up its batch."""
+    if number is None or 0 <= number <= most:
+        return number
+    return 0 if number < 0 else most
