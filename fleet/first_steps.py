@@ -29,9 +29,9 @@ from fleet.models import CatalogueModel, Invitation, Neuron, Replica
 from fleet.services.hosts.invitations import DEFAULT_SHARE_PORT, sharing_state
 from metering import services
 from metering.errors import MeteringValueError
+from metering.keys.store import without_playground_keys
 from metering.ledger.entries import Outcome
 from metering.models import Account, ApiKey, RequestRecord
-from metering.playground.accounts import without_playground_keys
 from metering.principal import BUILT_IN_ACCOUNTS
 
 FIRST_ACCOUNT = "team"

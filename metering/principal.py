@@ -112,23 +112,5 @@ class Principal:
         return scope in self.scopes
 
 
-def anonymous_principal(
-    *,
-    budgets: tuple[int, ...] = (),
-    limits: RateLimits | None = None,
-    weight: int = 1,
-    capture_until_unix_s: float | None = None,
-) -> Principal:
-    return Principal(
-        account=ANONYMOUS_ACCOUNT,
-        scopes=frozenset({Scope.INFERENCE}),
-        weight=weight,
-        is_anonymous=True,
-        budgets=budgets,
-        account_limits=limits or RateLimits(),
-        capture_until_unix_s=capture_until_unix_s,
-    )
-
-
 SELF_TEST = Principal(account=SHARED_ACCOUNT, is_self_test=True)
 """``serve`` itself, which asks the default model a question once it is loaded."""

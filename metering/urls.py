@@ -8,15 +8,15 @@ from metering.people.passwords import ChangePassword, FirstPassword
 from metering.playground import views as playground
 from metering.requests.views import request_page, requests_page
 from metering.series.charts import series_panel
-from metering.usage import accounts, audit, keys
-from metering.usage import summary as usage
+from metering.usage import audit, keys
+from metering.usage import pages as usage
 
 USAGE = [
     path("", usage.usage_page, name="usage"),
     path("keys", keys.keys_page, name="usage-keys"),
     path("keys/<str:prefix>", keys.key_page, name="usage-key"),
     path("keys/<str:prefix>/revoke", keys.key_revoke, name="usage-key-revoke"),
-    path("accounts", accounts.accounts_page, name="usage-accounts"),
+    path("accounts", usage.accounts_page, name="usage-accounts"),
     path("audit", audit.audit_page, name="usage-audit"),
 ]
 CONVERSATION = "conversations/<uuid:conversation_id>"

@@ -399,7 +399,7 @@ REQUESTS = (
         rest="GET /api/requests/{id}/capture",
         command="requests show",
         admin="page requests",
-        services=("captures.captured_request_read",),
+        services=("accounts.captured_request_read",),
     ),
     Deed(
         noun="requests",
@@ -439,7 +439,7 @@ OTHERS = (
         verb="list",
         rest="GET /api/audit",
         command="audit list",
-        admin="metering.auditentry: view",
+        admin="page usage-audit",
     ),
     Deed(
         noun="audit",

@@ -89,7 +89,6 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
                 "history",
                 "usage-audit",
                 "metering.view_auditentry",
-                also="admin:metering_auditentry_",
                 for_staff=True,
             ),
         ),

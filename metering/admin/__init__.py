@@ -4,17 +4,12 @@ Django's own of people calls a service."""
 from metering.admin.account import AccountAdmin
 from metering.admin.budget import BudgetAdmin
 from metering.admin.key import ApiKeyAdmin
-from metering.admin.records import (
-    AuditEntryAdmin,
-    LedgerEntryAdmin,
-    UsageHourAdmin,
-)
+from metering.admin.records import LedgerEntryAdmin, UsageHourAdmin
 from metering.admin.user import GroupAdmin, UserAdmin
 
 __all__ = [
     "AccountAdmin",
     "ApiKeyAdmin",
-    "AuditEntryAdmin",
     "BudgetAdmin",
     "GroupAdmin",
     "LedgerEntryAdmin",

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import redis
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.db.models import Count, F, QuerySet
@@ -15,16 +14,13 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
+from fleet.admin.unfold_types import AnyForm, CheckedForm, UnfoldAdmin, display
 from fleet.dashboard.links import model_url
-from fleet.live import reading as live
-from fleet.live.refusals import read_refusals
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.actor import Actor
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
-from metering.admin.forms import AccountForm
-from metering.keys.status import key_status
+from metering.keys.store import key_status
 from metering.links import key_url, requests_url
 from metering.models import Account, Budget, Membership
 from metering.money import cost_text
@@ -37,12 +33,21 @@ from metering.selectors import (
     UsagePeriod,
     UsageSums,
 )
-from metering.usage.rows import SumsRow, budget_rows, sums_row
+from metering.usage.rows import SumsRow, budget_rows, refusal_rows, sums_row
 
 if TYPE_CHECKING:
     TabularInline = admin.TabularInline[Any, Any]
 else:
     from unfold.admin import TabularInline
+
+
+class AccountForm(CheckedForm):
+    class Meta:
+        model = Account
+        fields = "__all__"
+
+    def check_row(self) -> None:
+        services.account_check(account=self.instance)
 
 
 class MembershipInline(TabularInline):
@@ -162,7 +167,6 @@ def memberships_save(actor: Actor, formset: Any) -> None:
 MAX_KEYS = 12
 MAX_MODELS = 8
 MAX_NEWEST = 8
-REFUSAL_HOURS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,13 +190,6 @@ class LimitRow:
     """Empty: there is no such limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    code: str
-    requests: str
-    url: str
-
-
 def page_of_account(account: Account) -> dict[str, Any]:
     """The context of ``metering/account_page.html``. Makes the same number of queries however much
     the account has."""
@@ -212,7 +209,7 @@ def page_of_account(account: Account) -> dict[str, Any]:
         "models": _model_rows(account.name, period),
         "newest": request_rows(newest, selectors.key_names(newest), is_operator=True),
         "failures": request_errors(account=account.name),
-        "refusals": _refusals(account.name),
+        "refusals": refusal_rows(account.name),
         "requests_url": requests_url(account=account.name),
     }
 
@@ -269,21 +266,4 @@ def _model_rows(account: str, period: UsagePeriod) -> list[SumsRow]:
             model_url(row.name),
         )
         for row in rows[:MAX_MODELS]
-    ]
-
-
-def _refusals(account: str) -> list[Refusal] | None:
-    """The last day's by code, the most frequent first; ``None``: Redis does not answer."""
-    try:
-        found = read_refusals(live.redis_client(), hours=REFUSAL_HOURS)
-    except (redis.RedisError, OSError):
-        return None
-    own = [(one.code, number) for one, number in found.items() if one.account == account]
-    return [
-        Refusal(
-            code=code,
-            requests=f"{number:,}",
-            url=requests_url(account=account, code=code, since=f"{REFUSAL_HOURS}h"),
-        )
-        for code, number in sorted(own, key=lambda pair: (-pair[1], pair[0]))
     ]

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display, linked_column
+from fleet.admin.unfold_types import AnyForm, CheckedForm, UnfoldAdmin, display, linked_column
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
 from metering.actor import Actor
-from metering.admin.forms import BudgetForm, status_of
+from metering.errors import MeteringValueError
 from metering.links import account_url, key_url, requests_url
 from metering.models import Budget
-from metering.money import amount_text, amount_words
+from metering.money import amount_text, amount_words, cap_of
+from metering.selectors import BudgetStatus, budget_status
 from metering.services import Cap
 
 if TYPE_CHECKING:
@@ -29,6 +33,53 @@ else:
     from unfold.admin import TabularInline
 
 STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end", "requests")
+
+
+class BudgetForm(CheckedForm):
+    """``amount`` is the cap as people write it: whole tokens, or dollars."""
+
+    amount = forms.CharField(
+        label="Cap",
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Tokens, as in 1000000, or US dollars, as in 12.50.",
+    )
+
+    class Meta:
+        model = Budget
+        fields = ("account", "key", "unit", "window", "window_s")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.pk is not None:
+            self.initial["amount"] = amount_text(self.instance.unit, self.instance.cap)
+            if "unit" in self.fields:
+                self.fields["unit"].disabled = True
+
+    def _get_validation_exclusions(self) -> set[str]:
+        """Leaves the table's constraints to ``check_row``, which reports the same in words for
+        people, and at its field."""
+        excluded: set[str] = super()._get_validation_exclusions()  # type: ignore[misc]
+        return excluded | {"account", "key", "window_s"}
+
+    @property
+    def changed_columns(self) -> list[str]:
+        return ["cap" if name == "amount" else name for name in self.changed_data]
+
+    def check_row(self) -> None:
+        word = self.cleaned_data["amount"].replace(",", "").strip()
+        try:
+            self.instance.cap = cap_of(self.instance.unit, word)
+        except ValueError as error:
+            raise MeteringValueError("amount", str(error)) from None
+        try:
+            services.budget_check(budget=self.instance)
+        except MeteringValueError as error:
+            field = "amount" if error.field == "cap" else error.field
+            raise MeteringValueError(field, str(error)) from None
+
+
+def status_of(budget: Budget) -> BudgetStatus:
+    return budget_status(budget, now_unix_s=time.time())
 
 
 def caps_left_words(budgets: Iterable[Budget]) -> str:

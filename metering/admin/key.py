@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
+from unfold.widgets import (
+    UnfoldAdminCheckboxSelectMultipleWidget,
+    UnfoldAdminSelect2MultipleWidget,
+)
 
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import (
     AnyForm,
+    CheckedForm,
     UnfoldAdmin,
     action,
     asking_first,
@@ -21,13 +27,13 @@ from fleet.admin.unfold_types import (
     linked_list,
 )
 from fleet.dashboard.links import model_url
+from fleet.selectors import nameable_models
 from metering import services
 from metering.admin.budget import BudgetInline, budgets_save, caps_left_words
-from metering.admin.forms import ApiKeyForm
-from metering.keys.status import key_status
+from metering.keys.store import key_status
 from metering.links import account_url
 from metering.models import ApiKey, Budget
-from metering.principal import LIMIT_FIELDS, RateLimits
+from metering.principal import LIMIT_FIELDS, RateLimits, Scope
 
 STATUS_LABELS = {
     "active": "success",
@@ -36,6 +42,43 @@ STATUS_LABELS = {
     "revoked": "danger",
 }
 RECORDED = ("prefix", "created_at", "created_by", "last_used_at", "revoked_at")
+
+
+class ApiKeyForm(CheckedForm):
+    scopes = forms.MultipleChoiceField(
+        choices=[(scope.value, scope.value) for scope in Scope],
+        initial=[scope.value for scope in services.DEFAULT_SCOPES],
+        widget=UnfoldAdminCheckboxSelectMultipleWidget,
+    )
+    model_names = forms.MultipleChoiceField(
+        required=False,
+        label="Models",
+        widget=UnfoldAdminSelect2MultipleWidget,
+        help_text="What it may use; none means all.",
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = (
+            "account",
+            "name",
+            "scopes",
+            "model_names",
+            "names_end_user",
+            "may_leave_network",
+            "expires_at",
+            "capture_until",
+            *LIMIT_FIELDS,
+        )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """A key keeps models that have left the catalogue until an admin removes them."""
+        super().__init__(*args, **kwargs)
+        names = sorted({*nameable_models(), *self.instance.model_names})
+        self.fields["model_names"].choices = [(name, name) for name in names]  # type: ignore[attr-defined]
+
+    def check_row(self) -> None:
+        services.key_check(key=self.instance)
 
 
 @admin.register(ApiKey)

@@ -1,26 +1,25 @@
-"""The read-only records: ledger entries, hours of usage, and the audit."""
+"""The read-only records: ledger entries and hours of usage."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from fleet.admin.unfold_types import UnfoldAdmin, display, linked, linked_column
 from fleet.dashboard.links import model_url, neuron_url
-from metering.links import account_url, audited_url, key_url, request_url
-from metering.models import ApiKey, AuditEntry, LedgerEntry, UsageHour
+from metering.links import account_url, key_url, request_url
+from metering.models import ApiKey, LedgerEntry, UsageHour
 from metering.money import usd_text
 from metering.requests.shown import duration_text, shown_id
 
 
-class ReadOnlyAdmin(UnfoldAdmin):
-    """No one adds or changes a record. The number of all rows is not counted: there are many."""
+class RecordAdmin(UnfoldAdmin):
+    """No one adds, changes or deletes a record. The number of all rows is not counted: there are
+    many."""
 
     show_full_result_count = False
     list_per_page = 50
@@ -30,10 +29,6 @@ class ReadOnlyAdmin(UnfoldAdmin):
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
-
-
-class RecordAdmin(ReadOnlyAdmin):
-    """No one deletes a record either."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -140,26 +135,3 @@ class UsageHourAdmin(KeyNames, RecordAdmin):
     @display(description="Cost", ordering="cost_micro_usd")
     def cost(self, hour: UsageHour) -> str:
         return usd_text(hour.cost_micro_usd)
-
-
-@admin.register(AuditEntry)
-class AuditEntryAdmin(RecordAdmin):
-    list_display = ("at", "actor", "action", "object_link", "summary")
-    list_filter = ("action",)
-    date_hierarchy = "at"
-    search_fields = ("actor", "action", "object_id")
-    fields = ("at", "actor", "action", "object_link", "whole_detail")
-
-    @display(description="Object", ordering="object_id")
-    def object_link(self, entry: AuditEntry) -> SafeString | str:
-        url = audited_url(entry.action, entry.object_id)
-        return linked(entry.object_id, lambda _name: url) if url else entry.object_id
-
-    @display(description="Detail")
-    def summary(self, entry: AuditEntry) -> str:
-        text = json.dumps(entry.detail) if entry.detail else ""
-        return text if len(text) <= 120 else f"{text[:119]}…"
-
-    @display(description="Detail")
-    def whole_detail(self, entry: AuditEntry) -> SafeString:
-        return format_html("<pre>{}</pre>", json.dumps(entry.detail, indent=2))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_framework import serializers
 
-from metering.keys.status import key_status
+from metering.keys.store import key_status
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.principal import LIMIT_FIELDS
 from metering.selectors import budget_status

@@ -13,13 +13,7 @@ from metering.errors import (
     RevokedKeyError,
 )
 from metering.keys.api_key import is_key_of
-from metering.principal import (
-    ANONYMOUS_ACCOUNT,
-    Principal,
-    RateLimits,
-    Scope,
-    anonymous_principal,
-)
+from metering.principal import ANONYMOUS_ACCOUNT, Principal, RateLimits, Scope
 
 SCOPES_BY_ROLE = {
     "owner": frozenset({Scope.INFERENCE, Scope.USAGE_READ}),
@@ -27,6 +21,7 @@ SCOPES_BY_ROLE = {
     "viewer": frozenset({Scope.USAGE_READ}),
 }
 """A person who has several accounts and names none acts in that with the first of these roles."""
+ANONYMOUS_SCOPES = frozenset({Scope.INFERENCE})
 SHARED_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ, Scope.FLEET_READ})
 """The scopes of a caller who sends ``HELEXA_API_KEY``."""
 
@@ -49,25 +44,21 @@ class AccountRecord:
     capture_until_unix_s: float | None = None
     budgets: tuple[int, ...] = ()
 
-    def ensure_enabled(self) -> None:
+    def principal(self) -> Principal:
+        """A caller without a key of their own. Raises ``DisabledAccountError``."""
+        if self.name == ANONYMOUS_ACCOUNT:
+            return self.asking(ANONYMOUS_SCOPES, is_anonymous=True)
+        return self.asking(SHARED_SCOPES)
+
+    def asking(self, scopes: frozenset[Scope], *, is_anonymous: bool = False) -> Principal:
         """Raises ``DisabledAccountError``."""
         if not self.enabled:
             raise DisabledAccountError(f"The account {self.name} is disabled.", account=self.name)
-
-    def principal(self) -> Principal:
-        """Callers without a key of their own. Raises ``DisabledAccountError``."""
-        self.ensure_enabled()
-        if self.name == ANONYMOUS_ACCOUNT:
-            return anonymous_principal(
-                budgets=self.budgets,
-                limits=self.limits,
-                weight=self.weight,
-                capture_until_unix_s=self.capture_until_unix_s,
-            )
         return Principal(
             account=self.name,
-            scopes=SHARED_SCOPES,
+            scopes=scopes,
             weight=self.weight,
+            is_anonymous=is_anonymous,
             budgets=self.budgets,
             account_limits=self.limits,
             capture_until_unix_s=self.capture_until_unix_s,
@@ -122,17 +113,9 @@ def person_principal(
     ranks = list(SCOPES_BY_ROLE)
     theirs.sort(key=lambda one: (not one.account.enabled, ranks.index(one.role), one.account.name))
     chosen = theirs[0]
-    chosen.account.ensure_enabled()
     scopes = SCOPES_BY_ROLE[chosen.role]
     if person.is_staff:
         scopes |= {Scope.USAGE_READ, Scope.FLEET_READ}
     if person.is_superuser:
         scopes |= {Scope.FLEET_WRITE}
-    return Principal(
-        account=chosen.account.name,
-        scopes=scopes,
-        weight=chosen.account.weight,
-        budgets=chosen.account.budgets,
-        account_limits=chosen.account.limits,
-        capture_until_unix_s=chosen.account.capture_until_unix_s,
-    )
+    return chosen.account.asking(scopes)

@@ -13,7 +13,8 @@ from functools import wraps
 from typing import ParamSpec, Protocol, TypeVar
 
 from django.db import Error, connection, connections
-from django.db.models import Q
+from django.db.models import Q, QuerySet
+from django.utils import timezone
 
 from metering.errors import DirectoryUnavailableError
 from metering.keys.api_key import IMPORTED_MARK
@@ -174,3 +175,23 @@ def _batches(names: Iterable[str]) -> Iterator[list[str]]:
     rest = list(names)
     for start in range(0, len(rest), NAMES_A_QUERY):
         yield rest[start : start + NAMES_A_QUERY]
+
+
+def key_status(key: ApiKey) -> str:
+    """``active``, ``expired``, ``disabled`` with its account, or ``revoked``. Reads the account."""
+    if key.revoked_at is not None:
+        return "revoked"
+    if not key.account.enabled:
+        return "disabled"
+    if key.expires_at is not None and key.expires_at <= timezone.now():
+        return "expired"
+    return "active"
+
+
+PLAYGROUND_KEY = {"name": "playground", "scopes": [str(Scope.INFERENCE)]}
+"""Version 0.2.0 made a short-lived key like this for each opened tab. The rows stay."""
+
+
+def without_playground_keys(keys: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
+    """The keys that people made."""
+    return keys.exclude(**PLAYGROUND_KEY)

@@ -16,7 +16,7 @@ from helexa_site.web.pages import render_page
 from inference.gateway.request.identify import Login
 from inference.wire.errors import ForbiddenError, ServiceUnavailableError
 from metering.errors import DirectoryUnavailableError, DisabledAccountError
-from metering.playground.accounts import accounts_for, playground_principal
+from metering.keys.store import DatabaseKeyStore
 from metering.playground.conversations import (
     MAX_CONVERSATION_BYTES,
     ConversationError,
@@ -33,6 +33,7 @@ from metering.playground.conversations import (
 )
 from metering.playground.login import FOUND
 from metering.playground.models import Conversation
+from metering.principal import Scope
 from metering.usage.reader import Reader, for_members
 
 
@@ -41,7 +42,7 @@ from metering.usage.reader import Reader, for_members
 @for_members
 def playground(request: HttpRequest, reader: Reader) -> HttpResponse:
     settings = {
-        "accounts": accounts_for(reader),
+        "accounts": reader.paying_accounts,
         "user": reader.username,
         "may_add_models": request.user.has_perm("fleet.add_cataloguemodel"),
         "base_url": request.build_absolute_uri("/").rstrip("/"),
@@ -64,9 +65,9 @@ def identify(request: HttpRequest, reader: Reader) -> HttpResponse:
 
 def _login(reader: Reader, account: str) -> Login:
     problem = f"You cannot ask from the budget of the account {account!r}."
-    if account in accounts_for(reader):
+    if account in reader.paying_accounts:
         try:
-            principal = playground_principal(account)
+            principal = DatabaseKeyStore().account(account).asking(frozenset({Scope.INFERENCE}))
         except DisabledAccountError as error:
             problem = str(error)
         except DirectoryUnavailableError as error:

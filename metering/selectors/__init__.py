@@ -24,12 +24,13 @@ from metering.selectors.requests import (
     requests_list,
 )
 from metering.selectors.series import (
+    MinuteSums,
     SeriesPoint,
     series_devices,
     series_names,
     series_points,
+    traffic,
 )
-from metering.selectors.traffic import MinuteSums, traffic
 from metering.selectors.usage import (
     UsageFilter,
     UsageGroup,

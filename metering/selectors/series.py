@@ -1,17 +1,16 @@
-"""Series by subject: ``series_points`` has a point for each step of a range, ``series_names`` the
-busiest subjects of a kind, ``series_devices`` the devices of a neuron.
-"""
+"""Series by subject, and the fleet's traffic of the last minutes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from django.db.models import Sum
 
 from metering.models import SeriesRow
 from metering.series.figures import Figures, add
-from metering.series.steps import Kind, floor_s, moment, points_of
+from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, floor_s, moment, points_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +53,37 @@ def series_devices(*, neuron: str, since_unix_s: float) -> list[str]:
         kind=Kind.DEVICE, name__startswith=f"{neuron}/", at__gte=moment(int(since_unix_s))
     )
     return list(rows.order_by("name").values_list("name", flat=True).distinct())
+
+
+TRAFFIC_MINUTES = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinuteSums:
+    """Requests by when they ended, without refused ones; ``tokens`` are those of prompts and
+    answers together."""
+
+    at: datetime
+    requests: int
+    tokens: int
+
+
+def traffic(*, now: datetime) -> tuple[MinuteSums, ...]:
+    """Oldest first, a minute without requests among them; the last one is the present minute."""
+    until_unix_s = now.timestamp()
+    points = series_points(
+        kind=Kind.FLEET,
+        name=FLEET_NAME,
+        since_unix_s=until_unix_s - (TRAFFIC_MINUTES - 1) * MINUTE_S,
+        until_unix_s=until_unix_s,
+        step_s=MINUTE_S,
+    )
+    return tuple(
+        MinuteSums(
+            at=moment(point.at_unix_s),
+            requests=point.figures.get("requests", 0) - point.figures.get("refused", 0),
+            tokens=point.figures.get("prompt_tokens", 0)
+            + point.figures.get("completion_tokens", 0),
+        )
+        for point in points
+    )

@@ -18,10 +18,9 @@ from helexa_site.web.pages import render_page
 from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError
-from metering.keys.status import key_status
+from metering.keys.store import key_status
 from metering.models import Account, ApiKey
 from metering.money import cap_of
-from metering.playground.accounts import is_playground_key
 from metering.principal import LIMIT_FIELDS, RateLimits
 from metering.services import Cap
 from metering.usage.reader import Reader, for_members
@@ -129,7 +128,7 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
             for name, value in SHOWN_ONCE.items():
                 response[name] = value
             return response
-    keys = [key for key in reader.own_keys() if not is_playground_key(key)]
+    keys = reader.own_keys()
     budgets = selectors.budgets_by_key(keys=[key.prefix for key in keys], now_unix_s=time.time())
     context = {
         "reader": reader,

@@ -13,7 +13,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
 from metering.actor import Actor, user_actor
-from metering.models import ApiKey, Membership, RequestRecord
+from metering.keys.store import without_playground_keys
+from metering.models import Account, ApiKey, Membership, RequestRecord
+from metering.principal import ANONYMOUS_ACCOUNT
 
 MAKES_KEYS = (Membership.Role.OWNER.value, Membership.Role.MEMBER.value)
 
@@ -55,8 +57,19 @@ class Reader:
 
     def own_keys(self) -> list[ApiKey]:
         """The keys that they may change, newest first."""
-        rows = ApiKey.objects.filter(account__in=self.roles).order_by("-created_at")
-        return [key for key in rows if self.may_change(key)]
+        rows = ApiKey.objects.filter(account__in=self.roles).select_related("account")
+        shown = without_playground_keys(rows).order_by("-created_at")
+        return [key for key in shown if self.may_change(key)]
+
+    @property
+    def paying_accounts(self) -> list[str]:
+        """The accounts whose budgets they may ask from in the playground: their own first;
+        operators have all."""
+        own = self.key_accounts
+        if not self.is_operator:
+            return own
+        others = Account.objects.filter(enabled=True).exclude(name__in=[*own, ANONYMOUS_ACCOUNT])
+        return own + list(others.values_list("name", flat=True))
 
 
 def reader_of(request: HttpRequest) -> Reader:

@@ -1,5 +1,4 @@
-"""Usage and budgets as pages print them: amounts as text, and numbers for charts. Pure but
-for the addresses of requests."""
+"""Usage, budgets and refusals as pages print them: amounts as text, and numbers for charts."""
 
 from __future__ import annotations
 
@@ -9,13 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import redis
+
+from fleet.live import reading as live
+from fleet.live.refusals import read_refusals
 from helexa_site.web.moments import moment_text
-from metering.links import requests_url
+from metering.links import account_url, requests_url
 from metering.money import MICRO_USD_PER_USD, amount_words, cost_text
 from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
 from metering.selectors.usage import SUMS
 
 MAX_CHARTED = 12
+REFUSAL_HOURS = 24
 Chart = dict[str, list[str] | list[int] | list[float]]
 
 
@@ -119,3 +123,34 @@ def csv_text(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
     for row in rows:
         writer.writerow([row.name, *(getattr(row.sums, name) for name in SUMS)])
     return text.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalRow:
+    account: str
+    account_url: str
+    """Empty: the callers are unknown."""
+    code: str
+    requests: str
+    url: str
+
+
+def refusal_rows(account: str | None = None) -> list[RefusalRow] | None:
+    """The last day's refusals, of one account or of all, the most frequent first; ``None``: Redis
+    does not answer."""
+    try:
+        found = read_refusals(live.redis_client(), hours=REFUSAL_HOURS)
+    except (redis.RedisError, OSError):
+        return None
+    most = sorted(found.items(), key=lambda item: (-item[1], item[0].account, item[0].code))
+    return [
+        RefusalRow(
+            account=one.account or "unknown callers",
+            account_url=account_url(one.account) if one.account else "",
+            code=one.code,
+            requests=f"{number:,}",
+            url=requests_url(account=one.account, code=one.code, since=f"{REFUSAL_HOURS}h"),
+        )
+        for one, number in most
+        if account in (None, one.account)
+    ]

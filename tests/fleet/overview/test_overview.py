@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import redis
@@ -20,7 +21,9 @@ from inference.protocol import keys
 from inference.protocol.downloads import CacheReport, encode_cache_report
 from inference.version import VERSION
 from metering.actor import COMMAND
-from metering.models import LedgerEntry, UsageHour
+from metering.models import UsageHour
+from metering.request_records import rows
+from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db
 
@@ -37,21 +40,9 @@ def beat(publish, build):
     return beat
 
 
-def used(request_id: str, at: datetime, tokens: int) -> None:
-    LedgerEntry.objects.create(
-        request_id=request_id,
-        at=at,
-        account="research",
-        model="tiny",
-        endpoint="/v1/chat/completions",
-        outcome="finished",
-        prompt_tokens=tokens,
-        cached_tokens=0,
-        completion_tokens=1,
-        reasoning_tokens=0,
-        cost_micro_usd=5,
-        duration_ms=10,
-    )
+def used(at: datetime, tokens: int, **changes: Any) -> None:
+    figures = {"prompt_tokens": tokens, "completion_tokens": 1, **changes}
+    rows.insert([ended(ended_unix_s=at.timestamp(), **figures)])
 
 
 def test_neurons_devices_replicas_and_models(beat, build) -> None:
@@ -153,10 +144,11 @@ def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
     beat()
     now = timezone.now()
     monkeypatch.setattr("django.utils.timezone.now", lambda: now)  # it may be midnight soon
-    used("a", now, 100)
-    used("b", now, 20)
-    used("c", now - timedelta(minutes=5), 3)
-    used("d", now - timedelta(hours=2), 9)
+    used(now, 100)
+    used(now, 20)
+    used(now - timedelta(minutes=5), 3)
+    used(now - timedelta(hours=2), 9)
+    used(now, 0, status=429, outcome="rate_limited", completion_tokens=0)
     midnight = datetime.combine(now.date(), datetime.min.time(), UTC)
     UsageHour.objects.create(
         hour=midnight, account="research", model="tiny", requests=4, cost_micro_usd=20

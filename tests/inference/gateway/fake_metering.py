@@ -12,9 +12,10 @@ from metering.errors import (
     QuotaExceededError,
 )
 from metering.keys.api_key import prefix_of
+from metering.keys.records import AccountRecord
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.ledger.spool import Count
-from metering.principal import ALL_SCOPES, Principal, Scope, anonymous_principal
+from metering.principal import ALL_SCOPES, ANONYMOUS_ACCOUNT, Principal, Scope
 
 KEY = "hx-abcdefghij-" + 32 * "s"
 OTHERS_KEY = "hx-klmnopqrst-" + 32 * "s"
@@ -69,7 +70,7 @@ class FakeDirectory:
         self.keys[key] = replace(self.keys[key], **changes)  # type: ignore[arg-type]
 
     def anonymous(self) -> Principal:
-        return anonymous_principal(budgets=self.budgets)
+        return AccountRecord(name=ANONYMOUS_ACCOUNT, budgets=self.budgets).principal()
 
     def shared(self) -> Principal:
         return Principal(account="shared", scopes=ALL_SCOPES)

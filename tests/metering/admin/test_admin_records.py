@@ -1,4 +1,4 @@
-"""The operator's pages of budgets, the ledger and the audit."""
+"""The operator's pages of budgets and the ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from metering import services
 from metering.actor import COMMAND
 from metering.models import (
     Account,
-    AuditEntry,
     Budget,
     LedgerEntry,
     UsageHour,
@@ -113,9 +112,3 @@ class TestRecords:
         for query, is_there in (("chatcmpl-1", True), ("chatcmpl-2", False)):
             response = operator.get(url("ledgerentry", "changelist"), {"q": query})
             assert ("hx-0123456789" in response.content.decode()) is is_there
-        response = operator.get(url("auditentry", "changelist"), {"q": "research"})
-        assert "account.create" in response.content.decode()
-
-    def test_an_audit_entry(self, operator: Client) -> None:
-        entry = AuditEntry.objects.get(object_id="research")
-        assert "the research team" in page(operator, "auditentry", "change", entry.pk)

@@ -100,7 +100,6 @@ def text_of(client: Client, path: str) -> str:
         ("/usage/?by=account", (ACCOUNT,)),
         ("/usage/accounts", (ACCOUNT, "KEY", MODEL)),
         ("/usage/audit?action=account.create", (ACCOUNT,)),
-        ("/admin/metering/auditentry/?q=account.create", (ACCOUNT,)),
     ],
 )
 def test_names_lead_to_pages(

@@ -7,13 +7,11 @@ from datetime import UTC, date, datetime
 import pytest
 from django.core.management import call_command
 from django.db import connections
-from django.utils import timezone
 
 from metering.ledger import store
 from metering.ledger.store import MAX_INT64
-from metering.models import LedgerEntry, UsageHour
+from metering.models import UsageHour
 from metering.selectors import UsageFilter, UsageGroup, usage_list, usage_total
-from metering.selectors.traffic import traffic
 from metering.selectors.usage import UsagePeriod, exact_sum, exact_sums
 from tests.metering.operations import settle
 
@@ -71,18 +69,3 @@ class TestEnormousUsage:
             )
         printed = capsys.readouterr().out
         assert str(2 * MAX_INT64) in printed
-
-    def test_the_traffic_of_a_minute(self) -> None:
-        now = timezone.now()
-        for number in range(2):
-            LedgerEntry.objects.create(
-                request_id=f"r{number}",
-                at=now,
-                prompt_tokens=MAX_INT64,
-                cached_tokens=0,
-                completion_tokens=MAX_INT64,
-                reasoning_tokens=0,
-                cost_micro_usd=0,
-                duration_ms=1,
-            )
-        assert max(minute.tokens for minute in traffic(now=now)) == 4 * MAX_INT64

@@ -16,7 +16,7 @@ from metering.limits.rules import (
     subjects_of,
 )
 from metering.limits.state import LimitKind, LimitStatus
-from metering.principal import Principal, RateLimits, anonymous_principal
+from metering.principal import Principal, RateLimits
 from tests.cases import each_case
 
 KEY = Subject(SubjectKind.KEY, "hx-abc", RateLimits(requests_per_minute=60, tokens_per_minute=1000))
@@ -30,7 +30,7 @@ def test_subjects_are_those_with_limits() -> None:
         account="lab", key="hx-abc", key_limits=KEY.limits, account_limits=ACCOUNT.limits
     )
     assert subjects_of(both) == (KEY, ACCOUNT)
-    anonymous = anonymous_principal(limits=RateLimits(max_concurrent=2))
+    anonymous = Principal(account="anonymous", account_limits=RateLimits(max_concurrent=2))
     assert [str(subject) for subject in subjects_of(anonymous)] == ["account anonymous"]
 
 

@@ -1,9 +1,12 @@
-"""``/usage/``: amounts left, and tokens and cost by day, model or key, as chart, table and CSV."""
+"""``/usage/``: amounts left, and tokens and cost by day, model or key, as chart, table and CSV; and
+``/usage/accounts``, for operators: who spends most, who is refused, and what models cost beside
+their price."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -12,17 +15,22 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
+from fleet import selectors as fleet_selectors
+from fleet.catalogue import CatalogueEntry, CatalogueSettings
 from fleet.dashboard.links import model_url
+from fleet.models import CatalogueModel
 from helexa_site.web.pages import render_page
 from metering import selectors
 from metering.errors import MeteringValueError
 from metering.links import account_url, key_url
 from metering.models import Account
+from metering.money import cost_text, usd_text
 from metering.selectors import UsageFilter, UsageGroup, UsagePeriod, UsageRow
-from metering.usage.reader import Reader, for_members
-from metering.usage.rows import budget_rows, chart_of, csv_text, sums_row
+from metering.usage.reader import Reader, for_members, for_operators
+from metering.usage.rows import SumsRow, budget_rows, chart_of, csv_text, refusal_rows, sums_row
 
 MAX_DAYS = 400
+MAX_ROWS = 20
 
 
 @for_members
@@ -146,3 +154,70 @@ def _accounts(reader: Reader, account: str | None) -> frozenset[str] | None:
     if account is not None:
         return frozenset({account})
     return None if reader.is_operator else reader.accounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCost:
+    sums: SumsRow
+    price: str
+    per_million: str
+    """What a million of its tokens came to, prompts and answers as they were."""
+
+
+@for_operators
+@require_GET
+def accounts_page(request: HttpRequest, _reader: Reader) -> HttpResponse:
+    period, where = _default_period(), UsageFilter()
+    accounts = selectors.usage_list(by=UsageGroup.ACCOUNT, period=period, where=where)
+    keys = selectors.usage_list(by=UsageGroup.KEY, period=period, where=where)
+    models = selectors.usage_list(by=UsageGroup.MODEL, period=period, where=where)
+    refusals = refusal_rows()
+    context = {
+        "period": period,
+        "accounts": _sums_rows(accounts, "account", account_url),
+        "keys": _sums_rows([row for row in keys if row.name], "key", key_url),
+        "models": _model_costs(models),
+        "refusals": None if refusals is None else refusals[:MAX_ROWS],
+        "is_live": refusals is not None,
+        "chart": chart_of(UsageGroup.ACCOUNT, accounts, period),
+    }
+    return render_page(request, "metering/accounts.html", title="Spending", context=context)
+
+
+def _sums_rows(
+    rows: list[UsageRow], parameter: str, address: Callable[[str], str]
+) -> list[SumsRow]:
+    shown = rows[:MAX_ROWS]
+    names = selectors.names_of_keys(row.name for row in shown if parameter == "key")
+    return [
+        sums_row(_words(row.name, names), row.sums, {parameter: row.name}, address(row.name))
+        for row in shown
+    ]
+
+
+def _model_costs(rows: list[UsageRow]) -> list[ModelCost]:
+    settings = {model.name: model.settings() for model in CatalogueModel.objects.all()}
+    offered = fleet_selectors.catalogue_by_name()
+    return [
+        ModelCost(
+            sums=sums_row(row.name, row.sums),
+            price=_price(settings.get(row.name), offered.get(row.name)),
+            per_million=_per_million(row),
+        )
+        for row in rows[:MAX_ROWS]
+    ]
+
+
+def _price(settings: CatalogueSettings | None, offered: CatalogueEntry | None) -> str:
+    """``settings``: ``None`` where the model has been removed."""
+    own = None if settings is None else settings.prices
+    highest = own if offered is None else offered.highest_prices
+    if highest is None:
+        return "none"
+    most = "" if highest == own else "up to "
+    return f"{most}{usd_text(highest.input_micro_usd)} in, {usd_text(highest.output_micro_usd)} out"
+
+
+def _per_million(row: UsageRow) -> str:
+    tokens = row.sums.prompt_tokens + row.sums.completion_tokens
+    return cost_text(row.sums.cost_micro_usd * 1_000_000 // tokens) if tokens else ""
