@@ -161,8 +161,6 @@ class ScopeNotHeldError(MeteringError):
 
 
 class MeteringValueError(MeteringError):
-    """``field`` names what cannot hold its value."""
-
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field

@@ -14,7 +14,6 @@ ENDS = frozenset({"delete", "remove", "revoke"})
 
 
 def account_url(name: str) -> str:
-    """The account's page in the admin."""
     return reverse("admin:metering_account_change", args=[name])
 
 
@@ -36,7 +35,6 @@ AUDITED: Mapping[str, Callable[[str], str]] = {
     "neuron": neuron_url,
     "request": request_url,
 }
-"""The first word of an action -> the page of its object."""
 
 
 def audited_url(action: str, object_id: str) -> str:
@@ -47,6 +45,5 @@ def audited_url(action: str, object_id: str) -> str:
 
 
 def requests_url(**words: object) -> str:
-    """``words``: filters by name; empty ones are left out."""
     query = urlencode({name: word for name, word in words.items() if word})
     return f"{reverse('requests')}?{query}" if query else reverse("requests")

@@ -47,12 +47,10 @@ def cost_text(micro_usd: int) -> str:
 
 
 def usd_digits(micro_usd: int) -> str:
-    """``1234.50``, as a form's field holds it."""
     return usd_text(micro_usd).replace("$", "").replace(",", "")
 
 
 def amount_text(unit: str, amount: int) -> str:
-    """A budget's amount: ``$12.50``, or tokens with their thousands apart."""
     return usd_text(amount) if unit == MICRO_USD else f"{amount:,}"
 
 

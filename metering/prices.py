@@ -8,7 +8,6 @@ from typing import Literal
 
 TOKENS_PER_PRICE = 1_000_000
 MAX_PRICE_MICRO_USD = 10**15 - 1
-"""The highest price of a million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +78,14 @@ class DearestPrices:
     """Several prices of which one will hold: whatever is reserved is enough for each of them."""
 
     each: tuple[Prices, ...]
-    """At least one."""
 
     def most_micro_usd(self, *, prompt_tokens: int, completion_tokens: int) -> int:
-        """Returns what ``Prices.most_micro_usd`` does, where the request costs most."""
         return max(
             one.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
             for one in self.each
         )
 
     def affordable_output_tokens(self, *, micro_usd: int, prompt_tokens: int) -> int | None:
-        """Does what ``Prices.affordable_output_tokens`` does, where the request costs most."""
         bought = (
             one.affordable_output_tokens(micro_usd=micro_usd, prompt_tokens=prompt_tokens)
             for one in self.each
@@ -130,7 +126,6 @@ class UnitPrices:
     unit_micro_usd: int = 0
 
     def less(self, percent: int) -> UnitPrices:
-        """Each rounded up, as ``Prices.less``."""
         return UnitPrices(
             request_micro_usd=_less(self.request_micro_usd, percent),
             unit_micro_usd=_less(self.unit_micro_usd, percent),

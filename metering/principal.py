@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 
 class Scope(StrEnum):
-    """What a key may be used for."""
-
     INFERENCE = "inference"
     USAGE_READ = "usage:read"
     FLEET_READ = "fleet:read"
@@ -34,8 +32,6 @@ BUILT_IN_ACCOUNTS = (ANONYMOUS_ACCOUNT, SHARED_ACCOUNT)
 
 
 class NamedModel(Protocol):
-    """An entry of the catalogue, as far as it matters here."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -44,15 +40,12 @@ class NamedModel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
-    """Per minute, but for ``max_concurrent``; ``None`` means no limit."""
-
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RateLimits:
-        """The limits among the named values of a form or a body."""
         return cls(**{name: values.get(name) for name in LIMIT_FIELDS})
 
     @property

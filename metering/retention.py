@@ -71,7 +71,6 @@ def _forget_in_batches(
 
 
 def _due(before: datetime | None, max_rows: int) -> list[int]:
-    """The ids of the next batch."""
     if before is not None:
         old = _first_ids(RequestRecord.objects.filter(at__lt=before).order_by("at"), ROWS_PER_BATCH)
         if old:

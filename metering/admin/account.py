@@ -171,8 +171,6 @@ MAX_NEWEST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRow:
-    """``left``: of its budgets."""
-
     url: str
     prefix: str
     name: str
@@ -187,7 +185,6 @@ class KeyRow:
 class LimitRow:
     name: str
     value: str
-    """Empty: there is no such limit."""
 
 
 def page_of_account(account: Account) -> dict[str, Any]:

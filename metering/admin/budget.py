@@ -83,7 +83,6 @@ def status_of(budget: Budget) -> BudgetStatus:
 
 
 def caps_left_words(budgets: Iterable[Budget]) -> str:
-    """The amounts left of these budgets, in one cell."""
     return selectors.left_words(status_of(budget) for budget in budgets)
 
 
@@ -113,7 +112,6 @@ class BudgetStatusColumns:
 
     @display(description="Requests")
     def requests(self, budget: Budget) -> str:
-        """Those that it has to allow."""
         return "" if budget.pk is None else requests_link(budget)
 
     @display(description="Window ends")
@@ -160,7 +158,6 @@ class BudgetAdmin(BudgetStatusColumns, UnfoldAdmin):
 
 
 def budget_save(actor: Actor, budget: Budget, form: Any) -> None:
-    """``form`` is a ``BudgetForm`` whose row is ``budget``."""
     if not budget._state.adding:
         services.budget_update(actor=actor, budget=budget, changed_fields=form.changed_columns)
         return
@@ -170,7 +167,6 @@ def budget_save(actor: Actor, budget: Budget, form: Any) -> None:
 
 
 def budgets_save(actor: Actor, formset: Any) -> None:
-    """Saves the budgets of an inline."""
     formset.save(commit=False)
     for budget in formset.deleted_objects:
         services.budget_remove(actor=actor, budget=budget)

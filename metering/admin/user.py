@@ -72,8 +72,6 @@ class NewUserForm(UserForm):
 
 
 class NewMemberForm(NewUserForm):
-    """Creates a member, for admins who may also decide which account pays for them."""
-
     account = forms.ModelChoiceField(
         queryset=Account.objects.exclude(name__in=BUILT_IN_ACCOUNTS),
         required=False,
@@ -90,7 +88,6 @@ class NewMemberForm(NewUserForm):
 
 
 AUDITED = (*USER_FIELDS, "is_active", "is_staff", "is_superuser")
-"""The fields of a user whose old and new values the audit holds."""
 admin.site.unregister([User, Group])
 
 
@@ -115,13 +112,11 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         return ((None, {"fields": MEMBER_FIELDS if adds_members else USER_FIELDS}),)
 
     def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
-        """Who is added gets one account, in the form itself."""
         return [] if obj is None else [AccountInline]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._changes: WeakKeyDictionary[HttpRequest, dict[str, Any]] = WeakKeyDictionary()
-        """The changes of users that requests have saved and not logged."""
 
     def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
         memberships_save(actor_of(request), formset)
@@ -129,7 +124,6 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """The page with the link at which the user chooses a password."""
         if IS_POPUP_VAR in request.POST:
             return super().response_add(request, obj, post_url_continue)
         return self._invitations(request, [obj])
@@ -224,6 +218,5 @@ def _changed(message: Any) -> list[str]:
 
 
 def _label(name: str) -> str:
-    """A field of users as the admin's history names it."""
     label = User._meta.get_field(name).verbose_name  # type: ignore[union-attr]
     return str(label).capitalize()

@@ -47,20 +47,16 @@ def make_key() -> NewKey:
 
 
 def prefix_of(presented_key: str) -> str | None:
-    """``None`` for what has not the form of a key."""
     match = KEY_FORM.fullmatch(presented_key)
     return None if match is None else match[1]
 
 
 def imported_prefix(presented_key: str, secret: bytes) -> str:
-    """The public prefix that the key has where it was imported. ``secret`` is from
-    ``digest_secret``."""
     digits = hmac.digest(secret, IMPORTED_PURPOSE + presented_key.encode(), "sha256").hex()
     return IMPORTED_MARK + digits[:NUM_IMPORTED_DIGITS]
 
 
 def import_problem(key: str) -> str | None:
-    """Why a key cannot be imported."""
     if prefix_of(key) is not None:
         return "This has the form of helexa's own keys, which are made, not imported"
     if not IMPORTED_FORM.fullmatch(key):
@@ -79,7 +75,6 @@ def digest_of(key: str, secret: bytes) -> str:
 
 
 def is_key_of(presented_key: str, digest: str, secret: bytes) -> bool:
-    """Takes as long whatever the difference."""
     return hmac.compare_digest(digest_of(presented_key, secret), digest)
 
 

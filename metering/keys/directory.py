@@ -43,7 +43,6 @@ LOOK_UP_TIMEOUT_S = 4.5
 MAX_REMEMBERED = 10_000
 """Keys, and as many unknown prefixes."""
 MAX_LOOK_UPS = 256
-"""How many keys one round looks up."""
 UNKNOWN_FOR_S = 10.0
 """An unknown prefix is asked for again then, or when anything has changed."""
 NOTE_USE_EVERY_S, WRITE_USES_EVERY_S = 60.0, 10.0
@@ -56,8 +55,6 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class _Round:
-    """What the next reading of the database shall look up, and when it is over."""
-
     prefixes: set[str] = field(default_factory=set)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -125,24 +122,19 @@ class KeyDirectory:
         return principal
 
     def prefix_of(self, presented_key: str) -> str | None:
-        """``None`` for what neither has the form of a key nor was imported."""
         if (prefix := prefix_of(presented_key)) is not None or not self._imported:
             return prefix
         prefix = imported_prefix(presented_key, self._secret)
         return prefix if prefix in self._imported else None
 
     async def find_by_prefix(self, prefix: str) -> Principal:
-        """Who holds a key that was shown before. Raises ``KeyRefusedError``,
-        ``DirectoryUnavailableError``."""
         record = self._keys.get(prefix) or await self._look_up_key(prefix)
         return record.principal_now(self._clock())
 
     def anonymous(self) -> Principal:
-        """Callers without a key, where those are allowed. Raises ``DisabledAccountError``."""
         return self._built_in(ANONYMOUS_ACCOUNT)
 
     def shared(self) -> Principal:
-        """Callers with ``HELEXA_API_KEY``. Raises ``DisabledAccountError``."""
         return self._built_in(SHARED_ACCOUNT)
 
     def _built_in(self, name: str) -> Principal:
@@ -151,7 +143,6 @@ class KeyDirectory:
         return self._accounts.get(name, AccountRecord(name=name)).principal()
 
     async def _look_up_key(self, prefix: str) -> KeyRecord:
-        """Raises ``InvalidKeyError``, ``DirectoryUnavailableError``."""
         if self._unknown_until.get(prefix, 0.0) <= self._clock():
             self._unknown_until.pop(prefix, None)
             await self._round_over(prefix)
@@ -238,7 +229,6 @@ class KeyDirectory:
 
 
 def _put(remembered: OrderedDict[str, Value], prefix: str, value: Value) -> None:
-    """Keeps its place where it is there already. The longest unused goes."""
     remembered[prefix] = value
     if len(remembered) > MAX_REMEMBERED:
         remembered.popitem(last=False)
@@ -258,7 +248,6 @@ class KeyUses:
     def __init__(self, store: KeyStore) -> None:
         self._store = store
         self._noted: dict[str, float] = {}
-        """When each was noted last, Unix time; in that order."""
         self._unwritten: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -267,7 +256,6 @@ class KeyUses:
         self._task = asyncio.create_task(self._run(), name="key uses")
 
     async def stop(self) -> None:
-        """Writes the remaining uses."""
         if self._task is None:
             return
         self._task.cancel()

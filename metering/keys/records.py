@@ -23,12 +23,9 @@ SCOPES_BY_ROLE = {
 """A person who has several accounts and names none acts in that with the first of these roles."""
 ANONYMOUS_SCOPES = frozenset({Scope.INFERENCE})
 SHARED_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ, Scope.FLEET_READ})
-"""The scopes of a caller who sends ``HELEXA_API_KEY``."""
 
 
 class Person(Protocol):
-    """A Django user, as far as it matters here."""
-
     @property
     def is_staff(self) -> bool: ...
     @property
@@ -80,7 +77,6 @@ class KeyRecord:
         return self.principal_now(now_unix_s)
 
     def principal_now(self, now_unix_s: float) -> Principal:
-        """Who holds it, once the key was shown. Raises ``KeyRefusedError``."""
         account, key = self.principal.account, self.principal.key
         if self.is_revoked:
             raise RevokedKeyError(f"The API key {key} was revoked.", account=account, key=key)

@@ -33,21 +33,15 @@ class KeyStore(Protocol):
 
     def revision(self) -> int: ...
 
-    def keys(self, prefixes: Collection[str]) -> Mapping[str, KeyRecord]:
-        """Returns the records by prefix. Keys that do not exist are left out."""
-        ...
+    def keys(self, prefixes: Collection[str]) -> Mapping[str, KeyRecord]: ...
 
     def built_in_accounts(self) -> Mapping[str, AccountRecord]: ...
 
-    def imported(self) -> frozenset[str]:
-        """The prefixes of all imported keys."""
-        ...
+    def imported(self) -> frozenset[str]: ...
 
     def record_uses(self, prefixes: Collection[str], used_unix_s: float) -> None: ...
 
-    def close(self) -> None:
-        """Closes the connection of the calling thread."""
-        ...
+    def close(self) -> None: ...
 
 
 def _database_call(query: Callable[P, Result]) -> Callable[P, Result]:
@@ -123,7 +117,6 @@ class DatabaseKeyStore:
 
 
 def key_record(row: ApiKey, budgets: tuple[int, ...]) -> KeyRecord:
-    """``budgets`` are those of the key and of its account."""
     known_scopes = {scope.value for scope in Scope}
     principal = Principal(
         account=row.account_id,
@@ -163,7 +156,6 @@ def _latest_unix_s(*moments: datetime | None) -> float | None:
 
 
 def _budgets(where: Q, owner: str) -> defaultdict[str, tuple[int, ...]]:
-    """The ids of budgets by their owner, in the order in which they were made."""
     ids: defaultdict[str, tuple[int, ...]] = defaultdict(tuple)
     for name, budget in Budget.objects.filter(where).order_by("id").values_list(owner, "id"):
         ids[name] += (budget,)
@@ -193,5 +185,4 @@ PLAYGROUND_KEY = {"name": "playground", "scopes": [str(Scope.INFERENCE)]}
 
 
 def without_playground_keys(keys: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
-    """The keys that people made."""
     return keys.exclude(**PLAYGROUND_KEY)

@@ -51,7 +51,6 @@ def calendar_end_s(window: Window, now_s: int) -> int:
 
 
 def start_s(window: Window, window_s: int | None, ends_s: int) -> int:
-    """Returns when the window that ends at ``ends_s`` began."""
     if window is Window.DAY:
         return ends_s - DAY_S
     if window is Window.MONTH:
@@ -116,7 +115,6 @@ class BudgetState:
     def affordable_output_tokens(
         self, prices: Prices | DearestPrices, prompt_tokens: int, *, amount: int
     ) -> int | None:
-        """``amount`` buys so many beside the prompt; ``None``: any number."""
         if self.unit is Unit.TOKENS:
             return amount - prompt_tokens
         return prices.affordable_output_tokens(micro_usd=amount, prompt_tokens=prompt_tokens)
@@ -141,7 +139,6 @@ class BudgetState:
         return before != (self.spent, self.window_ends_s)
 
     def holds(self, unix_s: int) -> bool:
-        """Whether that moment, which is not after the window, is in it."""
         if self.window is Window.BALANCE:
             return True
         if self.window_ends_s is None:
@@ -157,7 +154,6 @@ class Book:
     budgets: dict[int, BudgetState]
     held: dict[str, dict[int, int]]
     changed: set[int] = field(default_factory=set)
-    """Ids of the budgets whose state is no longer what it was."""
 
     def reserve(self, reserve: Reserve) -> Granted:
         """Raises ``QuotaExceededError``. A repeated one, whose writer did not see whether the first
@@ -248,7 +244,6 @@ def output_tokens_granted(reserve: Reserve, budgets: Sequence[BudgetState] = ())
 
 
 def _affordable(reserve: Reserve, amounts: Sequence[tuple[BudgetState, int]]) -> int:
-    """The output tokens of each choice that these amounts of the budgets buy."""
     most = reserve.default_output_tokens
     for budget, amount in amounts:
         affordable = budget.affordable_output_tokens(

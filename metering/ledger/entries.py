@@ -29,7 +29,6 @@ from metering.prices import FREE, NOT_METERED, DearestPrices, Metered, Prices
 FINISHED = "finished"
 CANCELLED = "cancelled"
 GATEWAY_LOST = "gateway_lost"
-"""The outcome of a request whose gateway died before it had ended."""
 WHO_AND_WHAT = ("account", "key", "model", "neuron", "endpoint", "client")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 
@@ -62,14 +61,11 @@ class Reserve:
     num_choices: int = 1
     prices: Prices | DearestPrices = FREE
     metered: Metered = NOT_METERED
-    """What it may use at most beside tokens."""
     now_unix_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """``output_tokens``: how many all choices together may become."""
-
     output_tokens: int
 
 
@@ -124,7 +120,6 @@ class Settle:
     reasoning_tokens: int
     prices: Prices = FREE
     metered: Metered = NOT_METERED
-    """What it used beside tokens."""
     ended_unix_s: float
     duration_ms: int
     time_to_first_token_ms: int | None
@@ -157,8 +152,6 @@ class Settle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Gives a reservation back whole."""
-
     request_id: str
     budgets: tuple[int, ...]
 
@@ -167,7 +160,6 @@ Operation = Reserve | Narrow | Settle | Release
 
 
 def fields_of(record: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """These fields of a record that declares them under the same names."""
     return {name: getattr(record, name) for name in names}
 
 

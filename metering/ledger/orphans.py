@@ -60,7 +60,6 @@ def reservations_sweep(*, client: redis.Redis, now_unix_s: float, using: str = "
 
 
 def budgets_by_request(rows: Iterable[Any]) -> dict[str, tuple[int, ...]]:
-    """``rows``: pairs of a request's id and a budget's."""
     found: dict[str, tuple[int, ...]] = {}
     for request_id, budget_id in rows:
         found[request_id] = (*found.get(request_id, ()), budget_id)

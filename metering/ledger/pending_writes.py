@@ -51,8 +51,6 @@ class PendingWrite:
 
 
 class PendingWrites:
-    """``notify`` is called with the waiters whose writes are done."""
-
     def __init__(
         self,
         gateway_id: str,
@@ -71,8 +69,6 @@ class PendingWrites:
         self._oldest_s: float | None = None
         self._lease_due_s = 0.0
         self._num_singly = 0
-        """How many writes are still written one by one, to find the one that the database
-        refuses."""
 
     def add(self, write: PendingWrite) -> None:
         self._writes.append(write)
@@ -147,7 +143,6 @@ class PendingWrites:
             write.waiter = None
 
     def close(self) -> None:
-        """Gives the lease up and the connection back."""
         try:
             self._write_lease(0)
         except Error as error:

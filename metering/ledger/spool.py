@@ -49,7 +49,6 @@ def count_nothing(*_tokens: int) -> None:
 class _Bill:
     write: PendingWrite
     slot: int | None
-    """``None``: it could not be written to the file."""
 
 
 @dataclass(slots=True)
@@ -84,7 +83,6 @@ class Spool:
         self._free: deque[int] = deque()
         self._new_slots = itertools.count()
         self._open: dict[str, int] = {}
-        """The slots of requests that have not ended."""
         self._bills: deque[_Bill] = deque()
         """Bills that the database may not have yet, oldest first."""
         self._num_late = 0
@@ -116,14 +114,12 @@ class Spool:
         return partial(self._count, settle.request_id, slot)
 
     def settle(self, write: PendingWrite, settle: Settle) -> None:
-        """``write``, of ``settle``, is a bill that the writer is about to be given."""
         self._bills.append(_Bill(write, self._write(settle)))
         self._is_synced = False
         self._end(settle.request_id)
 
     @property
     def depth(self) -> int:
-        """How many bills have waited for the database for a while."""
         return self._num_late + sum(len(one.writes) for one in self._adopted)
 
     @property
@@ -140,7 +136,6 @@ class Spool:
                 self._failed(error)
 
     def _write(self, settle: Settle) -> int | None:
-        """The slot. From either thread."""
         if self._file is None:
             return None
         try:

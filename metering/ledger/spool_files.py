@@ -96,14 +96,12 @@ class SpoolFile:
             raise OSError("the disk took a part of it")
 
     def count(self, slot: int, *tokens: int) -> None:
-        """``tokens``: those that have come so far, in the order of ``entries.TOKENS``."""
         os.pwrite(self._fd, _TOKENS.pack(*tokens), slot * SLOT_BYTES)
 
     def free(self, slot: int) -> None:
         os.pwrite(self._fd, _HEAD.pack(0, 0), slot * SLOT_BYTES + _TOKENS.size)
 
     def sync(self) -> None:
-        """Returns when all of it is on the disk."""
         os.fsync(self._fd)
 
     def read(self) -> list[Settle]:
@@ -123,7 +121,6 @@ class SpoolFile:
         return list(settles.values())
 
     def _bills(self) -> Iterator[Settle | None]:
-        """``None``: one that cannot be read."""
         if self.path.suffix == LINES_SUFFIX:
             yield from map(_bill_of_line, self.path.read_bytes().split(b"\n")[:-1])
             return
@@ -154,7 +151,6 @@ class SpoolFile:
         self.close()
 
     def close(self) -> None:
-        """Leaves it to the next process."""
         fd, self._fd = self._fd, -1
         os.close(fd)
 
@@ -166,7 +162,6 @@ def spool_paths(directory: Path) -> Iterator[Path]:
 
 
 def _as_counted(settle: Settle, slot: bytes, died_unix_s: float) -> Settle:
-    """``settle`` was written when its request was submitted."""
     ended_s = max(settle.ended_unix_s, died_unix_s)
     return replace(
         settle,

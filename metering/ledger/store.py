@@ -52,7 +52,6 @@ from metering.sql import (
 logger = logging.getLogger(__name__)
 
 Result = Granted | QuotaExceededError | None
-"""What a ``Reserve`` came to; ``None`` for the other operations."""
 
 HOUR_US = 3_600_000_000
 MAX_INT32 = 2**31 - 1
@@ -156,7 +155,6 @@ def _held(
     request_ids: set[str],
     owners: dict[str, str],
 ) -> dict[str, dict[int, int]]:
-    """What these requests hold on these budgets. Adds to ``owners`` the gateways that hold it."""
     held: dict[str, dict[int, int]] = {}
     if not budgets or not request_ids:
         return held
@@ -173,7 +171,6 @@ def _held(
 
 
 def _insert_entries(cursor: CursorWrapper, entries: dict[str, Row]) -> set[str]:
-    """Ids of the requests whose entry was not there before."""
     if not entries:
         return set()
     cursor.execute(

@@ -42,7 +42,6 @@ DELAYS_S: dict[type, float] = {Narrow: 1.0, Settle: 0.05}
 """How long these wait at most for something that they can be written with. A transaction of several
 bills takes little more than that of one."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
-"""After a write that failed."""
 
 
 class LedgerWriter:
@@ -60,7 +59,6 @@ class LedgerWriter:
         spool_directory: Path | None = None,
         oldest_unix_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``spool_directory`` and ``oldest_unix_s``: the spool's; ``None``: there is none."""
         self._max_queued = max_queued
         self._queue: SimpleQueue[PendingWrite | None] = SimpleQueue()
         self._pending = PendingWrites(gateway_id, using=using, notify=self._notify, apply=apply)
@@ -88,12 +86,10 @@ class LedgerWriter:
 
     @property
     def depth(self) -> int:
-        """How many operations are not written yet."""
         return self._queue.qsize() + self._pending.depth
 
     @property
     def age_s(self) -> float:
-        """How long the oldest of them has waited."""
         return self._pending.age_s
 
     @property
@@ -141,7 +137,6 @@ class LedgerWriter:
             self._put(narrow)
 
     def begin(self, settle: Settle) -> Count:
-        """The request is submitted: ``settle`` is its bill if this process dies now."""
         return count_nothing if self._spool is None else self._spool.begin(settle)
 
     def settle(self, settle: Settle) -> None:
@@ -151,7 +146,6 @@ class LedgerWriter:
         self._queue.put(write)
 
     def release(self, release: Release) -> None:
-        """Releases the reservation of a request that was never submitted."""
         if release.budgets:
             self._put(release)
 

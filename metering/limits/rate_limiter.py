@@ -46,7 +46,6 @@ SCRIPT = LuaScript(Path(__file__).with_name("rate_limits.lua").read_text())
 LEASE_S = 60.0
 RENEW_INTERVAL_S = 15.0
 RENEW_AGAIN_S = 1.0
-"""After a renewal that failed."""
 MAX_RENEWED_AT_ONCE = 500
 """How many leases one run of the script renews: Redis does nothing else while it lasts."""
 
@@ -156,7 +155,6 @@ class RateLimiter:
             held.tokens -= returned
 
     def release(self, request_id: str) -> None:
-        """Free the request's leases. Without effect on one that holds nothing."""
         if held := self._held.pop(request_id, None):
             self._free_leases(request_id, held.subjects)
 
@@ -177,7 +175,6 @@ class RateLimiter:
             raise LimitsUnavailableError("Redis does not answer") from error
 
     async def run_renewals(self) -> None:
-        """Renews leases until it is cancelled."""
         while True:
             try:
                 await self.renew()
@@ -242,7 +239,6 @@ def _lease_keys(subjects: Sequence[Subject]) -> list[str]:
 
 
 def _limits(subject: Subject) -> tuple[str | int, ...]:
-    """The limits as the script reads them: empty where there is none."""
     limits = subject.limits
     return tuple(
         "" if limit is None else limit

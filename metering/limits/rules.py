@@ -52,7 +52,6 @@ class Counts:
 
 
 def subjects_of(principal: Principal) -> tuple[Subject, ...]:
-    """What of this caller has a limit: the key first, then the account."""
     subjects = []
     if principal.key and principal.key_limits.is_limited:
         subjects.append(Subject(SubjectKind.KEY, principal.key, principal.key_limits))
@@ -120,7 +119,6 @@ def refusal(
 
 
 def _limits(subject: Subject) -> Iterator[tuple[LimitKind, int]]:
-    """The limits that it has."""
     limits = subject.limits
     for kind, limit in (
         (LimitKind.REQUESTS, limits.requests_per_minute),
@@ -132,7 +130,6 @@ def _limits(subject: Subject) -> Iterator[tuple[LimitKind, int]]:
 
 
 def _wait_s(kind: LimitKind, limit: int, count: Counts, tokens: int) -> float:
-    """How long until one more request of so many tokens fits under the limit; 0 or less: now."""
     if kind is LimitKind.CONCURRENCY:
         return CONCURRENCY_RETRY_AFTER_S if count.num_open >= limit else 0.0
     is_tokens = kind is LimitKind.TOKENS

@@ -83,7 +83,6 @@ def duration(milliseconds: int) -> str:
 
 
 def _reset_at(status: LimitStatus, now_ms: int) -> str:
-    """Returns the time of the reset, rounded up to whole seconds so that it is never early."""
     unix_s = -(-(now_ms + status.reset_ms) // 1000)
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

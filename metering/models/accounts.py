@@ -71,8 +71,6 @@ class Account(LimitedModel):
 
 
 class Membership(models.Model):
-    """A person in an account."""
-
     class Role(models.TextChoices):
         OWNER = "owner"
         MEMBER = "member"
@@ -187,8 +185,6 @@ class Budget(models.Model):
 
 
 class Reservation(models.Model):
-    """What one open request holds on one budget."""
-
     request_id = models.CharField(max_length=64)
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE, related_name="reservations")
     amount = models.PositiveBigIntegerField()

@@ -46,8 +46,6 @@ class FirstPasswordForm(FirstForm):
 
 
 class ChangePassword(PasswordChangeView):
-    """Changes a user's own password. Every user has this page; the admin's own is for staff."""
-
     template_name = "pages/password.html"
     form_class = PasswordChangeForm
     success_url = reverse_lazy("front")
@@ -83,7 +81,6 @@ class FirstPassword(PasswordResetConfirmView):
 
 
 def invitation_path(user: User) -> str:
-    """Returns the path of the page where ``user`` chooses a password."""
     uid = urlsafe_base64_encode(force_bytes(user.pk))
     return reverse("first-password", args=[uid, default_token_generator.make_token(user)])
 

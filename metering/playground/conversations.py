@@ -82,8 +82,6 @@ class Spoken(msgspec.Struct, forbid_unknown_fields=True, rename="camel", kw_only
 
 
 class Answer(Spoken, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """One model's answer, with its figures."""
-
     role: Literal["assistant"] = "assistant"
 
 
@@ -108,7 +106,6 @@ class ConversationState(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_state(body: bytes) -> ConversationState:
-    """Raises ``InvalidConversationError``."""
     try:
         return msgspec.json.decode(body, type=ConversationState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -116,18 +113,15 @@ def parse_state(body: bytes) -> ConversationState:
 
 
 def state_text(state: ConversationState) -> str:
-    """JSON, in which a NUL is escaped."""
     return msgspec.json.encode(state).decode()
 
 
 def state_values(text: str) -> dict[str, Any]:
-    """The fields of what ``state_text`` returned."""
     values: dict[str, Any] = msgspec.json.decode(text)
     return values
 
 
 def title_of(state: ConversationState) -> str:
-    """The beginning of the first question."""
     first = next((turn.text for turn in state.turns if turn.role == "user"), "")
     return " ".join(printable(first).split())[:MAX_TITLE_CHARS] or NO_TITLE
 
@@ -150,10 +144,8 @@ def printable(text: str) -> str:
 
 MIB = 1024**2
 MAX_CONVERSATIONS = 500
-"""The most conversations of one user."""
 MAX_CONVERSATION_BYTES = 16 * MIB
 MAX_CONVERSATIONS_BYTES = 128 * MIB
-"""The most bytes of all conversations of one user."""
 NEW = 0
 """The revision of a conversation that was never saved."""
 LISTED = ("id", "title", "num_bytes", "revision", "updated_at")
@@ -166,7 +158,6 @@ def conversations_list(*, user_id: int, words: str = "") -> QuerySet[Conversatio
 
 
 def conversation_find(*, user_id: int, conversation_id: uuid.UUID) -> Conversation:
-    """Raises ``UnknownConversationError``."""
     found = Conversation.objects.filter(pk=conversation_id, user=user_id).first()
     if found is None:
         raise UnknownConversationError
@@ -199,14 +190,12 @@ def conversation_save(
 
 
 def conversation_delete(*, user_id: int, conversation_id: uuid.UUID) -> None:
-    """Raises ``UnknownConversationError``."""
     num_deleted, _ = Conversation.objects.filter(pk=conversation_id, user=user_id).delete()
     if not num_deleted:
         raise UnknownConversationError
 
 
 def ensure_size(num_bytes: int) -> None:
-    """Raises ``ConversationTooLargeError``."""
     if num_bytes > MAX_CONVERSATION_BYTES:
         raise ConversationTooLargeError(
             f"A conversation is kept up to {MAX_CONVERSATION_BYTES // MIB} MiB, its images "
@@ -215,7 +204,6 @@ def ensure_size(num_bytes: int) -> None:
 
 
 def _ensure_room(user_id: int, conversation_id: uuid.UUID, num_bytes: int) -> None:
-    """Raises ``TooManyConversationsError``, ``ConversationTooLargeError``."""
     others = Conversation.objects.filter(user=user_id).exclude(pk=conversation_id)
     if others.count() >= MAX_CONVERSATIONS:
         raise TooManyConversationsError(
@@ -230,7 +218,6 @@ def _ensure_room(user_id: int, conversation_id: uuid.UUID, num_bytes: int) -> No
 
 
 def _create(user_id: int, conversation_id: uuid.UUID, values: dict[str, object]) -> None:
-    """Raises ``ChangedElsewhereError`` where the id is used."""
     made = Conversation(pk=conversation_id, user_id=user_id, **values)
     try:
         with transaction.atomic():
@@ -242,7 +229,6 @@ def _create(user_id: int, conversation_id: uuid.UUID, values: dict[str, object])
 def _update(
     user_id: int, conversation_id: uuid.UUID, revision: int, values: dict[str, object]
 ) -> None:
-    """Raises ``ChangedElsewhereError``, ``UnknownConversationError``."""
     own = Conversation.objects.filter(pk=conversation_id, user=user_id)
     if own.filter(revision=revision).update(revision=revision + 1, **values):
         return
@@ -253,7 +239,6 @@ FENCE = re.compile(r"`{3,}")
 
 
 def as_json(state: dict[str, Any], *, title: str, updated_at: datetime) -> str:
-    """``state``: as ``state_values`` returns it."""
     whole = {"title": title, "updated_at": updated_at.isoformat(), **state}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
@@ -298,6 +283,5 @@ def _call(call: ToolCall) -> list[str]:
 
 
 def _block(text: str, language: str) -> str:
-    """Fenced by more backticks than the text has anywhere."""
     fence = "`" * max([3, *(len(found) + 1 for found in FENCE.findall(text))])
     return f"{fence}{language}\n{text}\n{fence}"

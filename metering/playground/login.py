@@ -68,7 +68,6 @@ async def _login(scope: dict[str, Any], django_app: Any) -> Login:
 
 
 def _refusal(status: int) -> ApiError:
-    """Returns the refusal of a request that Django did not let through to the view."""
     if status == 302:
         return InvalidApiKeyError("You are not logged in any more: reload the page and log in.")
     if 400 <= status < 500:

@@ -22,7 +22,6 @@ class Conversation(models.Model):
     search_text = models.TextField(blank=True)
     """Questions and answers, case-folded."""
     num_bytes = models.PositiveIntegerField()
-    """The length of ``state`` in UTF-8."""
     revision = models.PositiveIntegerField(default=1)
     """One more with each save: a page that has an older one does not overwrite a newer one."""
     created_at = models.DateTimeField(auto_now_add=True)

@@ -82,8 +82,6 @@ MAX_REVISION = 2**31 - 1
 
 
 def for_owners(view: Callable[..., HttpResponse]) -> Any:
-    """A view of a logged-in user, whose errors are the script's to read."""
-
     @never_cache
     @wraps(view)
     def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -100,7 +98,6 @@ def for_owners(view: Callable[..., HttpResponse]) -> Any:
 @require_GET
 @for_owners
 def conversations(request: HttpRequest) -> HttpResponse:
-    """``?q=`` searches questions and answers."""
     found = conversations_list(user_id=_user_id(request), words=request.GET.get("q", "").strip())
     return JsonResponse({"data": [_row(one) for one in found]})
 
@@ -128,7 +125,6 @@ def conversation(request: HttpRequest, conversation_id: uuid.UUID) -> HttpRespon
 @require_GET
 @for_owners
 def export(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
-    """``?format=json``, or ``md``."""
     format_ = request.GET.get("format", "")
     if format_ not in FORMATS:
         raise InvalidConversationError(f"format: {format_!r} is neither json nor md.")

@@ -20,15 +20,12 @@ from metering.ledger.entries import Settle
 from metering.models import CapturedRequest
 
 MAX_CHARS = 256 * 1024
-"""The longest captured part of each of a request's texts."""
 MAX_ROWS = 1_000
 SECRET_HEADERS = ("auth", "key", "token", "secret", "cookie", "password")
 """What the names of headers have in them whose values are not stored."""
 
 
 class Captured(Protocol):
-    """The gateway's ``Capture``."""
-
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]: ...
     @property
@@ -89,5 +86,4 @@ def _cut(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns the text in a form that both databases can hold."""
     return text.encode("utf-8", "replace").decode().replace("\0", "")

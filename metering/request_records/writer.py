@@ -30,7 +30,6 @@ from metering.request_records.rows import EndedRequest
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 50_000
-"""About 1 kB each."""
 MAX_BATCH = 200
 """Small: SQLite's ledger waits while a batch is written."""
 MAX_CAPTURED_BYTES = 64 * 1024 * 1024
@@ -38,7 +37,6 @@ MAX_CAPTURED_BYTES = 64 * 1024 * 1024
 recorded."""
 INTERVAL_S = 0.5
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
-"""After a write that failed."""
 
 
 class RequestRecordWriter:
@@ -100,7 +98,6 @@ class RequestRecordWriter:
 
     @property
     def depth(self) -> int:
-        """How many requests are not recorded yet."""
         return len(self._queue)
 
     @property
@@ -121,7 +118,6 @@ class RequestRecordWriter:
         connections[self._using].close()
 
     def _write_all(self) -> bool:
-        """Whether the queue is empty; else the database is away."""
         while self._queue and time.monotonic() < self._stop_by_s:
             batch = list(islice(self._queue, MAX_BATCH))
             try:
@@ -137,7 +133,6 @@ class RequestRecordWriter:
         return True
 
     def _write(self, batch: Sequence[EndedRequest]) -> None:
-        """Raises the database's error where it is away."""
         try:
             contained(self._insert, batch, using=self._using)
         except Exception as error:

@@ -16,7 +16,6 @@ FILTERS = (
     *("account", "key", "end_user", "model", "neuron", "code"),
     *("outcome", "status", "since", "until", "id"),
 )
-"""The names of the parameters."""
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
 AGO = re.compile(r"([0-9]{1,6})(m|h|d)")
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}

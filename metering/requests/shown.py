@@ -47,7 +47,6 @@ class RequestRow:
     url: str
     id: str
     shown_id: str
-    """Its first digits."""
     at: datetime
     account: str
     key: str
@@ -65,7 +64,6 @@ class RequestRow:
 
 
 def shown_id(request_id: str) -> str:
-    """Returns the id as a list shows it, where a link has all of it."""
     return request_id[:NUM_SHOWN_ID_DIGITS]
 
 
@@ -99,8 +97,6 @@ def request_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """``url``: what the value leads to; empty: nothing."""
-
     name: str
     value: str
     url: str = ""
@@ -147,7 +143,6 @@ class Body:
 
 
 def bodies(captured: CapturedRequest) -> list[Body]:
-    """The stored texts; empty ones are left out."""
     found = [
         Body(name="Headers", text=captured.headers),
         Body(name="Request", text=captured.request),
@@ -158,7 +153,6 @@ def bodies(captured: CapturedRequest) -> list[Body]:
 
 
 def duration_text(milliseconds: int | None) -> str:
-    """``340 ms`` or ``12.3 s``; empty for ``None``."""
     if milliseconds is None:
         return ""
     return f"{milliseconds:,} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:,.1f} s"
@@ -226,7 +220,6 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def fields_of(record: RequestRecord, key_names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the record's columns by name. ``key_names`` is by prefix."""
     own = {
         "id": record.request_id.hex,
         "at": record.at.isoformat(),
@@ -241,7 +234,6 @@ def all_fields(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
 
 
 def csv_text(records: Sequence[RequestRecord]) -> str:
-    """One line a request, after the names of the columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -121,7 +121,6 @@ def _context(
 
 
 def _csv(where: RequestFilter) -> HttpResponse:
-    """The newest ``MAX_CSV_ROWS``, as the page's link states."""
     return HttpResponse(
         csv_text(selectors.requests_list(where=where, limit=MAX_CSV_ROWS)),
         content_type="text/csv; charset=utf-8",
@@ -134,7 +133,6 @@ def _visible(reader: Reader) -> RequestFilter:
 
 
 def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
-    """Raises ``MeteringValueError``."""
     if not request_id:
         return None
     try:

@@ -23,7 +23,6 @@ from metering.money import amount_text, amount_words
 
 
 def account_find(name: str) -> Account:
-    """Raises ``UnknownAccountError``."""
     account = Account.objects.filter(name=name).first()
     if account is None:
         raise UnknownAccountError(
@@ -45,7 +44,6 @@ def key_find(prefix: str) -> ApiKey:
 
 
 def user_find(name: str) -> User:
-    """Raises ``UnknownUserError``."""
     user = User.objects.filter(username=name).first()
     if user is None:
         raise UnknownUserError(f"Nobody logs in as {name!r}: the admin's Users page adds people")
@@ -53,7 +51,6 @@ def user_find(name: str) -> User:
 
 
 def member_find(account: str, user: str) -> Membership:
-    """Raises ``UnknownMemberError``."""
     members = Membership.objects.select_related("user", "account")
     member = members.filter(account=account, user__username=user).first()
     if member is None:
@@ -62,7 +59,6 @@ def member_find(account: str, user: str) -> Membership:
 
 
 def budget_find(pk: int) -> Budget:
-    """Raises ``UnknownBudgetError``."""
     budget = Budget.objects.filter(pk=pk).first()
     if budget is None:
         raise UnknownBudgetError(f"There is no budget {pk}")
@@ -70,7 +66,6 @@ def budget_find(pk: int) -> Budget:
 
 
 NEARLY_SPENT_PART = 10
-"""A budget is nearly spent when one part in so many is left."""
 MAX_NEARLY_SPENT = 20
 
 
@@ -94,7 +89,6 @@ class BudgetStatus:
 
 
 def reservations_open() -> int:
-    """How many reservations stand, one for each cap of an open request."""
     return Reservation.objects.count()
 
 
@@ -156,6 +150,5 @@ def _per(budget: BudgetStatus) -> str:
 
 
 def key_budgets(*, keys: list[str], now_unix_s: float) -> list[BudgetStatus]:
-    """The budgets on these keys, by the keys' prefixes."""
     rows = Budget.objects.filter(key__in=keys).order_by("key", "id")
     return [budget_status(row, now_unix_s=now_unix_s) for row in rows]

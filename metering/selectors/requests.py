@@ -77,12 +77,10 @@ def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
 
 
 def request_is_captured(record: RequestRecord) -> bool:
-    """Whether its bodies are stored."""
     return CapturedRequest.objects.filter(request_id=record.request_id).exists()
 
 
 def key_names(records: Iterable[RequestRecord]) -> dict[str, str]:
-    """The names of the keys of these requests, by prefix; a key without a name is left out."""
     return names_of_keys(record.key for record in records)
 
 

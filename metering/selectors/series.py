@@ -48,7 +48,6 @@ def series_names(*, kind: Kind, since_unix_s: float, until_unix_s: float, limit:
 
 
 def series_devices(*, neuron: str, since_unix_s: float) -> list[str]:
-    """The names of its devices' series."""
     rows = SeriesRow.objects.filter(
         kind=Kind.DEVICE, name__startswith=f"{neuron}/", at__gte=moment(int(since_unix_s))
     )

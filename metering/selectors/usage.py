@@ -129,7 +129,6 @@ HALF = 2**32
 
 
 def exact_sums(columns: Iterable[str]) -> dict[str, Sum]:
-    """The aggregates to ask for."""
     aggregates: dict[str, Sum] = {}
     for column in columns:
         aggregates[f"{column}_high"] = Sum(F(column) / HALF)

@@ -54,7 +54,6 @@ def colors_of(names: Sequence[str]) -> list[str]:
 
 
 MAX_CODES = 6
-"""Lines of the chart of errors; the rest are one."""
 OTHERS = "others"
 Number = float | int | None
 Lines = dict[str, list[Number]]
@@ -137,7 +136,6 @@ def traffic_charts(kind: Kind, points: Sequence[SeriesPoint], step_s: int) -> li
 
 
 def device_charts(devices: Mapping[str, Sequence[SeriesPoint]], step_s: int) -> list[Chart]:
-    """``devices``: the points of each by its name. One line a device."""
     shown = {
         name.rpartition("/")[2]: [point_fields(Kind.DEVICE, one.figures, step_s) for one in points]
         for name, points in devices.items()
@@ -182,7 +180,6 @@ def chart_of(chart_id: str, layout: Layout, lines: Lines, labels: list[str]) -> 
 
 
 def labels_of(points: Sequence[SeriesPoint]) -> list[str]:
-    """The time of each, in UTC; with the date where they are of several days."""
     moments = [moment(point.at_unix_s) for point in points]
     is_long = len(points) > 1 and points[-1].at_unix_s - points[0].at_unix_s > DAY_S
     return [f"{one:%m-%d %H:%M}" if is_long else f"{one:%H:%M}" for one in moments]

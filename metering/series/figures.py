@@ -55,12 +55,10 @@ def merged(parts: Iterable[Mapping[str, int]]) -> Figures:
 
 
 def in_bucket(name: str, value: float) -> str:
-    """The figure that counts values like this one."""
     return f"{name}{BUCKET}{bucket_of(value)}"
 
 
 def errors_of(figures: Mapping[str, int]) -> dict[str, int]:
-    """Requests by code, the most first."""
     found = {
         name.removeprefix(ERROR): number
         for name, number in figures.items()
@@ -80,7 +78,6 @@ def percentile_of(figures: Mapping[str, int], name: str, share: float) -> float 
 
 
 def mean_of(figures: Mapping[str, int], name: str, samples: str = "samples") -> float | None:
-    """The mean of samples; ``None``: there are none."""
     num_samples = figures.get(samples, 0)
     return figures.get(name + SUM, 0) / num_samples if num_samples else None
 
@@ -99,7 +96,6 @@ def bucket_of(value: float) -> int:
 
 
 def value_of(bucket: int) -> float:
-    """The geometric middle of its bounds."""
     return 0.0 if bucket <= 0 else math.exp(LOG_GAMMA * (bucket - 0.5))
 
 

@@ -57,7 +57,6 @@ KEPT_S = TIERS[-1].kept_s
 
 
 def floor_s(unix_s: float, step_s: int) -> int:
-    """The beginning of the step in which ``unix_s`` lies."""
     return int(unix_s // step_s) * step_s
 
 
@@ -79,13 +78,11 @@ def finest_step_s(since_unix_s: float, now_unix_s: float) -> int:
 
 
 def points_of(since_unix_s: float, until_unix_s: float, step_s: int) -> list[int]:
-    """The beginnings of all steps from that of ``since`` to that of ``until``."""
     first, last = floor_s(since_unix_s, step_s), floor_s(until_unix_s, step_s)
     return list(range(first, last + 1, step_s))
 
 
 def length_words(length_s: int) -> str:
-    """``5 minutes``, ``1 hour``."""
     words = (("day", DAY_S), ("hour", HOUR_S), ("minute", MINUTE_S))
     unit, seconds = next((unit, one) for unit, one in words if length_s % one == 0)
     number = timedelta(seconds=length_s) // timedelta(seconds=seconds)
@@ -93,7 +90,6 @@ def length_words(length_s: int) -> str:
 
 
 RANGES = ("30m", "3h", "24h", "7d", "30d")
-"""Those that pages offer."""
 DEFAULT_RANGE = "3h"
 LENGTH = re.compile(r"([0-9]{1,5})(m|h|d)")
 UNIT_S = {"m": MINUTE_S, "h": HOUR_S, "d": DAY_S}
@@ -145,7 +141,6 @@ def range_of(word: str, step: str, *, now_unix_s: float) -> Range:
 
 
 def _step_s(word: str, length_s: int, finest_s: int) -> int:
-    """Raises ``MeteringValueError``."""
     is_number = word.isascii() and word.isdigit() and len(word) < 8
     step_s = int(word) if is_number else 0
     if not step_s or step_s % finest_s or step_s > length_s:

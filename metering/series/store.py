@@ -67,7 +67,6 @@ def key_of(row: SeriesRow) -> SeriesKey:
 
 
 def _stored(key: SeriesKey) -> SeriesKey:
-    """Returns the key with its name as both databases hold it."""
     return key._replace(name=stored_text(key.name, MAX_NAME_CHARS))
 
 
@@ -84,7 +83,6 @@ def series_roll_up(
     using: str = "default",
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
-    """How many rows were rolled up or forgotten."""
     num_moved = 0
     for _ in range(MAX_BATCHES):
         moved = sum(_move(tier, now_unix_s, using) for tier in range(len(TIERS)))
@@ -96,7 +94,6 @@ def series_roll_up(
 
 
 def _move(tier: int, now_unix_s: float, using: str) -> int:
-    """Moves at most ``ROWS_PER_MOVE`` of the tier's oldest rows."""
     rows = SeriesRow.objects.using(using)
     with transaction.atomic(using=using):
         due = list(

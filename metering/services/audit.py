@@ -14,7 +14,6 @@ from metering.actor import Actor
 from metering.models import AuditEntry, Revision
 
 CHANGED_FIELDS = "changed"
-"""The entry of a detail that names changed fields whose values are not kept."""
 
 
 def audit_entry_create(

@@ -18,8 +18,6 @@ MAX_WINDOW_S = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """A budget that is to be made, as an operator asks for it."""
-
     unit: str
     cap: int
     window: str = Budget.Window.BALANCE.value
@@ -75,7 +73,6 @@ def budget_update(*, actor: Actor, budget: Budget, changed_fields: list[str]) ->
 
 
 def budget_remove(*, actor: Actor, budget: Budget) -> None:
-    """Removes a budget and its reservations."""
     with transaction.atomic():
         name, detail = _name_of(budget), values_of(budget, (*BUDGET_FIELDS, "spent"))
         budget.delete()

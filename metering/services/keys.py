@@ -144,7 +144,6 @@ def _ensure_kept(expires_at: datetime, stored: datetime | None) -> None:
 
 
 def _imported(key: str) -> NewKey:
-    """Raises ``MeteringValueError``, whose message never holds the key."""
     if problem := import_problem(key):
         raise MeteringValueError("key", problem)
     prefix = imported_prefix(key, digest_secret(settings.SECRET_KEY))
@@ -166,7 +165,6 @@ def _scopes(words: Iterable[str]) -> list[str]:
 
 
 def _model_names(words: Iterable[str], stored: Collection[str]) -> list[str]:
-    """``stored`` may have left the catalogue since."""
     names = set(words)
     known = {*stored, *_among(Alias, names), *_among(CatalogueModel, names)}
     if unknown := sorted(names - known):

@@ -75,7 +75,6 @@ def _conditions(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _detail(entry: AuditEntry) -> str:
-    """``cap: 5 → 7`` for a change, else the values given."""
     parts = []
     for name, value in entry.detail.items():
         is_change = _is_change(entry, name, value)

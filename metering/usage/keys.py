@@ -57,7 +57,6 @@ class KeyForm(forms.Form):
     )
 
     def __init__(self, *args: Any, reader: Reader, key: ApiKey | None = None, **kw: Any) -> None:
-        """``key``: the one that is changed, ``None`` for a new one."""
         kw["initial"] = {} if key is None else _initial(key)
         super().__init__(*args, **kw)
         names = sorted({*nameable_models(), *(key.model_names if key else ())})
@@ -180,7 +179,6 @@ def _key(reader: Reader, prefix: str) -> ApiKey:
 
 
 def _create(reader: Reader, form: KeyForm) -> services.CreatedKey:
-    """Raises ``MeteringValueError``."""
     return services.key_create(
         actor=reader.actor,
         account=Account.objects.get(name=form.cleaned_data["account"]),
@@ -193,7 +191,6 @@ def _create(reader: Reader, form: KeyForm) -> services.CreatedKey:
 
 
 def _change(reader: Reader, key: ApiKey, form: KeyForm) -> None:
-    """Raises ``MeteringValueError``."""
     changed = ["expires_at" if name == "expires" else name for name in form.changed_data]
     values = {**form.cleaned_data, "expires_at": form.expires_at()}
     for name in changed:

@@ -82,7 +82,6 @@ def usage_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 def _where(
     row: UsageRow, by: UsageGroup, period: UsagePeriod, account: str | None
 ) -> dict[str, object]:
-    """The filters of the row's requests."""
     first, last, words = period.first, period.last, {"account": account or ""}
     if by is UsageGroup.DAY:
         first = last = date.fromisoformat(row.name)
@@ -92,7 +91,6 @@ def _where(
 
 
 def _words(name: str, key_names: Mapping[str, str]) -> str:
-    """A key's name stands beside its prefix."""
     return f"{name} ({key_names[name]})" if name in key_names else name or "without a key"
 
 
@@ -112,7 +110,6 @@ def _budgets(reader: Reader) -> list[selectors.BudgetStatus]:
 
 
 def _period(request: HttpRequest) -> UsagePeriod:
-    """Raises ``MeteringValueError``."""
     first, last = request.GET.get("from"), request.GET.get("to")
     period = selectors.period_of(first or None, last or None, today=timezone.now().date())
     if (period.last - period.first).days >= MAX_DAYS:
@@ -145,7 +142,6 @@ def _choosable(reader: Reader) -> list[str]:
 
 
 def _account(request: HttpRequest, reader: Reader) -> str | None:
-    """The one that was chosen; another's is as good as none."""
     name = request.GET.get("account")
     return name if name and name in _choosable(reader) else None
 
@@ -161,7 +157,6 @@ class ModelCost:
     sums: SumsRow
     price: str
     per_million: str
-    """What a million of its tokens came to, prompts and answers as they were."""
 
 
 @for_operators

@@ -38,7 +38,6 @@ class Reader:
 
     @property
     def key_accounts(self) -> list[str]:
-        """The accounts in which they may make keys."""
         return sorted(name for name, role in self.roles.items() if role in MAKES_KEYS)
 
     def may_change(self, key: ApiKey) -> bool:
@@ -56,7 +55,6 @@ class Reader:
         return key is not None and self.may_change(key)
 
     def own_keys(self) -> list[ApiKey]:
-        """The keys that they may change, newest first."""
         rows = ApiKey.objects.filter(account__in=self.roles).select_related("account")
         shown = without_playground_keys(rows).order_by("-created_at")
         return [key for key in shown if self.may_change(key)]

@@ -42,7 +42,6 @@ class SumsRow:
 class BudgetRow:
     owner: str
     url: str
-    """The address of the requests that it pays for."""
     cap: str
     spent: str
     reserved: str
@@ -116,7 +115,6 @@ def _window(budget: BudgetStatus) -> str:
 
 
 def csv_text(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
-    """One line a row, after the names of the columns; amounts are integers."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([by.value, *SUMS])
@@ -129,7 +127,6 @@ def csv_text(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
 class RefusalRow:
     account: str
     account_url: str
-    """Empty: the callers are unknown."""
     code: str
     requests: str
     url: str
