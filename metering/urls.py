@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from metering.people.passwords import ChangePassword, FirstPassword
+from metering.people import ChangePassword, FirstPassword
 from metering.playground import views as playground
 from metering.requests.views import request_page, requests_page
 from metering.series.charts import series_panel

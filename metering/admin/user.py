@@ -29,7 +29,7 @@ from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, asking_first
 from metering import services
 from metering.admin.account import memberships_save
 from metering.models import Account, Membership
-from metering.people.passwords import S_PER_DAY, invitation_path
+from metering.people import S_PER_DAY, invitation_path
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services.audit import CHANGED_FIELDS, audit_entry_create, changes_of
 

@@ -31,7 +31,7 @@ from inference.supervised_threads import SupervisedPool
 from metering.errors import DirectoryUnavailableError, InvalidKeyError
 from metering.keys.api_key import digest_secret, imported_prefix, prefix_of
 from metering.keys.records import AccountRecord, KeyRecord
-from metering.keys.store import DatabaseKeyStore, KeyStore
+from metering.keys.store import DatabaseKeyStore
 from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class KeyDirectory:
 
     def __init__(
         self,
-        store: KeyStore | None = None,
+        store: DatabaseKeyStore | None = None,
         *,
         secret_key: str | None = None,
         clock: Callable[[], float] = time.time,
@@ -245,7 +245,7 @@ class KeyUses:
     in batches on a thread of its own, so that a write that waits for a lock holds up no look-up.
     What could not be written is tried again with the next batch."""
 
-    def __init__(self, store: KeyStore) -> None:
+    def __init__(self, store: DatabaseKeyStore) -> None:
         self._store = store
         self._noted: dict[str, float] = {}
         self._unwritten: set[str] = set()
@@ -297,7 +297,7 @@ class KeyUses:
                 logger.exception("when keys were used was not written")
 
 
-async def close_thread(thread: SupervisedPool, store: KeyStore) -> None:
+async def close_thread(thread: SupervisedPool, store: DatabaseKeyStore) -> None:
     """Closes its connection, unless a query that hangs keeps the thread."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):

@@ -7,10 +7,10 @@ connection is closed, so that the next query opens a new one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import wraps
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from django.db import Error, connection, connections
 from django.db.models import Q, QuerySet
@@ -28,22 +28,6 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-class KeyStore(Protocol):
-    """What the directory reads. Each method blocks and raises ``DirectoryUnavailableError``."""
-
-    def revision(self) -> int: ...
-
-    def keys(self, prefixes: Collection[str]) -> Mapping[str, KeyRecord]: ...
-
-    def built_in_accounts(self) -> Mapping[str, AccountRecord]: ...
-
-    def imported(self) -> frozenset[str]: ...
-
-    def record_uses(self, prefixes: Collection[str], used_unix_s: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def _database_call(query: Callable[P, Result]) -> Callable[P, Result]:
     @wraps(query)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
@@ -59,6 +43,8 @@ def _database_call(query: Callable[P, Result]) -> Callable[P, Result]:
 
 
 class DatabaseKeyStore:
+    """What the directory reads. Each method blocks and raises ``DirectoryUnavailableError``."""
+
     @_database_call
     def revision(self) -> int:
         """``0`` where the row is not there, as before the migrations."""

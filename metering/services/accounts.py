@@ -11,10 +11,17 @@ from django.utils import timezone
 
 from metering.actor import Actor
 from metering.errors import MeteringValueError
-from metering.models import Account, ApiKey, CapturedRequest, Membership, RequestRecord
-from metering.models.accounts import ACCOUNT_NAME, LimitedModel
+from metering.models import (
+    ACCOUNT_NAME,
+    Account,
+    ApiKey,
+    CapturedRequest,
+    LimitedModel,
+    Membership,
+    RequestRecord,
+)
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS
-from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
+from metering.services.audit import audit_entry_create, revision_bump, row_update, values_of
 from metering.services.budgets import budget_remove
 
 ACCOUNT_FIELDS = ("description", "weight", "enabled", "capture_until", *LIMIT_FIELDS)
@@ -63,16 +70,18 @@ def account_create(
 def account_update(*, actor: Actor, account: Account, changed_fields: list[str]) -> None:
     """Writes the named fields of an edited row; a disabled account's keys are refused from then
     on. Raises ``MeteringValueError``."""
-    _ensure_editable(changed_fields, ACCOUNT_FIELDS)
+    for name in changed_fields:
+        if name not in ACCOUNT_FIELDS:
+            raise MeteringValueError(name, f"{name} cannot be changed")
     with transaction.atomic():
         account_check(account=account)
-        before = Account.objects.select_for_update().get(pk=account.pk)
-        if changes := changes_of(before, account, changed_fields):
-            account.save(update_fields=list(changes))
-            audit_entry_create(
-                actor=actor, action="account.update", object_id=account.name, detail=changes
-            )
-            revision_bump()
+        row_update(
+            actor=actor,
+            action="account.update",
+            object_id=account.name,
+            row=account,
+            changed_fields=changed_fields,
+        )
 
 
 def account_delete(*, actor: Actor, account: Account) -> None:
@@ -147,12 +156,6 @@ def membership_remove(*, actor: Actor, membership: Membership) -> None:
         membership.delete()
         audit_entry_create(actor=actor, action="membership.remove", object_id=name, detail=detail)
         revision_bump()
-
-
-def _ensure_editable(changed_fields: list[str], editable: tuple[str, ...]) -> None:
-    for name in changed_fields:
-        if name not in editable:
-            raise MeteringValueError(name, f"{name} cannot be changed")
 
 
 MAX_CAPTURE = timedelta(days=7)

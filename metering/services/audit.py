@@ -47,6 +47,18 @@ def values_of(row: models.Model, fields: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if value not in (None, "", [])}
 
 
+def row_update(
+    *, actor: Actor, action: str, object_id: str, row: models.Model, changed_fields: list[str]
+) -> None:
+    """Writes those of the named fields of an edited row that differ from what is stored. Call it in
+    a transaction."""
+    before = type(row)._default_manager.select_for_update().get(pk=row.pk)
+    if changes := changes_of(before, row, changed_fields):
+        row.save(update_fields=list(changes))
+        audit_entry_create(actor=actor, action=action, object_id=object_id, detail=changes)
+        revision_bump()
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()

@@ -24,7 +24,7 @@ from metering.keys.api_key import (
 from metering.models import Account, ApiKey
 from metering.principal import LIMIT_FIELDS, RateLimits, Scope
 from metering.services.accounts import capture_check, limits_check
-from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
+from metering.services.audit import audit_entry_create, revision_bump, row_update, values_of
 from metering.services.budgets import Cap, budget_create
 
 DEFAULT_SCOPES = (Scope.INFERENCE, Scope.USAGE_READ)
@@ -99,13 +99,13 @@ def key_update(*, actor: Actor, key: ApiKey, changed_fields: list[str]) -> None:
             raise MeteringValueError(name, f"{name} cannot be changed: make another key")
     with transaction.atomic():
         key_check(key=key)
-        before = ApiKey.objects.select_for_update().get(pk=key.pk)
-        if changes := changes_of(before, key, changed_fields):
-            key.save(update_fields=list(changes))
-            audit_entry_create(
-                actor=actor, action="key.update", object_id=key.prefix, detail=changes
-            )
-            revision_bump()
+        row_update(
+            actor=actor,
+            action="key.update",
+            object_id=key.prefix,
+            row=key,
+            changed_fields=changed_fields,
+        )
 
 
 def key_revoke(*, actor: Actor, key: ApiKey) -> bool:

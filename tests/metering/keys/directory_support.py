@@ -11,6 +11,7 @@ from metering.errors import DirectoryUnavailableError, MeteringError
 from metering.keys import api_key as keys
 from metering.keys.directory import KeyDirectory
 from metering.keys.records import AccountRecord, KeyRecord
+from metering.keys.store import DatabaseKeyStore
 from metering.principal import Principal
 
 SECRET_KEY = "django's"
@@ -26,7 +27,7 @@ class Clock:
 
 
 @dataclass
-class FakeStore:
+class FakeStore(DatabaseKeyStore):
     """``is_away`` fails every query as the database does. ``may_go_on`` holds queries up."""
 
     records: dict[str, KeyRecord] = field(default_factory=dict)
