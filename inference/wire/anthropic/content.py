@@ -228,7 +228,7 @@ RESULT_BLOCKS = ("text", "image", "tool_reference")
 ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
 
 
-def blocks(kinds: tuple[str, ...]) -> Check:
+def blocks(kinds: tuple[str, ...]) -> Check[Any]:
     """Content: a string is one text block."""
 
     def check(value: Any, path: str) -> tuple[Block, ...]:

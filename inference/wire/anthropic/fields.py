@@ -155,8 +155,7 @@ def _context_edit(value: Any, path: str) -> dict[str, Any]:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{shown(kind)}' is not done; contexts are never edited here"
         )
-    checked: dict[str, Any] = object_of(CLEAR_THINKING_FIELDS)(value, path)
-    return checked
+    return object_of(CLEAR_THINKING_FIELDS)(value, path)
 
 
 CONTEXT_MANAGEMENT_FIELDS = table(

@@ -57,8 +57,7 @@ from inference.wire.common.fields import (
     object_of,
     one_of,
     only,
-    read_fields,
-    read_json_object,
+    read_body,
     refused,
     table,
     text,
@@ -176,7 +175,7 @@ class MessagesRequest:
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
     required = ("model", "max_tokens", "messages")
-    read = read_fields(read_json_object(body), FIELDS, required=required)
+    read = read_body(body, FIELDS, required=required)
     thinking: Thinking = read.get("thinking", Thinking())
     _check_budget(thinking, read["max_tokens"], context)
     chat_input, marks = _chat_input(read, thinking)
@@ -200,7 +199,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
 
 
 def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCountRequest:
-    read = read_fields(read_json_object(body), COUNT_FIELDS, required=("model", "messages"))
+    read = read_body(body, COUNT_FIELDS, required=("model", "messages"))
     return TokenCountRequest(
         model=read["model"],
         input=_chat_input(read, read.get("thinking", Thinking()))[0],

@@ -116,8 +116,7 @@ MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
 
 
 def messages(value: Any, path: str) -> list[Turn]:
-    read: list[Turn] = array(_turn, MAX_MESSAGES, min_items=1)(value, path)
-    return read
+    return array(_turn, MAX_MESSAGES, min_items=1)(value, path)
 
 
 def _turn(value: Any, path: str) -> Turn:

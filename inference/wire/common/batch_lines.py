@@ -33,8 +33,7 @@ class BatchLine:
 
 
 def custom_id(value: Any, path: str) -> str:
-    checked: str = text(MAX_CUSTOM_ID_CHARS, min_chars=1)(value, path)
-    return checked
+    return text(MAX_CUSTOM_ID_CHARS, min_chars=1)(value, path)
 
 
 LINE_FIELDS = table(

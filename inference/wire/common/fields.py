@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -29,7 +29,8 @@ from inference.wire.errors import (
     UnsupportedParameterError,
 )
 
-Check = Callable[[Any, str], Any]
+T = TypeVar("T")
+Check = Callable[[Any, str], T]
 """(JSON value, path) to the value the parser keeps."""
 
 MAX_OBJECT_DEPTH = 32
@@ -52,15 +53,15 @@ class Field:
 
     name: str
     support: Support
-    check: Check
+    check: Check[Any]
     note: str
 
 
-def honoured(name: str, check: Check, note: str) -> Field:
+def honoured(name: str, check: Check[Any], note: str) -> Field:
     return Field(name, Support.HONOURED, check, note)
 
 
-def neutral(name: str, check: Check, note: str) -> Field:
+def neutral(name: str, check: Check[Any], note: str) -> Field:
     """Accepted where it changes nothing: its check refuses every other value."""
     return Field(name, Support.NEUTRAL, check, note)
 
@@ -94,6 +95,13 @@ def read_json_value(text: bytes | memoryview) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidJsonError(f"The body is not valid JSON: {error.msg}.") from None
+
+
+def read_body(
+    body: bytes, fields: Mapping[str, Field], *, required: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Raises ``ApiError`` (400)."""
+    return read_fields(read_json_object(body), fields, required=required)
 
 
 def read_fields(
@@ -131,7 +139,7 @@ def shown(name: str) -> str:
     return name if len(name) <= MAX_SHOWN_NAME_CHARS else name[:MAX_SHOWN_NAME_CHARS] + "…"
 
 
-def number(minimum: float, maximum: float) -> Check:
+def number(minimum: float, maximum: float) -> Check[float]:
     def check(value: Any, path: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise wrong_type(path, "a number", value)
@@ -144,7 +152,7 @@ def number(minimum: float, maximum: float) -> Check:
     return check
 
 
-def integer(minimum: int, maximum: int) -> Check:
+def integer(minimum: int, maximum: int) -> Check[int]:
     """JSON has one kind of number: 3.0 is 3. Integers that 64 bits do not hold are read as floats,
     too, and those just below -2⁶³ are rounded to it."""
 
@@ -175,7 +183,7 @@ def flag(value: Any, path: str) -> bool:
     return value
 
 
-def text(max_chars: int | None = None, *, min_chars: int = 0) -> Check:
+def text(max_chars: int | None = None, *, min_chars: int = 0) -> Check[str]:
     def check(value: Any, path: str) -> str:
         if not isinstance(value, str):
             raise wrong_type(path, "a string", value)
@@ -193,7 +201,7 @@ def text(max_chars: int | None = None, *, min_chars: int = 0) -> Check:
 model_name = text(MAX_MODEL_NAME_CHARS, min_chars=1)
 
 
-def spelled(pattern: re.Pattern[str], wanted: str) -> Check:
+def spelled(pattern: re.Pattern[str], wanted: str) -> Check[str]:
     """A string that fully matches ``pattern``; ``wanted`` describes it for messages."""
 
     def check(value: Any, path: str) -> str:
@@ -206,8 +214,10 @@ def spelled(pattern: re.Pattern[str], wanted: str) -> Check:
     return check
 
 
-def array(check_item: Check, max_items: int | None = None, *, min_items: int = 0) -> Check:
-    def check(value: Any, path: str) -> list[Any]:
+def array(
+    check_item: Check[T], max_items: int | None = None, *, min_items: int = 0
+) -> Check[list[T]]:
+    def check(value: Any, path: str) -> list[T]:
         if not isinstance(value, list):
             raise wrong_type(path, "an array", value)
         if len(value) < min_items:
@@ -221,7 +231,7 @@ def array(check_item: Check, max_items: int | None = None, *, min_items: int = 0
     return check
 
 
-def only(*accepted: Any, reason: str) -> Check:
+def only(*accepted: Any, reason: str) -> Check[Any]:
     """Exactly these values ask for what the server does anyway; others are unsupported."""
 
     def check(value: Any, path: str) -> Any:
@@ -232,7 +242,7 @@ def only(*accepted: Any, reason: str) -> Check:
     return check
 
 
-def one_of(*names: str) -> Check:
+def one_of(*names: str) -> Check[str]:
     def check(value: Any, path: str) -> str:
         if not isinstance(value, str):
             raise wrong_type(path, "a string", value)
@@ -243,7 +253,9 @@ def one_of(*names: str) -> Check:
     return check
 
 
-def object_of(fields: Mapping[str, Field], *, required: Iterable[str] = ()) -> Check:
+def object_of(
+    fields: Mapping[str, Field], *, required: Iterable[str] = ()
+) -> Check[dict[str, Any]]:
     def check(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise wrong_type(path, "an object", value)

@@ -226,7 +226,7 @@ _NOT_HERE = ImageFile(
 """Stands for an image while the others of its body are looked for."""
 
 LOW_DETAIL = "low"
-detail: Check = one_of("auto", "high", LOW_DETAIL)
+detail: Check[Any] = one_of("auto", "high", LOW_DETAIL)
 DETAIL_NOTE = (
     "auto or high: as large as the model reads images; low: reduced to 512x512 pixels at most."
 )

@@ -34,8 +34,8 @@ from inference.wire.common.fields import (
     neutral,
     object_of,
     only,
+    read_body,
     read_fields,
-    read_json_object,
     refused,
     table,
     text,
@@ -235,7 +235,7 @@ class OllamaRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model",))
+    read = read_body(body, FIELDS, required=("model",))
     turns: list[ChatMessage] = read.get("messages", [])
     chat = chat_input(read, turns, tools=read.get("tools", []))
     return request_of(read, chat, is_chat=True, only_loads=not turns)
@@ -288,7 +288,7 @@ GENERATE_FIELDS = table(
 
 
 def parse_generate(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    read = read_fields(read_json_object(body), GENERATE_FIELDS, required=("model",))
+    read = read_body(body, GENERATE_FIELDS, required=("model",))
     prompt: str = read.get("prompt", "")
     if read.get("raw", False) and (prompt or read.get("images")):
         _check_raw(read)

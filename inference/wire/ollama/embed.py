@@ -22,8 +22,7 @@ from inference.wire.common.fields import (
     honoured,
     integer,
     neutral,
-    read_fields,
-    read_json_object,
+    read_body,
     table,
     text,
     wrong_type,
@@ -45,8 +44,7 @@ def texts(value: Any, path: str) -> list[str]:
         return [_text(value, path)]
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of strings", value)
-    checked: list[str] = _texts(value, path)
-    return checked
+    return _texts(value, path)
 
 
 _OPTIONS = neutral("options", options, "They sample text; vectors are not sampled.")
@@ -74,7 +72,7 @@ class EmbedRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
+    read = read_body(body, FIELDS, required=("model", "input"))
     return EmbedRequest(
         embedding=EmbeddingRequest(
             model=catalogue_name(read["model"]),
@@ -87,7 +85,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
 
 
 def parse_old(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
-    read = read_fields(read_json_object(body), OLD_FIELDS, required=("model", "prompt"))
+    read = read_body(body, OLD_FIELDS, required=("model", "prompt"))
     return EmbedRequest(
         embedding=EmbeddingRequest(
             model=catalogue_name(read["model"]), input=TextInput(texts=[read["prompt"]])

@@ -23,8 +23,7 @@ from inference.wire.common.fields import (
     model_name,
     neutral,
     only,
-    read_fields,
-    read_json_object,
+    read_body,
     table,
 )
 from inference.wire.common.model_card import ModelCard
@@ -72,7 +71,7 @@ class OfferedModel:
 
 
 def parse_show(body: bytes, _context: object = None) -> str:
-    read = read_fields(read_json_object(body), SHOW_FIELDS)
+    read = read_body(body, SHOW_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
         raise MissingParameterError("model")
@@ -210,7 +209,7 @@ def parse_pull(
     body: bytes, _context: object = None, *, named_sources: Sequence[str] = ()
 ) -> PullRequest:
     """``named_sources``: names of hubs beside Hugging Face. Raises ``ApiError`` (400)."""
-    read = read_fields(read_json_object(body), PULL_FIELDS)
+    read = read_body(body, PULL_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
         raise MissingParameterError("model")

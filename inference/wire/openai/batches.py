@@ -19,8 +19,7 @@ from inference.wire.common.fields import (
     json_object,
     one_of,
     only,
-    read_fields,
-    read_json_object,
+    read_body,
     refused,
     table,
     text,
@@ -63,7 +62,7 @@ class Page:
 
 def parse_batch(body: bytes) -> dict[str, Any]:
     required = ("input_file_id", "endpoint", "completion_window")
-    return read_fields(read_json_object(body), BATCH_FIELDS, required=required)
+    return read_body(body, BATCH_FIELDS, required=required)
 
 
 def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:

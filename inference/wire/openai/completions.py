@@ -35,8 +35,7 @@ from inference.wire.common.fields import (
     integer,
     neutral,
     only,
-    read_fields,
-    read_json_object,
+    read_body,
     table,
 )
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
@@ -118,7 +117,7 @@ class CompletionRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model", "prompt"))
+    read = read_body(body, FIELDS, required=("model", "prompt"))
     echo, max_tokens = read.get("echo", False), read.get("max_tokens", DEFAULT_MAX_TOKENS)
     if max_tokens == 0 and not echo and "prompt_logprobs" not in read:
         raise InvalidRequestError(

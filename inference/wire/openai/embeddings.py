@@ -24,8 +24,7 @@ from inference.wire.common.fields import (
     model_name,
     neutral,
     only,
-    read_fields,
-    read_json_object,
+    read_body,
     table,
     text,
     wrong_type,
@@ -101,7 +100,7 @@ class EmbeddingsRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbeddingsRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
+    read = read_body(body, FIELDS, required=("model", "input"))
     return EmbeddingsRequest(
         embedding=EmbeddingRequest(
             model=read["model"],

@@ -67,8 +67,7 @@ def stop(value: Any, path: str) -> list[str]:
         return [_stop_string(value, path)]
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of strings", value)
-    checked: list[str] = _stop_strings(value, path)
-    return checked
+    return _stop_strings(value, path)
 
 
 def logit_bias(value: Any, path: str) -> dict[int, float]:
@@ -112,7 +111,7 @@ STREAM_OPTION_FIELDS = table(
 _SAMPLED = "tokens are sampled, not searched for"
 
 
-def _number(value: int, reason: str) -> Check:
+def _number(value: int, reason: str) -> Check[Any]:
     """JSON has one kind of number: 1 and 1.0 are the same."""
     return only(value, float(value), reason=reason)
 
@@ -312,7 +311,7 @@ _text = text(min_chars=1)
 _each_token_id = array(integer(0, MAX_TOKEN_ID), min_items=1)
 
 
-def prompts(max_prompts: int) -> Check:
+def prompts(max_prompts: int) -> Check[Any]:
     """A string, an array of token ids, or an array of strings or of such arrays: the first item
     decides which. None may be empty."""
     texts = array(_text, max_prompts, min_items=1)
@@ -339,5 +338,4 @@ def token_ids(value: Any, path: str) -> list[int]:
     are_integers = isinstance(value, list) and set(map(type, value)) == {int}
     if are_integers and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
         return value  # type: ignore[no-any-return]
-    checked: list[int] = _each_token_id(value, path)
-    return checked
+    return _each_token_id(value, path)

@@ -141,7 +141,7 @@ def structured_outputs(value: Any, path: str) -> OutputFormat | None:
     return _the_only({f"{path}.{name}": read[name] for name in WAYS if name in read})
 
 
-def _extension(name: str, check: Check, note: str) -> Field:
+def _extension(name: str, check: Check[Any], note: str) -> Field:
     return honoured(name, check, f"Extension; {note[0].lower()}{note[1:]}")
 
 

@@ -28,8 +28,8 @@ from inference.wire.common.fields import (
     model_name,
     neutral,
     only,
+    read_body,
     read_fields,
-    read_json_object,
     refused,
     table,
     text,
@@ -47,8 +47,7 @@ def text_or_object(value: Any, path: str) -> str:
     if not isinstance(value, dict):
         if not isinstance(value, str):
             raise wrong_type(path, "a string or an object with 'text'", value)
-        checked: str = _text(value, path)
-        return checked
+        return _text(value, path)
     if "text" not in value:
         raise MissingParameterError(f"{path}.text")
     read = read_fields(value, _DOCUMENT, path=f"{path}.", required=("text",))
@@ -61,7 +60,7 @@ _DOCUMENT = table(
     refused("image", "models here read text"),
     neutral("id", text(), "A label; kept nowhere."),
 )
-_documents: Check = array(text_or_object, MAX_DOCUMENTS, min_items=1)
+_documents: Check[Any] = array(text_or_object, MAX_DOCUMENTS, min_items=1)
 MODEL = honoured(
     "model",
     model_name,
@@ -104,7 +103,7 @@ class RerankRequest:
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1) -> RerankRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model", "query", "documents"))
+    read = read_body(body, FIELDS, required=("model", "query", "documents"))
     return RerankRequest(
         score=ScoreRequest(
             model=read["model"],
@@ -198,7 +197,7 @@ class ScoringRequest:
 
 
 def parse_score(body: bytes, _context: RequestContext = NO_CONTEXT) -> ScoringRequest:
-    read = read_fields(read_json_object(body), SCORE_FIELDS, required=("model",))
+    read = read_body(body, SCORE_FIELDS, required=("model",))
     firsts, seconds = _one(read, "text_1", "queries"), _one(read, "text_2", "documents")
     same_number(len(firsts), len(seconds), "text_1" if "text_1" in read else "queries")
     pairs = PairsInput(firsts=firsts, seconds=seconds)

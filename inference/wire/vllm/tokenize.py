@@ -14,7 +14,7 @@ import orjson
 
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import ChatInput, TextInput, TokenizeRequest, TokensInput
-from inference.wire.common.fields import flag, honoured, read_fields, read_json_object, table, text
+from inference.wire.common.fields import flag, honoured, read_body, table, text
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.chat import request as openai_chat
@@ -49,7 +49,7 @@ CHAT_NAMES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continu
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
-    read = read_fields(read_json_object(body), FIELDS)
+    read = read_body(body, FIELDS)
     if ("prompt" in read) == ("messages" in read):
         raise InvalidRequestError("Give 'prompt' or 'messages'.", param="prompt")
     is_chat = "messages" in read
@@ -62,7 +62,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest
 
 
 def parse_back(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
-    read = read_fields(read_json_object(body), BACK_FIELDS, required=("tokens",))
+    read = read_body(body, BACK_FIELDS, required=("tokens",))
     return TokenizeRequest(
         model=read.get("model", ANY_MODEL), input=TokensInput(prompts=[read["tokens"]])
     )

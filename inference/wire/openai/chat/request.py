@@ -22,8 +22,7 @@ from inference.wire.common.fields import (
     object_of,
     one_of,
     only,
-    read_fields,
-    read_json_object,
+    read_body,
     refused,
     table,
     text,
@@ -178,7 +177,7 @@ class ChatRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model", "messages"))
+    read = read_body(body, FIELDS, required=("model", "messages"))
     reasoning = _shown_reasoning(read, context)
     chat, demanded = chat_input(read, reasoning), output_format(read)
     check_with_tools(demanded, may_call=bool(chat.tools) and chat.tool_choice.mode != "none")

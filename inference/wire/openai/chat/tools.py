@@ -55,7 +55,7 @@ tool_name = spelled(
 _TYPE = honoured("type", text(), "function")
 
 
-def _function_object(fields: Mapping[str, Field], *, required: Iterable[str]) -> Check:
+def _function_object(fields: Mapping[str, Field], *, required: Iterable[str]) -> Check[Any]:
     check = object_of(fields, required=required)
 
     def checked(value: Any, path: str) -> Any:

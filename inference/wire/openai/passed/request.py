@@ -110,8 +110,7 @@ def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
 def _text(value: Any, name: str, max_chars: int) -> str:
     if value is None:
         raise MissingParameterError(name)
-    checked: str = text(max_chars, min_chars=1)(value, name)
-    return checked
+    return text(max_chars, min_chars=1)(value, name)
 
 
 def _model(value: Any) -> str:
@@ -128,8 +127,7 @@ def _end_user(values: Mapping[str, Any]) -> str:
 def _num_images(value: Any) -> int:
     if value is None:
         return 1
-    checked: int = integer(1, MAX_IMAGES_A_REQUEST)(value, "n")
-    return checked
+    return integer(1, MAX_IMAGES_A_REQUEST)(value, "n")
 
 
 def _number(value: str | None) -> int | None:

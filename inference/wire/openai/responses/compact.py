@@ -25,7 +25,7 @@ import orjson
 from inference.protocol.events import FinishReason, Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.protocol.sampling import SamplingOptions
-from inference.wire.common.fields import read_fields, read_json_object, table
+from inference.wire.common.fields import read_body, table
 from inference.wire.common.parts import Called, Returned
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import MissingParameterError
@@ -125,7 +125,7 @@ FIELDS = table(*(RESPONSE_FIELDS[name] for name in COMPACTED))
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model",))
+    read = read_body(body, FIELDS, required=("model",))
     if "input" not in read and "previous_response_id" not in read:
         raise MissingParameterError("input")
     return request_of({"input": [], **read})

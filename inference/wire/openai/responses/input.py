@@ -178,8 +178,7 @@ def _item(value: Any, path: str) -> InputItem:
 def _kind(value: dict[str, Any], path: str) -> str:
     given = value.get("type")
     if given is not None:
-        kind: str = _string(given, f"{path}.type")
-        return kind
+        return _string(given, f"{path}.type")
     if "role" in value:
         return "message"
     if "id" in value:

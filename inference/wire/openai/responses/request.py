@@ -35,8 +35,7 @@ from inference.wire.common.fields import (
     neutral,
     number,
     one_of,
-    read_fields,
-    read_json_object,
+    read_body,
     refused,
     table,
     text,
@@ -216,7 +215,7 @@ class ResponsesRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
+    read = read_body(body, FIELDS, required=("model", "input"))
     if read.get("background", False) and not read.get("store", True):
         raise InvalidRequestError("'background' requires 'store'.", param="background")
     if "stream_options" in read and not read.get("stream", False):
@@ -293,9 +292,7 @@ def _top_logprobs(read: dict[str, Any]) -> int | None:
 
 
 def parse_count(count_body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    return request_of(
-        read_fields(read_json_object(count_body), COUNT_FIELDS, required=("model", "input"))
-    )
+    return request_of(read_body(count_body, COUNT_FIELDS, required=("model", "input")))
 
 
 def count_of(request: ResponsesRequest) -> TokenCountRequest:

@@ -21,8 +21,7 @@ from inference.wire.common.fields import (
     neutral,
     one_of,
     only,
-    read_fields,
-    read_json_object,
+    read_body,
     table,
 )
 from inference.wire.errors import ApiError
@@ -55,7 +54,7 @@ class SocketRequest:
 
 
 def parse_message(message: bytes) -> SocketRequest:
-    read = read_fields(read_json_object(message), FIELDS, required=("type", "model", "input"))
+    read = read_body(message, FIELDS, required=("type", "model", "input"))
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 
 
