@@ -17,18 +17,8 @@ import orjson
 from inference.batches.records import CANCELLING, BatchRecord
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic.models import PageRequest, parse_page
+from inference.wire.common import fields as f
 from inference.wire.common.batch_lines import ANSWER, MARK, MAX_REQUESTS, Unrun, written_line
-from inference.wire.common.fields import (
-    array,
-    honoured,
-    json_object,
-    object_of,
-    read_fields,
-    read_json_object,
-    read_json_value,
-    spelled,
-    table,
-)
 from inference.wire.dialect import page_of
 from inference.wire.errors import ApiError, InvalidRequestError, UnsupportedParameterError
 
@@ -42,19 +32,19 @@ _COUNTS = {
 decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-REQUEST_FIELDS = table(
-    honoured(
+REQUEST_FIELDS = f.table(
+    f.honoured(
         "custom_id",
-        spelled(_CUSTOM_ID, "1 to 64 letters, digits, - or _"),
+        f.spelled(_CUSTOM_ID, "1 to 64 letters, digits, - or _"),
         "Returned with the result; no two are the same.",
     ),
-    honoured("params", json_object, "What would be sent to /v1/messages; never streamed."),
+    f.honoured("params", f.json_object, "What would be sent to /v1/messages; never streamed."),
 )
-_request = object_of(REQUEST_FIELDS, required=("custom_id", "params"))
-FIELDS = table(
-    honoured(
+_request = f.object_of(REQUEST_FIELDS, required=("custom_id", "params"))
+FIELDS = f.table(
+    f.honoured(
         "requests",
-        array(_request, MAX_REQUESTS, min_items=1),
+        f.array(_request, MAX_REQUESTS, min_items=1),
         "Up to 100,000 requests.",
     )
 )
@@ -81,10 +71,10 @@ def _requests(body: bytes) -> Iterator[dict[str, Any]]:
         parts = []
     if 0 < len(parts) <= MAX_REQUESTS:
         for index, part in enumerate(parts):
-            yield _request(read_json_value(memoryview(part)), f"requests[{index}]")
+            yield _request(f.read_json_value(memoryview(part)), f"requests[{index}]")
     else:
-        whole = read_json_object(body, bounds_values=False)
-        yield from read_fields(whole, FIELDS, required=("requests",))["requests"]
+        whole = f.read_json_object(body, bounds_values=False)
+        yield from f.read_fields(whole, FIELDS, required=("requests",))["requests"]
 
 
 def parse_batch_page(query: Mapping[str, str]) -> PageRequest:

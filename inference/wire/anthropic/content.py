@@ -16,23 +16,7 @@ from inference.protocol.generation import ToolCall
 from inference.protocol.images import ImageRef
 from inference.wire.anthropic.fields import CACHE_CONTROL, cache_of, type_field
 from inference.wire.anthropic.tools import ToolReference, tool_name
-from inference.wire.common.fields import (
-    Check,
-    Field,
-    flag,
-    honoured,
-    json_object,
-    kind_of,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    refused,
-    shown,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import (
     FILE_REASON,
     PART_SEPARATOR,
@@ -88,21 +72,21 @@ class ToolUse(Called):
 
 Block = Text | Image | Thought | Redacted | ToolUse | ToolResult
 
-_id = text(MAX_ID_CHARS, min_chars=1)
-_toolset = refused("toolset_name", "there are no toolsets here")
-_direct = only({"type": "direct"}, reason="only the model calls tools")
+_id = f.text(MAX_ID_CHARS, min_chars=1)
+_toolset = f.refused("toolset_name", "there are no toolsets here")
+_direct = f.only({"type": "direct"}, reason="only the model calls tools")
 
-TEXT_FIELDS = table(
+TEXT_FIELDS = f.table(
     type_field("text"),
-    honoured("text", text(), "A string."),
+    f.honoured("text", f.text(), "A string."),
     CACHE_CONTROL,
-    neutral("citations", only([], reason="sources are not cited"), "[]"),
+    f.neutral("citations", f.only([], reason="sources are not cited"), "[]"),
 )
-_read_text = object_of(TEXT_FIELDS, required=("text",))
+_read_text = f.object_of(TEXT_FIELDS, required=("text",))
 
 
 def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Text:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind != "text":
         raise _not_read(kind, path, kinds)
     read = _read_text(value, path)
@@ -113,51 +97,51 @@ def text_blocks(value: Any, path: str) -> tuple[Text, ...]:
     if isinstance(value, str):
         return (Text(value),)
     if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array of blocks", value)
+        raise f.wrong_type(path, "a string or an array of blocks", value)
     return tuple(_text(block, f"{path}[{index}]") for index, block in enumerate(value))
 
 
-SOURCE_FIELDS: dict[str, dict[str, Field]] = {
-    "base64": table(
+SOURCE_FIELDS: dict[str, dict[str, f.Field]] = {
+    "base64": f.table(
         type_field("base64"),
-        honoured("data", base64_image, "The file: a PNG, JPEG, WebP, GIF or BMP, not animated."),
-        neutral(
+        f.honoured("data", base64_image, "The file: a PNG, JPEG, WebP, GIF or BMP, not animated."),
+        f.neutral(
             "media_type",
-            one_of("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
+            f.one_of("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
             "The format is read from the file itself.",
         ),
     ),
-    "url": table(
+    "url": f.table(
         type_field("url"),
-        honoured("url", address_image, "Only where the operator allows its host."),
+        f.honoured("url", address_image, "Only where the operator allows its host."),
     ),
-    "file": table(type_field("file"), refused("file_id", FILE_REASON)),
+    "file": f.table(type_field("file"), f.refused("file_id", FILE_REASON)),
 }
 HELD_IN = {"base64": "data", "url": "url", "file": "file_id"}
 
 
 def _source(value: Any, path: str) -> ImageRef:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind not in SOURCE_FIELDS:
         raise _not_read(kind, path, tuple(SOURCE_FIELDS))
     name = HELD_IN[kind]
-    image: ImageRef = object_of(SOURCE_FIELDS[kind], required=(name,))(value, path)[name]
+    image: ImageRef = f.object_of(SOURCE_FIELDS[kind], required=(name,))(value, path)[name]
     return image
 
 
-IMAGE_FIELDS = table(
+IMAGE_FIELDS = f.table(
     type_field("image"),
-    honoured("source", _source, "base64, or url where the operator allows its host."),
+    f.honoured("source", _source, "base64, or url where the operator allows its host."),
     CACHE_CONTROL,
 )
-_read_image = object_of(IMAGE_FIELDS, required=("source",))
+_read_image = f.object_of(IMAGE_FIELDS, required=("source",))
 
-REFERENCE_FIELDS = table(
+REFERENCE_FIELDS = f.table(
     type_field("tool_reference"),
-    honoured("tool_name", tool_name, "Offers a deferred tool; the model reads the name."),
+    f.honoured("tool_name", tool_name, "Offers a deferred tool; the model reads the name."),
     CACHE_CONTROL,
 )
-_read_reference = object_of(REFERENCE_FIELDS, required=("tool_name",))
+_read_reference = f.object_of(REFERENCE_FIELDS, required=("tool_name",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +157,7 @@ def _result_content(value: Any, path: str) -> _ResultContent:
     references = []
     for index, block in enumerate(value):
         at = f"{path}[{index}]"
-        match kind_of(block, at):
+        match f.kind_of(block, at):
             case "tool_reference":
                 name = _read_reference(block, at)["tool_name"]
                 references.append(ToolReference(name, f"{at}.tool_name"))
@@ -185,32 +169,36 @@ def _result_content(value: Any, path: str) -> _ResultContent:
     return _ResultContent(tuple(parts), tuple(references))
 
 
-BLOCK_FIELDS: dict[str, dict[str, Field]] = {
+BLOCK_FIELDS: dict[str, dict[str, f.Field]] = {
     "text": TEXT_FIELDS,
     "image": IMAGE_FIELDS,
-    "thinking": table(
+    "thinking": f.table(
         type_field("thinking"),
-        honoured("thinking", text(), "What the model thought; its template decides who sees it."),
-        neutral("signature", text(), "Any: nothing is verified by it."),
+        f.honoured(
+            "thinking", f.text(), "What the model thought; its template decides who sees it."
+        ),
+        f.neutral("signature", f.text(), "Any: nothing is verified by it."),
     ),
-    "redacted_thinking": table(
+    "redacted_thinking": f.table(
         type_field("redacted_thinking"),
-        neutral("data", text(), "Nothing this server can read; it never makes any."),
+        f.neutral("data", f.text(), "Nothing this server can read; it never makes any."),
     ),
-    "tool_use": table(
+    "tool_use": f.table(
         type_field("tool_use"),
-        honoured("id", _id, "What its result names."),
-        honoured("name", tool_name, "The tool's."),
-        honoured("input", json_object, "An object."),
+        f.honoured("id", _id, "What its result names."),
+        f.honoured("name", tool_name, "The tool's."),
+        f.honoured("input", f.json_object, "An object."),
         CACHE_CONTROL,
-        neutral("caller", _direct, "type direct"),
+        f.neutral("caller", _direct, "type direct"),
         _toolset,
     ),
-    "tool_result": table(
+    "tool_result": f.table(
         type_field("tool_result"),
-        honoured("tool_use_id", _id, "Of a call before it that has no result yet."),
-        honoured("content", _result_content, "A string, or text, image or tool_reference blocks."),
-        honoured("is_error", flag, "true: the model reads 'Error: ' before the content."),
+        f.honoured("tool_use_id", _id, "Of a call before it that has no result yet."),
+        f.honoured(
+            "content", _result_content, "A string, or text, image or tool_reference blocks."
+        ),
+        f.honoured("is_error", f.flag, "true: the model reads 'Error: ' before the content."),
         CACHE_CONTROL,
         _toolset,
     ),
@@ -228,14 +216,14 @@ RESULT_BLOCKS = ("text", "image", "tool_reference")
 ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
 
 
-def blocks(kinds: tuple[str, ...]) -> Check[Any]:
+def blocks(kinds: tuple[str, ...]) -> f.Check[Any]:
     """Content: a string is one text block."""
 
     def check(value: Any, path: str) -> tuple[Block, ...]:
         if isinstance(value, str):
             return (Text(value),)
         if not isinstance(value, list):
-            raise wrong_type(path, "a string or an array of blocks", value)
+            raise f.wrong_type(path, "a string or an array of blocks", value)
         if not value:
             raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
         return tuple(_block(one, f"{path}[{index}]", kinds) for index, one in enumerate(value))
@@ -244,10 +232,10 @@ def blocks(kinds: tuple[str, ...]) -> Check[Any]:
 
 
 def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind not in kinds:
         raise _not_read(kind, path, kinds)
-    read = object_of(BLOCK_FIELDS[kind], required=REQUIRED[kind])(value, path)
+    read = f.object_of(BLOCK_FIELDS[kind], required=REQUIRED[kind])(value, path)
     return _made(kind, read, path)
 
 
@@ -285,5 +273,5 @@ def _as_error(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 def _not_read(kind: str, path: str, kinds: tuple[str, ...]) -> UnsupportedParameterError:
     return UnsupportedParameterError(
-        f"{path}.type", f"'{shown(kind)}' blocks are not read here, only {', '.join(kinds)}"
+        f"{path}.type", f"'{f.shown(kind)}' blocks are not read here, only {', '.join(kinds)}"
     )

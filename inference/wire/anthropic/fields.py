@@ -10,23 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inference.protocol.generation import OutputFormat
-from inference.wire.common.fields import (
-    Field,
-    Support,
-    array,
-    honoured,
-    integer,
-    json_schema,
-    kind_of,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    refused,
-    shown,
-    table,
-    text,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import (
     ThreadUnsupportedError,
     UnsupportedParameterError,
@@ -39,18 +23,18 @@ Display = Literal["hidden", "omitted", "shown"]
 """Thinking blocks in the answer: none, with their text left out, or whole."""
 
 
-def type_field(kind: str) -> Field:
-    return honoured("type", only(kind, reason=f"only {kind}"), kind)
+def type_field(kind: str) -> f.Field:
+    return f.honoured("type", f.only(kind, reason=f"only {kind}"), kind)
 
 
-CACHE_CONTROL_FIELDS = table(
+CACHE_CONTROL_FIELDS = f.table(
     type_field("ephemeral"),
-    neutral("ttl", one_of("5m", "1h"), "5m, 1h; a prefix stays while there is room."),
-    neutral("scope", text(64), "Whose cache; there is one."),
+    f.neutral("ttl", f.one_of("5m", "1h"), "5m, 1h; a prefix stays while there is room."),
+    f.neutral("scope", f.text(64), "Whose cache; there is one."),
 )
-CACHE_CONTROL = neutral(
+CACHE_CONTROL = f.neutral(
     "cache_control",
-    object_of(CACHE_CONTROL_FIELDS, required=("type",)),
+    f.object_of(CACHE_CONTROL_FIELDS, required=("type",)),
     "Sent to upstreams of this dialect; here prefixes are cached by content, without marks.",
 )
 
@@ -68,12 +52,12 @@ def _thread(_value: Any, path: str) -> Any:
     raise ThreadUnsupportedError(path, _NO_THREADS)
 
 
-THREAD = Field("thread", Support.REFUSED, _thread, _NO_THREADS)
+THREAD = f.Field("thread", f.Support.REFUSED, _thread, _NO_THREADS)
 
-METADATA_FIELDS = table(
-    honoured("user_id", text(4096), "The end user, recorded where the key may name one.")
+METADATA_FIELDS = f.table(
+    f.honoured("user_id", f.text(4096), "The end user, recorded where the key may name one.")
 )
-DIAGNOSTICS_FIELDS = table(neutral("previous_message_id", text(256), "Not compared."))
+DIAGNOSTICS_FIELDS = f.table(f.neutral("previous_message_id", f.text(256), "Not compared."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,29 +70,29 @@ class Thinking:
     budget_tokens: int | None = None
 
 
-_display = honoured("display", one_of("summarized", "omitted"), "summarized: shown whole.")
-THINKING_FIELDS: dict[str, dict[str, Field]] = {
-    "enabled": table(
+_display = f.honoured("display", f.one_of("summarized", "omitted"), "summarized: shown whole.")
+THINKING_FIELDS: dict[str, dict[str, f.Field]] = {
+    "enabled": f.table(
         type_field("enabled"),
-        honoured(
+        f.honoured(
             "budget_tokens",
-            integer(MIN_THINKING_TOKENS, MAX_TOKENS),
+            f.integer(MIN_THINKING_TOKENS, MAX_TOKENS),
             "At least 1024, less than max_tokens; the thinking block ends there.",
         ),
         _display,
     ),
-    "adaptive": table(type_field("adaptive"), _display),
-    "disabled": table(type_field("disabled")),
+    "adaptive": f.table(type_field("adaptive"), _display),
+    "disabled": f.table(type_field("disabled")),
 }
 
 
 def thinking(value: Any, path: str) -> Thinking:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind not in THINKING_FIELDS:
         known = ", ".join(THINKING_FIELDS)
-        raise UnsupportedParameterError(f"{path}.type", f"'{shown(kind)}' is none of {known}")
+        raise UnsupportedParameterError(f"{path}.type", f"'{f.shown(kind)}' is none of {known}")
     required = ("budget_tokens",) if kind == "enabled" else ()
-    read = object_of(THINKING_FIELDS[kind], required=required)(value, path)
+    read = f.object_of(THINKING_FIELDS[kind], required=required)(value, path)
     if kind == "disabled":
         return Thinking()
     return Thinking(
@@ -119,45 +103,48 @@ def thinking(value: Any, path: str) -> Thinking:
     )
 
 
-JSON_FORMAT_FIELDS = table(
-    type_field("json_schema"), honoured("schema", json_schema, "What the answer's JSON must be.")
+JSON_FORMAT_FIELDS = f.table(
+    type_field("json_schema"),
+    f.honoured("schema", f.json_schema, "What the answer's JSON must be."),
 )
 
 
 def output_format(value: Any, path: str) -> OutputFormat:
-    read = object_of(JSON_FORMAT_FIELDS, required=("type", "schema"))(value, path)
+    read = f.object_of(JSON_FORMAT_FIELDS, required=("type", "schema"))(value, path)
     return OutputFormat(path=f"{path}.schema", schema=read["schema"])
 
 
-OUTPUT_CONFIG_FIELDS = table(
-    honoured(
+OUTPUT_CONFIG_FIELDS = f.table(
+    f.honoured(
         "effort",
-        one_of("low", "medium", "high", "xhigh", "max"),
+        f.one_of("low", "medium", "high", "xhigh", "max"),
         "Handed to the chat template as reasoning_effort.",
     ),
-    honoured("format", output_format, "type json_schema with its schema."),
-    refused("task_budget", "budgets over several requests are not kept"),
+    f.honoured("format", output_format, "type json_schema with its schema."),
+    f.refused("task_budget", "budgets over several requests are not kept"),
 )
 
 
 def _keeps_all(value: Any, path: str) -> Any:
-    return only("all", {"type": "all"}, reason="only all: nothing is cleared here")(value, path)
+    return f.only("all", {"type": "all"}, reason="only all: nothing is cleared here")(value, path)
 
 
-CLEAR_THINKING_FIELDS = table(
-    type_field("clear_thinking_20251015"), neutral("keep", _keeps_all, "all")
+CLEAR_THINKING_FIELDS = f.table(
+    type_field("clear_thinking_20251015"), f.neutral("keep", _keeps_all, "all")
 )
 
 
 def _context_edit(value: Any, path: str) -> dict[str, Any]:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind != "clear_thinking_20251015":
         raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' is not done; contexts are never edited here"
+            f"{path}.type", f"'{f.shown(kind)}' is not done; contexts are never edited here"
         )
-    return object_of(CLEAR_THINKING_FIELDS)(value, path)
+    return f.object_of(CLEAR_THINKING_FIELDS)(value, path)
 
 
-CONTEXT_MANAGEMENT_FIELDS = table(
-    neutral("edits", array(_context_edit), "Those of type clear_thinking_20251015 that keep all.")
+CONTEXT_MANAGEMENT_FIELDS = f.table(
+    f.neutral(
+        "edits", f.array(_context_edit), "Those of type clear_thinking_20251015 that keep all."
+    )
 )

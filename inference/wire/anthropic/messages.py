@@ -44,24 +44,7 @@ from inference.wire.anthropic.turns import (
     system,
     tool_references,
 )
-from inference.wire.common.fields import (
-    MAX_TOKEN_ID,
-    Field,
-    array,
-    flag,
-    honoured,
-    integer,
-    model_name,
-    neutral,
-    number,
-    object_of,
-    one_of,
-    only,
-    read_body,
-    refused,
-    table,
-    text,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
@@ -71,71 +54,71 @@ INTERLEAVED_BETA = "interleaved-thinking"
 """The beta with which a thinking budget spans several answers and may be more than
 ``max_tokens``."""
 
-FIELDS = table(
-    honoured(
+FIELDS = f.table(
+    f.honoured(
         "model",
-        model_name,
+        f.model_name,
         "A catalogue model's name or an alias (one for each name a client insists on).",
     ),
-    honoured(
+    f.honoured(
         "messages",
         messages,
         "Turns, one of the user's at least; text of the assistant at the end starts the answer.",
     ),
-    honoured(
+    f.honoured(
         "max_tokens",
-        integer(1, MAX_TOKENS),
+        f.integer(1, MAX_TOKENS),
         "Required. Over what the context has left: the answer may end there, with "
         "model_context_window_exceeded; over the operator's bound: there, with max_tokens.",
     ),
-    honoured(
+    f.honoured(
         "system",
         system,
         "A string or text blocks; a first one of x-anthropic-billing-header is left out.",
     ),
-    honoured("temperature", number(0, 1), "0 to 1; under 0.00001 is greedy."),
-    honoured("top_p", number(0, 1), "0 to 1."),
-    honoured("top_k", integer(0, MAX_TOKEN_ID), "0 is off."),
-    honoured("stop_sequences", array(text(min_chars=1), MAX_STOP_SEQUENCES), "Up to 64."),
-    honoured("stream", flag, "Server-sent events instead of one body."),
-    honoured("tools", tools, "Custom tools; others are refused by their type."),
-    honoured("tool_choice", tool_choice, "auto, any, tool, none; disable_parallel_tool_use."),
-    honoured(
+    f.honoured("temperature", f.number(0, 1), "0 to 1; under 0.00001 is greedy."),
+    f.honoured("top_p", f.number(0, 1), "0 to 1."),
+    f.honoured("top_k", f.integer(0, f.MAX_TOKEN_ID), "0 is off."),
+    f.honoured("stop_sequences", f.array(f.text(min_chars=1), MAX_STOP_SEQUENCES), "Up to 64."),
+    f.honoured("stream", f.flag, "Server-sent events instead of one body."),
+    f.honoured("tools", tools, "Custom tools; others are refused by their type."),
+    f.honoured("tool_choice", tool_choice, "auto, any, tool, none; disable_parallel_tool_use."),
+    f.honoured(
         "thinking", options.thinking, "enabled with budget_tokens, adaptive, disabled; display."
     ),
-    honoured(
+    f.honoured(
         "output_config",
-        object_of(options.OUTPUT_CONFIG_FIELDS),
+        f.object_of(options.OUTPUT_CONFIG_FIELDS),
         "format json_schema; effort, for the template.",
     ),
-    honoured("output_format", options.output_format, "The older name of output_config.format."),
+    f.honoured("output_format", options.output_format, "The older name of output_config.format."),
     options.CACHE_CONTROL,
-    honoured("metadata", object_of(options.METADATA_FIELDS), "user_id: the end user."),
-    neutral("service_tier", one_of("auto", "standard_only"), "There is one tier."),
-    neutral("speed", only("standard", reason="there is one speed: standard"), "standard"),
-    neutral(
+    f.honoured("metadata", f.object_of(options.METADATA_FIELDS), "user_id: the end user."),
+    f.neutral("service_tier", f.one_of("auto", "standard_only"), "There is one tier."),
+    f.neutral("speed", f.only("standard", reason="there is one speed: standard"), "standard"),
+    f.neutral(
         "context_management",
-        object_of(options.CONTEXT_MANAGEMENT_FIELDS),
+        f.object_of(options.CONTEXT_MANAGEMENT_FIELDS),
         "No edits, or clear_thinking_20251015 that keeps all.",
     ),
-    neutral(
+    f.neutral(
         "diagnostics",
-        object_of(options.DIAGNOSTICS_FIELDS),
+        f.object_of(options.DIAGNOSTICS_FIELDS),
         "Answered with null: nothing is compared.",
     ),
-    neutral("mcp_servers", only([], reason="this server calls no MCP servers"), "[]"),
-    neutral("fallbacks", only([], reason="no other model answers instead"), "[]"),
-    refused("betas", "betas are named in the anthropic-beta header"),
-    refused("billing_policy", "no other party can be billed"),
-    refused("compaction", "conversations are not summarised here"),
-    refused("container", "there are no containers"),
-    refused("fallback_credit_token", "no other model answers instead"),
-    refused("inference_geo", "where a model runs is the operator's choice"),
+    f.neutral("mcp_servers", f.only([], reason="this server calls no MCP servers"), "[]"),
+    f.neutral("fallbacks", f.only([], reason="no other model answers instead"), "[]"),
+    f.refused("betas", "betas are named in the anthropic-beta header"),
+    f.refused("billing_policy", "no other party can be billed"),
+    f.refused("compaction", "conversations are not summarised here"),
+    f.refused("container", "there are no containers"),
+    f.refused("fallback_credit_token", "no other model answers instead"),
+    f.refused("inference_geo", "where a model runs is the operator's choice"),
     options.THREAD,
-    refused("user_profile_id", "there are no user profiles"),
-    refused("workspace_id", "there are no workspaces"),
+    f.refused("user_profile_id", "there are no user profiles"),
+    f.refused("workspace_id", "there are no workspaces"),
 )
-NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
     **{f"{kind} blocks": fields for kind, fields in BLOCK_FIELDS.items()},
     **{f"source {kind} of an image": fields for kind, fields in SOURCE_FIELDS.items()},
@@ -157,7 +140,7 @@ COUNTED = (
     *("output_format", "cache_control", "context_management", "mcp_servers", "speed"),
     *("betas", "billing_policy", "compaction", "user_profile_id", "workspace_id"),
 )
-COUNT_FIELDS = table(*(FIELDS[name] for name in COUNTED))
+COUNT_FIELDS = f.table(*(FIELDS[name] for name in COUNTED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +158,7 @@ class MessagesRequest:
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
     required = ("model", "max_tokens", "messages")
-    read = read_body(body, FIELDS, required=required)
+    read = f.read_body(body, FIELDS, required=required)
     thinking: Thinking = read.get("thinking", Thinking())
     _check_budget(thinking, read["max_tokens"], context)
     chat_input, marks = _chat_input(read, thinking)
@@ -199,7 +182,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
 
 
 def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCountRequest:
-    read = read_body(body, COUNT_FIELDS, required=("model", "messages"))
+    read = f.read_body(body, COUNT_FIELDS, required=("model", "messages"))
     return TokenCountRequest(
         model=read["model"],
         input=_chat_input(read, read.get("thinking", Thinking()))[0],

@@ -9,43 +9,28 @@ from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.wire.anthropic.fields import CACHE_CONTROL, cache_of, type_field
-from inference.wire.common.fields import (
-    Field,
-    array,
-    flag,
-    honoured,
-    json_schema,
-    kind_of,
-    neutral,
-    object_of,
-    only,
-    refused,
-    shown,
-    spelled,
-    table,
-    text,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 
 MAX_TOOLS = 1024
 
-tool_name = spelled(
+tool_name = f.spelled(
     re.compile(r"[a-zA-Z0-9_-]{1,128}"), "1 to 128 letters, digits, underscores and hyphens"
 )
 
-TOOL_FIELDS = table(
-    neutral("type", only("custom", reason="only custom tools"), "custom"),
-    honoured("name", tool_name, "1 to 128 letters, digits, _ and -; each name once."),
-    honoured("description", text(), "For the model."),
-    honoured("input_schema", json_schema, "A JSON schema."),
-    honoured("strict", flag, "true: the input follows the schema exactly, by grammar."),
+TOOL_FIELDS = f.table(
+    f.neutral("type", f.only("custom", reason="only custom tools"), "custom"),
+    f.honoured("name", tool_name, "1 to 128 letters, digits, _ and -; each name once."),
+    f.honoured("description", f.text(), "For the model."),
+    f.honoured("input_schema", f.json_schema, "A JSON schema."),
+    f.honoured("strict", f.flag, "true: the input follows the schema exactly, by grammar."),
     CACHE_CONTROL,
-    neutral("eager_input_streaming", flag, "Inputs stream as they are generated, always."),
-    honoured("defer_loading", flag, "true: not offered until a tool_reference names it."),
-    neutral("allowed_callers", only(["direct"], reason="only the model calls"), '["direct"]'),
-    refused("input_examples", "chat templates have no place for them; use the description"),
+    f.neutral("eager_input_streaming", f.flag, "Inputs stream as they are generated, always."),
+    f.honoured("defer_loading", f.flag, "true: not offered until a tool_reference names it."),
+    f.neutral("allowed_callers", f.only(["direct"], reason="only the model calls"), '["direct"]'),
+    f.refused("input_examples", "chat templates have no place for them; use the description"),
 )
-_read_tool = object_of(TOOL_FIELDS, required=("name", "input_schema"))
+_read_tool = f.object_of(TOOL_FIELDS, required=("name", "input_schema"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +50,11 @@ class ToolReference:
 
 def _tool(value: Any, path: str) -> Tool:
     if isinstance(value, dict) and value.get("type") is not None:
-        kind = kind_of(value, path)
+        kind = f.kind_of(value, path)
         if kind != "custom":
             raise UnsupportedParameterError(
                 f"{path}.type",
-                f"'{shown(kind)}' is not a tool this server has; declare custom tools",
+                f"'{f.shown(kind)}' is not a tool this server has; declare custom tools",
             )
     read = _read_tool(value, path)
     definition = ToolDefinition(
@@ -83,7 +68,7 @@ def _tool(value: Any, path: str) -> Tool:
 
 
 def tools(value: Any, path: str) -> list[Tool]:
-    read: list[Tool] = array(_tool, MAX_TOOLS)(value, path)
+    read: list[Tool] = f.array(_tool, MAX_TOOLS)(value, path)
     seen: set[str] = set()
     for index, tool in enumerate(read):
         name = tool.definition.name
@@ -121,22 +106,24 @@ class Choice:
     parallel: bool = True
 
 
-_parallel = honoured("disable_parallel_tool_use", flag, "true: one call at most.")
-CHOICE_FIELDS: dict[str, dict[str, Field]] = {
-    "auto": table(type_field("auto"), _parallel),
-    "any": table(type_field("any"), _parallel),
-    "tool": table(type_field("tool"), _parallel, honoured("name", tool_name, "One of the tools.")),
-    "none": table(type_field("none")),
+_parallel = f.honoured("disable_parallel_tool_use", f.flag, "true: one call at most.")
+CHOICE_FIELDS: dict[str, dict[str, f.Field]] = {
+    "auto": f.table(type_field("auto"), _parallel),
+    "any": f.table(type_field("any"), _parallel),
+    "tool": f.table(
+        type_field("tool"), _parallel, f.honoured("name", tool_name, "One of the tools.")
+    ),
+    "none": f.table(type_field("none")),
 }
 
 
 def tool_choice(value: Any, path: str) -> Choice:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind not in CHOICE_FIELDS:
         known = ", ".join(CHOICE_FIELDS)
         raise InvalidRequestError(f"'{path}.type' must be one of {known}.", param=f"{path}.type")
     required = ("name",) if kind == "tool" else ()
-    read = object_of(CHOICE_FIELDS[kind], required=required)(value, path)
+    read = f.object_of(CHOICE_FIELDS[kind], required=required)(value, path)
     parallel = not read.get("disable_parallel_tool_use", False)
     if kind in ("any", "tool"):
         required_choice = ToolChoice(mode="required", name=read.get("name"))

@@ -31,16 +31,7 @@ from inference.wire.anthropic.content import (
     texts_of,
 )
 from inference.wire.anthropic.tools import Tool, ToolReference
-from inference.wire.common.fields import (
-    Field,
-    array,
-    honoured,
-    object_of,
-    one_of,
-    refused,
-    table,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import PART_SEPARATOR, Called, Thought, parts_with_images
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 
@@ -102,31 +93,33 @@ class Turn:
     """A system turn that no longer counts once the user has spoken again."""
 
 
-_role = honoured("role", one_of("user", "assistant", "system"), "user, assistant or system.")
-MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
-    "user": table(_role, honoured("content", blocks(USER_BLOCKS), "A string or blocks.")),
-    "assistant": table(_role, honoured("content", blocks(ASSISTANT_BLOCKS), "A string or blocks.")),
-    "system": table(
+_role = f.honoured("role", f.one_of("user", "assistant", "system"), "user, assistant or system.")
+MESSAGE_FIELDS: dict[str, dict[str, f.Field]] = {
+    "user": f.table(_role, f.honoured("content", blocks(USER_BLOCKS), "A string or blocks.")),
+    "assistant": f.table(
+        _role, f.honoured("content", blocks(ASSISTANT_BLOCKS), "A string or blocks.")
+    ),
+    "system": f.table(
         _role,
-        honoured("content", text_blocks, "A string or text blocks."),
-        honoured("clear_at", one_of("never", "next_user_message"), "Until when it counts."),
-        refused("output_config", "it is given once, for the request"),
+        f.honoured("content", text_blocks, "A string or text blocks."),
+        f.honoured("clear_at", f.one_of("never", "next_user_message"), "Until when it counts."),
+        f.refused("output_config", "it is given once, for the request"),
     ),
 }
 
 
 def messages(value: Any, path: str) -> list[Turn]:
-    return array(_turn, MAX_MESSAGES, min_items=1)(value, path)
+    return f.array(_turn, MAX_MESSAGES, min_items=1)(value, path)
 
 
 def _turn(value: Any, path: str) -> Turn:
     if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
+        raise f.wrong_type(path, "an object", value)
     given = value.get("role")
     if given is None:
         raise MissingParameterError(f"{path}.role")
     role: str = _role.check(given, f"{path}.role")
-    read = object_of(MESSAGE_FIELDS[role], required=("content",))(value, path)
+    read = f.object_of(MESSAGE_FIELDS[role], required=("content",))(value, path)
     return Turn(
         role=role,
         blocks=read["content"],

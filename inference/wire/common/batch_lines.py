@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import orjson
 
-from inference.wire.common.fields import honoured, json_object, one_of, read_fields, table, text
+from inference.wire.common import fields as f
 from inference.wire.errors import ApiError, InvalidJsonError, InvalidRequestError
 
 MAX_REQUESTS = 100_000
@@ -33,14 +33,14 @@ class BatchLine:
 
 
 def custom_id(value: Any, path: str) -> str:
-    return text(MAX_CUSTOM_ID_CHARS, min_chars=1)(value, path)
+    return f.text(MAX_CUSTOM_ID_CHARS, min_chars=1)(value, path)
 
 
-LINE_FIELDS = table(
-    honoured("custom_id", custom_id, "Returned with the result; no two are the same."),
-    honoured("method", one_of("POST"), "POST."),
-    honoured("url", text(64), "The batch's endpoint."),
-    honoured("body", json_object, "What would be sent to the endpoint; never streamed."),
+LINE_FIELDS = f.table(
+    f.honoured("custom_id", custom_id, "Returned with the result; no two are the same."),
+    f.honoured("method", f.one_of("POST"), "POST."),
+    f.honoured("url", f.text(64), "The batch's endpoint."),
+    f.honoured("body", f.json_object, "What would be sent to the endpoint; never streamed."),
 )
 
 
@@ -83,7 +83,7 @@ def read_line(line: bytes, endpoint: str) -> BatchLine:
         raise InvalidJsonError(f"not valid JSON: {error.msg}") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("not a JSON object")
-    read = read_fields(value, LINE_FIELDS, required=("custom_id", "method", "url", "body"))
+    read = f.read_fields(value, LINE_FIELDS, required=("custom_id", "method", "url", "body"))
     if read["url"] != endpoint:
         raise InvalidRequestError(f"'url' is {read['url']!r} and the batch's endpoint {endpoint!r}")
     return BatchLine(custom_id=read["custom_id"], body=orjson.dumps(read["body"]))

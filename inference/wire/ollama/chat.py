@@ -24,23 +24,7 @@ from inference.protocol.generation import (
     ToolCall,
 )
 from inference.protocol.images import ImageRef
-from inference.wire.common.fields import (
-    Field,
-    array,
-    flag,
-    honoured,
-    integer,
-    json_object,
-    neutral,
-    object_of,
-    only,
-    read_body,
-    read_fields,
-    refused,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import base64_image, parts_with_images
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import (
@@ -63,38 +47,38 @@ from inference.wire.ollama.fields import (
 from inference.wire.openai.chat import tools as openai_tools
 from inference.wire.openai.chat.tools import MAX_CALL_ID_CHARS
 
-_string = text()
+_string = f.text()
 
 
-IMAGES = honoured(
+IMAGES = f.honoured(
     "images",
-    array(base64_image),
+    f.array(base64_image),
     "Base64 of PNG, JPEG, WebP, GIF or BMP files, not animated: seen before the text.",
 )
-CALLED_FIELDS = table(
-    honoured("name", text(256, min_chars=1), "Which function."),
-    honoured("arguments", json_object, "An object."),
-    neutral("index", integer(0, 2**31 - 1), "Left over from a stream."),
-    neutral("description", _string, "Left over from the tool."),
+CALLED_FIELDS = f.table(
+    f.honoured("name", f.text(256, min_chars=1), "Which function."),
+    f.honoured("arguments", f.json_object, "An object."),
+    f.neutral("index", f.integer(0, 2**31 - 1), "Left over from a stream."),
+    f.neutral("description", _string, "Left over from the tool."),
 )
-CALL_FIELDS = table(
-    honoured(
+CALL_FIELDS = f.table(
+    f.honoured(
         "function",
-        object_of(CALLED_FIELDS, required=("name", "arguments")),
+        f.object_of(CALLED_FIELDS, required=("name", "arguments")),
         "The name and arguments of the call.",
     ),
-    honoured("id", text(MAX_CALL_ID_CHARS), "Its result may name it."),
-    neutral("type", only("function", reason="only function"), "function"),
+    f.honoured("id", f.text(MAX_CALL_ID_CHARS), "Its result may name it."),
+    f.neutral("type", f.only("function", reason="only function"), "function"),
 )
-_calls = array(object_of(CALL_FIELDS, required=("function",)))
-MESSAGE_FIELDS = table(
-    honoured("role", _string, "system, user, assistant or tool."),
-    honoured("content", _string, "Text."),
-    honoured("thinking", _string, "What it thought; handed to the chat template."),
-    honoured("tool_calls", _calls, "What the assistant called."),
-    honoured("tool_name", text(256), "Whose result it is."),
-    honoured("tool_call_id", text(MAX_CALL_ID_CHARS), "Which call it answers."),
-    neutral("name", text(256), "An older word for tool_name."),
+_calls = f.array(f.object_of(CALL_FIELDS, required=("function",)))
+MESSAGE_FIELDS = f.table(
+    f.honoured("role", _string, "system, user, assistant or tool."),
+    f.honoured("content", _string, "Text."),
+    f.honoured("thinking", _string, "What it thought; handed to the chat template."),
+    f.honoured("tool_calls", _calls, "What the assistant called."),
+    f.honoured("tool_name", f.text(256), "Whose result it is."),
+    f.honoured("tool_call_id", f.text(MAX_CALL_ID_CHARS), "Which call it answers."),
+    f.neutral("name", f.text(256), "An older word for tool_name."),
     IMAGES,
 )
 Role = Literal["system", "user", "assistant", "tool"]
@@ -108,7 +92,7 @@ ROLES: dict[str, Role] = {
 
 def messages(value: Any, path: str) -> list[ChatMessage]:
     if not isinstance(value, list):
-        raise wrong_type(path, "an array", value)
+        raise f.wrong_type(path, "an array", value)
     reader = _Reader()
     return [reader.read(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
@@ -125,8 +109,8 @@ class _Reader:
 
     def read(self, value: Any, path: str) -> ChatMessage:
         if not isinstance(value, dict):
-            raise wrong_type(path, "an object", value)
-        read = read_fields(value, MESSAGE_FIELDS, path=f"{path}.", required=("role",))
+            raise f.wrong_type(path, "an object", value)
+        read = f.read_fields(value, MESSAGE_FIELDS, path=f"{path}.", required=("role",))
         role = ROLES.get(read["role"])
         if role is None:
             known = ", ".join(ROLES)
@@ -194,12 +178,12 @@ class _Reader:
         return None
 
 
-FIELDS = table(
+FIELDS = f.table(
     *SHARED_FIELDS,
-    honoured("messages", messages, "Turns; none: the model is loaded, and nothing answered."),
-    honoured("tools", openai_tools.tools, "Functions."),
+    f.honoured("messages", messages, "Turns; none: the model is loaded, and nothing answered."),
+    f.honoured("tools", openai_tools.tools, "Functions."),
 )
-NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     "options": OPTION_FIELDS,
     "messages": MESSAGE_FIELDS,
     "tool_calls": CALL_FIELDS,
@@ -235,7 +219,7 @@ class OllamaRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    read = read_body(body, FIELDS, required=("model",))
+    read = f.read_body(body, FIELDS, required=("model",))
     turns: list[ChatMessage] = read.get("messages", [])
     chat = chat_input(read, turns, tools=read.get("tools", []))
     return request_of(read, chat, is_chat=True, only_loads=not turns)
@@ -272,23 +256,23 @@ def request_of(
     )
 
 
-GENERATE_FIELDS = table(
+GENERATE_FIELDS = f.table(
     *SHARED_FIELDS,
-    honoured("prompt", text(), "Text; none: the model is loaded, and nothing answered."),
-    honoured("system", text(), "A system turn before it."),
-    honoured("raw", flag, "true: the prompt as it is, without the chat template."),
-    neutral("suffix", only("", reason="text is not inserted"), '""'),
-    neutral("template", only("", reason="the model's own template is used"), '""'),
-    neutral("context", only([], reason="use /api/chat with the turns themselves"), "[]"),
+    f.honoured("prompt", f.text(), "Text; none: the model is loaded, and nothing answered."),
+    f.honoured("system", f.text(), "A system turn before it."),
+    f.honoured("raw", f.flag, "true: the prompt as it is, without the chat template."),
+    f.neutral("suffix", f.only("", reason="text is not inserted"), '""'),
+    f.neutral("template", f.only("", reason="the model's own template is used"), '""'),
+    f.neutral("context", f.only([], reason="use /api/chat with the turns themselves"), "[]"),
     IMAGES,
-    refused("width", "images are not generated"),
-    refused("height", "images are not generated"),
-    refused("steps", "images are not generated"),
+    f.refused("width", "images are not generated"),
+    f.refused("height", "images are not generated"),
+    f.refused("steps", "images are not generated"),
 )
 
 
 def parse_generate(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
-    read = read_body(body, GENERATE_FIELDS, required=("model",))
+    read = f.read_body(body, GENERATE_FIELDS, required=("model",))
     prompt: str = read.get("prompt", "")
     if read.get("raw", False) and (prompt or read.get("images")):
         _check_raw(read)

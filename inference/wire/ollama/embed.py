@@ -16,17 +16,7 @@ import orjson
 
 from inference.protocol.events import Embedded, EmbeddedPart, Event
 from inference.protocol.generation import EmbeddingRequest, TextInput
-from inference.wire.common.fields import (
-    array,
-    flag,
-    honoured,
-    integer,
-    neutral,
-    read_body,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.ollama.answers import FineClock
 from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, catalogue_name, options
@@ -35,28 +25,28 @@ from inference.wire.openai.embeddings import MAX_DIMENSIONS, MAX_INPUTS
 SHORTEST = 1e-12
 """A vector of nothing but zeros stays one."""
 
-_text = text(min_chars=1)
-_texts = array(_text, MAX_INPUTS, min_items=1)
+_text = f.text(min_chars=1)
+_texts = f.array(_text, MAX_INPUTS, min_items=1)
 
 
 def texts(value: Any, path: str) -> list[str]:
     if isinstance(value, str):
         return [_text(value, path)]
     if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array of strings", value)
+        raise f.wrong_type(path, "a string or an array of strings", value)
     return _texts(value, path)
 
 
-_OPTIONS = neutral("options", options, "They sample text; vectors are not sampled.")
-FIELDS = table(
+_OPTIONS = f.neutral("options", options, "They sample text; vectors are not sampled.")
+FIELDS = f.table(
     MODEL,
-    honoured("input", texts, "A string, or up to 2048; none may be empty."),
-    honoured("dimensions", integer(1, MAX_DIMENSIONS), "Fewer, where the model allows it."),
-    honoured("truncate", flag, "true: what a model cannot take is cut; else it is refused."),
+    f.honoured("input", texts, "A string, or up to 2048; none may be empty."),
+    f.honoured("dimensions", f.integer(1, MAX_DIMENSIONS), "Fewer, where the model allows it."),
+    f.honoured("truncate", f.flag, "true: what a model cannot take is cut; else it is refused."),
     _OPTIONS,
     KEEP_ALIVE,
 )
-OLD_FIELDS = table(MODEL, honoured("prompt", _text, "The text."), _OPTIONS, KEEP_ALIVE)
+OLD_FIELDS = f.table(MODEL, f.honoured("prompt", _text, "The text."), _OPTIONS, KEEP_ALIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +62,7 @@ class EmbedRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
-    read = read_body(body, FIELDS, required=("model", "input"))
+    read = f.read_body(body, FIELDS, required=("model", "input"))
     return EmbedRequest(
         embedding=EmbeddingRequest(
             model=catalogue_name(read["model"]),
@@ -85,7 +75,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
 
 
 def parse_old(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
-    read = read_body(body, OLD_FIELDS, required=("model", "prompt"))
+    read = f.read_body(body, OLD_FIELDS, required=("model", "prompt"))
     return EmbedRequest(
         embedding=EmbeddingRequest(
             model=catalogue_name(read["model"]), input=TextInput(texts=[read["prompt"]])

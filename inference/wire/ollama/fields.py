@@ -10,20 +10,7 @@ from typing import Any
 
 from inference.protocol.generation import OutputFormat
 from inference.protocol.sampling import SamplingOptions
-from inference.wire.common.fields import (
-    Field,
-    flag,
-    honoured,
-    integer,
-    json_schema,
-    model_name,
-    neutral,
-    number,
-    object_of,
-    only,
-    table,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai.fields import (
     MAX_REPETITION_PENALTY,
@@ -50,7 +37,7 @@ def catalogue_name(name: str) -> str:
 
 def num_predict(value: Any, path: str) -> int | None:
     """``None``: until the model ends it, or the context does."""
-    checked: int = integer(-2, MAX_TOKENS)(value, path)
+    checked: int = f.integer(-2, MAX_TOKENS)(value, path)
     if checked == 0:
         raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
     return checked if checked > 0 else None
@@ -62,55 +49,55 @@ def own_seed(value: Any, path: str) -> int | None:
 
 
 def _off(value: int) -> Any:
-    return only(value, float(value), reason="use top_p, top_k and min_p")
+    return f.only(value, float(value), reason="use top_p, top_k and min_p")
 
 
-OPTION_FIELDS = table(
-    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
-    honoured("top_p", number(0, 1), "0 to 1."),
-    honoured("top_k", top_k, "-1 or 0 is off."),
-    honoured("min_p", number(0, 1), "0 to 1."),
-    honoured("seed", own_seed, "A 64-bit integer; below 0: another one each time."),
-    honoured("stop", stop, "One string or up to 64."),
-    honoured("num_predict", num_predict, "At most so many tokens; -1 or -2: no bound."),
-    honoured(
+OPTION_FIELDS = f.table(
+    f.honoured("temperature", f.number(0, 2), "0 to 2; under 0.00001 is greedy."),
+    f.honoured("top_p", f.number(0, 1), "0 to 1."),
+    f.honoured("top_k", top_k, "-1 or 0 is off."),
+    f.honoured("min_p", f.number(0, 1), "0 to 1."),
+    f.honoured("seed", own_seed, "A 64-bit integer; below 0: another one each time."),
+    f.honoured("stop", stop, "One string or up to 64."),
+    f.honoured("num_predict", num_predict, "At most so many tokens; -1 or -2: no bound."),
+    f.honoured(
         "repeat_penalty",
-        number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        f.number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         "0.01 to 10; 1: off.",
     ),
-    honoured("presence_penalty", number(-2, 2), "-2 to 2."),
-    honoured("frequency_penalty", number(-2, 2), "-2 to 2."),
-    neutral(
+    f.honoured("presence_penalty", f.number(-2, 2), "-2 to 2."),
+    f.honoured("frequency_penalty", f.number(-2, 2), "-2 to 2."),
+    f.neutral(
         "num_ctx",
-        integer(1, _MAX_COUNT),
+        f.integer(1, _MAX_COUNT),
         "The context is the model's own, whatever is asked for: what does not fit is refused, "
         "never cut.",
     ),
-    neutral("num_keep", integer(-1, _MAX_COUNT), "Nothing is cut, so everything is kept."),
-    neutral(
+    f.neutral("num_keep", f.integer(-1, _MAX_COUNT), "Nothing is cut, so everything is kept."),
+    f.neutral(
         "repeat_last_n",
-        integer(-1, _MAX_COUNT),
+        f.integer(-1, _MAX_COUNT),
         "-1 beside a repeat_penalty, which looks at the whole text; else anything.",
     ),
-    neutral("penalize_newline", only(True, reason="penalties spare no token"), "true"),
-    neutral("tfs_z", _off(1), "1"),
-    neutral("typical_p", _off(1), "1"),
-    neutral("mirostat", _off(0), "0"),
-    neutral("mirostat_tau", number(0, 100), "Ignored: it only matters with mirostat."),
-    neutral("mirostat_eta", number(0, 100), "Ignored: it only matters with mirostat."),
+    f.neutral("penalize_newline", f.only(True, reason="penalties spare no token"), "true"),
+    f.neutral("tfs_z", _off(1), "1"),
+    f.neutral("typical_p", _off(1), "1"),
+    f.neutral("mirostat", _off(0), "0"),
+    f.neutral("mirostat_tau", f.number(0, 100), "Ignored: it only matters with mirostat."),
+    f.neutral("mirostat_eta", f.number(0, 100), "Ignored: it only matters with mirostat."),
     *(
-        neutral(name, integer(-1, _MAX_COUNT), _HOW_IT_RUNS)
+        f.neutral(name, f.integer(-1, _MAX_COUNT), _HOW_IT_RUNS)
         for name in ("num_batch", "num_gpu", "main_gpu", "num_thread")
     ),
     *(
-        neutral(name, flag, _HOW_IT_RUNS)
+        f.neutral(name, f.flag, _HOW_IT_RUNS)
         for name in ("numa", "low_vram", "f16_kv", "use_mmap", "use_mlock")
     ),
-    neutral("logits_all", only(False, reason="use logprobs"), "false"),
-    neutral("vocab_only", only(False, reason="models are loaded whole"), "false"),
-    neutral("embedding_only", only(False, reason="use /api/embed"), "false"),
+    f.neutral("logits_all", f.only(False, reason="use logprobs"), "false"),
+    f.neutral("vocab_only", f.only(False, reason="models are loaded whole"), "false"),
+    f.neutral("embedding_only", f.only(False, reason="use /api/embed"), "false"),
 )
-options = object_of(OPTION_FIELDS)
+options = f.object_of(OPTION_FIELDS)
 
 
 def keep_alive(value: Any, path: str) -> None:
@@ -119,7 +106,7 @@ def keep_alive(value: Any, path: str) -> None:
         if number_text is None:
             raise InvalidRequestError(f"'{path}' must be a duration, as 5m or 300.", param=path)
     elif isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise wrong_type(path, "a duration", value)
+        raise f.wrong_type(path, "a duration", value)
     if value == 0 or (isinstance(value, str) and not re.search(r"[1-9]", value)):
         raise UnsupportedParameterError(
             path, "a model stays loaded until its room is needed or its operator unloads it"
@@ -131,38 +118,40 @@ def output_format(value: Any, path: str) -> OutputFormat | None:
         if value not in ("", "json"):
             raise InvalidRequestError(f"'{path}' must be json or a JSON schema.", param=path)
         return OutputFormat(path=path) if value else None
-    return OutputFormat(path=path, schema=json_schema(value, path))
+    return OutputFormat(path=path, schema=f.json_schema(value, path))
 
 
 def think(value: Any, path: str) -> bool | str:
     if isinstance(value, bool):
         return value
     if not isinstance(value, str):
-        raise wrong_type(path, "true, false or a string", value)
+        raise f.wrong_type(path, "true, false or a string", value)
     if value not in EFFORTS:
         raise InvalidRequestError(f"'{path}' must be one of {', '.join(EFFORTS)}.", param=path)
     return value
 
 
-KEEP_ALIVE = neutral(
+KEEP_ALIVE = f.neutral(
     "keep_alive",
     keep_alive,
     "How long it stays loaded is the operator's: at least until its room is needed. 0 is refused.",
 )
-MODEL = honoured(
-    "model", model_name, "A catalogue model's name or an alias; :latest may come after it."
+MODEL = f.honoured(
+    "model", f.model_name, "A catalogue model's name or an alias; :latest may come after it."
 )
-SHARED_FIELDS: tuple[Field, ...] = (
+SHARED_FIELDS: tuple[f.Field, ...] = (
     MODEL,
-    honoured("options", options, "See the table of options."),
-    honoured("format", output_format, "json, or a JSON schema that the answer is held to."),
-    honoured("stream", flag, "true, the default: a line of JSON for each piece."),
-    honoured("think", think, "true or an effort: it thinks, in thinking; false: it does not."),
-    honoured("logprobs", flag, "Log probabilities of the output tokens."),
-    honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
+    f.honoured("options", options, "See the table of options."),
+    f.honoured("format", output_format, "json, or a JSON schema that the answer is held to."),
+    f.honoured("stream", f.flag, "true, the default: a line of JSON for each piece."),
+    f.honoured("think", think, "true or an effort: it thinks, in thinking; false: it does not."),
+    f.honoured("logprobs", f.flag, "Log probabilities of the output tokens."),
+    f.honoured("top_logprobs", f.integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
     KEEP_ALIVE,
-    neutral("truncate", only(False, reason="prompts are never cut; only false"), "false"),
-    neutral("shift", only(False, reason="nothing is dropped from a context; only false"), "false"),
+    f.neutral("truncate", f.only(False, reason="prompts are never cut; only false"), "false"),
+    f.neutral(
+        "shift", f.only(False, reason="nothing is dropped from a context; only false"), "false"
+    ),
 )
 
 

@@ -17,15 +17,7 @@ from typing import Any
 
 import orjson
 
-from inference.wire.common.fields import (
-    flag,
-    honoured,
-    model_name,
-    neutral,
-    only,
-    read_body,
-    table,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.model_card import ModelCard
 from inference.wire.errors import MissingParameterError
 from inference.wire.ollama.fields import catalogue_name
@@ -33,10 +25,10 @@ from inference.wire.ollama.fields import catalogue_name
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients ask for it to know what they may send."""
 
-SHOW_FIELDS = table(
-    honoured("model", model_name, "A name of /api/tags."),
-    honoured("name", model_name, "The older word for it."),
-    neutral("verbose", flag, "There are no more details."),
+SHOW_FIELDS = f.table(
+    f.honoured("model", f.model_name, "A name of /api/tags."),
+    f.honoured("name", f.model_name, "The older word for it."),
+    f.neutral("verbose", f.flag, "There are no more details."),
 )
 CAPABILITIES = {
     "chat": "completion",
@@ -71,7 +63,7 @@ class OfferedModel:
 
 
 def parse_show(body: bytes, _context: object = None) -> str:
-    read = read_body(body, SHOW_FIELDS)
+    read = f.read_body(body, SHOW_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
         raise MissingParameterError("model")
@@ -162,13 +154,13 @@ def _time(model: OfferedModel) -> str:
 HUB_PREFIXES = ("hf.co/", "huggingface.co/")
 SOURCE_SCHEMES = ("huggingface:", "pypi:", "path:")
 
-PULL_FIELDS = table(
-    honoured("model", model_name, "A name of /api/tags, hf.co/org/name:QUANT, or a source."),
-    honoured("name", model_name, "The older word for it."),
-    honoured("stream", flag, "true: lines of progress; false: one line at the end."),
-    neutral(
+PULL_FIELDS = f.table(
+    f.honoured("model", f.model_name, "A name of /api/tags, hf.co/org/name:QUANT, or a source."),
+    f.honoured("name", f.model_name, "The older word for it."),
+    f.honoured("stream", f.flag, "true: lines of progress; false: one line at the end."),
+    f.neutral(
         "insecure",
-        only(False, reason="Downloads are over verified connections alone."),
+        f.only(False, reason="Downloads are over verified connections alone."),
         "Only false.",
     ),
 )
@@ -209,7 +201,7 @@ def parse_pull(
     body: bytes, _context: object = None, *, named_sources: Sequence[str] = ()
 ) -> PullRequest:
     """``named_sources``: names of hubs beside Hugging Face. Raises ``ApiError`` (400)."""
-    read = read_body(body, PULL_FIELDS)
+    read = f.read_body(body, PULL_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
         raise MissingParameterError("model")

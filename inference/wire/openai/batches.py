@@ -13,17 +13,8 @@ from typing import Any
 import orjson
 
 from inference.batches.records import BatchRecord, FileRecord
+from inference.wire.common import fields as f
 from inference.wire.common.batch_lines import ANSWER, MARK, Unrun
-from inference.wire.common.fields import (
-    honoured,
-    json_object,
-    one_of,
-    only,
-    read_body,
-    refused,
-    table,
-    text,
-)
 from inference.wire.dialect import page_of
 from inference.wire.errors import (
     ApiError,
@@ -40,16 +31,16 @@ MAX_FILES_LIMIT = 10_000
 EXPIRY_ANCHOR, EXPIRY_SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 
-BATCH_FIELDS = table(
-    honoured("input_file_id", text(64, min_chars=1), "A file of requests, one in each line."),
-    honoured("endpoint", one_of(*ENDPOINTS), f"One of {', '.join(ENDPOINTS)}."),
-    honoured(
+BATCH_FIELDS = f.table(
+    f.honoured("input_file_id", f.text(64, min_chars=1), "A file of requests, one in each line."),
+    f.honoured("endpoint", f.one_of(*ENDPOINTS), f"One of {', '.join(ENDPOINTS)}."),
+    f.honoured(
         "completion_window",
-        only("24h", reason="a batch has 24h"),
+        f.only("24h", reason="a batch has 24h"),
         "24h: requests that have not run by then are reported as expired.",
     ),
-    honoured("metadata", json_object, "Returned with the batch."),
-    refused("output_expires_after", "results stay until they are deleted"),
+    f.honoured("metadata", f.json_object, "Returned with the batch."),
+    f.refused("output_expires_after", "results stay until they are deleted"),
 )
 
 
@@ -62,7 +53,7 @@ class Page:
 
 def parse_batch(body: bytes) -> dict[str, Any]:
     required = ("input_file_id", "endpoint", "completion_window")
-    return read_body(body, BATCH_FIELDS, required=required)
+    return f.read_body(body, BATCH_FIELDS, required=required)
 
 
 def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:

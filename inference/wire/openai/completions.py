@@ -29,15 +29,7 @@ from inference.protocol.events import (
     TextLogprob,
 )
 from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
-from inference.wire.common.fields import (
-    flag,
-    honoured,
-    integer,
-    neutral,
-    only,
-    read_body,
-    table,
-)
+from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai import fields as openai_fields
@@ -64,22 +56,22 @@ MAX_LOGPROBS = 20
 """OpenAI's own limit is 5; evaluation suites ask for as many as chat has."""
 DEFAULT_MAX_TOKENS = 16
 
-FIELDS = table(
+FIELDS = f.table(
     *openai_fields.SHARED_FIELDS,
     *OUTPUT_FIELDS,
-    honoured(
+    f.honoured(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."
     ),
-    honoured("echo", flag, "The prompt's text first; with logprobs, its tokens' too."),
-    honoured("logprobs", integer(0, MAX_LOGPROBS), "0 to 20."),
-    honoured(
+    f.honoured("echo", f.flag, "The prompt's text first; with logprobs, its tokens' too."),
+    f.honoured("logprobs", f.integer(0, MAX_LOGPROBS), "0 to 20."),
+    f.honoured(
         "max_tokens",
-        integer(0, MAX_TOKENS),
+        f.integer(0, MAX_TOKENS),
         "0 only with echo or prompt_logprobs; 16 where it is missing.",
     ),
-    neutral("best_of", integer(1, MAX_CHOICES), "1, or what n is."),
-    neutral("suffix", only("", reason="text is not inserted"), '""'),
-    neutral("add_special_tokens", only(True, reason="token ids are taken as they are"), "true"),
+    f.neutral("best_of", f.integer(1, MAX_CHOICES), "1, or what n is."),
+    f.neutral("suffix", f.only("", reason="text is not inserted"), '""'),
+    f.neutral("add_special_tokens", f.only(True, reason="token ids are taken as they are"), "true"),
 )
 
 
@@ -117,7 +109,7 @@ class CompletionRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
-    read = read_body(body, FIELDS, required=("model", "prompt"))
+    read = f.read_body(body, FIELDS, required=("model", "prompt"))
     echo, max_tokens = read.get("echo", False), read.get("max_tokens", DEFAULT_MAX_TOKENS)
     if max_tokens == 0 and not echo and "prompt_logprobs" not in read:
         raise InvalidRequestError(

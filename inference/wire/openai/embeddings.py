@@ -18,17 +18,7 @@ import orjson
 
 from inference.protocol.events import Embedded, EmbeddedPart, Event
 from inference.protocol.generation import EmbeddingRequest
-from inference.wire.common.fields import (
-    honoured,
-    integer,
-    model_name,
-    neutral,
-    only,
-    read_body,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.fields import USER, end_user_of, prompts
@@ -41,7 +31,7 @@ EncodingFormat = Literal["float", "base64"]
 
 def encoding_format(value: Any, path: str) -> EncodingFormat:
     if not isinstance(value, str):
-        raise wrong_type(path, "a string", value)
+        raise f.wrong_type(path, "a string", value)
     match value:
         case "float" | "base64":
             return value
@@ -50,42 +40,42 @@ def encoding_format(value: Any, path: str) -> EncodingFormat:
 
 def cut_to(value: Any, path: str) -> int:
     """-1: as many as the model takes."""
-    checked: int = integer(-1, MAX_CUT)(value, path)
+    checked: int = f.integer(-1, MAX_CUT)(value, path)
     if checked == 0:
         raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
     return checked
 
 
-FIELDS = table(
-    honoured(
+FIELDS = f.table(
+    f.honoured(
         "model",
-        model_name,
+        f.model_name,
         "A catalogue model's name or an alias; echoed as given.",
     ),
-    honoured(
+    f.honoured(
         "input",
         prompts(MAX_INPUTS),
         "A string, token ids, or up to 2048 of either; none may be empty. Text gets the special "
         "tokens of the model, token ids are taken as they are. An input over the model's limit is "
         "refused unless truncate_prompt_tokens cuts it.",
     ),
-    honoured("encoding_format", encoding_format, "float (the default), or base64 of float32."),
-    honoured(
+    f.honoured("encoding_format", encoding_format, "float (the default), or base64 of float32."),
+    f.honoured(
         "dimensions",
-        integer(1, MAX_DIMENSIONS),
+        f.integer(1, MAX_DIMENSIONS),
         "The model's own number, or fewer of models whose config.json declares that (is_matryoshka "
         "or matryoshka_dimensions): the leading ones, brought to length 1.",
     ),
-    honoured(
+    f.honoured(
         "truncate_prompt_tokens",
         cut_to,
         "Extension; an input's tokens beyond so many are left out; -1: those that the model does "
         "not take.",
     ),
-    neutral("normalize", only(True, reason="vectors are as the model makes them"), "true"),
-    neutral("add_special_tokens", only(True, reason="the model wants them"), "true"),
-    neutral("priority", only(0, reason="callers take turns by account"), "0"),
-    neutral("request_id", text(512), "A label; kept nowhere."),
+    f.neutral("normalize", f.only(True, reason="vectors are as the model makes them"), "true"),
+    f.neutral("add_special_tokens", f.only(True, reason="the model wants them"), "true"),
+    f.neutral("priority", f.only(0, reason="callers take turns by account"), "0"),
+    f.neutral("request_id", f.text(512), "A label; kept nowhere."),
     USER,
 )
 
@@ -100,7 +90,7 @@ class EmbeddingsRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbeddingsRequest:
-    read = read_body(body, FIELDS, required=("model", "input"))
+    read = f.read_body(body, FIELDS, required=("model", "input"))
     return EmbeddingsRequest(
         embedding=EmbeddingRequest(
             model=read["model"],

@@ -12,32 +12,15 @@ from typing import Any
 
 from inference.protocol.generation import TextInput, TokensInput
 from inference.protocol.sampling import SamplingOptions
-from inference.wire.common.fields import (
-    MAX_TOKEN_ID,
-    Check,
-    Field,
-    array,
-    flag,
-    honoured,
-    integer,
-    model_name,
-    neutral,
-    number,
-    object_of,
-    only,
-    refused,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai.answers import UsageReporting
 
 END_USER_NOTE = "The end user, recorded where the key may name one."
-USER = honoured("user", text(512), END_USER_NOTE)
-SAFETY_IDENTIFIER = honoured(
-    "safety_identifier", text(128), f"{END_USER_NOTE} Counts without a user."
+USER = f.honoured("user", f.text(512), END_USER_NOTE)
+SAFETY_IDENTIFIER = f.honoured(
+    "safety_identifier", f.text(128), f"{END_USER_NOTE} Counts without a user."
 )
 TIMING_HEADER = "x-helexa-timing"
 TRUE_WORDS = frozenset({"true", "1", "yes"})
@@ -55,27 +38,27 @@ MAX_PROMPT_LOGPROBS = 20
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
 """Scores divided by much less than the least are no numbers any more."""
 
-token_id = integer(0, MAX_TOKEN_ID)
-seed = integer(-(2**63), 2**63 - 1)
-_bias = number(-100, 100)
-_stop_string = text(min_chars=1)
-_stop_strings = array(_stop_string, MAX_STOP_STRINGS)
+token_id = f.integer(0, f.MAX_TOKEN_ID)
+seed = f.integer(-(2**63), 2**63 - 1)
+_bias = f.number(-100, 100)
+_stop_string = f.text(min_chars=1)
+_stop_strings = f.array(_stop_string, MAX_STOP_STRINGS)
 
 
 def stop(value: Any, path: str) -> list[str]:
     if isinstance(value, str):
         return [_stop_string(value, path)]
     if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array of strings", value)
+        raise f.wrong_type(path, "a string or an array of strings", value)
     return _stop_strings(value, path)
 
 
 def logit_bias(value: Any, path: str) -> dict[int, float]:
     if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
+        raise f.wrong_type(path, "an object", value)
     biases = {}
     for key, bias in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= f.MAX_TOKEN_ID):
             raise InvalidRequestError(f"'{path}' must have token ids as its keys.", param=path)
         biases[int(key)] = _bias(bias, f"{path}.{key}")
     return biases
@@ -83,120 +66,122 @@ def logit_bias(value: Any, path: str) -> dict[int, float]:
 
 def top_k(value: Any, path: str) -> int:
     """-1 and 0 both mean off; inside, 0 does."""
-    checked: int = integer(-1, MAX_TOKEN_ID)(value, path)
+    checked: int = f.integer(-1, f.MAX_TOKEN_ID)(value, path)
     return max(checked, 0)
 
 
 def metadata(value: Any, path: str) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
+        raise f.wrong_type(path, "an object", value)
     if len(value) > 16:
         raise InvalidRequestError(f"'{path}' may have 16 pairs.", param=path)
-    check_key, check_value = text(64), text(512)
+    check_key, check_value = f.text(64), f.text(512)
     return {check_key(key, path): check_value(item, path) for key, item in value.items()}
 
 
-STREAM_OPTION_FIELDS = table(
-    honoured("include_usage", flag, "A usage chunk before [DONE]."),
-    honoured(
+STREAM_OPTION_FIELDS = f.table(
+    f.honoured("include_usage", f.flag, "A usage chunk before [DONE]."),
+    f.honoured(
         "continuous_usage_stats",
-        flag,
+        f.flag,
         "Extension; with include_usage, the usage so far in every chunk.",
     ),
-    honoured(
-        "include_obfuscation", flag, "true: chunks are padded to one size; else they are not."
+    f.honoured(
+        "include_obfuscation", f.flag, "true: chunks are padded to one size; else they are not."
     ),
 )
 
 _SAMPLED = "tokens are sampled, not searched for"
 
 
-def _number(value: int, reason: str) -> Check[Any]:
+def _number(value: int, reason: str) -> f.Check[Any]:
     """JSON has one kind of number: 1 and 1.0 are the same."""
-    return only(value, float(value), reason=reason)
+    return f.only(value, float(value), reason=reason)
 
 
-OTHER_SERVERS_FIELDS: tuple[Field, ...] = (
-    neutral("use_beam_search", only(False, reason=_SAMPLED), "false"),
-    neutral("length_penalty", _number(1, _SAMPLED), "1"),
-    neutral("early_stopping", only(False, reason=_SAMPLED), "false"),
-    neutral(
-        "skip_special_tokens", only(True, reason="special tokens are never part of a text"), "true"
+OTHER_SERVERS_FIELDS: tuple[f.Field, ...] = (
+    f.neutral("use_beam_search", f.only(False, reason=_SAMPLED), "false"),
+    f.neutral("length_penalty", _number(1, _SAMPLED), "1"),
+    f.neutral("early_stopping", f.only(False, reason=_SAMPLED), "false"),
+    f.neutral(
+        "skip_special_tokens",
+        f.only(True, reason="special tokens are never part of a text"),
+        "true",
     ),
-    neutral(
+    f.neutral(
         "spaces_between_special_tokens",
-        only(True, False, reason="true or false"),
+        f.only(True, False, reason="true or false"),
         "Special tokens are never part of a text.",
     ),
-    neutral(
+    f.neutral(
         "include_stop_str_in_output",
-        only(False, reason="what ends an answer is not part of it"),
+        f.only(False, reason="what ends an answer is not part of it"),
         "false",
     ),
-    neutral("bad_words", only([], reason="use logit_bias"), "[]"),
-    neutral("logits_processors", only([], reason="no code is taken from clients"), "[]"),
-    neutral("priority", _number(0, "callers take turns by account"), "0"),
-    neutral(
-        "return_tokens_as_token_ids", only(False, reason="use return_token_ids instead"), "false"
+    f.neutral("bad_words", f.only([], reason="use logit_bias"), "[]"),
+    f.neutral("logits_processors", f.only([], reason="no code is taken from clients"), "[]"),
+    f.neutral("priority", _number(0, "callers take turns by account"), "0"),
+    f.neutral(
+        "return_tokens_as_token_ids", f.only(False, reason="use return_token_ids instead"), "false"
     ),
-    neutral("cache_prompt", only(True, reason="prefixes are always cached"), "true"),
-    neutral("mirostat", _number(0, "there is no mirostat; use top_p, top_k, min_p"), "0"),
-    neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
-    neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
-    neutral("request_id", text(512), "A label; kept nowhere."),
-    neutral("vllm_xargs", only({}, reason="there are no such arguments here"), "{}"),
-    refused("truncate_prompt_tokens", "prompts are never cut"),
-    refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
-    refused("cache_salt", "prefixes are shared within an account only"),
-    refused("kv_transfer_params", "keys and values are not handed in"),
-    refused("mm_processor_kwargs", "images are read as the model's own files declare"),
+    f.neutral("cache_prompt", f.only(True, reason="prefixes are always cached"), "true"),
+    f.neutral("mirostat", _number(0, "there is no mirostat; use top_p, top_k, min_p"), "0"),
+    f.neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
+    f.neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
+    f.neutral("request_id", f.text(512), "A label; kept nowhere."),
+    f.neutral("vllm_xargs", f.only({}, reason="there are no such arguments here"), "{}"),
+    f.refused("truncate_prompt_tokens", "prompts are never cut"),
+    f.refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
+    f.refused("cache_salt", "prefixes are shared within an account only"),
+    f.refused("kv_transfer_params", "keys and values are not handed in"),
+    f.refused("mm_processor_kwargs", "images are read as the model's own files declare"),
 )
 """Asked for by clients with values that change nothing, or refused for what they would change."""
 
-SHARED_FIELDS: tuple[Field, ...] = (
-    honoured(
+SHARED_FIELDS: tuple[f.Field, ...] = (
+    f.honoured(
         "model",
-        model_name,
+        f.model_name,
         "A catalogue model's name or an alias; echoed as given.",
     ),
-    honoured("stream", flag, "Server-sent events instead of one body."),
-    honoured(
+    f.honoured("stream", f.flag, "Server-sent events instead of one body."),
+    f.honoured(
         "stream_options",
-        object_of(STREAM_OPTION_FIELDS),
+        f.object_of(STREAM_OPTION_FIELDS),
         "include_usage, continuous_usage_stats; only with stream.",
     ),
-    honoured("stop", stop, f"One string or up to {MAX_STOP_STRINGS}."),
-    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
-    honoured("top_p", number(0, 1), "0 to 1."),
-    honoured("presence_penalty", number(-2, 2), "-2 to 2."),
-    honoured("frequency_penalty", number(-2, 2), "-2 to 2."),
-    honoured("logit_bias", logit_bias, "Token ids to -100 … 100."),
-    honoured("seed", seed, "A 64-bit integer."),
-    honoured("n", integer(1, MAX_CHOICES), f"Answers to each prompt, up to {MAX_CHOICES}."),
-    honoured("top_k", top_k, "Extension; -1 or 0 is off."),
-    honoured("min_p", number(0, 1), "Extension; 0 to 1."),
-    honoured(
+    f.honoured("stop", stop, f"One string or up to {MAX_STOP_STRINGS}."),
+    f.honoured("temperature", f.number(0, 2), "0 to 2; under 0.00001 is greedy."),
+    f.honoured("top_p", f.number(0, 1), "0 to 1."),
+    f.honoured("presence_penalty", f.number(-2, 2), "-2 to 2."),
+    f.honoured("frequency_penalty", f.number(-2, 2), "-2 to 2."),
+    f.honoured("logit_bias", logit_bias, "Token ids to -100 … 100."),
+    f.honoured("seed", seed, "A 64-bit integer."),
+    f.honoured("n", f.integer(1, MAX_CHOICES), f"Answers to each prompt, up to {MAX_CHOICES}."),
+    f.honoured("top_k", top_k, "Extension; -1 or 0 is off."),
+    f.honoured("min_p", f.number(0, 1), "Extension; 0 to 1."),
+    f.honoured(
         "repetition_penalty",
-        number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        f.number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
         "Extension; 0.01 to 10; 1 is off.",
     ),
-    honoured(
+    f.honoured(
         "min_tokens",
-        integer(0, MAX_TOKENS),
+        f.integer(0, MAX_TOKENS),
         "Extension; stops are ignored until then; an answer that is complete by its grammar ends.",
     ),
-    honoured("ignore_eos", flag, "Extension; continue after the model's end token."),
-    honoured(
-        "stop_token_ids", array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."
+    f.honoured("ignore_eos", f.flag, "Extension; continue after the model's end token."),
+    f.honoured(
+        "stop_token_ids", f.array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."
     ),
-    honoured(
+    f.honoured(
         "return_token_ids",
-        flag,
+        f.flag,
         "Extension; prompt_token_ids, and token_ids of each choice, in chunks of their own.",
     ),
-    honoured(
+    f.honoured(
         "prompt_logprobs",
-        integer(0, MAX_PROMPT_LOGPROBS),
+        f.integer(0, MAX_PROMPT_LOGPROBS),
         "Extension; 0 to 20: each prompt token's log probability and rank, and as many of the most "
         "likely tokens' in its place; not with stream.",
     ),
@@ -204,13 +189,15 @@ SHARED_FIELDS: tuple[Field, ...] = (
     *OTHER_SERVERS_FIELDS,
 )
 
-PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
-SERVICE_FIELDS: tuple[Field, ...] = (
+PROMPT_CACHE_FIELDS = f.table(
+    f.neutral("mode", f.only("implicit", reason="only implicit"), "implicit")
+)
+SERVICE_FIELDS: tuple[f.Field, ...] = (
     SAFETY_IDENTIFIER,
-    neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
-    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
-    neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
-    refused("moderation", "nothing is moderated here"),
+    f.neutral("prompt_cache_retention", f.only("in_memory", reason="only in_memory"), "in_memory"),
+    f.neutral("prompt_cache_options", f.object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
+    f.neutral("service_tier", f.only("auto", "default", reason="only auto or default"), "auto"),
+    f.refused("moderation", "nothing is moderated here"),
 )
 """Fields of chat completions and responses about the service around an answer."""
 
@@ -307,21 +294,21 @@ def end_user_of(read: Mapping[str, Any]) -> str:
     return named
 
 
-_text = text(min_chars=1)
-_each_token_id = array(integer(0, MAX_TOKEN_ID), min_items=1)
+_text = f.text(min_chars=1)
+_each_token_id = f.array(f.integer(0, f.MAX_TOKEN_ID), min_items=1)
 
 
-def prompts(max_prompts: int) -> Check[Any]:
+def prompts(max_prompts: int) -> f.Check[Any]:
     """A string, an array of token ids, or an array of strings or of such arrays: the first item
     decides which. None may be empty."""
-    texts = array(_text, max_prompts, min_items=1)
-    lists_of_token_ids = array(token_ids, max_prompts)
+    texts = f.array(_text, max_prompts, min_items=1)
+    lists_of_token_ids = f.array(token_ids, max_prompts)
 
     def check(value: Any, path: str) -> TextInput | TokensInput:
         if isinstance(value, str):
             return TextInput(texts=[_text(value, path)])
         if not isinstance(value, list):
-            raise wrong_type(path, "a string or an array", value)
+            raise f.wrong_type(path, "a string or an array", value)
         match value[:1]:
             case [list()]:
                 return TokensInput(prompts=lists_of_token_ids(value, path))
@@ -336,6 +323,6 @@ def token_ids(value: Any, path: str) -> list[int]:
     """Reads token ids, at least one. A prompt may have 10^5 of them, so they are looked at one by
     one, which takes as many paths, only to name one that is wrong."""
     are_integers = isinstance(value, list) and set(map(type, value)) == {int}
-    if are_integers and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+    if are_integers and min(value) >= 0 and max(value) <= f.MAX_TOKEN_ID:
         return value  # type: ignore[no-any-return]
     return _each_token_id(value, path)

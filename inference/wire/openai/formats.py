@@ -14,22 +14,7 @@ from typing import Any
 import orjson
 
 from inference.protocol.generation import OutputFormat
-from inference.wire.common.fields import (
-    Check,
-    Field,
-    array,
-    flag,
-    honoured,
-    json_schema,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    refused,
-    spelled,
-    table,
-    text,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 
 MAX_GRAMMAR_CHARS = 32 * 1024
@@ -38,24 +23,26 @@ MAX_CHOICE_CHARS = 4096
 
 STRICT_HELP = "false: what of the schema cannot be enforced is left out, not refused."
 
-_format_name = spelled(
+_format_name = f.spelled(
     re.compile(r"[A-Za-z0-9_-]{1,64}"), "1 to 64 letters, digits, underscores or dashes"
 )
 
-SCHEMA_FIELDS = table(
-    neutral("name", _format_name, "A label."),
-    neutral("description", text(), "A note; the schema itself is enforced."),
-    honoured("schema", json_schema, "A JSON schema; without one, any object."),
-    honoured("strict", flag, STRICT_HELP),
+SCHEMA_FIELDS = f.table(
+    f.neutral("name", _format_name, "A label."),
+    f.neutral("description", f.text(), "A note; the schema itself is enforced."),
+    f.honoured("schema", f.json_schema, "A JSON schema; without one, any object."),
+    f.honoured("strict", f.flag, STRICT_HELP),
 )
-FORMAT_FIELDS = table(
-    honoured("type", one_of("text", "json_object", "json_schema"), "Which format."),
-    honoured(
-        "json_schema", object_of(SCHEMA_FIELDS), "With type json_schema, which needs it or schema."
+FORMAT_FIELDS = f.table(
+    f.honoured("type", f.one_of("text", "json_object", "json_schema"), "Which format."),
+    f.honoured(
+        "json_schema",
+        f.object_of(SCHEMA_FIELDS),
+        "With type json_schema, which needs it or schema.",
     ),
-    honoured("schema", json_schema, "Extension; a JSON schema, with either of the JSON types."),
+    f.honoured("schema", f.json_schema, "Extension; a JSON schema, with either of the JSON types."),
 )
-_format = object_of(FORMAT_FIELDS, required=("type",))
+_format = f.object_of(FORMAT_FIELDS, required=("type",))
 
 
 def response_format(value: Any, path: str) -> OutputFormat | None:
@@ -89,14 +76,14 @@ def _schema(value: Any, path: str) -> OutputFormat:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
             raise InvalidRequestError(f"'{path}' is not valid JSON.", param=path) from None
-    return OutputFormat(path=path, schema=json_schema(value, path))
+    return OutputFormat(path=path, schema=f.json_schema(value, path))
 
 
 def _any_object(value: Any, path: str) -> OutputFormat | None:
-    return OutputFormat(path=path) if flag(value, path) else None
+    return OutputFormat(path=path) if f.flag(value, path) else None
 
 
-_grammar_text = text(MAX_GRAMMAR_CHARS, min_chars=1)
+_grammar_text = f.text(MAX_GRAMMAR_CHARS, min_chars=1)
 
 
 def _regex(value: Any, path: str) -> OutputFormat:
@@ -107,7 +94,7 @@ def _grammar(value: Any, path: str) -> OutputFormat:
     return OutputFormat(path=path, grammar=_grammar_text(value, path))
 
 
-_choices = array(text(MAX_CHOICE_CHARS, min_chars=1), MAX_CHOICES_OF_ANSWER, min_items=1)
+_choices = f.array(f.text(MAX_CHOICE_CHARS, min_chars=1), MAX_CHOICES_OF_ANSWER, min_items=1)
 
 
 def _choice(value: Any, path: str) -> OutputFormat:
@@ -122,16 +109,18 @@ WAYS: dict[str, tuple[Callable[[Any, str], OutputFormat | None], str]] = {
     "grammar": (_grammar, "The answer follows it; Lark's or GBNF's notation."),
 }
 _ONE_WAY = "there is one way to do it"
-STRUCTURED_FIELDS = table(
-    *(honoured(name, check, note) for name, (check, note) in WAYS.items()),
-    neutral("disable_fallback", flag, "There is nothing to fall back to."),
-    neutral("backend", text(64), "There is one."),
-    neutral("disable_any_whitespace", only(False, reason=_ONE_WAY), "false"),
-    neutral("disable_additional_properties", only(False, reason="set it in the schema"), "false"),
-    refused("whitespace_pattern", _ONE_WAY),
-    refused("structural_tag", "use tools"),
+STRUCTURED_FIELDS = f.table(
+    *(f.honoured(name, check, note) for name, (check, note) in WAYS.items()),
+    f.neutral("disable_fallback", f.flag, "There is nothing to fall back to."),
+    f.neutral("backend", f.text(64), "There is one."),
+    f.neutral("disable_any_whitespace", f.only(False, reason=_ONE_WAY), "false"),
+    f.neutral(
+        "disable_additional_properties", f.only(False, reason="set it in the schema"), "false"
+    ),
+    f.refused("whitespace_pattern", _ONE_WAY),
+    f.refused("structural_tag", "use tools"),
 )
-_structured = object_of(STRUCTURED_FIELDS)
+_structured = f.object_of(STRUCTURED_FIELDS)
 
 
 def structured_outputs(value: Any, path: str) -> OutputFormat | None:
@@ -141,13 +130,13 @@ def structured_outputs(value: Any, path: str) -> OutputFormat | None:
     return _the_only({f"{path}.{name}": read[name] for name in WAYS if name in read})
 
 
-def _extension(name: str, check: Check[Any], note: str) -> Field:
-    return honoured(name, check, f"Extension; {note[0].lower()}{note[1:]}")
+def _extension(name: str, check: f.Check[Any], note: str) -> f.Field:
+    return f.honoured(name, check, f"Extension; {note[0].lower()}{note[1:]}")
 
 
-OUTPUT_FIELDS: tuple[Field, ...] = (
-    honoured("response_format", response_format, "text, json_object or json_schema."),
-    honoured(
+OUTPUT_FIELDS: tuple[f.Field, ...] = (
+    f.honoured("response_format", response_format, "text, json_object or json_schema."),
+    f.honoured(
         "structured_outputs",
         structured_outputs,
         f"Extension; one of {', '.join(WAYS)}.",
@@ -157,8 +146,8 @@ OUTPUT_FIELDS: tuple[Field, ...] = (
         for name, (check, note) in WAYS.items()
         if name != "json_object"
     ),
-    neutral("guided_decoding_backend", text(64), "There is one."),
-    refused("guided_whitespace_pattern", _ONE_WAY),
+    f.neutral("guided_decoding_backend", f.text(64), "There is one."),
+    f.refused("guided_whitespace_pattern", _ONE_WAY),
 )
 OUTPUT_NAMES = ("response_format", "structured_outputs", *(f"guided_{name}" for name in WAYS))
 

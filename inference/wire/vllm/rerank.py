@@ -19,74 +19,61 @@ import orjson
 
 from inference.protocol.events import Embedded, Event
 from inference.protocol.generation import PairsInput, ScoreRequest
-from inference.wire.common.fields import (
-    Check,
-    array,
-    flag,
-    honoured,
-    integer,
-    model_name,
-    neutral,
-    only,
-    read_body,
-    read_fields,
-    refused,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 from inference.wire.openai.fields import USER, end_user_of
 
 MAX_DOCUMENTS = 10_000
-_text = text(min_chars=1)
+_text = f.text(min_chars=1)
 
 
 def text_or_object(value: Any, path: str) -> str:
     if not isinstance(value, dict):
         if not isinstance(value, str):
-            raise wrong_type(path, "a string or an object with 'text'", value)
+            raise f.wrong_type(path, "a string or an object with 'text'", value)
         return _text(value, path)
     if "text" not in value:
         raise MissingParameterError(f"{path}.text")
-    read = read_fields(value, _DOCUMENT, path=f"{path}.", required=("text",))
+    read = f.read_fields(value, _DOCUMENT, path=f"{path}.", required=("text",))
     one: str = read["text"]
     return one
 
 
-_DOCUMENT = table(
-    honoured("text", _text, "What is compared to the query."),
-    refused("image", "models here read text"),
-    neutral("id", text(), "A label; kept nowhere."),
+_DOCUMENT = f.table(
+    f.honoured("text", _text, "What is compared to the query."),
+    f.refused("image", "models here read text"),
+    f.neutral("id", f.text(), "A label; kept nowhere."),
 )
-_documents: Check[Any] = array(text_or_object, MAX_DOCUMENTS, min_items=1)
-MODEL = honoured(
+_documents: f.Check[Any] = f.array(text_or_object, MAX_DOCUMENTS, min_items=1)
+MODEL = f.honoured(
     "model",
-    model_name,
+    f.model_name,
     "A model that scores pairs, or an embedding model, whose vectors' cosines are the scores.",
 )
 
-FIELDS = table(
+FIELDS = f.table(
     MODEL,
-    honoured("query", text_or_object, "A text, or an object with `text`."),
-    honoured(
+    f.honoured("query", text_or_object, "A text, or an object with `text`."),
+    f.honoured(
         "documents",
         _documents,
         "Up to 10,000 texts, or objects with `text`; none may be empty. One that does not fit into "
         "the model beside the query is refused, never cut, unless max_tokens_per_doc is set.",
     ),
-    honoured("top_n", integer(1, MAX_DOCUMENTS), "Only the best so many are returned."),
-    honoured("return_documents", flag, "Whether the documents' texts are returned as well."),
-    honoured(
-        "max_tokens_per_doc", integer(1, 2**20), "What a document has beyond that is left out."
+    f.honoured("top_n", f.integer(1, MAX_DOCUMENTS), "Only the best so many are returned."),
+    f.honoured("return_documents", f.flag, "Whether the documents' texts are returned as well."),
+    f.honoured(
+        "max_tokens_per_doc", f.integer(1, 2**20), "What a document has beyond that is left out."
     ),
-    refused("max_chunks_per_doc", "documents are scored whole: use max_tokens_per_doc"),
-    refused("rank_fields", "write the fields to compare into each document"),
-    refused("truncate_prompt_tokens", "nothing is cut: use max_tokens_per_doc"),
-    neutral("truncation", only(False, reason="nothing is cut"), "Nothing is cut."),
-    neutral("return_embeddings", only(False, reason="only scores are returned"), "There are none."),
-    neutral("priority", only(0, reason="who pays decides"), "Turns are by account."),
+    f.refused("max_chunks_per_doc", "documents are scored whole: use max_tokens_per_doc"),
+    f.refused("rank_fields", "write the fields to compare into each document"),
+    f.refused("truncate_prompt_tokens", "nothing is cut: use max_tokens_per_doc"),
+    f.neutral("truncation", f.only(False, reason="nothing is cut"), "Nothing is cut."),
+    f.neutral(
+        "return_embeddings", f.only(False, reason="only scores are returned"), "There are none."
+    ),
+    f.neutral("priority", f.only(0, reason="who pays decides"), "Turns are by account."),
     USER,
 )
 
@@ -103,7 +90,7 @@ class RerankRequest:
 
 
 def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 1) -> RerankRequest:
-    read = read_body(body, FIELDS, required=("model", "query", "documents"))
+    read = f.read_body(body, FIELDS, required=("model", "query", "documents"))
     return RerankRequest(
         score=ScoreRequest(
             model=read["model"],
@@ -164,8 +151,8 @@ def same_number(num_firsts: int, num_seconds: int, param: str) -> None:
         raise InvalidRequestError(message, param=param)
 
 
-_score_text = text(min_chars=1)
-_texts_of_list = array(_score_text, MAX_DOCUMENTS, min_items=1)
+_score_text = f.text(min_chars=1)
+_texts_of_list = f.array(_score_text, MAX_DOCUMENTS, min_items=1)
 
 
 def texts(value: Any, path: str) -> list[str]:
@@ -175,15 +162,17 @@ def texts(value: Any, path: str) -> list[str]:
     return found
 
 
-SCORE_FIELDS = table(
+SCORE_FIELDS = f.table(
     MODEL,
-    honoured("text_1", texts, "A text, or a list of as many as text_2 has. None may be empty."),
-    honoured("text_2", texts, "A text, or up to 10,000. One that does not fit is refused."),
-    honoured("queries", texts, "The newer name of text_1."),
-    honoured("documents", texts, "The newer name of text_2."),
-    refused("truncate_prompt_tokens", "nothing is cut"),
-    neutral("activation", only(True, reason="scores are the model's own"), "As the model has it."),
-    neutral("priority", only(0, reason="who pays decides"), "Turns are by account."),
+    f.honoured("text_1", texts, "A text, or a list of as many as text_2 has. None may be empty."),
+    f.honoured("text_2", texts, "A text, or up to 10,000. One that does not fit is refused."),
+    f.honoured("queries", texts, "The newer name of text_1."),
+    f.honoured("documents", texts, "The newer name of text_2."),
+    f.refused("truncate_prompt_tokens", "nothing is cut"),
+    f.neutral(
+        "activation", f.only(True, reason="scores are the model's own"), "As the model has it."
+    ),
+    f.neutral("priority", f.only(0, reason="who pays decides"), "Turns are by account."),
     USER,
 )
 
@@ -197,7 +186,7 @@ class ScoringRequest:
 
 
 def parse_score(body: bytes, _context: RequestContext = NO_CONTEXT) -> ScoringRequest:
-    read = read_body(body, SCORE_FIELDS, required=("model",))
+    read = f.read_body(body, SCORE_FIELDS, required=("model",))
     firsts, seconds = _one(read, "text_1", "queries"), _one(read, "text_2", "documents")
     same_number(len(firsts), len(seconds), "text_1" if "text_1" in read else "queries")
     pairs = PairsInput(firsts=firsts, seconds=seconds)

@@ -10,23 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from inference.protocol.generation import ChatMessage
-from inference.wire.common.fields import (
-    Field,
-    array,
-    honoured,
-    json_object,
-    kind_of,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    read_fields,
-    refused,
-    shown,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import (
     DETAIL_NOTE,
     PART_SEPARATOR,
@@ -46,30 +30,30 @@ from inference.wire.openai.chat.tools import CACHE_CONTROL, MAX_CALL_ID_CHARS, t
 
 MAX_NAME_CHARS = 256
 
-_string = text()
+_string = f.text()
 
-_TYPE = honoured("type", _string, "Which kind of part.")
-IMAGE_URL_FIELDS = table(
-    honoured("url", image_url, "A data URI; an address only where the operator allows its host."),
-    honoured("detail", detail, DETAIL_NOTE),
+_TYPE = f.honoured("type", _string, "Which kind of part.")
+IMAGE_URL_FIELDS = f.table(
+    f.honoured("url", image_url, "A data URI; an address only where the operator allows its host."),
+    f.honoured("detail", detail, DETAIL_NOTE),
 )
 PART_FIELDS = {
-    "text": table(
+    "text": f.table(
         _TYPE,
-        honoured("text", _string, "The text."),
-        neutral(
+        f.honoured("text", _string, "The text."),
+        f.neutral(
             "prompt_cache_breakpoint",
-            only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+            f.only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
             "Every prefix is cached, marked or not.",
         ),
         CACHE_CONTROL,
     ),
-    "refusal": table(_TYPE, honoured("refusal", _string, "Why it would not answer.")),
-    "image_url": table(
+    "refusal": f.table(_TYPE, f.honoured("refusal", _string, "Why it would not answer.")),
+    "image_url": f.table(
         _TYPE,
-        honoured(
+        f.honoured(
             "image_url",
-            object_of(IMAGE_URL_FIELDS, required=("url",)),
+            f.object_of(IMAGE_URL_FIELDS, required=("url",)),
             "A PNG, JPEG, WebP, GIF or BMP, not animated.",
         ),
         CACHE_CONTROL,
@@ -86,9 +70,9 @@ def prediction_content(value: Any, path: str) -> str:
     return joined_text(content(value, path))
 
 
-PREDICTION_FIELDS = table(
-    honoured("type", one_of("content"), "content"),
-    honoured("content", prediction_content, "A string or text parts."),
+PREDICTION_FIELDS = f.table(
+    f.honoured("type", f.one_of("content"), "content"),
+    f.honoured("content", prediction_content, "A string or text parts."),
 )
 
 
@@ -104,60 +88,62 @@ def _parts(value: Any, path: str, *, kinds: tuple[str, ...]) -> list[Part]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array of parts", value)
+        raise f.wrong_type(path, "a string or an array of parts", value)
     return [_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
 
 
 def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
-    kind = kind_of(part, path)
+    kind = f.kind_of(part, path)
     if kind not in kinds:
         raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
+            f"{path}.type", f"'{f.shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
         )
-    held = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind]
+    held = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind]
     made: Part = with_detail(held["url"], held.get("detail")) if kind == "image_url" else held
     return made
 
 
-_role = honoured("role", _string, "system, developer, user, assistant or tool.")
-_content = honoured("content", content, "A string or text parts.")
-_seen = honoured("content", seen_content, "A string, or text and image parts.")
-_name = honoured("name", text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
+_role = f.honoured("role", _string, "system, developer, user, assistant or tool.")
+_content = f.honoured("content", content, "A string or text parts.")
+_seen = f.honoured("content", seen_content, "A string, or text and image parts.")
+_name = f.honoured("name", f.text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
 _reasoning = "What it thought; handed to the chat template."
 
-_type = neutral(
+_type = f.neutral(
     "type",
-    only("text", "message", reason="a turn's kind is its role"),
+    f.only("text", "message", reason="a turn's kind is its role"),
     "text or message, as evaluation suites and the Responses API write it.",
 )
 
-MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
-    "system": table(_role, _type, _content, _name, CACHE_CONTROL),
-    "developer": table(_role, _type, _content, _name, CACHE_CONTROL),
-    "user": table(_role, _type, _seen, _name, CACHE_CONTROL),
-    "assistant": table(
+MESSAGE_FIELDS: dict[str, dict[str, f.Field]] = {
+    "system": f.table(_role, _type, _content, _name, CACHE_CONTROL),
+    "developer": f.table(_role, _type, _content, _name, CACHE_CONTROL),
+    "user": f.table(_role, _type, _seen, _name, CACHE_CONTROL),
+    "assistant": f.table(
         _role,
         _type,
-        honoured("content", assistant_content, "A string, text parts or refusal parts."),
+        f.honoured("content", assistant_content, "A string, text parts or refusal parts."),
         _name,
-        honoured("refusal", _string, "Why it would not answer: part of its answer."),
-        honoured("tool_calls", tool_calls, "What it called."),
-        honoured("reasoning_content", _string, _reasoning),
-        honoured("reasoning", _string, _reasoning),
-        neutral("parsed", json_object, "The openai SDK's own reading of content."),
-        neutral("annotations", array(only(reason="annotations are not read")), "[]"),
-        neutral("reasoning_details", array(only(reason="use reasoning")), "[]"),
-        neutral("provider_specific_fields", json_object, "litellm's notes on other servers."),
-        refused("function_call", "functions are now called tools: use tool_calls"),
-        refused("audio", "audio is not read"),
+        f.honoured("refusal", _string, "Why it would not answer: part of its answer."),
+        f.honoured("tool_calls", tool_calls, "What it called."),
+        f.honoured("reasoning_content", _string, _reasoning),
+        f.honoured("reasoning", _string, _reasoning),
+        f.neutral("parsed", f.json_object, "The openai SDK's own reading of content."),
+        f.neutral("annotations", f.array(f.only(reason="annotations are not read")), "[]"),
+        f.neutral("reasoning_details", f.array(f.only(reason="use reasoning")), "[]"),
+        f.neutral("provider_specific_fields", f.json_object, "litellm's notes on other servers."),
+        f.refused("function_call", "functions are now called tools: use tool_calls"),
+        f.refused("audio", "audio is not read"),
         CACHE_CONTROL,
     ),
-    "tool": table(
+    "tool": f.table(
         _role,
         _type,
         _seen,
         _name,
-        honoured("tool_call_id", text(MAX_CALL_ID_CHARS, min_chars=1), "Which call it answers."),
+        f.honoured(
+            "tool_call_id", f.text(MAX_CALL_ID_CHARS, min_chars=1), "Which call it answers."
+        ),
         CACHE_CONTROL,
     ),
 }
@@ -174,7 +160,7 @@ INTERNAL_ROLES: dict[str, Role] = {
 
 def messages(value: Any, path: str) -> list[ChatMessage]:
     if not isinstance(value, list):
-        raise wrong_type(path, "an array", value)
+        raise f.wrong_type(path, "an array", value)
     if not value:
         raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
     read = [_message(item, f"{path}[{index}]") for index, item in enumerate(value)]
@@ -189,9 +175,9 @@ def messages(value: Any, path: str) -> list[ChatMessage]:
 
 def _message(value: Any, path: str) -> ChatMessage:
     if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
+        raise f.wrong_type(path, "an object", value)
     role = _message_role(value.get("role"), f"{path}.role")
-    read = read_fields(
+    read = f.read_fields(
         value, MESSAGE_FIELDS[role], path=f"{path}.", required=REQUIRED.get(role, ("content",))
     )
     if role == "assistant":

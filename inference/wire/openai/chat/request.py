@@ -12,21 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, ToolChoice
-from inference.wire.common.fields import (
-    Field,
-    flag,
-    honoured,
-    integer,
-    json_object,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    read_body,
-    refused,
-    table,
-    text,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
@@ -67,74 +53,74 @@ NOT_THINKING_EFFORTS = ("none", "minimal")
 INLINE_REASONING_HEADER = "x-include-thinking"
 """``true``: the client wants the thinking block in the answer's text, as some bridges do."""
 
-FIELDS = table(
+FIELDS = f.table(
     *openai_fields.SHARED_FIELDS,
-    honoured("messages", messages, "At least one turn; text only."),
-    honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
-    honoured(
+    f.honoured("messages", messages, "At least one turn; text only."),
+    f.honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
+    f.honoured(
         "tool_choice",
         openai_tools.tool_choice,
         "auto, none, required, a function, or allowed_tools.",
     ),
-    honoured("parallel_tool_calls", flag, "false: at most one call in an answer."),
+    f.honoured("parallel_tool_calls", f.flag, "false: at most one call in an answer."),
     *OUTPUT_FIELDS,
-    honoured(
+    f.honoured(
         "prediction",
-        object_of(PREDICTION_FIELDS, required=("type", "content")),
+        f.object_of(PREDICTION_FIELDS, required=("type", "content")),
         "Guesses that are verified, where the model's entry speculates; changes no answer.",
     ),
-    honoured(
+    f.honoured(
         "reasoning_effort",
-        one_of(*NOT_THINKING_EFFORTS, *THINKING_EFFORTS),
+        f.one_of(*NOT_THINKING_EFFORTS, *THINKING_EFFORTS),
         "none and minimal: no thinking; others: handed to the chat template.",
     ),
-    honoured(
+    f.honoured(
         "include_reasoning",
-        flag,
+        f.flag,
         "Extension; what the model thinks, as reasoning_content. Header x-include-thinking: "
         "inside content instead.",
     ),
-    honoured("max_tokens", integer(1, openai_fields.MAX_TOKENS), "At least 1."),
-    honoured(
+    f.honoured("max_tokens", f.integer(1, openai_fields.MAX_TOKENS), "At least 1."),
+    f.honoured(
         "max_completion_tokens",
-        integer(1, openai_fields.MAX_TOKENS),
+        f.integer(1, openai_fields.MAX_TOKENS),
         "The newer name of max_tokens.",
     ),
-    honoured("logprobs", flag, "Log probabilities of the output tokens."),
-    honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
-    honoured("chat_template_kwargs", json_object, "Extension; handed to the chat template."),
-    honoured(
+    f.honoured("logprobs", f.flag, "Log probabilities of the output tokens."),
+    f.honoured("top_logprobs", f.integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
+    f.honoured("chat_template_kwargs", f.json_object, "Extension; handed to the chat template."),
+    f.honoured(
         "continue_final_message",
-        flag,
+        f.flag,
         "Extension; true: the last turn is the assistant's and starts the answer.",
     ),
-    honoured(
+    f.honoured(
         "add_generation_prompt",
-        flag,
+        f.flag,
         "Extension; false: the prompt ends with the last turn, unless that starts the answer.",
     ),
-    neutral("metadata", openai_fields.metadata, "Labels; kept nowhere."),
-    neutral("prompt_cache_key", text(1024), "Prefixes are shared by content, without a key."),
-    neutral("store", flag, "Kept nowhere either way: this API reads nothing back."),
-    neutral("best_of", only(1, reason="every answer is returned; use n"), "1"),
-    neutral("echo", only(False, reason="a chat's turns are not echoed"), "false"),
-    neutral("add_special_tokens", only(False, reason="the chat template writes them"), "false"),
-    neutral("documents", only([], reason="put them into a turn"), "[]"),
-    refused("chat_template", "the model's own is used, or its operator's"),
-    neutral("modalities", only(["text"], reason="only text is generated"), '["text"]'),
-    neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
-    neutral("functions", only([], reason="functions are now called tools"), "[]"),
-    neutral(
+    f.neutral("metadata", openai_fields.metadata, "Labels; kept nowhere."),
+    f.neutral("prompt_cache_key", f.text(1024), "Prefixes are shared by content, without a key."),
+    f.neutral("store", f.flag, "Kept nowhere either way: this API reads nothing back."),
+    f.neutral("best_of", f.only(1, reason="every answer is returned; use n"), "1"),
+    f.neutral("echo", f.only(False, reason="a chat's turns are not echoed"), "false"),
+    f.neutral("add_special_tokens", f.only(False, reason="the chat template writes them"), "false"),
+    f.neutral("documents", f.only([], reason="put them into a turn"), "[]"),
+    f.refused("chat_template", "the model's own is used, or its operator's"),
+    f.neutral("modalities", f.only(["text"], reason="only text is generated"), '["text"]'),
+    f.neutral("verbosity", f.only("medium", reason="only medium, the default"), "medium"),
+    f.neutral("functions", f.only([], reason="functions are now called tools"), "[]"),
+    f.neutral(
         "function_call",
-        only("none", "auto", reason="functions are now called tools: use tool_choice"),
+        f.only("none", "auto", reason="functions are now called tools: use tool_choice"),
         "none, auto",
     ),
     *SERVICE_FIELDS,
-    refused("audio", "audio is not generated"),
-    refused("web_search_options", "there is no web search"),
+    f.refused("audio", "audio is not generated"),
+    f.refused("web_search_options", "there is no web search"),
 )
 
-NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
     **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
     "image_url": IMAGE_URL_FIELDS,
@@ -177,7 +163,7 @@ class ChatRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
-    read = read_body(body, FIELDS, required=("model", "messages"))
+    read = f.read_body(body, FIELDS, required=("model", "messages"))
     reasoning = _shown_reasoning(read, context)
     chat, demanded = chat_input(read, reasoning), output_format(read)
     check_with_tools(demanded, may_call=bool(chat.tools) and chat.tool_choice.mode != "none")

@@ -11,76 +11,58 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from inference.protocol.generation import ToolCall, ToolChoice, ToolDefinition
-from inference.wire.common.fields import (
-    Check,
-    Field,
-    array,
-    flag,
-    honoured,
-    integer,
-    json_object,
-    json_schema,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    shown,
-    spelled,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 
 MAX_CALL_ID_CHARS = 256
 MAX_CALL_INDEX = 2**31 - 1
 
-_string = text()
+_string = f.text()
 
-CACHE_CONTROL_FIELDS = table(
-    neutral("type", only("ephemeral", reason="only ephemeral"), "ephemeral"),
-    neutral("ttl", only("5m", reason="only 5m, the default"), "5m"),
+CACHE_CONTROL_FIELDS = f.table(
+    f.neutral("type", f.only("ephemeral", reason="only ephemeral"), "ephemeral"),
+    f.neutral("ttl", f.only("5m", reason="only 5m, the default"), "5m"),
 )
-CACHE_CONTROL = neutral(
+CACHE_CONTROL = f.neutral(
     "cache_control",
-    object_of(CACHE_CONTROL_FIELDS, required=("type",)),
+    f.object_of(CACHE_CONTROL_FIELDS, required=("type",)),
     "Every prefix is cached, marked or not.",
 )
 """Anthropic's mark, which opencode and litellm put on messages, parts, tools and calls."""
 
-tool_name = spelled(
+tool_name = f.spelled(
     re.compile(r"[A-Za-z0-9_.-]{1,128}"),
     "1 to 128 letters, digits, dots, underscores or dashes",
 )
-_TYPE = honoured("type", text(), "function")
+_TYPE = f.honoured("type", f.text(), "function")
 
 
-def _function_object(fields: Mapping[str, Field], *, required: Iterable[str]) -> Check[Any]:
-    check = object_of(fields, required=required)
+def _function_object(fields: Mapping[str, f.Field], *, required: Iterable[str]) -> f.Check[Any]:
+    check = f.object_of(fields, required=required)
 
     def checked(value: Any, path: str) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "function":
             raise UnsupportedParameterError(
-                f"{path}.type", f"'{shown(kind)}' tools are not offered, only functions"
+                f"{path}.type", f"'{f.shown(kind)}' tools are not offered, only functions"
             )
         return check(value, path)
 
     return checked
 
 
-FUNCTION_FIELDS = table(
-    honoured("name", tool_name, "What the model calls it."),
-    honoured("description", _string, "Handed to the chat template."),
-    honoured("parameters", json_schema, "A JSON schema of the arguments."),
-    honoured("strict", flag, "The arguments follow the schema exactly."),
+FUNCTION_FIELDS = f.table(
+    f.honoured("name", tool_name, "What the model calls it."),
+    f.honoured("description", _string, "Handed to the chat template."),
+    f.honoured("parameters", f.json_schema, "A JSON schema of the arguments."),
+    f.honoured("strict", f.flag, "The arguments follow the schema exactly."),
 )
-TOOL_FIELDS = table(
+TOOL_FIELDS = f.table(
     _TYPE,
-    honoured("function", object_of(FUNCTION_FIELDS, required=("name",)), "The function."),
+    f.honoured("function", f.object_of(FUNCTION_FIELDS, required=("name",)), "The function."),
     CACHE_CONTROL,
 )
-_tools = array(_function_object(TOOL_FIELDS, required=("type", "function")))
+_tools = f.array(_function_object(TOOL_FIELDS, required=("type", "function")))
 
 
 def tools(value: Any, path: str) -> list[ToolDefinition]:
@@ -102,28 +84,28 @@ def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> No
         seen.add(name)
 
 
-NAMED_FIELDS = table(
+NAMED_FIELDS = f.table(
     _TYPE,
-    honoured(
+    f.honoured(
         "function",
-        object_of(table(honoured("name", _string, "Its name.")), required=("name",)),
+        f.object_of(f.table(f.honoured("name", _string, "Its name.")), required=("name",)),
         "Which function.",
     ),
 )
 _named = _function_object(NAMED_FIELDS, required=("type", "function"))
-ALLOWED_FIELDS = table(
-    honoured("mode", one_of("auto", "required"), "auto or required."),
-    honoured("tools", array(_named, min_items=1), "Which functions."),
+ALLOWED_FIELDS = f.table(
+    f.honoured("mode", f.one_of("auto", "required"), "auto or required."),
+    f.honoured("tools", f.array(_named, min_items=1), "Which functions."),
 )
-ALLOWED_TOOLS_FIELDS = table(
-    honoured("type", one_of("allowed_tools"), "allowed_tools"),
-    honoured(
+ALLOWED_TOOLS_FIELDS = f.table(
+    f.honoured("type", f.one_of("allowed_tools"), "allowed_tools"),
+    f.honoured(
         "allowed_tools",
-        object_of(ALLOWED_FIELDS, required=("mode", "tools")),
+        f.object_of(ALLOWED_FIELDS, required=("mode", "tools")),
         "The functions to choose among; others are not shown to the model.",
     ),
 )
-_allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("type", "allowed_tools"))
+_allowed_tools = f.object_of(ALLOWED_TOOLS_FIELDS, required=("type", "allowed_tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +121,10 @@ FREELY = Choosing(ToolChoice())
 
 def tool_choice(value: Any, path: str) -> Choosing:
     if isinstance(value, str):
-        mode = one_of("auto", "none", "required")(value, path)
+        mode = f.one_of("auto", "none", "required")(value, path)
         return Choosing(ToolChoice(mode=cast(Literal["auto", "none", "required"], mode)))
     if not isinstance(value, dict):
-        raise wrong_type(path, "a string or an object", value)
+        raise f.wrong_type(path, "a string or an object", value)
     if value.get("type") == "allowed_tools":
         allowed = _allowed_tools(value, path)["allowed_tools"]
         names = [tool["function"]["name"] for tool in allowed["tools"]]
@@ -161,7 +143,7 @@ def chosen_tools(
     for name in [choice.name] if choice.name is not None else choosing.allowed or ():
         if name not in known:
             raise InvalidRequestError(
-                f"'tool_choice' names a function that is not in 'tools': '{shown(name)}'.",
+                f"'tool_choice' names a function that is not in 'tools': '{f.shown(name)}'.",
                 param="tool_choice",
             )
     if choice.mode == "required" and not given:
@@ -173,23 +155,23 @@ def chosen_tools(
     return given, choice
 
 
-CALLED_FIELDS = table(
-    honoured("name", text(256, min_chars=1), "Which function."),
-    honoured("arguments", _string, "JSON text, as the model gave it."),
-    neutral("parsed_arguments", json_object, "The openai SDK's own reading of arguments."),
+CALLED_FIELDS = f.table(
+    f.honoured("name", f.text(256, min_chars=1), "Which function."),
+    f.honoured("arguments", _string, "JSON text, as the model gave it."),
+    f.neutral("parsed_arguments", f.json_object, "The openai SDK's own reading of arguments."),
 )
-CALL_FIELDS = table(
-    honoured("id", text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
+CALL_FIELDS = f.table(
+    f.honoured("id", f.text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
     _TYPE,
-    honoured(
+    f.honoured(
         "function",
-        object_of(CALLED_FIELDS, required=("name", "arguments")),
+        f.object_of(CALLED_FIELDS, required=("name", "arguments")),
         "The name and arguments of the call.",
     ),
-    neutral("index", integer(0, MAX_CALL_INDEX), "Left over from a stream."),
+    f.neutral("index", f.integer(0, MAX_CALL_INDEX), "Left over from a stream."),
     CACHE_CONTROL,
 )
-_calls = array(_function_object(CALL_FIELDS, required=("id", "function")))
+_calls = f.array(_function_object(CALL_FIELDS, required=("id", "function")))
 
 
 def tool_calls(value: Any, path: str) -> list[ToolCall]:

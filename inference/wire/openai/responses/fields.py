@@ -13,22 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import OutputFormat
-from inference.wire.common.fields import (
-    Field,
-    array,
-    flag,
-    honoured,
-    json_schema,
-    kind_of,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    read_fields,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.openai.formats import STRICT_HELP
 from inference.wire.openai.responses.parts import typed_texts
@@ -50,7 +35,7 @@ INCLUDABLE = (
 )
 """All but the first two ask for parts of items that no answer here has."""
 
-_string = text()
+_string = f.text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +49,30 @@ class TextSettings:
 
 PLAIN_TEXT = TextSettings({"type": "text"}, None)
 
-_format_type = honoured("type", _string, "text, json_object or json_schema.")
-FORMAT_FIELDS: dict[str, dict[str, Field]] = {
-    "text": table(_format_type),
-    "json_object": table(_format_type),
-    "json_schema": table(
+_format_type = f.honoured("type", _string, "text, json_object or json_schema.")
+FORMAT_FIELDS: dict[str, dict[str, f.Field]] = {
+    "text": f.table(_format_type),
+    "json_object": f.table(_format_type),
+    "json_schema": f.table(
         _format_type,
-        neutral(
-            "name", text(MAX_FORMAT_NAME_CHARS, min_chars=1), "A label; echoed. It may be missing."
+        f.neutral(
+            "name",
+            f.text(MAX_FORMAT_NAME_CHARS, min_chars=1),
+            "A label; echoed. It may be missing.",
         ),
-        honoured("schema", json_schema, "A JSON schema."),
-        neutral("description", _string, "A note; the schema itself is enforced."),
-        honoured("strict", flag, STRICT_HELP),
+        f.honoured("schema", f.json_schema, "A JSON schema."),
+        f.neutral("description", _string, "A note; the schema itself is enforced."),
+        f.honoured("strict", f.flag, STRICT_HELP),
     ),
 }
 
 
 def output_text_format(value: Any, path: str) -> TextSettings:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind not in FORMAT_FIELDS:
         raise UnsupportedParameterError(f"{path}.type", "text, json_object or json_schema")
     required = ("schema",) if kind == "json_schema" else ()
-    read = read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.", required=required)
+    read = f.read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.", required=required)
     if kind == "text":
         return PLAIN_TEXT
     if kind == "json_object":
@@ -97,11 +84,11 @@ def output_text_format(value: Any, path: str) -> TextSettings:
     return TextSettings(echoed, demanded)
 
 
-TEXT_FIELDS = table(
-    honoured("format", output_text_format, "text, json_object or json_schema."),
-    neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
+TEXT_FIELDS = f.table(
+    f.honoured("format", output_text_format, "text, json_object or json_schema."),
+    f.neutral("verbosity", f.only("medium", reason="only medium, the default"), "medium"),
 )
-_text_fields = object_of(TEXT_FIELDS)
+_text_fields = f.object_of(TEXT_FIELDS)
 
 
 def text_settings(value: Any, path: str) -> TextSettings:
@@ -109,19 +96,19 @@ def text_settings(value: Any, path: str) -> TextSettings:
     return settings
 
 
-_includable = one_of(*INCLUDABLE)
+_includable = f.one_of(*INCLUDABLE)
 
 
 def include(value: Any, path: str) -> list[str]:
-    return list(dict.fromkeys(array(_includable)(value, path)))
+    return list(dict.fromkeys(f.array(_includable)(value, path)))
 
 
-STREAM_OPTIONS = table(
-    honoured(
-        "include_obfuscation", flag, "true: deltas are padded to one size; else they are not."
+STREAM_OPTIONS = f.table(
+    f.honoured(
+        "include_obfuscation", f.flag, "true: deltas are padded to one size; else they are not."
     ),
 )
-stream_options = object_of(STREAM_OPTIONS)
+stream_options = f.object_of(STREAM_OPTIONS)
 
 
 CARRIER_PREFIX = "helexa1."
@@ -146,21 +133,21 @@ class Reasoning:
         return self.effort if self.thinking else None
 
 
-_summary = only("auto", "detailed", reason="reasoning is not shortened; only auto or detailed")
+_summary = f.only("auto", "detailed", reason="reasoning is not shortened; only auto or detailed")
 
-REASONING_FIELDS = table(
-    honoured("effort", one_of(*EFFORTS), "Any of OpenAI's."),
-    honoured("summary", _summary, "auto or detailed: the whole of it."),
-    honoured("generate_summary", _summary, "The older name of summary."),
-    neutral("context", only("auto", reason="the chat template decides; only auto"), "auto"),
-    neutral("mode", only("standard", reason="only standard"), "standard"),
+REASONING_FIELDS = f.table(
+    f.honoured("effort", f.one_of(*EFFORTS), "Any of OpenAI's."),
+    f.honoured("summary", _summary, "auto or detailed: the whole of it."),
+    f.honoured("generate_summary", _summary, "The older name of summary."),
+    f.neutral("context", f.only("auto", reason="the chat template decides; only auto"), "auto"),
+    f.neutral("mode", f.only("standard", reason="only standard"), "standard"),
 )
 
 
 def reasoning(value: Any, path: str) -> Reasoning:
     if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    read = read_fields(value, REASONING_FIELDS, path=f"{path}.")
+        raise f.wrong_type(path, "an object", value)
+    read = f.read_fields(value, REASONING_FIELDS, path=f"{path}.")
     return Reasoning(
         effort=read.get("effort"), summary=read.get("summary", read.get("generate_summary"))
     )

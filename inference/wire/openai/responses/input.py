@@ -14,18 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inference.protocol.generation import ToolCall
-from inference.wire.common.fields import (
-    Field,
-    honoured,
-    neutral,
-    one_of,
-    only,
-    read_fields,
-    shown,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import PART_SEPARATOR, Called, Returned, Thought
 from inference.wire.errors import (
     InvalidRequestError,
@@ -51,8 +40,8 @@ from inference.wire.openai.responses.turns import (
 MAX_ID_CHARS = 256
 MAX_ITEMS = 10_000
 
-_string = text()
-_id_text = text(MAX_ID_CHARS, min_chars=1)
+_string = f.text()
+_id_text = f.text(MAX_ID_CHARS, min_chars=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,67 +52,69 @@ class InputItem:
     part: TurnPart
 
 
-_type = honoured("type", _string, "message, function_call, function_call_output, reasoning …")
-_id = honoured("id", _id_text, "Kept; made when left out.")
-_call_id = honoured("call_id", _id_text, "Which call.")
-_status = honoured(
+_type = f.honoured("type", _string, "message, function_call, function_call_output, reasoning …")
+_id = f.honoured("id", _id_text, "Kept; made when left out.")
+_call_id = f.honoured("call_id", _id_text, "Which call.")
+_status = f.honoured(
     "status",
-    one_of("completed", "incomplete", "in_progress"),
+    f.one_of("completed", "incomplete", "in_progress"),
     "Listed as given.",
 )
-_caller = neutral(
-    "caller", only({"type": "direct"}, reason="there are no programs"), '{"type": "direct"}'
+_caller = f.neutral(
+    "caller", f.only({"type": "direct"}, reason="there are no programs"), '{"type": "direct"}'
 )
 
-ITEM_FIELDS: dict[str, dict[str, Field]] = {
-    "message": table(
+ITEM_FIELDS: dict[str, dict[str, f.Field]] = {
+    "message": f.table(
         _type,
         _id,
         _status,
-        honoured("role", _string, "system, developer, user or assistant."),
-        honoured("content", content, "A string or parts; images only of the user."),
-        neutral(
+        f.honoured("role", _string, "system, developer, user or assistant."),
+        f.honoured("content", content, "A string or parts; images only of the user."),
+        f.neutral(
             "phase",
-            one_of("commentary", "final_answer"),
+            f.one_of("commentary", "final_answer"),
             "A label that changes nothing.",
         ),
     ),
-    "function_call": table(
+    "function_call": f.table(
         _type,
         _id,
         _status,
         _call_id,
-        honoured("name", text(MAX_ID_CHARS, min_chars=1), "The function's name."),
-        honoured("arguments", _string, "JSON text, as the model gave it."),
-        honoured("namespace", text(MAX_ID_CHARS, min_chars=1), "Of the function."),
-        neutral("async", only(False, reason="calls are not asynchronous"), "false"),
+        f.honoured("name", f.text(MAX_ID_CHARS, min_chars=1), "The function's name."),
+        f.honoured("arguments", _string, "JSON text, as the model gave it."),
+        f.honoured("namespace", f.text(MAX_ID_CHARS, min_chars=1), "Of the function."),
+        f.neutral("async", f.only(False, reason="calls are not asynchronous"), "false"),
         _caller,
     ),
-    "function_call_output": table(
+    "function_call_output": f.table(
         _type,
         _id,
         _status,
         _call_id,
-        honoured("output", content, "A string, or text and image parts."),
-        neutral("name", text(MAX_ID_CHARS), "The call's id identifies the function."),
-        neutral("namespace", text(MAX_ID_CHARS), "The call's id identifies the function."),
+        f.honoured("output", content, "A string, or text and image parts."),
+        f.neutral("name", f.text(MAX_ID_CHARS), "The call's id identifies the function."),
+        f.neutral("namespace", f.text(MAX_ID_CHARS), "The call's id identifies the function."),
         _caller,
     ),
-    "reasoning": table(
+    "reasoning": f.table(
         _type,
         _id,
         _status,
-        honoured("content", reasoning_parts, "reasoning_text parts."),
-        honoured("encrypted_content", encrypted_content, "As this server gave it."),
-        honoured("summary", summary_parts, "Read where there is nothing more exact."),
+        f.honoured("content", reasoning_parts, "reasoning_text parts."),
+        f.honoured("encrypted_content", encrypted_content, "As this server gave it."),
+        f.honoured("summary", summary_parts, "Read where there is nothing more exact."),
     ),
-    "compaction": table(
+    "compaction": f.table(
         _type,
         _id,
-        honoured("encrypted_content", encrypted_content, "As this server gave it: a summary."),
-        neutral("created_by", text(MAX_ID_CHARS), "A label."),
+        f.honoured("encrypted_content", encrypted_content, "As this server gave it: a summary."),
+        f.neutral("created_by", f.text(MAX_ID_CHARS), "A label."),
     ),
-    "item_reference": table(_type, honoured("id", _id_text, "Of an item of a stored response.")),
+    "item_reference": f.table(
+        _type, f.honoured("id", _id_text, "Of an item of a stored response.")
+    ),
 }
 REQUIRED = {
     "message": ("role", "content"),
@@ -139,7 +130,7 @@ def items(value: Any, path: str) -> list[InputItem]:
     if isinstance(value, str):
         return [_message({"role": "user", "content": content(value, path)}, path)]
     if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array of items", value)
+        raise f.wrong_type(path, "a string or an array of items", value)
     if not 1 <= len(value) <= MAX_ITEMS:
         raise InvalidRequestError(
             f"'{path}' must have from 1 to {MAX_ITEMS} items; it has {len(value)}.", param=path
@@ -151,11 +142,11 @@ def items(value: Any, path: str) -> list[InputItem]:
 
 def _item(value: Any, path: str) -> InputItem:
     if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
+        raise f.wrong_type(path, "an object", value)
     kind = _kind(value, path)
     if kind not in ITEM_FIELDS:
-        raise UnsupportedParameterError(f"{path}.type", f"'{shown(kind)}' items are not read")
-    read = read_fields(value, ITEM_FIELDS[kind], path=f"{path}.", required=REQUIRED[kind])
+        raise UnsupportedParameterError(f"{path}.type", f"'{f.shown(kind)}' items are not read")
+    read = f.read_fields(value, ITEM_FIELDS[kind], path=f"{path}.", required=REQUIRED[kind])
     match kind:
         case "message":
             return _message(read, path)
@@ -232,7 +223,7 @@ def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
         given = item.object["id"]
         if given is not None and given in seen:
             raise InvalidRequestError(
-                f"Two items have the id '{shown(given)}'.", param=f"{path}[{index}].id"
+                f"Two items have the id '{f.shown(given)}'.", param=f"{path}[{index}].id"
             )
         seen.add(given)
 
@@ -247,7 +238,7 @@ def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> No
         elif isinstance(item.part, Returned) and item.part.call_id not in called:
             raise InvalidRequestError(
                 f"No tool call found for function call output with call_id "
-                f"'{shown(item.part.call_id)}'.",
+                f"'{f.shown(item.part.call_id)}'.",
                 param=f"input[{index - num_earlier}].call_id",
             )
 
@@ -260,8 +251,8 @@ def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list
         if isinstance(item.part, Referred):
             if item.part.id not in stored:
                 raise InvalidRequestError(
-                    f"There is no stored item with the id '{shown(item.part.id)}'. Items are kept "
-                    "only of responses with 'store' true.",
+                    f"There is no stored item with the id '{f.shown(item.part.id)}'. Items are "
+                    "kept only of responses with 'store' true.",
                     param=item.part.path,
                 )
             found.append(stored[item.part.id])

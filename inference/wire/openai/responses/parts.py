@@ -6,19 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from inference.wire.common.fields import (
-    Field,
-    honoured,
-    kind_of,
-    neutral,
-    only,
-    read_fields,
-    refused,
-    shown,
-    table,
-    text,
-    wrong_type,
-)
+from inference.wire.common import fields as f
 from inference.wire.common.parts import (
     DETAIL_NOTE,
     FILE_REASON,
@@ -32,41 +20,41 @@ from inference.wire.common.parts import (
 )
 from inference.wire.errors import UnsupportedParameterError
 
-_string = text()
-_type = honoured("type", _string, "input_text, input_image, output_text or refusal.")
-_text = honoured("text", _string, "The text.")
+_string = f.text()
+_type = f.honoured("type", _string, "input_text, input_image, output_text or refusal.")
+_text = f.honoured("text", _string, "The text.")
 
 
 def _ignored_logprobs(value: Any, path: str) -> None:
     if not isinstance(value, list):
-        raise wrong_type(path, "an array", value)
+        raise f.wrong_type(path, "an array", value)
 
 
-_breakpoint = neutral(
+_breakpoint = f.neutral(
     "prompt_cache_breakpoint",
-    only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+    f.only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
     "Every prefix is cached, marked or not.",
 )
-PART_FIELDS: dict[str, dict[str, Field]] = {
-    "input_text": table(_type, _text, _breakpoint),
-    "input_image": table(
+PART_FIELDS: dict[str, dict[str, f.Field]] = {
+    "input_text": f.table(_type, _text, _breakpoint),
+    "input_image": f.table(
         _type,
-        honoured(
+        f.honoured(
             "image_url",
             image_url,
             "A data URI; an address only where the operator allows its host.",
         ),
-        honoured("detail", detail, DETAIL_NOTE),
-        refused("file_id", FILE_REASON),
+        f.honoured("detail", detail, DETAIL_NOTE),
+        f.refused("file_id", FILE_REASON),
         _breakpoint,
     ),
-    "output_text": table(
+    "output_text": f.table(
         _type,
         _text,
-        neutral("annotations", only([], reason="annotations are not read"), "[]"),
-        neutral("logprobs", _ignored_logprobs, "Not shown to the model."),
+        f.neutral("annotations", f.only([], reason="annotations are not read"), "[]"),
+        f.neutral("logprobs", _ignored_logprobs, "Not shown to the model."),
     ),
-    "refusal": table(_type, honoured("refusal", _string, "Text like any other.")),
+    "refusal": f.table(_type, f.honoured("refusal", _string, "Text like any other.")),
 }
 HELD_IN = {
     "input_text": "text",
@@ -118,36 +106,36 @@ def content(value: Any, path: str) -> Content:
     if isinstance(value, str):
         return Content((value,), is_string=True)
     if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array of parts", value)
+        raise f.wrong_type(path, "a string or an array of parts", value)
     parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
     return Content(tuple(parts), is_string=False)
 
 
 def _part(part: Any, path: str) -> Part:
-    kind = kind_of(part, path)
+    kind = f.kind_of(part, path)
     if kind not in PART_FIELDS:
         raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' parts are not read, only text and input_image"
+            f"{path}.type", f"'{f.shown(kind)}' parts are not read, only text and input_image"
         )
     name = HELD_IN[kind]
-    read = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(name,))
+    read = f.read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(name,))
     held: Part = read[name]
     return with_detail(held, read.get("detail")) if isinstance(held, ImageFile) else held
 
 
 def typed_texts(kind: str) -> Any:
     """A check of an array of ``{"type": kind, "text": …}``, to the texts."""
-    fields = table(honoured("type", only(kind, reason=f"only {kind}"), kind), _text)
+    fields = f.table(f.honoured("type", f.only(kind, reason=f"only {kind}"), kind), _text)
 
     def check(value: Any, path: str) -> list[str]:
         if not isinstance(value, list):
-            raise wrong_type(path, "an array", value)
+            raise f.wrong_type(path, "an array", value)
         texts = []
         for index, part in enumerate(value):
             here = f"{path}[{index}]"
             if not isinstance(part, dict):
-                raise wrong_type(here, "an object", part)
-            read = read_fields(part, fields, path=f"{here}.", required=("type", "text"))
+                raise f.wrong_type(here, "an object", part)
+            read = f.read_fields(part, fields, path=f"{here}.", required=("type", "text"))
             texts.append(str(read["text"]))
         return texts
 

@@ -25,21 +25,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from inference.protocol.sampling import SamplingOptions
-from inference.wire.common.fields import (
-    Field,
-    flag,
-    honoured,
-    integer,
-    json_object,
-    model_name,
-    neutral,
-    number,
-    one_of,
-    read_body,
-    refused,
-    table,
-    text,
-)
+from inference.wire.common import fields as f
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.openai import fields as openai_fields
@@ -82,69 +68,75 @@ from inference.wire.openai.responses.tools import (
 )
 from inference.wire.openai.responses.turns import Referred, chat_messages, earlier_turns
 
-FIELDS = table(
-    honoured(
+FIELDS = f.table(
+    f.honoured(
         "model",
-        model_name,
+        f.model_name,
         "A catalogue model's name or an alias; echoed as given.",
     ),
-    honoured(
+    f.honoured(
         "input",
         items,
         "A string, or message, function_call, function_call_output, reasoning, compaction and "
         "item_reference items; text only.",
     ),
-    honoured("instructions", text(), "A system turn before the others; not carried over."),
-    honoured(
+    f.honoured("instructions", f.text(), "A system turn before the others; not carried over."),
+    f.honoured(
         "tools", tools, "Functions and namespaces of them; every hosted tool is refused by name."
     ),
-    honoured("tool_choice", tool_choice, "auto, none, required, a function or allowed_tools."),
-    honoured("parallel_tool_calls", flag, "false: at most one call."),
-    honoured("text", text_settings, "format: text, json_object or json_schema; verbosity medium."),
-    honoured(
+    f.honoured("tool_choice", tool_choice, "auto, none, required, a function or allowed_tools."),
+    f.honoured("parallel_tool_calls", f.flag, "false: at most one call."),
+    f.honoured(
+        "text", text_settings, "format: text, json_object or json_schema; verbosity medium."
+    ),
+    f.honoured(
         "reasoning",
         reasoning,
         "effort: none and minimal turn thinking off, others on; summary auto or detailed: the "
         "reasoning itself comes as the summary, else as content.",
     ),
-    honoured("max_output_tokens", integer(1, openai_fields.MAX_TOKENS), "At least 1."),
-    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
-    honoured("top_p", number(0, 1), "0 to 1."),
-    honoured("presence_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
-    honoured("frequency_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
-    honoured("top_k", openai_fields.top_k, "Extension; -1 or 0 is off."),
-    honoured("seed", openai_fields.seed, "Extension; a 64-bit integer."),
-    honoured("top_logprobs", integer(0, openai_fields.MAX_TOP_LOGPROBS), "0 to 20."),
-    honoured(
+    f.honoured("max_output_tokens", f.integer(1, openai_fields.MAX_TOKENS), "At least 1."),
+    f.honoured("temperature", f.number(0, 2), "0 to 2; under 0.00001 is greedy."),
+    f.honoured("top_p", f.number(0, 1), "0 to 1."),
+    f.honoured("presence_penalty", f.number(-2, 2), "Of Open Responses; -2 to 2."),
+    f.honoured("frequency_penalty", f.number(-2, 2), "Of Open Responses; -2 to 2."),
+    f.honoured("top_k", openai_fields.top_k, "Extension; -1 or 0 is off."),
+    f.honoured("seed", openai_fields.seed, "Extension; a 64-bit integer."),
+    f.honoured("top_logprobs", f.integer(0, openai_fields.MAX_TOP_LOGPROBS), "0 to 20."),
+    f.honoured(
         "include",
         include,
         "message.output_text.logprobs and reasoning.encrypted_content; the others ask for parts "
         "that no answer here has.",
     ),
-    honoured("metadata", openai_fields.metadata, "Kept with the response."),
-    honoured("store", flag, "true, the default: the response can be read and built on later."),
-    honoured("previous_response_id", text(MAX_ID_CHARS, min_chars=1), "A stored response."),
-    honoured("background", flag, "Answered at once, worked on without its client; needs store."),
-    honoured("stream", flag, "Server-sent events instead of one body."),
-    honoured("stream_options", stream_options, "include_obfuscation; only with stream."),
-    honoured(
+    f.honoured("metadata", openai_fields.metadata, "Kept with the response."),
+    f.honoured("store", f.flag, "true, the default: the response can be read and built on later."),
+    f.honoured("previous_response_id", f.text(MAX_ID_CHARS, min_chars=1), "A stored response."),
+    f.honoured(
+        "background", f.flag, "Answered at once, worked on without its client; needs store."
+    ),
+    f.honoured("stream", f.flag, "Server-sent events instead of one body."),
+    f.honoured("stream_options", stream_options, "include_obfuscation; only with stream."),
+    f.honoured(
         "truncation",
-        one_of("auto", "disabled"),
+        f.one_of("auto", "disabled"),
         "auto: whole turns, the oldest first, are left out where the conversation does not fit; "
         "truncated.dropped_turns of the response counts them.",
     ),
-    neutral("max_tool_calls", integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."),
+    f.neutral(
+        "max_tool_calls", f.integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."
+    ),
     USER,
-    neutral("client_metadata", json_object, "Codex's labels of its session; kept nowhere."),
-    neutral("prompt_cache_key", text(1024), "Prefixes are shared by content; echoed."),
+    f.neutral("client_metadata", f.json_object, "Codex's labels of its session; kept nowhere."),
+    f.neutral("prompt_cache_key", f.text(1024), "Prefixes are shared by content; echoed."),
     *SERVICE_FIELDS,
-    refused("access_programs", "there are none here"),
-    refused("context_management", "nothing is compacted"),
-    refused("conversation", "use previous_response_id"),
-    refused("image", "images are parts of input"),
-    refused("prompt", "prompts are not stored; send the text itself"),
+    f.refused("access_programs", "there are none here"),
+    f.refused("context_management", "nothing is compacted"),
+    f.refused("conversation", "use previous_response_id"),
+    f.refused("image", "images are parts of input"),
+    f.refused("prompt", "prompts are not stored; send the text itself"),
 )
-NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     **{f"{kind} items": fields for kind, fields in ITEM_FIELDS.items()},
     **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
     "tools": TOOL_FIELDS,
@@ -162,10 +154,10 @@ COUNTED = (
     *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text"),
     *("reasoning", "previous_response_id", "conversation"),
 )
-COUNT_FIELDS = table(
+COUNT_FIELDS = f.table(
     *(FIELDS[name] for name in COUNTED),
-    neutral("truncation", one_of("auto", "disabled"), "All of it is counted."),
-    refused("personality", "models here have no such presets; put it into instructions"),
+    f.neutral("truncation", f.one_of("auto", "disabled"), "All of it is counted."),
+    f.refused("personality", "models here have no such presets; put it into instructions"),
 )
 
 
@@ -215,7 +207,7 @@ class ResponsesRequest:
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    read = read_body(body, FIELDS, required=("model", "input"))
+    read = f.read_body(body, FIELDS, required=("model", "input"))
     if read.get("background", False) and not read.get("store", True):
         raise InvalidRequestError("'background' requires 'store'.", param="background")
     if "stream_options" in read and not read.get("stream", False):
@@ -292,7 +284,7 @@ def _top_logprobs(read: dict[str, Any]) -> int | None:
 
 
 def parse_count(count_body: bytes, _context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
-    return request_of(read_body(count_body, COUNT_FIELDS, required=("model", "input")))
+    return request_of(f.read_body(count_body, COUNT_FIELDS, required=("model", "input")))
 
 
 def count_of(request: ResponsesRequest) -> TokenCountRequest:

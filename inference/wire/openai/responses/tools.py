@@ -19,40 +19,30 @@ from typing import Any, Literal, cast
 import msgspec
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.wire.common.fields import (
-    array,
-    flag,
-    honoured,
-    json_schema,
-    kind_of,
-    neutral,
-    object_of,
-    one_of,
-    only,
-    refused,
-    shown,
-    table,
-    text,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import UnsupportedParameterError
 from inference.wire.openai.chat.tools import FREELY, Choosing, refuse_doubles, tool_name
 
-_string = text()
+_string = f.text()
 
-TOOL_FIELDS = table(
-    honoured("type", one_of("function"), "function"),
-    honoured("name", tool_name, "What the model calls it."),
-    honoured("description", _string, "Handed to the chat template."),
-    honoured("parameters", json_schema, "A JSON schema of the arguments."),
-    honoured("strict", flag, "Left out: true where the schema is as narrow as strict ones are."),
-    neutral(
-        "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
+TOOL_FIELDS = f.table(
+    f.honoured("type", f.one_of("function"), "function"),
+    f.honoured("name", tool_name, "What the model calls it."),
+    f.honoured("description", _string, "Handed to the chat template."),
+    f.honoured("parameters", f.json_schema, "A JSON schema of the arguments."),
+    f.honoured(
+        "strict", f.flag, "Left out: true where the schema is as narrow as strict ones are."
     ),
-    neutral("async", only(False, reason="calls are not asynchronous"), "false"),
-    neutral("defer_loading", only(False, reason="every tool is in the prompt at once"), "false"),
-    refused("output_schema", "what a function returns is not checked"),
+    f.neutral(
+        "allowed_callers", f.only(["direct"], reason="only the model itself calls"), '["direct"]'
+    ),
+    f.neutral("async", f.only(False, reason="calls are not asynchronous"), "false"),
+    f.neutral(
+        "defer_loading", f.only(False, reason="every tool is in the prompt at once"), "false"
+    ),
+    f.refused("output_schema", "what a function returns is not checked"),
 )
-_function = object_of(TOOL_FIELDS, required=("type", "name"))
+_function = f.object_of(TOOL_FIELDS, required=("type", "name"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ def shown_name(name: str, namespace: str | None) -> str:
 
 
 def tools(value: Any, path: str) -> GivenTools:
-    read: list[ToolDefinition | Namespace] = array(_tool)(value, path)
+    read: list[ToolDefinition | Namespace] = f.array(_tool)(value, path)
     functions: list[ToolDefinition] = []
     members: dict[str, Member] = {}
     for tool in read:
@@ -129,17 +119,17 @@ def _places(tools: Iterable[ToolDefinition | Namespace]) -> Iterable[tuple[str, 
 
 
 def _tool(value: Any, path: str) -> ToolDefinition | Namespace:
-    if kind_of(value, path) != "namespace":
+    if f.kind_of(value, path) != "namespace":
         return _function_tool(value, path)
     read = _namespace(value, path)
     return Namespace(read["name"], path, read.get("description"), read["tools"])
 
 
 def _function_tool(value: Any, path: str) -> ToolDefinition:
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind != "function":
         raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' is not offered here, only functions are"
+            f"{path}.type", f"'{f.shown(kind)}' is not offered here, only functions are"
         )
     read = _function(value, path)
     parameters = read.get("parameters")
@@ -152,13 +142,13 @@ def _function_tool(value: Any, path: str) -> ToolDefinition:
     )
 
 
-NAMESPACE_FIELDS = table(
-    honoured("type", one_of("namespace"), "namespace"),
-    honoured("name", tool_name, "The model is shown namespace.name."),
-    honoured("description", _string, "Put into the prompt with the first of its functions."),
-    honoured("tools", array(_function_tool), "Functions."),
+NAMESPACE_FIELDS = f.table(
+    f.honoured("type", f.one_of("namespace"), "namespace"),
+    f.honoured("name", tool_name, "The model is shown namespace.name."),
+    f.honoured("description", _string, "Put into the prompt with the first of its functions."),
+    f.honoured("tools", f.array(_function_tool), "Functions."),
 )
-_namespace = object_of(NAMESPACE_FIELDS, required=("type", "name", "tools"))
+_namespace = f.object_of(NAMESPACE_FIELDS, required=("type", "name", "tools"))
 
 
 def _tool_object(tool: ToolDefinition | Namespace) -> dict[str, Any]:
@@ -178,17 +168,17 @@ def _tool_object(tool: ToolDefinition | Namespace) -> dict[str, Any]:
     }
 
 
-NAMED_FIELDS = table(
-    honoured("type", only("function", reason="only functions can be chosen"), "function"),
-    honoured("name", _string, "Its name; of a namespace's function, namespace.name."),
+NAMED_FIELDS = f.table(
+    f.honoured("type", f.only("function", reason="only functions can be chosen"), "function"),
+    f.honoured("name", _string, "Its name; of a namespace's function, namespace.name."),
 )
-_named_function = object_of(NAMED_FIELDS, required=("type", "name"))
-ALLOWED_TOOLS_FIELDS = table(
-    honoured("type", one_of("allowed_tools"), "allowed_tools"),
-    honoured("mode", one_of("auto", "required"), "auto or required."),
-    honoured("tools", array(_named_function, min_items=1), "Which functions."),
+_named_function = f.object_of(NAMED_FIELDS, required=("type", "name"))
+ALLOWED_TOOLS_FIELDS = f.table(
+    f.honoured("type", f.one_of("allowed_tools"), "allowed_tools"),
+    f.honoured("mode", f.one_of("auto", "required"), "auto or required."),
+    f.honoured("tools", f.array(_named_function, min_items=1), "Which functions."),
 )
-_allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
+_allowed_tools = f.object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,17 +192,17 @@ CHOOSE_FREELY = GivenChoice(FREELY, "auto")
 
 def tool_choice(value: Any, path: str) -> GivenChoice:
     if isinstance(value, str):
-        mode = one_of("auto", "none", "required")(value, path)
+        mode = f.one_of("auto", "none", "required")(value, path)
         choice = ToolChoice(mode=cast(Literal["auto", "none", "required"], mode))
         return GivenChoice(Choosing(choice), value)
-    kind = kind_of(value, path)
+    kind = f.kind_of(value, path)
     if kind == "allowed_tools":
         read = _allowed_tools(value, path)
         names = [tool["name"] for tool in read["tools"]]
         return GivenChoice(Choosing(ToolChoice(mode=read["mode"]), names), value)
     if kind != "function":
         raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' cannot be chosen, only functions can"
+            f"{path}.type", f"'{f.shown(kind)}' cannot be chosen, only functions can"
         )
     named = ToolChoice(mode="required", name=_named_function(value, path)["name"])
     return GivenChoice(Choosing(named), value)

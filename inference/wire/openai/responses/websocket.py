@@ -15,15 +15,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from inference.wire.common.fields import (
-    flag,
-    honoured,
-    neutral,
-    one_of,
-    only,
-    read_body,
-    table,
-)
+from inference.wire.common import fields as f
 from inference.wire.errors import ApiError
 from inference.wire.openai.responses.errors import error_event
 from inference.wire.openai.responses.request import FIELDS as RESPONSE_FIELDS
@@ -32,13 +24,15 @@ from inference.wire.openai.responses.request import ResponsesRequest, request_of
 CREATE = "response.create"
 _OVER_HTTP = ("stream", "stream_options", "background")
 
-OWN_FIELDS = table(
-    honoured("type", one_of(CREATE), CREATE),
-    honoured("generate", flag, "false: the prompt is computed and cached, and nothing answered."),
-    neutral("stream", only(True, reason="a socket always streams"), "true"),
-    neutral("background", only(False, reason="a response ends with its socket"), "false"),
+OWN_FIELDS = f.table(
+    f.honoured("type", f.one_of(CREATE), CREATE),
+    f.honoured(
+        "generate", f.flag, "false: the prompt is computed and cached, and nothing answered."
+    ),
+    f.neutral("stream", f.only(True, reason="a socket always streams"), "true"),
+    f.neutral("background", f.only(False, reason="a response ends with its socket"), "false"),
 )
-FIELDS = table(
+FIELDS = f.table(
     *OWN_FIELDS.values(),
     *(field for name, field in RESPONSE_FIELDS.items() if name not in _OVER_HTTP),
 )
@@ -54,7 +48,7 @@ class SocketRequest:
 
 
 def parse_message(message: bytes) -> SocketRequest:
-    read = read_body(message, FIELDS, required=("type", "model", "input"))
+    read = f.read_body(message, FIELDS, required=("type", "model", "input"))
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 
 
