@@ -33,21 +33,22 @@ from inference.wire.openai.responses import websocket as openai_responses_socket
 from inference.wire.vllm import rerank
 from inference.wire.vllm import tokenize as vllm_tokenize
 
-DIALECTS: dict[str, Mapping[str, Field]] = {
+Fields = Mapping[str, Field]
+
+
+def _nested(title: str, objects: Mapping[str, Fields]) -> dict[str, Fields]:
+    return {f"{title}: {what}": fields for what, fields in objects.items()}
+
+
+DIALECTS: dict[str, Fields] = {
     "POST /v1/chat/completions": openai_chat.FIELDS,
-    **{
-        f"POST /v1/chat/completions: {what}": fields
-        for what, fields in openai_chat.NESTED_FIELDS.items()
-    },
+    **_nested("POST /v1/chat/completions", openai_chat.NESTED_FIELDS),
     "POST /v1/completions": openai_completions.FIELDS,
     "POST /v1/messages": anthropic_messages.FIELDS,
-    **{
-        f"POST /v1/messages: {what}": fields
-        for what, fields in anthropic_messages.NESTED_FIELDS.items()
-    },
+    **_nested("POST /v1/messages", anthropic_messages.NESTED_FIELDS),
     "POST /v1/messages/count_tokens": anthropic_messages.COUNT_FIELDS,
     "POST /api/chat": ollama_chat.FIELDS,
-    **{f"POST /api/chat: {what}": fields for what, fields in ollama_chat.NESTED_FIELDS.items()},
+    **_nested("POST /api/chat", ollama_chat.NESTED_FIELDS),
     "POST /api/generate": ollama_chat.GENERATE_FIELDS,
     "POST /api/embed": ollama_embed.FIELDS,
     "POST /api/embeddings": ollama_embed.OLD_FIELDS,
@@ -63,10 +64,7 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /v1/rerank and /v2/rerank": rerank.FIELDS,
     "POST /v1/score": rerank.SCORE_FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
-    **{
-        f"POST /v1/responses: {what}": fields
-        for what, fields in openai_responses.NESTED_FIELDS.items()
-    },
+    **_nested("POST /v1/responses", openai_responses.NESTED_FIELDS),
     "WebSocket /v1/responses: beside the fields of POST": openai_responses_socket.OWN_FIELDS,
     "POST /v1/responses/compact": openai_responses_compact.FIELDS,
     "POST /v1/responses/input_tokens": openai_responses.COUNT_FIELDS,

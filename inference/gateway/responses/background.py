@@ -36,7 +36,7 @@ from inference.wire.errors import (
     shutting_down,
 )
 from inference.wire.openai.responses.events import ResponseStreamEncoder
-from inference.wire.openai.responses.object import response_id
+from inference.wire.openai.responses.output import response_id
 from inference.wire.openai.responses.request import ResponsesRequest
 from metering.ledger.entries import CANCELLED, FINISHED
 

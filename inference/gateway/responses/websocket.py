@@ -41,8 +41,7 @@ from inference.wire.errors import (
 )
 from inference.wire.openai.responses.events import ResponseStreamEncoder
 from inference.wire.openai.responses.input import InputItem
-from inference.wire.openai.responses.object import response_id
-from inference.wire.openai.responses.output import without_logprobs
+from inference.wire.openai.responses.output import response_id, without_logprobs
 from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.websocket import error_message, messages_of, parse_message
 from metering.ledger.entries import FINISHED

@@ -21,11 +21,11 @@ from inference.protocol.events import Event, Failure
 from inference.wire.errors import RequestFailedError
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
+    FrameError,
     UpstreamErrorObject,
     UpstreamFaultError,
 )
 from inference.wire.upstream.dialects import JSON, Exchange
-from inference.wire.upstream.frames import FrameError
 from inference.wire.upstream.refusals import FAILED, UNAVAILABLE, failure_in_stream, failure_of
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 dialect. Pure: no clock, no ids of its own, no I/O.
 
     GenerationRequest ─▶ *_request ─▶ body
-    bytes ─▶ frames ─▶ *_events ─▶ answer_events ─▶ events
+    bytes ─▶ *_events ─▶ answer_events ─▶ events
     an error's body ─▶ refusals ─▶ Failure
 
 ``chat_*`` are of OpenAI's dialect, ``messages_*`` of Anthropic's; ``ollama`` has both directions of

@@ -21,12 +21,14 @@ from inference.wire.upstream import chat_request, embeddings, messages_request, 
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
     AnswerReader,
+    FrameReader,
+    LinesReader,
+    SseReader,
     UpstreamFaultError,
     decoded,
     tokens_of,
 )
 from inference.wire.upstream.chat_events import ChatEvents
-from inference.wire.upstream.frames import FrameReader, LinesReader, SseReader
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.sending import Sending
 

@@ -30,11 +30,10 @@ from inference.wire.common.parts import Called, Returned
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import MissingParameterError
 from inference.wire.openai.responses.fields import carried
-from inference.wire.openai.responses.input import InputItem, with_ids
-from inference.wire.openai.responses.object import response_id, usage_object
+from inference.wire.openai.responses.input import InputItem, Message, Summarised, TurnPart, with_ids
+from inference.wire.openai.responses.output import response_id, usage_object
 from inference.wire.openai.responses.request import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai.responses.request import ResponsesRequest, request_of
-from inference.wire.openai.responses.turns import Message, Summarised, TurnPart
 
 MAX_LAST_CHARS = 4000
 MAX_ONE_CHARS = 1000

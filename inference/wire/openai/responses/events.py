@@ -32,21 +32,19 @@ from inference.wire.dialect import UnixClock
 from inference.wire.errors import ApiError
 from inference.wire.openai.answers import padded
 from inference.wire.openai.responses.errors import error_event, named_frame
-from inference.wire.openai.responses.object import (
-    AnswerSettings,
-    lost_turns,
-    response_error,
-    response_id,
-    sampling_echo,
-    usage_object,
-)
 from inference.wire.openai.responses.output import (
+    AnswerSettings,
     CallItem,
     MessageItem,
     NamedEvent,
     OutputItem,
     ReasoningItem,
     Status,
+    lost_turns,
+    response_error,
+    response_id,
+    sampling_echo,
+    usage_object,
 )
 
 DELTA_MARK = b".delta\ndata: "

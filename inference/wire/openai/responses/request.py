@@ -49,11 +49,14 @@ from inference.wire.openai.responses.input import (
     ITEM_FIELDS,
     MAX_ID_CHARS,
     InputItem,
+    Referred,
+    chat_messages,
     check_results,
+    earlier_turns,
     items,
     resolved,
 )
-from inference.wire.openai.responses.object import AnswerSettings, answer_settings
+from inference.wire.openai.responses.output import AnswerSettings, answer_settings
 from inference.wire.openai.responses.parts import PART_FIELDS
 from inference.wire.openai.responses.tools import (
     ALLOWED_TOOLS_FIELDS,
@@ -66,7 +69,6 @@ from inference.wire.openai.responses.tools import (
     tool_choice,
     tools,
 )
-from inference.wire.openai.responses.turns import Referred, chat_messages, earlier_turns
 
 FIELDS = f.table(
     f.honoured(

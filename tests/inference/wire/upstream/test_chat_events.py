@@ -14,11 +14,12 @@ from inference.protocol.events import Delta, Event, Finished, ToolCallDelta, Too
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.wire.upstream.answer_events import (
     AnswerEvents,
+    FrameError,
+    SseReader,
     UpstreamErrorObject,
     UpstreamFaultError,
 )
 from inference.wire.upstream.chat_events import ChatEvents
-from inference.wire.upstream.frames import FrameError, SseReader
 from tests.cases import each_case
 from tests.servers.fake_upstream import chunk, usage
 

@@ -15,8 +15,7 @@ from inference.gateway.request.answer_check import AnswerCheck
 from inference.protocol.events import Accepted, Delta, Event, Finished, ToolCallStarted, Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
-from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
-from inference.wire.upstream.frames import SseReader
+from inference.wire.upstream.answer_events import SseReader, UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.messages_events import MessagesEvents
 from tests.cases import each_case
 from tests.inference.wire.test_encoders import USAGE, R, Spoken, events_of_choice, randoms, texts

@@ -17,7 +17,7 @@ from inference.protocol.events import (
 )
 from inference.wire.openai.responses import events as openai_responses_events
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
-from inference.wire.openai.responses.object import AnswerSettings
+from inference.wire.openai.responses.output import AnswerSettings
 
 SETTINGS = AnswerSettings(
     echo={}, members={}, summarises=False, carries_reasoning=False, background=False

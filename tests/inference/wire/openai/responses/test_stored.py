@@ -13,7 +13,7 @@ from inference.wire.common.parts import ImageReading, images_read
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError
 from inference.wire.openai.responses import request as openai_responses
-from inference.wire.openai.responses.input import items, with_ids
+from inference.wire.openai.responses.input import Referred, items, with_ids
 from inference.wire.openai.responses.stored import (
     UNKNOWN_LAST_NUMBER,
     ItemPage,
@@ -24,7 +24,6 @@ from inference.wire.openai.responses.stored import (
     read_retrieval,
     replay,
 )
-from inference.wire.openai.responses.turns import Referred
 from tests.cases import each_case
 from tests.inference.wire.golden import cases
 from tests.inference.wire.random_bodies import random_bodies
