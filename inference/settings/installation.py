@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.settings.kinds import (
-    Choice,
-    FilePath,
-    Flag,
-    LogLevel,
-    LogLevels,
-    Url,
-    UrlOrOff,
-    WholeNumber,
-)
+from inference.settings import kinds
 from inference.settings.setting import Reader, Setting
 
 START = frozenset({Reader.SERVE, Reader.NEURON, Reader.COMMANDS})
@@ -22,15 +13,15 @@ TORCH_CPU_INDEX_URL = "https://download.pytorch.org/whl/cpu"
 
 LOG_FORMAT: Setting[str] = Setting(
     name="HELEXA_LOG_FORMAT",
-    kind=Choice(("text", "json")),
+    kind=kinds.Choice(("text", "json")),
     default="text",
     readers=frozenset(Reader) - {Reader.COMMANDS},
     doc="the log of every process: `text`, or `json` with an object a line",
 )
-LOG_LEVEL: Setting[LogLevel] = Setting(
+LOG_LEVEL: Setting[kinds.LogLevel] = Setting(
     name="HELEXA_LOG_LEVEL",
-    kind=LogLevels(),
-    default=LogLevel(),
+    kind=kinds.LogLevels(),
+    default=kinds.LogLevel(),
     default_words="info (`serve` itself: warning)",
     readers=frozenset(Reader) - {Reader.COMMANDS},
     doc="what every process logs, as `info,inference.neuron=debug`; "
@@ -38,7 +29,7 @@ LOG_LEVEL: Setting[LogLevel] = Setting(
 )
 TORCH_CPU_INDEX: Setting[str | None] = Setting(
     name="HELEXA_TORCH_CPU_INDEX",
-    kind=UrlOrOff(),
+    kind=kinds.UrlOrOff(),
     default=TORCH_CPU_INDEX_URL,
     reads_blank=True,
     readers=START,
@@ -47,7 +38,7 @@ TORCH_CPU_INDEX: Setting[str | None] = Setting(
 )
 REQUIRE_HASHES: Setting[bool] = Setting(
     name="HELEXA_REQUIRE_HASHES",
-    kind=Flag(),
+    kind=kinds.Flag(),
     default=True,
     readers=START,
     doc="1: `serve` and the units install the locked files alone; 0: what the package index has, "
@@ -55,15 +46,14 @@ REQUIRE_HASHES: Setting[bool] = Setting(
 )
 VENV: Setting[Path | None] = Setting(
     name="HELEXA_VENV",
-    kind=FilePath(),
-    default=None,
+    kind=kinds.FilePath(),
     default_words="`.venv`",
     readers=START,
     doc="where `serve` and `test` make their environment",
 )
 ENVIRONMENT_ATTEMPT: Setting[int] = Setting(
     name="HELEXA_ENVIRONMENT_ATTEMPT",
-    kind=WholeNumber(0, 1000, "attempts"),
+    kind=kinds.WholeNumber(0, 1000, "attempts"),
     default=0,
     is_internal=True,
     readers=START,
@@ -73,8 +63,7 @@ ENVIRONMENT_ATTEMPT: Setting[int] = Setting(
 
 URL: Setting[str | None] = Setting(
     name="HELEXA_URL",
-    kind=Url(("http", "https"), "an address like http://gpu-box:31313"),
-    default=None,
+    kind=kinds.Url(("http", "https"), "an address like http://gpu-box:31313"),
     default_words="this machine's",
     readers=frozenset({Reader.COMMANDS}),
     doc="the server that commands ask, instead of `--url`",

@@ -8,19 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from inference.settings.kinds import (
-    MAX_BYTES,
-    MAX_COUNT,
-    MAX_WAIT_S,
-    MIB,
-    Choice,
-    Command,
-    Decimal,
-    Flag,
-    PythonName,
-    Text,
-    WholeNumber,
-)
+from inference.settings import kinds
 from inference.settings.setting import Reader, Setting
 
 ALL = "all"
@@ -56,7 +44,7 @@ SCALES = {
     for power, prefix in enumerate("MGT", start=2)
     for unit, base in (("B", 1000), ("iB", 1024))
 }
-MIN_BYTES = MIB
+MIN_BYTES = kinds.MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +86,8 @@ def _num_bytes(size: str) -> int:
     if found is None:
         raise ValueError(f"{size!r} is no size with its unit")
     num_bytes = int(Fraction(found[1]) * SCALES[found[2]])
-    if not MIN_BYTES <= num_bytes <= MAX_BYTES:
-        raise ValueError(f"{size} is not between 1MiB and {MAX_BYTES} bytes")
+    if not MIN_BYTES <= num_bytes <= kinds.MAX_BYTES:
+        raise ValueError(f"{size} is not between 1MiB and {kinds.MAX_BYTES} bytes")
     return num_bytes
 
 
@@ -126,6 +114,13 @@ class StageListen:
 
 @dataclass(frozen=True, slots=True)
 class StageAddress:
+    """Where stages for other neurons' engines listen.
+
+    10.0.0.5                                  any free port there
+    10.0.0.5:7400, [2001:db8::5]:7400
+    10.0.0.5:7400-7499, box.lan:7400-7499     one of these ports
+    """
+
     rule: str = "HOST, HOST:PORT or HOST:FIRST-LAST, with an address that other hosts reach"
 
     def parse(self, word: str) -> StageListen:
@@ -156,7 +151,7 @@ ENGINE = frozenset({Reader.ENGINE})
 
 NEURON_DRAIN_S: Setting[int] = Setting(
     name="HELEXA_NEURON_DRAIN_S",
-    kind=WholeNumber(0, 86_400, "seconds"),
+    kind=kinds.WholeNumber(0, 86_400, "seconds"),
     default=300,
     readers=NEURON,
     doc="how long a neuron that was asked to stop continues its running requests: long enough for "
@@ -176,7 +171,7 @@ LOG_BODIES: Setting[LoggedBodies] = Setting(
 )
 STEP_TIMEOUT_S: Setting[float] = Setting(
     name="HELEXA_STEP_TIMEOUT_S",
-    kind=Decimal(0, MAX_WAIT_S, "seconds"),
+    kind=kinds.Decimal(0, kinds.MAX_WAIT_S, "seconds"),
     default=120.0,
     readers=NEURON | ENGINE,
     doc="an engine whose step lasts longer is ended, with its stacks in the log, and started "
@@ -184,7 +179,7 @@ STEP_TIMEOUT_S: Setting[float] = Setting(
 )
 LOAD_STALL_S: Setting[int] = Setting(
     name="HELEXA_LOAD_STALL_S",
-    kind=WholeNumber(0, 86_400, "seconds"),
+    kind=kinds.WholeNumber(0, 86_400, "seconds"),
     default=900,
     readers=NEURON,
     doc="a load or download of which nothing has moved for so long, neither bytes nor tensors nor "
@@ -193,16 +188,14 @@ LOAD_STALL_S: Setting[int] = Setting(
 )
 ENGINE_THREADS: Setting[int | None] = Setting(
     name="HELEXA_ENGINE_THREADS",
-    kind=WholeNumber(1, 1024, "threads"),
-    default=None,
+    kind=kinds.WholeNumber(1, 1024, "threads"),
     default_words="physical cores",
     readers=ENGINE,
     doc="how many threads an engine on CPU computes with",
 )
 CPU_KV_SHARE: Setting[float | None] = Setting(
     name="HELEXA_CPU_KV_SHARE",
-    kind=Decimal(0.001, 0.9, "parts of 1"),
-    default=None,
+    kind=kinds.Decimal(0.001, 0.9, "parts of 1"),
     default_words="0.15",
     readers=ENGINE,
     doc="how much of the free memory keys and values take on CPU. Unless it is set, past prompts "
@@ -211,8 +204,7 @@ CPU_KV_SHARE: Setting[float | None] = Setting(
 )
 VISION_MAX_PIXELS: Setting[int | None] = Setting(
     name="HELEXA_VISION_MAX_PIXELS",
-    kind=WholeNumber(0, MAX_COUNT, "pixels"),
-    default=None,
+    kind=kinds.WholeNumber(0, kinds.MAX_COUNT, "pixels"),
     default_words="the model's own, on a CPU at most 589824",
     readers=ENGINE,
     doc="the largest image that a model sees: larger ones are scaled down to it. The smaller, the "
@@ -223,8 +215,7 @@ VISION_MAX_PIXELS: Setting[int | None] = Setting(
 )
 VISION_MIN_PIXELS: Setting[int | None] = Setting(
     name="HELEXA_VISION_MIN_PIXELS",
-    kind=WholeNumber(1, MAX_COUNT, "pixels"),
-    default=None,
+    kind=kinds.WholeNumber(1, kinds.MAX_COUNT, "pixels"),
     default_words="the model's own",
     readers=ENGINE,
     doc="the smallest image that a model sees: smaller ones are scaled up to it. The larger, the "
@@ -234,14 +225,14 @@ VISION_MIN_PIXELS: Setting[int | None] = Setting(
 )
 ENGINE_CHECKS: Setting[bool] = Setting(
     name="HELEXA_ENGINE_CHECKS",
-    kind=Flag(),
+    kind=kinds.Flag(),
     default=False,
     readers=ENGINE,
     doc="1: check the block accounting whenever an engine is idle",
 )
 ENGINE_COMMAND: Setting[tuple[str, ...]] = Setting(
     name="HELEXA_ENGINE_COMMAND",
-    kind=Command(),
+    kind=kinds.Command(),
     default=(),
     default_words="`python -m inference.engine`",
     readers=NEURON,
@@ -249,8 +240,7 @@ ENGINE_COMMAND: Setting[tuple[str, ...]] = Setting(
 )
 DEVICE_SOURCE: Setting[str | None] = Setting(
     name="HELEXA_DEVICE_SOURCE",
-    kind=PythonName(),
-    default=None,
+    kind=kinds.PythonName(),
     default_words="NVIDIA's driver",
     readers=NEURON,
     doc="`MODULE:CALLABLE` in Python, which returns this host's devices in the driver's place: "
@@ -258,7 +248,7 @@ DEVICE_SOURCE: Setting[str | None] = Setting(
 )
 DEVICE: Setting[str] = Setting(
     name="HELEXA_DEVICE",
-    kind=Choice(("auto", "cpu")),
+    kind=kinds.Choice(("auto", "cpu")),
     default="auto",
     readers=NEURON,
     doc="`cpu`: a neuron looks for no cards and loads on its processors, also where the NVIDIA "
@@ -277,7 +267,6 @@ MEMORY_LIMIT: Setting[MemoryLimits] = Setting(
 STAGE_LISTEN: Setting[StageListen | None] = Setting(
     name="HELEXA_STAGE_LISTEN",
     kind=StageAddress(),
-    default=None,
     default_words="no stages for other neurons",
     readers=NEURON | ENGINE,
     doc="the address at which this host's stages of models that other neurons serve are reached, "
@@ -287,60 +276,52 @@ STAGE_LISTEN: Setting[StageListen | None] = Setting(
 )
 HF_CACHE: Setting[str | None] = Setting(
     name="HELEXA_HF_CACHE",
-    kind=Text("a path"),
-    default=None,
+    kind=kinds.Text("a path"),
     default_words="`HF_HUB_CACHE`, else `hub` in `HF_HOME`, else in the data directory",
     readers=NEURON | ENGINE,
     doc="where models of the hub are downloaded to, and found that other programs have downloaded",
 )
 HF_HOME: Setting[str | None] = Setting(
     name="HF_HOME",
-    kind=Text("a path"),
-    default=None,
+    kind=kinds.Text("a path"),
     readers=NEURON | ENGINE,
     doc="Hugging Face's directory, as huggingface_hub reads it",
 )
 HF_HUB_CACHE: Setting[str | None] = Setting(
     name="HF_HUB_CACHE",
-    kind=Text("a path"),
-    default=None,
+    kind=kinds.Text("a path"),
     readers=NEURON | ENGINE,
     doc="where models of the hub are downloaded to, as huggingface_hub reads it",
 )
 HF_TOKEN: Setting[str | None] = Setting(
     name="HF_TOKEN",
-    kind=Text(),
-    default=None,
+    kind=kinds.Text(),
     is_secret=True,
     readers=NEURON | ENGINE,
     doc="the token for gated models, as huggingface_hub reads it",
 )
 HF_ENDPOINT: Setting[str | None] = Setting(
     name="HF_ENDPOINT",
-    kind=Text("a URL"),
-    default=None,
+    kind=kinds.Text("a URL"),
     readers=NEURON | ENGINE | {Reader.GATEWAY},
     doc="another hub than huggingface.co, as huggingface_hub reads it",
 )
 HF_HUB_OFFLINE: Setting[str | None] = Setting(
     name="HF_HUB_OFFLINE",
-    kind=Text(),
-    default=None,
+    kind=kinds.Text(),
     readers=NEURON | ENGINE,
     doc="1: download nothing, as huggingface_hub reads it",
 )
 CC: Setting[str | None] = Setting(
     name="CC",
-    kind=Text("a compiler"),
-    default=None,
+    kind=kinds.Text("a compiler"),
     default_words="gcc, clang",
     readers=NEURON | ENGINE,
     doc="compiles the launchers of GPU kernels, as Triton reads it",
 )
 CXX: Setting[str | None] = Setting(
     name="CXX",
-    kind=Text("a compiler"),
-    default=None,
+    kind=kinds.Text("a compiler"),
     default_words="g++, clang++",
     readers=ENGINE,
     doc="compiles the CPU decoder",

@@ -46,7 +46,7 @@ class Kind(Protocol[T_co]):
 class Setting(Generic[T]):
     name: str
     kind: Kind[T]
-    default: T
+    default: T = None  # type: ignore[assignment]  # only of a ``Setting[… | None]``
     default_words: str = ""
     """Describes the default, where ``default`` alone does not."""
     readers: frozenset[Reader] = frozenset({Reader.GATEWAY})

@@ -8,14 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from inference.environment import API_KEY, SECRET_NAMES
-from inference.settings.kinds import (
-    MAX_COUNT,
-    MAX_RETENTION_DAYS,
-    FilePath,
-    Url,
-    WholeNumber,
-    WordList,
-)
+from inference.settings import kinds
 from inference.settings.setting import Reader, Setting
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
@@ -137,11 +130,10 @@ SITE = frozenset({Reader.SERVE, Reader.GATEWAY, Reader.CONTROL, Reader.COMMANDS}
 
 DATABASE_URL: Setting[str | None] = Setting(
     name="DATABASE_URL",
-    kind=Url(
+    kind=kinds.Url(
         ("sqlite", "postgres", "postgresql", "pgsql"),
         "like postgres://user:password@host/helexa or sqlite:////path/to/file",
     ),
-    default=None,
     default_words="SQLite in the data directory",
     is_secret=True,
     readers=SITE,
@@ -149,8 +141,7 @@ DATABASE_URL: Setting[str | None] = Setting(
 )
 REDIS_URL: Setting[str | None] = Setting(
     name="REDIS_URL",
-    kind=Url(("redis", "rediss", "unix"), "like redis://:password@host:6379/0 or unix://…"),
-    default=None,
+    kind=kinds.Url(("redis", "rediss", "unix"), "like redis://:password@host:6379/0 or unix://…"),
     default_words="the private Redis of `serve`",
     is_secret=True,
     readers=SITE | {Reader.NEURON},
@@ -158,16 +149,14 @@ REDIS_URL: Setting[str | None] = Setting(
 )
 DATA_DIR: Setting[Path | None] = Setting(
     name="HELEXA_DATA_DIR",
-    kind=FilePath(),
-    default=None,
+    kind=kinds.FilePath(),
     default_words="`var/` in the checkout; of a wheel `~/.local/share/helexa`",
     readers=EVERYBODY,
     doc="where everything is written, downloaded models included",
 )
 FILES_DIR: Setting[Path | None] = Setting(
     name="HELEXA_FILES_DIR",
-    kind=FilePath(),
-    default=None,
+    kind=kinds.FilePath(),
     default_words="`files` in the data directory",
     readers=frozenset({Reader.GATEWAY, Reader.CONTROL}),
     doc="where contents of files and results of batches are stored. With gateways on several "
@@ -176,28 +165,28 @@ FILES_DIR: Setting[Path | None] = Setting(
 )
 RESPONSE_RETENTION_DAYS: Setting[int] = Setting(
     name="HELEXA_RESPONSE_RETENTION_DAYS",
-    kind=WholeNumber(0, MAX_RETENTION_DAYS, "days"),
+    kind=kinds.WholeNumber(0, kinds.MAX_RETENTION_DAYS, "days"),
     default=30,
     readers=frozenset({Reader.GATEWAY, Reader.CONTROL}),
     doc="stored responses are deleted after so many days; 0 keeps them",
 )
 LEDGER_RETENTION_DAYS: Setting[int] = Setting(
     name="HELEXA_LEDGER_RETENTION_DAYS",
-    kind=WholeNumber(0, MAX_RETENTION_DAYS, "days"),
+    kind=kinds.WholeNumber(0, kinds.MAX_RETENTION_DAYS, "days"),
     default=400,
     readers=frozenset({Reader.CONTROL}),
     doc="ledger entries are deleted after so many days; 0 keeps them. Hourly sums stay",
 )
 REQUEST_RETENTION_DAYS: Setting[int] = Setting(
     name="HELEXA_REQUEST_RETENTION_DAYS",
-    kind=WholeNumber(0, MAX_RETENTION_DAYS, "days"),
+    kind=kinds.WholeNumber(0, kinds.MAX_RETENTION_DAYS, "days"),
     default=30,
     readers=frozenset({Reader.CONTROL}),
     doc="[request records](monitoring.md#requests) are deleted after so many days; 0 keeps them",
 )
 MAX_REQUEST_RECORDS: Setting[int] = Setting(
     name="HELEXA_MAX_REQUEST_RECORDS",
-    kind=WholeNumber(0, MAX_COUNT, "records"),
+    kind=kinds.WholeNumber(0, kinds.MAX_COUNT, "records"),
     default=1_000_000,
     readers=frozenset({Reader.CONTROL}),
     doc="beyond so many, the oldest [request records](monitoring.md#requests) are deleted; 0: no "
@@ -205,14 +194,14 @@ MAX_REQUEST_RECORDS: Setting[int] = Setting(
 )
 CAPTURE_RETENTION_DAYS: Setting[int] = Setting(
     name="HELEXA_CAPTURE_RETENTION_DAYS",
-    kind=WholeNumber(1, MAX_RETENTION_DAYS, "days"),
+    kind=kinds.WholeNumber(1, kinds.MAX_RETENTION_DAYS, "days"),
     default=7,
     readers=frozenset({Reader.CONTROL}),
     doc="[captured bodies](monitoring.md#captured-bodies) are deleted after so many days",
 )
 REDIS_STALL_S: Setting[int] = Setting(
     name="HELEXA_REDIS_STALL_S",
-    kind=WholeNumber(1, 86_400, "seconds"),
+    kind=kinds.WholeNumber(1, 86_400, "seconds"),
     default=30,
     readers=frozenset({Reader.GATEWAY, Reader.NEURON}),
     doc="how long open requests wait for a Redis that does not answer; set the same for gateways "
@@ -230,7 +219,7 @@ SOURCES: Setting[NamedSources] = Setting(
 )
 BENCH_VARIABLES: Setting[tuple[str, ...]] = Setting(
     name="HELEXA_BENCH_VARIABLES",
-    kind=WordList(
+    kind=kinds.WordList(
         OTHERS_KEY, "a list of variables like PEER_API_KEY, none of helexa's own secrets"
     ),
     default=(),
