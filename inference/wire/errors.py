@@ -20,9 +20,12 @@
     ├── RateLimitExceededError          429 rate_limit_exceeded                      retryable
     ├── BudgetReservedError             429 budget_reserved                          retryable
     ├── TooManyConnectionsError         429 too_many_connections                     retryable
-    ├── ModelNotFoundError              404 model_not_found
-    ├── ResponseNotFoundError           404 response_not_found
-    ├── UnknownUrlError                 404 unknown_url
+    ├── NotFoundError
+    │   ├── ModelNotFoundError          404 model_not_found
+    │   ├── ResponseNotFoundError       404 response_not_found
+    │   ├── FileNotStoredError          404 file_not_found
+    │   ├── BatchNotFoundError          404 batch_not_found
+    │   └── UnknownUrlError             404 unknown_url
     ├── MethodNotAllowedError           405 method_not_allowed
     ├── RequestTimeoutError             408 request_timeout
     ├── RequestTooLargeError            413 request_too_large
@@ -34,8 +37,8 @@
     │                                       shutting_down, model_loading …          retryable
     └── RequestFailedError              codes of neurons and placement: ``failures``
 
-``openai_errors`` and ``anthropic_errors`` render these as those APIs do. Messages are written for
-clients. Pure: knows no framework, no clock, no process.
+Each dialect's ``errors`` renders these as its API does. Messages are written for clients. Pure:
+knows no framework, no clock, no process.
 """
 
 from __future__ import annotations
@@ -54,9 +57,9 @@ class ApiError(Exception):
     """``status`` is HTTP's, ``type`` and ``code`` are the envelope's. ``retry_after_s`` is set
     where the same request may succeed later without anybody changing it."""
 
-    status = 500
-    type = "server_error"
-    code = "internal_error"
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
     account = ""
     """Who is refused, where that is known although they were not let in: for the record alone."""
     key = ""
@@ -83,9 +86,7 @@ class ApiError(Exception):
 
 
 class InvalidRequestError(ApiError):
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_value"
+    pass
 
 
 class InvalidHttpError(InvalidRequestError):
@@ -234,53 +235,46 @@ class TooManyConnectionsError(ApiError):
         )
 
 
-class ModelNotFoundError(ApiError):
+class NotFoundError(ApiError):
     status = 404
-    type = "invalid_request_error"
+
+
+class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model '{name}' does not exist here.", param="model")
 
 
-class ResponseNotFoundError(ApiError):
-    status = 404
-    type = "invalid_request_error"
+class ResponseNotFoundError(NotFoundError):
     code = "response_not_found"
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"Response with id '{response_id}' not found.")
 
 
-class FileNotStoredError(ApiError):
+class FileNotStoredError(NotFoundError):
     """Never stored, deleted, another account's, or on another host's disk."""
 
-    status = 404
-    type = "invalid_request_error"
     code = "file_not_found"
 
     def __init__(self, file_id: str) -> None:
         super().__init__(f"File '{file_id}' is not here.", param="file_id")
 
 
-class BatchNotFoundError(ApiError):
-    status = 404
-    type = "invalid_request_error"
+class BatchNotFoundError(NotFoundError):
     code = "batch_not_found"
 
     def __init__(self, batch_id: str) -> None:
         super().__init__(f"Batch '{batch_id}' is not here.", param="batch_id")
 
 
-class UnknownUrlError(ApiError):
-    status = 404
-    type = "invalid_request_error"
+class UnknownUrlError(NotFoundError):
     code = "unknown_url"
 
 
 class MethodNotAllowedError(ApiError):
     status = 405
-    type = "invalid_request_error"
     code = "method_not_allowed"
 
     def __init__(self, method: str, allowed: str) -> None:
@@ -290,7 +284,6 @@ class MethodNotAllowedError(ApiError):
 
 class RequestTimeoutError(ApiError):
     status = 408
-    type = "invalid_request_error"
     code = "request_timeout"
 
     def __init__(self, part: str) -> None:
@@ -299,7 +292,6 @@ class RequestTimeoutError(ApiError):
 
 class RequestTooLargeError(ApiError):
     status = 413
-    type = "invalid_request_error"
     code = "request_too_large"
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -308,7 +300,6 @@ class RequestTooLargeError(ApiError):
 
 class TargetTooLongError(ApiError):
     status = 414
-    type = "invalid_request_error"
     code = "uri_too_long"
 
     def __init__(self, max_bytes: int) -> None:
@@ -317,7 +308,6 @@ class TargetTooLongError(ApiError):
 
 class HeadersTooLargeError(ApiError):
     status = 431
-    type = "invalid_request_error"
     code = "headers_too_large"
 
     def __init__(self, limit: int, unit: str = "bytes") -> None:
@@ -325,18 +315,22 @@ class HeadersTooLargeError(ApiError):
 
 
 class InternalError(ApiError):
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
     def __init__(self) -> None:
         super().__init__("The server failed on this request; its log has the details.")
 
 
 class NotSupportedError(ApiError):
     status = 501
-    type = "invalid_request_error"
     code = "not_supported"
 
 
 class ServiceUnavailableError(ApiError):
     status = 503
+    type = "server_error"
 
     def __init__(
         self, code: str, message: str, *, retry_after_s: float = DEFAULT_RETRY_AFTER_S
