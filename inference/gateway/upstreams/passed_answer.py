@@ -24,8 +24,13 @@ from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, f
 from inference.gateway.upstreams.links import UpstreamLink, Watch
 from inference.protocol.events import Failure, Usage
 from inference.wire.errors import RequestFailedError
-from inference.wire.openai.passed.request import PassedRequest
-from inference.wire.openai.passed.units import EVENTS, JSON, SecretGuard, UnitsReader
+from inference.wire.openai.passed.request import (
+    EVENTS,
+    JSON,
+    PassedRequest,
+    SecretGuard,
+    UnitsReader,
+)
 from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamFaultError
 from inference.wire.upstream.refusals import FAILED
 

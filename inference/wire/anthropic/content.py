@@ -14,8 +14,13 @@ import orjson
 
 from inference.protocol.generation import ToolCall
 from inference.protocol.images import ImageRef
-from inference.wire.anthropic.fields import CACHE_CONTROL, cache_of, type_field
-from inference.wire.anthropic.tools import ToolReference, tool_name
+from inference.wire.anthropic.fields import (
+    CACHE_CONTROL,
+    ToolReference,
+    cache_of,
+    tool_name,
+    type_field,
+)
 from inference.wire.common import fields as f
 from inference.wire.common.parts import (
     FILE_REASON,

@@ -26,16 +26,6 @@ from inference.protocol.sampling import SamplingOptions
 from inference.wire.anthropic import fields as options
 from inference.wire.anthropic.content import BLOCK_FIELDS, REFERENCE_FIELDS, SOURCE_FIELDS
 from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
-from inference.wire.anthropic.fields import MAX_TOKENS, Thinking, cache_of
-from inference.wire.anthropic.tools import (
-    CHOICE_FIELDS,
-    TOOL_FIELDS,
-    Choice,
-    check_choice,
-    offered_tools,
-    tool_choice,
-    tools,
-)
 from inference.wire.anthropic.turns import (
     MESSAGE_FIELDS,
     chat_messages,
@@ -67,7 +57,7 @@ FIELDS = f.table(
     ),
     f.honoured(
         "max_tokens",
-        f.integer(1, MAX_TOKENS),
+        f.integer(1, options.MAX_TOKENS),
         "Required. Over what the context has left: the answer may end there, with "
         "model_context_window_exceeded; over the operator's bound: there, with max_tokens.",
     ),
@@ -81,8 +71,10 @@ FIELDS = f.table(
     f.honoured("top_k", f.integer(0, f.MAX_TOKEN_ID), "0 is off."),
     f.honoured("stop_sequences", f.array(f.text(min_chars=1), MAX_STOP_SEQUENCES), "Up to 64."),
     f.honoured("stream", f.flag, "Server-sent events instead of one body."),
-    f.honoured("tools", tools, "Custom tools; others are refused by their type."),
-    f.honoured("tool_choice", tool_choice, "auto, any, tool, none; disable_parallel_tool_use."),
+    f.honoured("tools", options.tools, "Custom tools; others are refused by their type."),
+    f.honoured(
+        "tool_choice", options.tool_choice, "auto, any, tool, none; disable_parallel_tool_use."
+    ),
     f.honoured(
         "thinking", options.thinking, "enabled with budget_tokens, adaptive, disabled; display."
     ),
@@ -123,8 +115,8 @@ NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
     **{f"{kind} blocks": fields for kind, fields in BLOCK_FIELDS.items()},
     **{f"source {kind} of an image": fields for kind, fields in SOURCE_FIELDS.items()},
     "tool_reference blocks of a result": REFERENCE_FIELDS,
-    "tools": TOOL_FIELDS,
-    **{f"tool_choice {kind}": fields for kind, fields in CHOICE_FIELDS.items()},
+    "tools": options.TOOL_FIELDS,
+    **{f"tool_choice {kind}": fields for kind, fields in options.CHOICE_FIELDS.items()},
     **{f"thinking {kind}": fields for kind, fields in options.THINKING_FIELDS.items()},
     "output_config": options.OUTPUT_CONFIG_FIELDS,
     "output_config.format": options.JSON_FORMAT_FIELDS,
@@ -159,7 +151,7 @@ class MessagesRequest:
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
     required = ("model", "max_tokens", "messages")
     read = f.read_body(body, FIELDS, required=required)
-    thinking: Thinking = read.get("thinking", Thinking())
+    thinking: options.Thinking = read.get("thinking", options.Thinking())
     _check_budget(thinking, read["max_tokens"], context)
     chat_input, marks = _chat_input(read, thinking)
     generation = GenerationRequest(
@@ -185,7 +177,7 @@ def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCoun
     read = f.read_body(body, COUNT_FIELDS, required=("model", "messages"))
     return TokenCountRequest(
         model=read["model"],
-        input=_chat_input(read, read.get("thinking", Thinking()))[0],
+        input=_chat_input(read, read.get("thinking", options.Thinking()))[0],
         output_format=_output_format(read),
     )
 
@@ -194,19 +186,21 @@ def count_body(num_tokens: int) -> bytes:
     return orjson.dumps({"input_tokens": num_tokens})
 
 
-def _chat_input(read: dict[str, Any], thinking: Thinking) -> tuple[ChatInput, list[CacheMark]]:
-    choice: Choice = read.get("tool_choice", Choice())
+def _chat_input(
+    read: dict[str, Any], thinking: options.Thinking
+) -> tuple[ChatInput, list[CacheMark]]:
+    choice: options.Choice = read.get("tool_choice", options.Choice())
     turns = read["messages"]
     declared = read.get("tools", [])
-    offered = offered_tools(declared, tool_references(turns))
-    check_choice(choice.tool_choice, offered)
+    offered = options.offered_tools(declared, tool_references(turns))
+    options.check_choice(choice.tool_choice, offered)
     marked = chat_messages(turns, read.get("system", ()))
     chat, answer_start = without_answer_start(marked.messages)
     if answer_start:
         _check_prefill(read, choice, thinking)
         marked.without_last()
     marks = [*marks_of_tools([tool.name for tool in offered], declared), *marked.marks]
-    if (ttl := cache_of(read)) is not None:
+    if (ttl := options.cache_of(read)) is not None:
         marks.append(CacheMark(ttl=ttl))
     chat_input = ChatInput(
         messages=chat,
@@ -223,7 +217,9 @@ def _chat_input(read: dict[str, Any], thinking: Thinking) -> tuple[ChatInput, li
     return chat_input, marks
 
 
-def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> None:
+def _check_prefill(
+    read: dict[str, Any], choice: options.Choice, thinking: options.Thinking
+) -> None:
     hindrances = {
         "thinking": thinking.display != "hidden",
         "tool_choice": choice.tool_choice.mode == "required",
@@ -237,7 +233,7 @@ def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> 
             )
 
 
-def _check_budget(thinking: Thinking, max_tokens: int, context: RequestContext) -> None:
+def _check_budget(thinking: options.Thinking, max_tokens: int, context: RequestContext) -> None:
     budget = thinking.budget_tokens
     if budget is None or budget < max_tokens:
         return

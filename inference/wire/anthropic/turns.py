@@ -30,7 +30,7 @@ from inference.wire.anthropic.content import (
     text_blocks,
     texts_of,
 )
-from inference.wire.anthropic.tools import Tool, ToolReference
+from inference.wire.anthropic.fields import Tool, ToolReference
 from inference.wire.common import fields as f
 from inference.wire.common.parts import PART_SEPARATOR, Called, Thought, parts_with_images
 from inference.wire.errors import InvalidRequestError, MissingParameterError

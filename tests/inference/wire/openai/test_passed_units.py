@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.protocol.events import Usage
-from inference.wire.openai.passed.request import audio_length
-from inference.wire.openai.passed.units import EVENTS, JSON, SecretGuard, UnitsReader
+from inference.wire.openai.passed.request import (
+    EVENTS,
+    JSON,
+    SecretGuard,
+    UnitsReader,
+    audio_length,
+)
 from tests.inference.gateway.upstreams.passing import wav
 
 CUTS = st.lists(st.integers(0, 400), max_size=8)
