@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.gateway.request.answer_check import AnswerCheck, UsageBounds
+from inference.gateway.request.answer_check import AnswerCheck
 from inference.protocol.events import Accepted, Delta, Event, Finished, Usage
 from inference.protocol.generation import (
     ChatInput,
@@ -342,7 +342,7 @@ def test_an_error_object_is_not_an_answer() -> None:
 
 @given(st.lists(JSON, max_size=4))
 def test_any_json_is_events_that_may_be_or_a_fault(lines: Iterable[Any]) -> None:
-    check = AnswerCheck(REQUEST, UsageBounds(prompt_tokens=1_000, output_tokens=10**9))
+    check = AnswerCheck(REQUEST, Usage(prompt_tokens=1_000, completion_tokens=10**9))
     try:
         for event in read(*lines, DONE):
             check.check(event)
