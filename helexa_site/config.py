@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from helexa_site.bootstrap.installing.environment import default_data_dir
+from helexa_site.program import default_data_dir
 from inference.settings import gateway, storage
 from inference.settings.gateway import METRICS_OFF, MetricsSetting
 from inference.settings.kinds import Network

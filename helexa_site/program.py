@@ -9,6 +9,7 @@ Standard library only: usage lines are printed before anything is installed.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -34,6 +35,14 @@ def installation() -> Installation:
         return Installation.CHECKOUT
     is_packaged = (REPOSITORY_DIR / CHECKOUT_PROGRAM).is_file()
     return Installation.PACKAGES if is_packaged else Installation.WHEEL
+
+
+def default_data_dir() -> Path:
+    """Returns the data directory where HELEXA_DATA_DIR is unset: the checkout's ``var``, or for a
+    wheel the user's."""
+    if installation() is not Installation.WHEEL:
+        return REPOSITORY_DIR / "var"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "helexa"
 
 
 def program() -> str:

@@ -18,6 +18,7 @@ REQUIREMENTS = (
     "requirements-neuron.txt",
     "requirements-gateway.lock",
     "requirements-neuron.lock",
+    "requirements-cpu.lock",
     "requirements-cuda.lock",
 )
 LIBRARY = "usr/lib/helexa"

@@ -20,8 +20,8 @@ import redis
 from pytest_django.plugin import DjangoDbBlocker
 from xdist.remote import Producer
 
-from helexa_site.bootstrap.installing.environment import default_data_dir
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
+from helexa_site.program import default_data_dir
 from inference import supervised_threads
 from inference.sandbox.pool import WorkerPool
 from tests.compiled_once import compile_part

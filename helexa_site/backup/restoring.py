@@ -22,10 +22,9 @@ from helexa_site.backup.archive import Manifest, unpack
 from helexa_site.backup.errors import BackupError
 from helexa_site.backup.files_part import restore_files
 from helexa_site.backup.secrets_part import ensure_key_fits, restore_secrets
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.serving.data_directory import LOCK_FILE
 from helexa_site.config import Config
-from helexa_site.program import program
+from helexa_site.program import REPOSITORY_DIR, program
 from inference.settings.storage import FILES_DIR
 
 SCRATCH_DATABASE = "helexa_restore_check"

@@ -6,7 +6,6 @@ or where its settings are broken; every other word is Django's. Standard library
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import json
 import os
@@ -23,17 +22,12 @@ from helexa_site.bootstrap.arguments import (
     parse_serve,
 )
 from helexa_site.bootstrap.console import complain, print_line, print_step
+from helexa_site.bootstrap.environment import ensure_environment, venv_dir
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.installing.environment import (
-    default_data_dir,
-    ensure_environment,
-    venv_dir,
-)
 from helexa_site.bootstrap.private_redis.joining import keep_joining, kept_joining, redis_url_of
-from helexa_site.exit_codes import ExitCode
 from helexa_site.program import (
-    REPOSITORY_DIR,
     Installation,
+    default_data_dir,
     installation,
     neuron_program,
     program,
@@ -61,8 +55,6 @@ SETS_UP = ("migrate", "makemigrations", "restore", "shell")
 """Commands that a database need not be set up for."""
 HELP_FLAGS = {"--help", "-h"}
 HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
-COMMAND_FILES = ("*/management/commands/*.py", "*/*/management/commands/*.py")
-"""The commands of helexa's own apps, some of which are inside another."""
 
 OVERVIEW = """\
 helexa turns the machines you own into one private AI endpoint.
@@ -229,14 +221,10 @@ def _doctor(arguments: list[str]) -> int:
 
 def _django(arguments: list[str]) -> int:
     asks_for_help = not arguments or arguments[0] == "help" or bool(HELP_FLAGS & {*arguments})
-    if not _has_django():
-        if asks_for_help:
+    if importlib.util.find_spec("django") is None:
+        if asks_for_help and not any(venv_dir().glob("lib/python*/site-packages/django")):
             sys.stdout.write(f"{OVERVIEW}\n{NOT_INSTALLED}".format(program=program()))
             return SUCCESS
-        if refusal := _refusal(arguments[0]):
-            complain(refusal)
-            return ExitCode.USAGE
-    if importlib.util.find_spec("django") is None:
         ensure_environment(REQUIREMENTS)
     if set(arguments) in HELP_WORDS:
         # Not by print_line, which keeps what it prints on one line.
@@ -264,27 +252,6 @@ def _django(arguments: list[str]) -> int:
 
         raise BootstrapError(database_words(error)) from error
     return SUCCESS
-
-
-def _has_django() -> bool:
-    """Whether it is installed, here or in an environment that was made earlier."""
-    made = venv_dir().glob("lib/python*/site-packages/django")
-    return importlib.util.find_spec("django") is not None or any(made)
-
-
-def _refusal(name: str) -> str:
-    """A sentence about a word that is no command of helexa's own; empty where it is one. Without it
-    a misspelt word would begin a long installation."""
-    files = (path for pattern in COMMAND_FILES for path in REPOSITORY_DIR.glob(pattern))
-    own = {path.stem for path in files} - {"__init__"}
-    if name in own:
-        return ""
-    if near := difflib.get_close_matches(name, sorted(own | BEFORE_DJANGO.keys()), n=1):
-        return f"there is no command {name}; did you mean {near[0]}?"
-    return (
-        f"helexa has no command {name}; Django's own commands need the environment, which "
-        f"{program()} environment gateway makes"
-    )
 
 
 BEFORE_DJANGO: dict[str, Callable[[list[str]], int]] = {

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from helexa_site.bootstrap.console import print_step
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.isolation import isolate
+from helexa_site.program import REPOSITORY_DIR
 from inference.loading.host_memory import host_memory
 from inference.loading.sources.sources import fetch_files
 from inference.protocol.load import LoadSpec

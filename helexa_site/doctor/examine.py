@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 
 from helexa_site.bootstrap.arguments import DoctorOptions
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
-from helexa_site.bootstrap.installing.requirements import (
-    installed_version,
-    read_requirements,
-    unmet,
-    wheel_requirements,
-)
+from helexa_site.bootstrap.environment import STAMP, installed_version, pins_of, unmet, venv_dir
 from helexa_site.config import Config, read_config
 from helexa_site.databases import database_settings
 from helexa_site.doctor.findings import Finding, failed, ok, warning
 from helexa_site.doctor.settings_check import unknown_variables
-from helexa_site.program import program
+from helexa_site.program import REPOSITORY_DIR, program
 from inference.settings.setting import SettingError
 from inference.settings.table import refusals
 
@@ -88,14 +83,13 @@ def package_findings() -> Iterator[Finding]:
     # A gateway of its own has no torch.
     is_neuron = installed_version("torch") is not None
     name = REQUIREMENTS if is_neuron else GATEWAY_REQUIREMENTS
-    how = f"{program()} serve or {program()} neuron installs them"
     if (REPOSITORY_DIR / name).is_file():
-        wanted = read_requirements(REPOSITORY_DIR / name)
+        missing = unmet(pins_of(REPOSITORY_DIR / name))
+        how = f"remove {venv_dir() / STAMP}: the next {program()} serve or neuron installs them"
     else:
         name, how = "the wheel", "install the wheel again with pip"
-        wanted = wheel_requirements(extra="neuron" if is_neuron else "")
-    missing = unmet(wanted)
+        missing = unmet(metadata.requires("helexa") or [], "neuron" if is_neuron else "")
     if missing:
-        yield warning("packages", f"not as {name} pins them: {', '.join(map(str, missing))}", how)
+        yield warning("packages", f"not as {name} pins them: {', '.join(missing)}", how)
     else:
         yield ok("packages", f"as {name} pins them")

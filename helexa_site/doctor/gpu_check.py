@@ -10,9 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.doctor.findings import Finding, failed, ok, warning
-from helexa_site.program import Installation, installation, program
+from helexa_site.program import REPOSITORY_DIR, Installation, installation, program
 from inference.environment import Role, environment_for
 
 CHECK = "gpu"

@@ -15,9 +15,9 @@ import pytest
 
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.commands import FAILURE, run
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.config import read_config
 from helexa_site.doctor.examine import examine
+from helexa_site.program import REPOSITORY_DIR
 from inference.neuron.process import neuron_process as running
 from inference.settings.setting import EXIT_MISCONFIGURED, Setting, SettingError
 from inference.settings.table import SETTINGS

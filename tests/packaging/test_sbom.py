@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helexa_site.bootstrap.installing.requirements import installed_version, read_requirements
+from helexa_site.bootstrap.environment import applying, installed_version, pins_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def test_it_names_what_is_needed_and_what_that_needs(tmp_path: Path) -> None:
         for one in document["components"]
     }
     assert len(versions) == len(document["components"])
-    for wanted in read_requirements(ROOT / "requirements.txt"):
+    for wanted in applying(pins_of(ROOT / "requirements.txt")):
         name = wanted.name.lower().replace("_", "-")
         assert versions[name] == installed_version(wanted.name)
     # Of Celery's and of torch's.

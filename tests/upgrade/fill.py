@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.settings.table import NAMES
 from tests.servers.private_postgres import new_database, running_postgres
 

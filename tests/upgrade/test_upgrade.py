@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helexa_site.backup.archive import unpack
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from tests.helexa_site.backup.test_sqlite import manage
 from tests.own_python import run_python
 from tests.servers.private_postgres import new_database, running_postgres

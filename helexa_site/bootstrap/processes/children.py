@@ -16,9 +16,9 @@ import sys
 from dataclasses import replace
 
 from helexa_site.bootstrap.arguments import default_neuron_name
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.private_redis.redis_server import PrivateRedis
 from helexa_site.bootstrap.processes.child import ChildSpec
+from helexa_site.program import REPOSITORY_DIR
 from inference.environment import Role, environment_for
 from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from helexa_site.bootstrap.installing.environment import default_data_dir
+from helexa_site.program import default_data_dir
 
 FIRST_ACCOUNT = "team"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from tests.fleet.databases.schema_changes import Column, Table, broken_by
 from tests.own_python import run_python
 from tests.servers.private_postgres import new_database, running_postgres

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helexa_site.backup import sqlite_part
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 ADD_USER = (
     "INSERT INTO auth_user (username, password, first_name, last_name, email, is_superuser,"

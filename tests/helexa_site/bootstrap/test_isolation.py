@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import redis
 
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.settings.table import NAMES
 from tests.servers.private_redis import running_redis
 

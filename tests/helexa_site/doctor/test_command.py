@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.ports import free_port
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 
 def doctor(data_dir: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ import redis
 
 from benchmarks.ports import free_port
 from helexa_site.bootstrap.arguments import shown_urls
-from helexa_site.bootstrap.installing.environment import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.joining import decode_joining
 from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap.installing import pip_run
-from helexa_site.bootstrap.installing.pip_run import PipProgress, run_pip
+from helexa_site.bootstrap import pip_run
+from helexa_site.bootstrap.pip_run import run_pip
 
 LINES = """\
 Looking in links: wheels
@@ -30,24 +29,6 @@ while not os.path.exists({path!r}) and time.monotonic() < give_up_s:
 """
 
 
-def test_progress_by_pips_lines() -> None:
-    progress = PipProgress()
-    printed = []
-    for line in LINES.splitlines():
-        progress.feed(line)
-        printed.append(re.sub(r", \d+ s$", "", str(progress)))
-    assert printed == [
-        "0 packages, starting",
-        "1 package, looking for what they need",
-        "1 package, downloading django-5.2.19-py3-none-any.whl.metadata (4.1 kB)",
-        "2 packages, looking for what they need",
-        "2 packages, downloading torch-2.13.0.whl (190.1 MB)",
-        "2 packages, unpacking",
-        "2 packages, unpacking",
-    ]
-    assert progress.num_installed == 2
-
-
 @pytest.fixture
 def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a program in pip's place, and gives what the console shows and the log has."""
@@ -65,28 +46,19 @@ def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_success_is_two_lines(pip, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, shown, log = pip(f"print({LINES!r}, end='')", capsys)
-    assert (code, log) == (0, LINES)
-    first, second = shown.splitlines()
-    assert first.endswith(f"pip's output: {tmp_path / 'pip.log'}")
-    assert "Successfully installed 2 packages" in second
-
-
-def test_a_failure_shows_the_last_lines(pip, capsys: pytest.CaptureFixture[str]) -> None:
-    many = "\n".join(f"line {number}" for number in range(200))
-    code, shown, log = pip(f"print({many!r}); print('ERROR: no'); exit(3)", capsys)
-    assert code == 3
-    assert log.count("\n") == 201
-    assert shown.endswith("  line 199\n  ERROR: no\n")
-    assert len(shown.splitlines()) == 1 + pip_run.FAILURE_LINES
+def test_what_pip_prints_is_in_the_log(
+    pip, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, shown, log = pip(f"print({LINES!r}, end=''); exit(3)", capsys)
+    assert (code, log) == (3, LINES)
+    assert shown.splitlines() == [f"environment pip's output: {tmp_path / 'pip.log'}"]
 
 
 def test_a_long_download_is_reported_now_and_then(
     pip, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)
-    downloading = "1 package, downloading torch-2.13.0.whl (190.1 MB)"
+    downloading = "Downloading torch-2.13.0.whl (190.1 MB)"
     is_shown, print_step = tmp_path / "shown", pip_run.print_step
 
     def noted(subject: str, text: str) -> None:

@@ -1,0 +1,374 @@
+"""Makes sure that the requirements are installed, in ``.venv`` where the running Python lacks them.
+
+    inside .venv, stamped with these requirements  ──▶ continue; pip is not run
+    inside .venv, with another stamp               ──▶ pip install, stamp it ──▶ re-exec inside
+    no stamp, and this Python has every pin        ──▶ continue, install nothing
+    else                                           ──▶ make .venv (or mend it) ──▶ re-exec inside
+
+An install empties the stamp when it begins and writes it when it is done, so that the next start
+repeats an interrupted one. pip itself reads requirements and lock files. Standard library only at
+import: this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from helexa_site.bootstrap.console import print_line, print_step
+from helexa_site.bootstrap.errors import SetUpError
+from helexa_site.bootstrap.pip_run import PipOutcome, run_pip
+from helexa_site.program import REPOSITORY_DIR
+from inference.settings.installation import (
+    ENVIRONMENT_ATTEMPT,
+    REQUIRE_HASHES,
+    TORCH_CPU_INDEX,
+    VENV,
+)
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+MAX_ATTEMPTS = 3
+"""How often a start re-executes itself: a guard against an endless loop."""
+EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
+"""A wheel's extra for each requirements file of a checkout."""
+LOCKS_OF = {
+    "requirements-gateway.txt": ("requirements-gateway.lock",),
+    "requirements.txt": ("requirements-gateway.lock", "requirements-neuron.lock"),
+}
+CPU_LOCK, CUDA_LOCK = "requirements-cpu.lock", "requirements-cuda.lock"
+"""Torch's build for CPUs; the libraries of its build with CUDA."""
+STAMP = "installed-requirements"
+PIP_LOG = "pip.log"
+"""The file in the environment that has pip's output."""
+DRIVER_SIGNS = (
+    "/proc/driver/nvidia/version",
+    "/dev/nvidiactl",
+    "/dev/dxg",  # WSL passes the host's driver through this
+)
+CPU_SIZE, CUDA_SIZE = "about 200 MB", "about 3.5 GB"
+FAILURE_LINES = 12
+NAMES_SHOWN = 4
+OTHER_HASH = "DO NOT MATCH THE HASHES"
+NETWORK_TROUBLE = re.compile(
+    r"NewConnectionError|ConnectTimeout|name resolution|Network is unreachable|Max retries"
+    r"|Connection (refused|reset)|ProxyError|timed out|getaddrinfo",
+    re.IGNORECASE,
+)
+
+
+def ensure_environment(requirements_name: str) -> None:
+    """Return in an interpreter that satisfies the requirements file; re-exec to get there.
+
+    Raises ``SetUpError`` with one line that names the remedy.
+    """
+    requirements, venv = REPOSITORY_DIR / requirements_name, venv_dir()
+    if not requirements.is_file():
+        ensure_wheel_has(EXTRAS[requirements_name])
+        return
+    if _is_installed(requirements, venv):
+        os.environ.pop(ENVIRONMENT_ATTEMPT.name, None)
+        return
+    attempt = ENVIRONMENT_ATTEMPT.read(os.environ) + 1
+    if attempt > MAX_ATTEMPTS:
+        raise SetUpError(
+            f"{venv} does not hold what {requirements_name} asks for; remove that directory and "
+            "start again"
+        )
+    os.environ[ENVIRONMENT_ATTEMPT.name] = str(attempt)
+    with _locked(venv):
+        if not _is_inside(venv):
+            _make_venv(venv)
+        elif not _is_installed(requirements, venv):  # else another start has done it meanwhile
+            _check_is_ours(venv, f"the environment lacks what {requirements_name} asks for")
+            (venv / STAMP).write_text("")
+            install(requirements)
+            (venv / STAMP).write_text(
+                "".join(f"{stamp_of(one)}\n" for one in files_of(requirements))
+            )
+    _reexec(venv)
+
+
+def ensure_wheel_has(extra: str) -> None:
+    """helexa installs nothing into an environment that a wheel is in: its maker adds what lacks.
+
+    Raises ``SetUpError`` where packages of the wheel or of that extra are not installed."""
+    try:
+        pins = metadata.requires("helexa") or []
+    except metadata.PackageNotFoundError:
+        return  # run from its files, without pip's records
+    missing = [str(one) for one in applying(pins, extra) if installed_version(one.name) is None]
+    if missing and extra:
+        raise SetUpError(
+            f"this helexa was installed without its extra {extra!r}, which loading models needs "
+            f"({_names(missing)}): install its wheel as in pip install 'helexa-….whl[{extra}]', or "
+            "let other hosts load models and start serve with --no-neuron"
+        )
+    if missing:
+        raise SetUpError(f"{_names(missing)} is not installed: install helexa's wheel again")
+
+
+def venv_dir() -> Path:
+    return (VENV.read(os.environ) or REPOSITORY_DIR / ".venv").absolute()
+
+
+def files_of(requirements: Path) -> Iterator[Path]:
+    """The file and those that it includes."""
+    yield requirements
+    for line in requirements.read_text().splitlines():
+        if line.startswith("-r "):
+            yield from files_of(requirements.with_name(line.removeprefix("-r ").strip()))
+
+
+def pins_of(requirements: Path) -> list[str]:
+    """The pins of a requirements file and of those that it includes, without comments."""
+    lines = [line for file in files_of(requirements) for line in file.read_text().splitlines()]
+    pins = (re.sub(r"(^|\s)#.*$", "", line).strip() for line in lines)
+    return [pin for pin in pins if pin and not pin.startswith("-r ")]
+
+
+def pins_line(requirements: Path) -> str:
+    """The comment of a lock file that names the pins for which it was written."""
+    return f"# Pins: sha256:{_sha256(pins_of(requirements))}\n"
+
+
+def stamp_of(requirements: Path) -> str:
+    """Another one where pins, lock files or the Python's version have changed."""
+    locked = [lock.read_text() for lock in _locks_of(requirements)]
+    return _sha256([*map(str, sys.version_info[:2]), *pins_of(requirements), *locked])
+
+
+def unmet(pins: Iterable[str], extra: str = "") -> list[str]:
+    """The pins that this interpreter does not satisfy: ``2.13.0+cpu`` satisfies ``==2.13.0``."""
+    pins = list(pins)
+    try:
+        wanted = applying(pins, extra)
+    except ImportError:  # the requirements bring packaging along: none of them are installed
+        return pins
+    versions = {one.name: installed_version(one.name) for one in wanted}
+    return [
+        str(one)
+        for one in wanted
+        if (version := versions[one.name]) is None or not one.specifier.contains(version)
+    ]
+
+
+def applying(pins: Iterable[str], extra: str = "") -> list[Requirement]:
+    """The pins whose markers apply to this interpreter. Raises ``ImportError`` before the
+    requirements are installed."""
+    from packaging.requirements import Requirement
+
+    return [
+        wanted
+        for wanted in map(Requirement, pins)
+        if wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+    ]
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _is_installed(requirements: Path, venv: Path) -> bool:
+    if _is_inside(venv) and (venv / STAMP).exists():
+        return stamp_of(requirements) in (venv / STAMP).read_text().split()
+    return not unmet(pins_of(requirements))
+
+
+def _is_inside(venv: Path) -> bool:
+    return Path(sys.prefix).resolve() == venv.resolve()
+
+
+def _python(venv: Path) -> Path:
+    return venv / "bin" / "python"
+
+
+@contextlib.contextmanager
+def _locked(venv: Path) -> Iterator[None]:
+    """One start at a time makes or fills the environment; the others wait and find it done."""
+    try:
+        venv.mkdir(parents=True, exist_ok=True)
+        directory = os.open(venv, os.O_RDONLY)
+    except OSError as error:
+        raise SetUpError(f"cannot make {venv}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print_step("environment", f"another start is at work in {venv}; waiting for it")
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _make_venv(venv: Path) -> None:
+    """Make the environment, or remake one that was left half made; a whole one is left alone."""
+    if (venv / "pyvenv.cfg").is_file() and _runs(_python(venv)):
+        return
+    _check_is_ours(venv, "its Python does not run as this user")
+    print_step("environment", f"making {venv}")
+    # Without pip, which comes after: ensurepip is the part that Debian packages separately.
+    made = _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)])
+    if made.returncode != 0:
+        raise SetUpError(f"cannot make {venv}: {_last_line(made.stderr or made.stdout)}")
+
+
+def _runs(python: Path) -> bool:
+    try:
+        return _run([str(python), "-I", "-S", "-c", ""]).returncode == 0
+    except OSError:
+        return False
+
+
+def _check_is_ours(venv: Path, problem: str) -> None:
+    """Raises ``SetUpError`` for an environment that another user has made: it is theirs to mend,
+    and clearing it here would leave a half of it."""
+    places = (venv, venv / "bin", venv / PIP_LOG, *venv.glob("lib/python*/site-packages"))
+    for place in places:
+        if place.exists() and not os.access(place, os.W_OK):
+            raise SetUpError(
+                f"{problem}, and {place} cannot be written: start as the user who made {venv} "
+                f"({_owner(place)}), or name another directory in {VENV.name}"
+            )
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # no name for it here, as in a container
+        return f"the user id {path.stat().st_uid}"
+
+
+def install(requirements: Path) -> None:
+    """Runs pip: locked files with their hashes where the lock files are of these requirements."""
+    _ensure_pip()
+    locks = _locks_of(requirements)
+    if locks and pins_line(requirements) not in locks[-1].read_text():
+        print_step(
+            "environment",
+            f"the lock files are of other pins than {requirements.name}: hashes are not checked",
+        )
+        locks = []
+    torch = next((pin for pin in pins_of(requirements) if pin.startswith("torch==")), None)
+    if torch is not None:
+        if unmet([torch]):
+            is_for_cpus = _install_torch_for_cpus(torch, is_locked=bool(locks))
+        else:
+            is_for_cpus = (installed_version("torch") or "").endswith("+cpu")
+        if locks and not is_for_cpus:
+            locks.append(REPOSITORY_DIR / CUDA_LOCK)
+    print_step("environment", f"installing {requirements.name}")
+    files = [word for path in locks or [requirements] for word in ("--requirement", str(path))]
+    pip = _pip(*(["--require-hashes"] if locks else []), *files)
+    if pip.return_code != 0:
+        for line in pip.output.splitlines()[-FAILURE_LINES:]:
+            print_line(f"  {line}")
+        raise SetUpError(_install_failure(requirements.name, pip.output))
+
+
+def _locks_of(requirements: Path) -> list[Path]:
+    """Empty: the installs of these requirements are not checked."""
+    if not REQUIRE_HASHES.read(os.environ):
+        return []
+    paths = [requirements.with_name(name) for name in LOCKS_OF.get(requirements.name, ())]
+    return paths if all(path.is_file() for path in paths) else []
+
+
+def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
+    """Whether it did: not where there is an NVIDIA driver. Alone, because torch's index has old
+    copies of other packages; what it needs comes with the rest."""
+    if sys.platform != "linux":
+        return False
+    if any(Path(sign).exists() for sign in DRIVER_SIGNS):
+        size = f"torch with CUDA, {CUDA_SIZE} with its libraries"
+        print_step("environment", f"there is an NVIDIA driver: {size}")
+        return False
+    index = TORCH_CPU_INDEX.read(os.environ)
+    what = ["--require-hashes", "--requirement", str(REPOSITORY_DIR / CPU_LOCK)]
+    for place in (index, "the package index") if is_locked else (index,):
+        if place is None:
+            continue
+        print_step("environment", f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {place}")
+        source = ["--index-url", place] if place == index else []
+        pip = _pip("--no-deps", *source, *(what if is_locked else [pin]))
+        if pip.return_code == 0:
+            return True
+        if OTHER_HASH in pip.output:
+            raise SetUpError(_install_failure(pin, pip.output))
+        print_step("environment", f"{place} does not have {pin} for CPUs, or does not answer")
+    print_step(
+        "environment",
+        f"what pip finds, and from PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it; "
+        f"{TORCH_CPU_INDEX.name} names another index",
+    )
+    return False
+
+
+def _pip(*arguments: str) -> PipOutcome:
+    return run_pip(arguments, venv_dir() / PIP_LOG)
+
+
+def _install_failure(what: str, pip_output: str) -> str:
+    if OTHER_HASH in pip_output:
+        return (
+            f"cannot install {what}: the package index has another file than the one that was "
+            "locked, which may be somebody's attack; if it builds packages itself, set "
+            f"{REQUIRE_HASHES.name}=0"
+        )
+    if NETWORK_TROUBLE.search(pip_output):
+        return (
+            f"cannot install {what}: no package index can be reached; check the network (or "
+            "PIP_INDEX_URL) and start again"
+        )
+    return f"cannot install {what}: {_last_line(pip_output)}"
+
+
+def _ensure_pip() -> None:
+    if importlib.util.find_spec("pip") is not None:
+        return
+    if _run([sys.executable, "-m", "ensurepip", "--upgrade"]).returncode != 0:
+        raise SetUpError(
+            "this Python comes without pip (ensurepip); install it (on Debian and Ubuntu: "
+            "apt install python3-venv) and start again"
+        )
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def _reexec(venv: Path) -> NoReturn:
+    python = _python(venv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(python, [str(python), *sys.argv])
+
+
+def _sha256(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _names(pins: list[str]) -> str:
+    names = ", ".join(pins[:NAMES_SHOWN])
+    rest = len(pins) - NAMES_SHOWN
+    return names if rest <= 0 else f"{names} and {rest} more"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

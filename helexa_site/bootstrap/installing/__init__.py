@@ -1,1 +1,0 @@
-"""Runs before the requirements are installed: environment, lock files, pip, the build of torch."""

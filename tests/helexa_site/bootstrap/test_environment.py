@@ -1,0 +1,265 @@
+"""What an interpreter has of the pins, torch's build, and environments of other makers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap import environment
+from helexa_site.bootstrap.commands import run
+from helexa_site.bootstrap.environment import CPU_SIZE, CUDA_SIZE, pins_of, unmet
+from helexa_site.bootstrap.errors import SetUpError
+from helexa_site.bootstrap.pip_run import PipOutcome
+from helexa_site.program import REPOSITORY_DIR
+from inference.settings.installation import TORCH_CPU_INDEX, TORCH_CPU_INDEX_URL
+from tests.cases import each_case
+
+REQUIREMENTS = REPOSITORY_DIR / "requirements.txt"
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="torch has one build elsewhere")
+
+
+@each_case("name", ["requirements.txt", "requirements-dev.txt"])
+def test_our_own_files_are_met(name: str) -> None:
+    assert unmet(pins_of(REPOSITORY_DIR / name)) == []
+
+
+def test_reads_what_our_files_hold(tmp_path: Path) -> None:
+    (tmp_path / "base.txt").write_text("one==1.0\n")
+    file = tmp_path / "all.txt"
+    file.write_text("# a comment\n-r base.txt\n\ntwo[a,b]==2.0+cpu  # why\nthree==3; a == 'b'\n")
+    assert pins_of(file) == ["two[a,b]==2.0+cpu", "three==3; a == 'b'", "one==1.0"]
+    before = environment.stamp_of(file)
+    file.write_text(file.read_text().replace("# why", "# why not"))
+    assert environment.stamp_of(file) == before
+    (tmp_path / "base.txt").write_text("one==1.1\n")
+    assert environment.stamp_of(file) != before
+
+
+@each_case(
+    ("installed", "pin", "is_met"),
+    [
+        ("2.13.0+cpu", "sample==2.13.0", True),
+        ("2.13.0", "sample==2.13.0", True),
+        ("2.13.0", "sample==2.13.0+cpu", False),
+        ("2.13.1", "sample==2.13.0", False),
+        (None, "sample==2.13.0", False),
+        (None, "sample==2.13.0; sys_platform == 'no-such-platform'", True),
+        (None, "sample==2.13.0; extra == 'other'", True),
+    ],
+)
+def test_versions(
+    monkeypatch: pytest.MonkeyPatch, installed: str | None, pin: str, is_met: bool
+) -> None:
+    monkeypatch.setattr(environment, "installed_version", lambda name: installed)
+    assert (unmet([pin]) == []) is is_met
+
+
+def test_the_setting() -> None:
+    assert TORCH_CPU_INDEX.read({}) == TORCH_CPU_INDEX_URL
+    for word in ("off", " "):
+        assert TORCH_CPU_INDEX.read({"HELEXA_TORCH_CPU_INDEX": word}) is None
+    named = {"HELEXA_TORCH_CPU_INDEX": "https://wheels.example.org/cpu/"}
+    assert TORCH_CPU_INDEX.read(named) == "https://wheels.example.org/cpu"
+
+
+class Host:
+    """A host without torch, on which pip finds torch for CPUs in ``places`` alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, driver_sign: Path) -> None:
+        self.printed: list[str] = []
+        self.ran: list[tuple[str, ...]] = []
+        self.places = {"--index-url"}
+        self.installed: str | None = None
+        monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
+        monkeypatch.setattr(environment, "_pip", self.pip)
+        monkeypatch.setattr(environment, "print_step", lambda step, text: self.printed.append(text))
+        monkeypatch.setattr(environment, "installed_version", lambda name: self.installed)
+        monkeypatch.setattr(environment, "DRIVER_SIGNS", (str(driver_sign),))
+
+    def pip(self, *arguments: str) -> PipOutcome:
+        self.ran.append(arguments)
+        is_found = "--no-deps" not in arguments or arguments[1] in self.places
+        return PipOutcome(0 if is_found else 1, "")
+
+    def files(self) -> list[str]:
+        """The names of the files that the last run of pip installed."""
+        return [Path(word).name for word in self.ran[-1] if not word.startswith("-")]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
+    return Host(monkeypatch, tmp_path / "driver")
+
+
+@ON_LINUX
+def test_without_a_driver_torch_for_cpus_comes_first_and_alone(host: Host) -> None:
+    environment.install(REQUIREMENTS)
+    first, _ = host.ran
+    assert first[:4] == ("--no-deps", "--index-url", TORCH_CPU_INDEX_URL, "--require-hashes")
+    assert first[-1].endswith("requirements-cpu.lock")
+    assert host.files() == ["requirements-gateway.lock", "requirements-neuron.lock"]
+    assert CPU_SIZE in host.printed[0]
+
+
+@ON_LINUX
+def test_with_a_driver_it_is_the_build_with_cuda(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "driver").touch()
+    environment.install(REQUIREMENTS)
+    (only,) = host.ran
+    assert only[0] == "--require-hashes"
+    assert host.files()[-1] == "requirements-cuda.lock"
+    assert CUDA_SIZE in host.printed[0]
+
+
+@ON_LINUX
+@each_case("is_off", [False, True])
+def test_the_package_index_may_have_the_build_for_cpus_too(
+    host: Host, monkeypatch: pytest.MonkeyPatch, is_off: bool
+) -> None:
+    if is_off:
+        monkeypatch.setenv("HELEXA_TORCH_CPU_INDEX", "off")
+    host.places = {"--require-hashes"}
+    environment.install(REQUIREMENTS)
+    assert host.ran[-2][:2] == ("--no-deps", "--require-hashes")
+    assert host.files()[-1] == "requirements-neuron.lock"
+
+
+@ON_LINUX
+def test_where_nobody_has_it_the_size_is_reported_all_the_same(host: Host) -> None:
+    host.places = set()
+    environment.install(REQUIREMENTS)
+    assert host.files()[-1] == "requirements-cuda.lock"
+    assert any(CUDA_SIZE in line for line in host.printed)
+
+
+@ON_LINUX
+def test_without_locks_torch_is_pinned_by_the_requirements(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELEXA_REQUIRE_HASHES", "0")
+    environment.install(REQUIREMENTS)
+    (pin,) = (pin for pin in pins_of(REQUIREMENTS) if pin.startswith("torch=="))
+    assert host.ran[0] == ("--no-deps", "--index-url", TORCH_CPU_INDEX_URL, pin)
+    assert host.files() == ["requirements.txt"]
+
+
+def test_a_torch_that_is_installed_stays(host: Host) -> None:
+    (pin,) = (pin for pin in pins_of(REQUIREMENTS) if pin.startswith("torch=="))
+    for label, last in (("+cpu", "requirements-neuron.lock"), ("", "requirements-cuda.lock")):
+        host.installed = pin.removeprefix("torch==") + label
+        environment.install(REQUIREMENTS)
+        assert host.files()[-1] == last
+    assert all("--no-deps" not in arguments for arguments in host.ran)
+
+
+def test_a_gateway_gets_no_torch(host: Host) -> None:
+    environment.install(REPOSITORY_DIR / "requirements-gateway.txt")
+    assert len(host.ran) == 1
+    assert host.files() == ["requirements-gateway.lock"]
+
+
+OF_GATEWAY = "django==5.2.19"
+OF_NEURON = 'helexa-tensors==1.0; extra == "neuron"'
+
+
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    def needs(*pins: str) -> None:
+        monkeypatch.setattr(environment, "REPOSITORY_DIR", tmp_path)
+        monkeypatch.setattr(metadata, "requires", {"helexa": list(pins)}.__getitem__)
+
+    return needs
+
+
+def test_serve_without_the_extra_is_refused_before_anything_starts(
+    wheel: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel(OF_GATEWAY, OF_NEURON)
+    data_dir = tmp_path / "data"
+    assert run(["serve", "--data-dir", str(data_dir)]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("helexa: this helexa was installed without its extra 'neuron'")
+    assert "helexa-tensors==1.0" in printed
+    assert "--no-neuron" in printed
+    assert printed.count("\n") == 1
+    assert not data_dir.exists()
+
+
+def test_a_neuron_without_the_extra_is_refused(
+    wheel: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wheel(OF_GATEWAY, OF_NEURON)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:9/0")
+    assert run(["neuron"]) == 1
+    assert "without its extra 'neuron'" in capsys.readouterr().err
+
+
+def test_a_gateway_needs_no_extra(wheel: Callable[..., None]) -> None:
+    wheel(OF_GATEWAY, OF_NEURON)
+    environment.ensure_environment("requirements-gateway.txt")
+
+
+def test_a_broken_wheel_is_reported(
+    wheel: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel("helexa-pages==1.0")
+    assert run(["serve", "--no-neuron"]) == 1
+    assert "helexa-pages==1.0 is not installed" in capsys.readouterr().err
+
+
+def test_code_without_pips_records_is_run_as_it_is(
+    wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    wheel()
+    monkeypatch.setattr(metadata, "requires", unknown)
+    environment.ensure_environment("requirements.txt")
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its Python is there, and may not be run."""
+    (tmp_path / "requirements.txt").write_text("helexa-sample==1.0\n")
+    made = tmp_path / "venv"
+    (made / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    (made / "bin").mkdir()
+    (made / "bin" / "python").write_text("")
+    (made / "pyvenv.cfg").write_text("")
+    (made / "pip.log").write_text("")
+    monkeypatch.setattr(environment, "REPOSITORY_DIR", tmp_path)
+    monkeypatch.setattr(environment, "_reexec", lambda _venv: pytest.fail("it was entered"))
+    monkeypatch.setenv("HELEXA_VENV", str(made))
+    return made
+
+
+@each_case("is_inside", [False, True])
+@each_case("place", ["", "bin", "pip.log", "lib/python3.11/site-packages"])
+def test_it_is_left_as_it_is(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, place: str, is_inside: bool
+) -> None:
+    foreign = venv / place
+    before = sorted(venv.rglob("*"))
+
+    def is_not_foreign(path: Path, _mode: int) -> bool:
+        return Path(path) != foreign
+
+    monkeypatch.setattr(os, "access", is_not_foreign)
+    monkeypatch.setenv("HELEXA_ENVIRONMENT_ATTEMPT", "0")
+    monkeypatch.setattr(sys, "prefix", str(venv) if is_inside else "/usr")
+    problem = "lacks what requirements.txt asks for" if is_inside else "does not run as this user"
+    with pytest.raises(SetUpError, match=problem) as refused:
+        environment.ensure_environment("requirements.txt")
+    line = str(refused.value)
+    assert f"{foreign} cannot be written" in line
+    assert foreign.owner() in line
+    assert "HELEXA_VENV" in line
+    assert sorted(venv.rglob("*")) == before
