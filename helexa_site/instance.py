@@ -1,9 +1,12 @@
-"""Which instance of helexa a server is: the id in its data directory, new for each directory.
+"""A data directory's own id and secret key.
 
-Gateways send it with ``/health`` and ``/metrics``, so that commands on the same machine do not
-mistake another instance's port for their own. It is no secret. The file also names the directory it
-was
-written for (device and inode): a copied directory is another instance and gets an id of its own.
+The id is new for each directory. Gateways send it with ``/health`` and ``/metrics``, so that
+commands on the same machine do not mistake another instance's port for their own. It is no secret.
+Its file also names the directory it was written for (device and inode): a copied directory is
+another instance and gets an id of its own.
+
+The key signs sessions and digests API keys: HELEXA_SECRET_KEY, else one that is made once and kept.
+Every gateway of a fleet needs the same. A process that signs nothing never asks for it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.whole_file import keep_once
+from inference.settings.setting import SettingError
 
 INSTANCE_FILE = "instance_id"
 INSTANCE_BYTES = 16
@@ -66,3 +71,32 @@ def _locked(data_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+SECRET_KEY_BYTES = 48
+
+
+class SecretKeyError(SettingError):
+    """There is none, and none can be kept."""
+
+
+def secret_key(config: Config) -> str:
+    """Raises ``SecretKeyError``, for the operator."""
+    return config.secret_key or kept_secret_key(config.data_dir)
+
+
+def kept_secret_key(data_dir: Path) -> str:
+    """The data directory's, which the first process that asks writes. Raises ``SecretKeyError``."""
+    path = data_dir / SECRET_KEY_FILE
+    try:
+        if not path.exists():
+            keep_once(path, secrets.token_urlsafe(SECRET_KEY_BYTES))
+        key = path.read_text().strip()
+    except OSError as error:
+        raise SecretKeyError(
+            f"no key to sign with: {path} cannot be kept ({error.strerror}); "
+            "set HELEXA_SECRET_KEY, the same for every gateway"
+        ) from error
+    if not key:
+        raise SecretKeyError(f"{path} is empty: put the key back, or remove the file for a new one")
+    return key

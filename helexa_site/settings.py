@@ -9,7 +9,7 @@ from django.utils.functional import SimpleLazyObject
 
 from helexa_site.config import REPOSITORY_DIR, read_config
 from helexa_site.databases import database_settings
-from helexa_site.secret_key import secret_key
+from helexa_site.instance import secret_key
 from helexa_site.web.hosts import allowed_hosts
 from helexa_site.web.navigation import navigation_of
 from inference.version import VERSION
@@ -25,14 +25,14 @@ CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.has_secure_cookies
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-"""``helexa_site.web.https`` removes it from requests that are not a trusted proxy's."""
+"""``helexa_site.web.middleware`` removes it from requests that are not a trusted proxy's."""
 SECURE_HSTS_SECONDS = CONFIG.hsts_s
 SILENCED_SYSTEM_CHECKS = [
     # Other names under this one, and browsers' lists, are not ours to decide on.
     "security.W005",
     "security.W021",
-    # ``helexa_site.web.https`` redirects what came through a proxy; Django's own redirect would hit
-    # the commands of this machine too.
+    # HttpsMiddleware redirects what came through a proxy; Django's own redirect would hit the
+    # commands of this machine too.
     *(["security.W008"] if CONFIG.redirects_to_https else []),
 ]
 
@@ -58,10 +58,10 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "helexa_site.web.content_security.ContentSecurityMiddleware",
-    "helexa_site.web.compression.CompressionMiddleware",
+    "helexa_site.web.middleware.ContentSecurityMiddleware",
+    "helexa_site.web.middleware.CompressionMiddleware",
     "helexa_site.web.hosts.HostMiddleware",
-    "helexa_site.web.https.HttpsMiddleware",
+    "helexa_site.web.middleware.HttpsMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "helexa_site.web.static_files.StaticFilesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -70,7 +70,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "helexa_site.logins.throttle.lockout_middleware",
+    "helexa_site.logins.lockout_middleware",
 ]
 
 ROOT_URLCONF = "helexa_site.urls"
@@ -107,7 +107,7 @@ LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "front"
 
 AUTHENTICATION_BACKENDS = [
-    "helexa_site.logins.throttle.ThrottleBackend",
+    "helexa_site.logins.ThrottleBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
 
@@ -179,7 +179,7 @@ UNFOLD = {
         lambda _request: static("helexa/labels.js"),
     ],
     "ENVIRONMENT": "helexa_site.web.pages.open_access_label",
-    "LOGIN": {"form": "helexa_site.logins.login.OperatorLoginForm"},
+    "LOGIN": {"form": "helexa_site.logins.OperatorLoginForm"},
     "DASHBOARD_CALLBACK": "fleet.dashboard.views.dashboard_context",
     "SIDEBAR": {"navigation": navigation_of},
 }

@@ -6,10 +6,9 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 
 from fleet.api.version import VersionView
-from helexa_site.logins.login import Login, Logout
+from helexa_site.logins import Login, Logout
 from helexa_site.web.api_reference import api_reference
-from helexa_site.web.front import favicon, front
-from helexa_site.web.settings_page import settings_page
+from helexa_site.web.pages import favicon, front, settings_page
 
 # Here rather than when Django is set up: most processes and commands have no pages, and these are
 # half of what there is to import.

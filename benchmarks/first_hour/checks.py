@@ -23,7 +23,7 @@ from benchmarks.first_hour.engine_under_test import EngineUnderTest
 from benchmarks.first_hour.state import print_facts
 from helexa_site.doctor.examine import package_findings
 from helexa_site.doctor.findings import Level, lines_of
-from helexa_site.doctor.gpu_check import gpu_findings
+from helexa_site.doctor.host_checks import gpu_findings
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
 

@@ -12,7 +12,7 @@ from typing import Self
 
 import psutil
 
-from helexa_site.bootstrap.processes.guardian import Guardian
+from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.config import REPOSITORY_DIR
 
 HOST = "127.0.0.1"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.gateway.processes import HOST, Processes, RunningProcess
 from benchmarks.ports import free_port
-from helexa_site.bootstrap.private_redis.redis_server import (
+from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
     discard_private_redis,
     wait_for_redis,

@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.response import Response
 
 from fleet.api.access import BOOLEANS, COMMAND_CALLER, Call, FleetView
-from helexa_site.web.settings_page import ENVIRONMENT, Row, rows_of
+from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.principal import Scope

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 
-from helexa_site.backup.errors import BackupError
+from helexa_site.backup.archive import BackupError
 
 FOLDER = "database"
 OTHER_SESSIONS = """

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from helexa_site.backup.errors import BackupError
+from helexa_site.backup.archive import BackupError
 
 FILE = "database/helexa.sqlite3"
 BUSY_TIMEOUT_S = 60.0

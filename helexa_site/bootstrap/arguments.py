@@ -10,8 +10,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa_site.bootstrap.private_redis.addresses import ANY_ADDRESS, reached_at
-from helexa_site.bootstrap.private_redis.sharing import Share
+from helexa_site.bootstrap.sharing import ANY_ADDRESS, Share, reached_at
 from helexa_site.program import program
 from inference.protocol.joining import Joining, JoinLineError, decode_joining
 from inference.settings.storage import REDIS_URL

@@ -24,7 +24,7 @@ from helexa_site.bootstrap.arguments import (
 from helexa_site.bootstrap.console import complain, print_line, print_step
 from helexa_site.bootstrap.environment import ensure_environment, venv_dir
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.private_redis.joining import keep_joining, kept_joining, redis_url_of
+from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.program import (
     Installation,
     default_data_dir,
@@ -127,7 +127,7 @@ def _serve(arguments: list[str]) -> int:
     options = parse_serve(arguments)
     _check_settings()
     ensure_environment(REQUIREMENTS_FOR["neuron" if options.with_neuron else "gateway"])
-    from helexa_site.bootstrap.serving.serve import serve
+    from helexa_site.bootstrap.serve import serve
 
     return serve(options)
 
@@ -158,7 +158,7 @@ def _neuron(arguments: list[str]) -> int:
         )
     os.environ[DATA_DIR.name] = str(data_dir)
     sys.stdout.flush()
-    from helexa_site.bootstrap.processes.children import child_environment
+    from helexa_site.bootstrap.children import child_environment
     from inference.environment import Role
 
     name = options.name or (joining.neuron if joining else default_neuron_name())

@@ -56,13 +56,13 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
 
     django.setup()
     # These import models.
-    from helexa_site.doctor.database_check import database_findings
-    from helexa_site.doctor.descriptor_check import descriptor_findings
-    from helexa_site.doctor.disk_check import disk_findings
-    from helexa_site.doctor.fleet_check import fleet_findings
-    from helexa_site.doctor.gpu_check import gpu_findings
-    from helexa_site.doctor.port_check import port_findings
-    from helexa_site.doctor.redis_check import redis_findings
+    from helexa_site.doctor.host_checks import (
+        descriptor_findings,
+        disk_findings,
+        gpu_findings,
+        port_findings,
+    )
+    from helexa_site.doctor.service_checks import database_findings, fleet_findings, redis_findings
     from helexa_site.doctor.settings_check import settings_findings
 
     metrics = config.metrics.at(options.host)

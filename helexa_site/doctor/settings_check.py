@@ -13,7 +13,6 @@ from helexa_site.program import program
 from inference.settings.gateway import LISTEN_HOST, TRUSTED_PROXIES
 from inference.settings.table import NAMES, PREFIX, SETTINGS, unknown_names
 
-CHECK = "settings"
 OURS = {name for name in NAMES if name.startswith(PREFIX)}
 SET_BY_THE_START = {setting.name for setting in SETTINGS if setting.is_internal} | {
     LISTEN_HOST.name
@@ -32,13 +31,13 @@ def settings_findings(config: Config, environment: Mapping[str, str]) -> Iterato
     names = sorted((OURS - SET_BY_THE_START) & environment.keys())
     yield from findings
     if not findings:
-        yield ok(CHECK, f"understood: {', '.join(names) or 'all are at their defaults'}")
+        yield ok("settings", f"understood: {', '.join(names) or 'all are at their defaults'}")
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     for name, near in unknown_names(environment):
         yield warning(
-            CHECK,
+            "settings",
             f"{name} is no setting that is known here",
             f"did you mean {near}?" if near else "remove it; the settings page lists them all",
         )
@@ -48,7 +47,7 @@ def _who_may_ask(config: Config) -> Iterator[Finding]:
     host = config.listen_host
     if config.allow_anonymous and host is not None and not is_loopback(host):
         yield warning(
-            CHECK,
+            "settings",
             f"anybody who reaches {host} may use every model without a key",
             f"set HELEXA_ALLOW_ANONYMOUS=0 and make keys: {program()} keys create ACCOUNT",
         )
@@ -58,7 +57,7 @@ def _proxy(config: Config) -> Iterator[Finding]:
     is_https = (config.public_url or "").startswith("https://")
     if is_https and not config.trusted_proxies:
         yield warning(
-            CHECK,
+            "settings",
             f"{config.public_url} is a proxy's, and no proxy is trusted: which requests came by "
             "HTTPS is not known, so browsers get no Strict-Transport-Security",
             f"set {TRUSTED_PROXIES.name} to the proxy's address",
@@ -71,7 +70,7 @@ def _secret_key(config: Config) -> Iterator[Finding]:
         return
     if _is_open_to_others(path):
         yield failed(
-            CHECK,
+            "settings",
             f"others may read {path}, which signs logins and API keys",
             f"chmod 600 {path}; if somebody may have read it, remove it and make new API keys",
         )
@@ -83,7 +82,7 @@ def _is_open_to_others(path: Path) -> bool:
 
 def _debug() -> Finding:
     return warning(
-        CHECK,
+        "settings",
         "HELEXA_DEBUG is on: pages of errors show settings to whoever sees them",
         "unset HELEXA_DEBUG",
     )

@@ -1,16 +1,26 @@
-"""Pages outside the admin: for members as for operators, in the admin's looks."""
+"""Pages outside the admin, in the admin's looks: the settings, and what all the others share."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
+from django.templatetags.static import static
+from django.urls import reverse
+from django.utils.cache import add_never_cache_headers
+from django.views.decorators.http import require_GET
 
 from helexa_site.web.navigation import navigation_of
 from inference.gateway.request.identify import allows_anonymous
+from inference.settings.setting import Setting
+from inference.settings.table import SETTINGS
 
 OPEN_ACCESS = ("No API key needed", "warning")
 
@@ -36,3 +46,54 @@ def render_page(
     """``template`` extends ``pages/base.html``."""
     whole = {**shell_of(request), "title": title, **context}
     return render(request, template, whole, status=status)
+
+
+def front(request: HttpRequest) -> HttpResponse:
+    """An operator to the dashboard, a member to the playground, a stranger to the log-in."""
+    if not request.user.is_authenticated:
+        found = reverse("login")
+    elif request.user.is_staff:
+        found = reverse("admin:index")
+    else:
+        found = reverse("playground")
+    response = HttpResponseRedirect(found)
+    add_never_cache_headers(response)
+    return response
+
+
+def favicon(_request: HttpRequest) -> HttpResponse:
+    """What browsers ask for by themselves where a page names none."""
+    return HttpResponseRedirect(static("helexa/favicon.svg"))
+
+
+HIDDEN = "set, and not shown"
+ENVIRONMENT: Mapping[str, str] = os.environ
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    setting: Setting[Any]
+    value: str
+    """Empty where it is not set."""
+
+
+def rows_of(environment: Mapping[str, str]) -> list[Row]:
+    return [
+        Row(setting, _shown(setting, environment.get(setting.name, "").strip()))
+        for setting in SETTINGS
+        if not setting.is_internal
+    ]
+
+
+def _shown(setting: Setting[Any], word: str) -> str:
+    return HIDDEN if word and setting.is_secret else word
+
+
+@require_GET
+def settings_page(request: HttpRequest) -> HttpResponse:
+    """Shows the settings to superusers only: addresses and paths of the host are among the
+    values."""
+    if not request.user.is_superuser:
+        raise PermissionDenied
+    context = {"rows": rows_of(ENVIRONMENT)}
+    return render_page(request, "pages/settings.html", title="Settings", context=context)

@@ -12,7 +12,7 @@ import redis
 from selenium import webdriver
 
 from benchmarks.ports import free_port
-from helexa_site.bootstrap.private_redis.addresses import reached_at
+from helexa_site.bootstrap.sharing import reached_at
 from tests.browser.chromium import DESKTOP, PHONE, Browser
 from tests.live.serving import Serve, operators_password
 from tests.metering.bench.scripted_endpoint import MODEL, Script, running_endpoint

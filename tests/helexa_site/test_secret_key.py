@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helexa_site.config import REPOSITORY_DIR
-from helexa_site.secret_key import SecretKeyError, kept_secret_key
+from helexa_site.instance import SecretKeyError, kept_secret_key
 
 SHOW = "from django.conf import settings; print(settings.SECRET_KEY.encode().decode())"
 NUM_PROCESSES = 4

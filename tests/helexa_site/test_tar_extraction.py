@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.tar_extraction import extract
+from helexa_site.backup.archive import extract
 
 
 @pytest.fixture(params=["with a filter", "without"], autouse=True)

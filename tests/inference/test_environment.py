@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap.private_redis.redis_server import PrivateRedis
-from helexa_site.bootstrap.processes.children import (
+from helexa_site.bootstrap.children import (
     child_environment,
     control_spec,
     gateway_spec,
     neuron_spec,
     redis_spec,
 )
+from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for, forget_secrets, is_secret
 from inference.loading.sources.wheels import pypi
 from inference.neuron.replicas.engine_process import EngineProcess

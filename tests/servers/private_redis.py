@@ -8,14 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from helexa_site.bootstrap.private_redis.redis_server import (
+from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.bootstrap.redis_server import (
     PRIVATE,
     PrivateRedis,
     configure_private_redis,
     discard_private_redis,
     wait_for_redis,
 )
-from helexa_site.bootstrap.processes.guardian import Guardian
 
 
 @contextlib.contextmanager

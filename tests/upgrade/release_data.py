@@ -23,7 +23,7 @@ from fleet.models import Download, Neuron
 from fleet.services.offers.catalogue import alias_create, catalogue_model_create
 from fleet.services.offers.upstreams import upstream_create, upstream_discovered
 from fleet.upstreams.discovery import KnownModel
-from helexa_site.backup.files_part import files_dir
+from helexa_site.backup.files_and_secrets import files_dir
 from inference.batches import services as batches
 from inference.batches.files import FileStore
 from inference.conversations.records import ResponseRecord

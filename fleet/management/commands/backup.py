@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from helexa_site.backup.backing_up import back_up
-from helexa_site.backup.errors import BackupError, os_error_text
-from helexa_site.backup.files_part import FOLDER
+from helexa_site.backup.archive import BackupError, os_error_text
+from helexa_site.backup.commands import back_up
+from helexa_site.backup.files_and_secrets import FOLDER
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG

@@ -9,10 +9,10 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError, connection
 
 from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
+from helexa_site.instance import SecretKeyError, secret_key
 from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
-from helexa_site.secret_key import SecretKeyError, secret_key
 from helexa_site.settings import CONFIG
 from inference.garbage import uncollected
 

@@ -24,10 +24,8 @@ from fleet.live.desired_state import Admission
 from fleet.models import FleetPolicy, Invitation, NeuronWish
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
 from fleet.services.hosts.neurons import desired_states_publish, neuron_admit, neuron_expect
-from helexa_site.bootstrap.private_redis.addresses import reached_at
-from helexa_site.bootstrap.private_redis.kept_share import find_share, forget_share, keep_share
-from helexa_site.bootstrap.private_redis.redis_server import URL_FILE
-from helexa_site.bootstrap.private_redis.sharing import Share
+from helexa_site.bootstrap.redis_server import URL_FILE
+from helexa_site.bootstrap.sharing import Share, find_share, forget_share, keep_share, reached_at
 from helexa_site.program import Installation, installation
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import NEURON_NAME

@@ -15,8 +15,8 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
+from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.errors import BootstrapError
-from helexa_site.bootstrap.serving.database import prepare_database
 from inference.gateway.database import NUM_THREADS
 from tests.own_python import run_python
 from tests.servers.private_postgres import running_postgres

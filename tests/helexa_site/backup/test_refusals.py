@@ -14,13 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.backup import restoring, sqlite_part
-from helexa_site.backup.archive import FORMAT, MANIFEST, Manifest, pack, unpack
-from helexa_site.backup.errors import BackupError, os_error_text
-from helexa_site.backup.secrets_part import ensure_key_fits, restore_secrets, settings_text
-from helexa_site.bootstrap.serving.data_directory import LOCK_FILE
+from helexa_site.backup import commands, sqlite_part
+from helexa_site.backup.archive import (
+    FORMAT,
+    MANIFEST,
+    BackupError,
+    Manifest,
+    extract,
+    os_error_text,
+    pack,
+    unpack,
+)
+from helexa_site.backup.files_and_secrets import ensure_key_fits, restore_secrets, settings_text
+from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.config import read_config
-from helexa_site.tar_extraction import extract
 
 MANIFEST_OF_A_TEST = Manifest(
     format=FORMAT,
@@ -91,10 +98,10 @@ def test_something_else_is_no_backup(tmp_path: Path) -> None:
 def test_a_backup_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     newer = replace(MANIFEST_OF_A_TEST, migrations=[["fleet", "9999_from_the_future"]])
     with pytest.raises(BackupError, match=r"fleet\.9999_from_the_future is not known"):
-        restoring.ensure_restorable(newer)
+        commands.ensure_restorable(newer)
     with pytest.raises(BackupError, match="of postgresql"):
-        restoring.ensure_restorable(replace(MANIFEST_OF_A_TEST, vendor="postgresql"))
-    restoring.ensure_restorable(MANIFEST_OF_A_TEST)
+        commands.ensure_restorable(replace(MANIFEST_OF_A_TEST, vendor="postgresql"))
+    commands.ensure_restorable(MANIFEST_OF_A_TEST)
 
 
 def test_nothing_is_restored_under_a_running_serve(tmp_path: Path) -> None:
@@ -102,11 +109,11 @@ def test_nothing_is_restored_under_a_running_serve(tmp_path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(BackupError, match="stop it first"):
-            with restoring.without_serve(tmp_path):
+            with commands.without_serve(tmp_path):
                 pytest.fail("a serve runs")
     finally:
         os.close(descriptor)
-    with restoring.without_serve(tmp_path):
+    with commands.without_serve(tmp_path):
         pass
 
 

@@ -22,9 +22,9 @@ from helexa_site.bootstrap.arguments import (
 )
 from helexa_site.bootstrap.commands import NOT_INSTALLED, OVERVIEW, run
 from helexa_site.bootstrap.errors import PortInUseError
-from helexa_site.bootstrap.private_redis.sharing import Share
-from helexa_site.bootstrap.serving.load_progress import LoadProgressView, replica_line
-from helexa_site.bootstrap.serving.serve import check_ports
+from helexa_site.bootstrap.readiness import LoadProgressView, replica_line
+from helexa_site.bootstrap.serve import check_ports
+from helexa_site.bootstrap.sharing import Share
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
 from helexa_site.program import REPOSITORY_DIR, Installation

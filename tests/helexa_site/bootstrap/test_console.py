@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from helexa_site.bootstrap.children import WARNINGS
 from helexa_site.bootstrap.console import print_line, print_step, relay
-from helexa_site.bootstrap.processes.children import WARNINGS
 from tests.cases import each_case
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.core.management.base import CommandError
 
-from helexa_site.bootstrap.serving.running_serve import RunningServe, forget_running, write_running
+from helexa_site.bootstrap.data_directory import RunningServe, forget_running, write_running
 from helexa_site.server_url import DEFAULT_URL, server_and_key, server_url
 
 HERE = "http://127.0.0.1:4711"

@@ -13,17 +13,10 @@ from benchmarks.ports import free_port
 from fleet.live.reports import Report
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.config import Config, read_config
-from helexa_site.doctor import (
-    database_check,
-    descriptor_check,
-    fleet_check,
-    gpu_check,
-    redis_check,
-)
-from helexa_site.doctor.disk_check import GIB, disk_findings
+from helexa_site.doctor import host_checks, service_checks
 from helexa_site.doctor.examine import examine, run_checks
 from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, object_of, ok
-from helexa_site.doctor.port_check import port_findings
+from helexa_site.doctor.host_checks import GIB, disk_findings, port_findings
 from helexa_site.doctor.settings_check import settings_findings
 from inference.protocol.refusals import Refused
 from inference.settings.gateway import MetricsListen
@@ -97,14 +90,14 @@ def test_the_cache_of_downloads_is_a_disk_as_well(config: Config, tmp_path: Path
 
 @each_case(("limit", "level"), [(1024, Level.WARNING), (524_288, Level.OK)])
 def test_file_descriptors(limit: int, level: Level) -> None:
-    (found,) = descriptor_check.findings_of(limit, {Refused("queue_full", "research"): 3})
+    (found,) = host_checks.descriptor_limit_findings(limit, {Refused("queue_full", "research"): 3})
     assert found.level is level
     assert f"{limit:,}" in found.text
 
 
 def test_gateways_that_ran_out_of_file_descriptors() -> None:
     refused = {Refused("overloaded", ""): 30, Refused("invalid_api_key", ""): 4}
-    _, found = descriptor_check.findings_of(524_288, refused)
+    _, found = host_checks.descriptor_limit_findings(524_288, refused)
     assert found.level is Level.WARNING
     assert "30 connections" in found.text and "ulimit" in found.mend
 
@@ -141,7 +134,7 @@ def info(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_redis(facts: dict[str, Any], level: Level) -> None:
-    assert levels(list(redis_check.info_findings(facts, 0.3))) == [level]
+    assert levels(list(service_checks.info_findings(facts, 0.3))) == [level]
 
 
 @each_case(
@@ -157,12 +150,12 @@ def test_a_redis_that_invited_hosts_reach_is_bounded(
     users: list[str], clients_bytes: int, value_bytes: int, num_warnings: int
 ) -> None:
     bounds = {"maxmemory-clients": clients_bytes, "proto-max-bulk-len": value_bytes}
-    found = list(redis_check.bounds_findings(users, bounds))
+    found = list(service_checks.bounds_findings(users, bounds))
     assert levels(found) == [Level.WARNING] * num_warnings
 
 
 def test_a_redis_that_is_there(config: Config, redis_url: str) -> None:
-    found = list(redis_check.redis_findings(replace(config, redis_url=redis_url)))
+    found = list(service_checks.redis_findings(replace(config, redis_url=redis_url)))
     assert {finding.check: finding.level for finding in found} == {
         "clock": Level.OK,
         "redis": Level.OK,
@@ -171,15 +164,15 @@ def test_a_redis_that_is_there(config: Config, redis_url: str) -> None:
 
 def test_a_redis_that_is_not(config: Config, tmp_path: Path) -> None:
     away = replace(config, redis_url=f"unix://{tmp_path}/none.sock")
-    assert levels(list(redis_check.redis_findings(away))) == [Level.FAILED]
+    assert levels(list(service_checks.redis_findings(away))) == [Level.FAILED]
     wrong = replace(config, redis_url="http://redis")
-    assert levels(list(redis_check.redis_findings(wrong))) == [Level.FAILED]
+    assert levels(list(service_checks.redis_findings(wrong))) == [Level.FAILED]
 
 
 def test_clocks_that_are_apart() -> None:
-    assert levels(list(redis_check.clock_findings(100.0, 99.9, 100.1))) == [Level.OK]
-    assert levels(list(redis_check.clock_findings(130.0, 99.9, 100.1))) == [Level.WARNING]
-    assert levels(list(redis_check.clock_findings(60.0, 99.9, 100.1))) == [Level.WARNING]
+    assert levels(list(service_checks.clock_findings(100.0, 99.9, 100.1))) == [Level.OK]
+    assert levels(list(service_checks.clock_findings(130.0, 99.9, 100.1))) == [Level.WARNING]
+    assert levels(list(service_checks.clock_findings(60.0, 99.9, 100.1))) == [Level.WARNING]
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -199,24 +192,24 @@ def host(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_gpus(facts: dict[str, Any], level: Level, word: str) -> None:
-    found = list(gpu_check.findings_of(facts))
+    found = list(host_checks.gpu_fact_findings(facts))
     assert levels(found) == [level]
     assert word in found[0].text + found[0].mend
 
 
 def test_a_host_that_cannot_build_gpu_kernels() -> None:
     problem = "GPU kernels cannot be built without a C compiler: install gcc"
-    found = list(gpu_check.findings_of(host(triton_problem=problem)))
+    found = list(host_checks.gpu_fact_findings(host(triton_problem=problem)))
     assert levels(found) == [Level.WARNING, Level.OK]
     assert ("C compiler" in found[0].text, found[0].mend) == (True, "install gcc")
 
 
 def test_this_host_can_be_asked_for_its_gpus() -> None:
-    assert all(finding.level is not Level.WARNING for finding in gpu_check.gpu_findings())
+    assert all(finding.level is not Level.WARNING for finding in host_checks.gpu_findings())
 
 
 def test_a_driver_that_reports_nonsense_is_reported(tmp_path: Path) -> None:
-    found = list(gpu_check.gpu_findings(("/bin/echo", "Segmentation fault")))
+    found = list(host_checks.gpu_findings(("/bin/echo", "Segmentation fault")))
     assert levels(found) == [Level.WARNING]
 
 
@@ -257,7 +250,7 @@ def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
 
 def test_versions_across_the_fleet() -> None:
     found = list(
-        fleet_check.findings_of(
+        service_checks.report_findings(
             [
                 Report("beast", heartbeat("beast", version=VERSION)),
                 Report("benjy", heartbeat("benjy", version="0.0.1")),
@@ -267,7 +260,7 @@ def test_versions_across_the_fleet() -> None:
     )
     assert levels(found) == [Level.OK, Level.WARNING, Level.WARNING]
     assert "0.0.1" in found[1].text
-    assert levels(list(fleet_check.findings_of([]))) == [Level.WARNING]
+    assert levels(list(service_checks.report_findings([]))) == [Level.WARNING]
 
 
 def test_a_check_that_breaks_stops_no_other() -> None:
@@ -284,4 +277,4 @@ def test_a_check_that_breaks_stops_no_other() -> None:
 
 @pytest.mark.django_db
 def test_a_database_of_this_version(config: Config) -> None:
-    assert levels(list(database_check.schema_findings())) == [Level.OK]
+    assert levels(list(service_checks.schema_findings())) == [Level.OK]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.doctor import examine, gpu_check
+from helexa_site.doctor import examine, host_checks
 from helexa_site.program import Installation
 from tests.cases import each_case
 
@@ -34,7 +34,7 @@ def test_a_wheel_is_held_to_its_own_pins(
 
 def test_a_wheel_without_torch_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ``helexa neuron`` installs nothing."""
-    monkeypatch.setattr(gpu_check, "installation", lambda: Installation.WHEEL)
+    monkeypatch.setattr(host_checks, "installation", lambda: Installation.WHEEL)
     facts = {"problems": [], "torch": None, "driver_cuda": None, "torch_cuda": None, "driver": None}
-    (warned, *_) = gpu_check.findings_of(facts)
+    (warned, *_) = host_checks.gpu_fact_findings(facts)
     assert "[neuron]" in warned.mend

@@ -18,8 +18,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import reverse
 from django.utils import timezone
 
-from helexa_site.logins.limits import COOL_OFF
-from helexa_site.logins.throttle import LIMITS, MAX_USERNAME_CHARACTERS
+from helexa_site.logins import COOL_OFF, LIMITS, MAX_USERNAME_CHARACTERS
 from helexa_site.models import LoginAttempt
 from metering.models import AuditEntry
 

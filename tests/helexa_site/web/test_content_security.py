@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.test import Client
 
-from helexa_site.web.content_security import HEADER, POLICY, policy_text
+from helexa_site.web.middleware import HEADER, POLICY, policy_text
 
 
 @pytest.mark.django_db

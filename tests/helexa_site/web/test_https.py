@@ -16,7 +16,7 @@ from django.test import RequestFactory
 
 from helexa_site.config import REPOSITORY_DIR, Config, read_config
 from helexa_site.doctor.settings_check import settings_findings
-from helexa_site.web import https
+from helexa_site.web import middleware
 from helexa_site.web.hosts import allowed_hosts
 from inference.settings.kinds import Networks
 from inference.settings.setting import SettingError
@@ -30,7 +30,7 @@ TIMEOUT_S = 300
 @pytest.fixture
 def behind_tls(monkeypatch: pytest.MonkeyPatch) -> Config:
     config = read_config({"HELEXA_PUBLIC_URL": PUBLIC, "HELEXA_TRUSTED_PROXIES": "10.1.0.0/16"})
-    monkeypatch.setattr(https, "CONFIG", config)
+    monkeypatch.setattr(middleware, "CONFIG", config)
     return config
 
 
@@ -40,7 +40,7 @@ def asked(config: Config, peer: str, forwarded: str | None, method: str = "GET")
     request = RequestFactory(headers={"host": "chat.example.org", **headers}).generic(
         method, "/admin/?a=b", REMOTE_ADDR=peer
     )
-    answer = https.HttpsMiddleware(lambda _: HttpResponse()).process_request(request)
+    answer = middleware.HttpsMiddleware(lambda _: HttpResponse()).process_request(request)
     return request if answer is None else answer
 
 
@@ -77,7 +77,7 @@ def test_the_redirect_can_be_turned_off(
     behind_tls: Config, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.ALLOWED_HOSTS = ["chat.example.org"]
-    monkeypatch.setattr(https, "CONFIG", replace(behind_tls, redirects_to_https=False))
+    monkeypatch.setattr(middleware, "CONFIG", replace(behind_tls, redirects_to_https=False))
     assert not hasattr(asked(behind_tls, PROXY, "http"), "status_code")
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from helexa_site.web import settings_page
+from helexa_site.web import pages
 from inference.settings.table import SETTINGS
 
 pytestmark = pytest.mark.django_db
@@ -23,7 +23,7 @@ def client_of(username: str, **attributes: bool) -> Client:
 def test_every_setting_is_shown_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {one.name: "sesame-and-long-enough" for one in SETTINGS if one.is_secret}
     environment["HELEXA_MAX_IMAGES"] = "37"
-    monkeypatch.setattr(settings_page, "ENVIRONMENT", environment)
+    monkeypatch.setattr(pages, "ENVIRONMENT", environment)
     answer = client_of("olga", is_staff=True, is_superuser=True).get("/admin/settings/")
     text = html.unescape(answer.content.decode())
     for setting in SETTINGS:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import redis
 
-from helexa_site.bootstrap.private_redis.redis_server import URL_FILE
+from helexa_site.bootstrap.redis_server import URL_FILE
 from inference.protocol.keys import preparing_key
 from tests.live.catalogue import operate
 from tests.live.serving import (

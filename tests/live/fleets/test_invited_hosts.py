@@ -22,8 +22,8 @@ import tokenizers
 
 from benchmarks.ports import free_port
 from helexa_site.bootstrap.errors import RedisStartError
-from helexa_site.bootstrap.private_redis.redis_server import find_redis_server
-from helexa_site.bootstrap.private_redis.sharing import ensure_tls
+from helexa_site.bootstrap.redis_server import find_redis_server
+from helexa_site.bootstrap.sharing import ensure_tls
 from inference.protocol.joining import decode_joining, encode_joining
 from tests.live import catalogue
 from tests.live.fleets.certificates import Authority

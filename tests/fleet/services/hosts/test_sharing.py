@@ -20,10 +20,9 @@ from fleet.live import reading as live
 from fleet.models import FleetPolicy
 from fleet.services.hosts import invitations
 from helexa_site.bootstrap.arguments import ServeOptions
-from helexa_site.bootstrap.private_redis import kept_share
-from helexa_site.bootstrap.private_redis.kept_share import find_share, keep_share, with_kept_share
-from helexa_site.bootstrap.private_redis.redis_server import URL_FILE
-from helexa_site.bootstrap.private_redis.sharing import Share
+from helexa_site.bootstrap.redis_server import URL_FILE
+from helexa_site.bootstrap.serve import with_kept_share
+from helexa_site.bootstrap.sharing import SHARE_FILE, Share, find_share, keep_share
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
 from metering.models import AuditEntry
@@ -194,5 +193,5 @@ def test_the_next_serve_opens_it_again(
         assert with_kept_share(OPTIONS, redis_dir) is OPTIONS
     assert f"not at {HOST}:{port}" in capsys.readouterr().out
     for text in ("", "{", "[]", json.dumps({"host": HOST})):
-        (redis_dir / kept_share.SHARE_FILE).write_text(text)
+        (redis_dir / SHARE_FILE).write_text(text)
         assert with_kept_share(OPTIONS, redis_dir) is OPTIONS

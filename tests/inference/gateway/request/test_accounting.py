@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from helexa_site.bootstrap.serving.readiness import SELF_TEST_HEADER
+from helexa_site.bootstrap.readiness import SELF_TEST_HEADER
 from inference.gateway.gateway import Gateway
 from inference.logs.formatters import TextFormatter
 from inference.logs.redaction import Redactor

@@ -16,9 +16,9 @@ import redis
 
 from benchmarks.ports import free_port
 from fleet.redis_users import secret_hash, users_apply
-from helexa_site.bootstrap.private_redis.redis_server import configure_private_redis, wait_for_redis
-from helexa_site.bootstrap.private_redis.sharing import Share
-from helexa_site.bootstrap.processes.guardian import Guardian
+from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.bootstrap.redis_server import configure_private_redis, wait_for_redis
+from helexa_site.bootstrap.sharing import Share
 from inference.neuron.process.celery_app import create_app
 from inference.protocol.events import Cancelled, Finished
 from inference.protocol.joining import Joining, encode_joining

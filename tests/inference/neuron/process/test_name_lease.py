@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from helexa_site.bootstrap.private_redis.joining import keep_joining, redis_url_of
-from helexa_site.bootstrap.private_redis.sharing import Share
+from helexa_site.bootstrap.joining import keep_joining, redis_url_of
+from helexa_site.bootstrap.sharing import Share
 from inference.neuron.process.heartbeat import HeartbeatWriter
 from inference.neuron.process.name_lease import NameHeldError, NameLease, NameLostError
 from inference.neuron.process.previous_instance import PreviousInstance

@@ -20,7 +20,7 @@ import pytest
 import redis
 from celery import Celery
 
-from helexa_site.bootstrap.private_redis.redis_server import (
+from helexa_site.bootstrap.redis_server import (
     PrivateRedis,
     configure_private_redis,
     wait_for_redis,

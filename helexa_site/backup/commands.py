@@ -1,0 +1,203 @@
+"""Takes a backup, and puts one back: the tables as they were, then the migrations since."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
+
+from helexa_site.backup import postgres_part, sqlite_part
+from helexa_site.backup.archive import FORMAT, BackupError, Manifest, pack, unpack
+from helexa_site.backup.files_and_secrets import (
+    copy_files,
+    copy_secrets,
+    ensure_key_fits,
+    restore_files,
+    restore_secrets,
+)
+from helexa_site.bootstrap.data_directory import LOCK_FILE
+from helexa_site.config import Config
+from helexa_site.program import REPOSITORY_DIR, program
+from inference.settings.storage import FILES_DIR
+from inference.version import VERSION
+
+
+def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manifest:
+    """Writes ``target`` and reads it back. The processes may run meanwhile. An existing file is
+    overwritten only with ``overwrites``. Raises ``BackupError``, ``django.db.Error``."""
+    if target.exists() and not overwrites:
+        raise BackupError(f"{target} is there already: name another file, or add --overwrite")
+    if not target.parent.is_dir():
+        raise BackupError(f"there is no directory {target.parent}")
+    # Beside the target: that is where there is to be room, and it is on no other disk.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as scratch:
+        folder = Path(scratch)
+        migrations = [list(one) for one in MigrationRecorder(connection).applied_migrations()]
+        if not migrations:
+            raise BackupError("there is no database to back up here yet")
+        columns: dict[str, list[str]] = {}
+        if connection.vendor == "sqlite":
+            database = Path(connection.settings_dict["NAME"])
+            rows = sqlite_part.copy_database(database, folder)
+        else:
+            rows, columns = postgres_part.copy_tables(folder)
+        copy_files(config, folder)
+        copy_secrets(config, os.environ, folder)
+        manifest = Manifest(
+            format=FORMAT,
+            version=VERSION,
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            vendor=connection.vendor,
+            migrations=sorted(migrations),
+            rows=rows,
+            columns=columns,
+        )
+        pack(folder, manifest, target)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as scratch:
+        written = unpack(target, Path(scratch))
+        if written.vendor == "sqlite":
+            sqlite_part.whole_rows(Path(scratch) / sqlite_part.FILE)
+    return written
+
+
+SCRATCH_DATABASE = "helexa_restore_check"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    manifest: Manifest
+    settings: Path
+    """The environment file that came with the backup."""
+    kept: Path | None
+    """The database that was there before."""
+
+
+def restore(config: Config, source: Path, *, replace: bool) -> Restored:
+    """Raises ``BackupError``, ``django.db.Error``."""
+    with (
+        tempfile.TemporaryDirectory(prefix="helexa-restore-") as scratch,
+        without_serve(config.data_dir),
+    ):
+        folder = Path(scratch)
+        manifest = unpack(source, folder)
+        ensure_restorable(manifest)
+        ensure_key_fits(config, folder)
+        kept = None
+        if manifest.vendor == "sqlite":
+            kept = _restore_sqlite(folder, replace=replace)
+        else:
+            _restore_postgresql(folder, manifest)
+        try:
+            call_command("migrate", verbosity=0, interactive=False)
+            restore_files(config, folder)
+            settings = restore_secrets(config, folder)
+        except BaseException:
+            if manifest.vendor == "sqlite":
+                connection.close()
+                sqlite_part.take_back(Path(connection.settings_dict["NAME"]), kept)
+            raise
+    return Restored(manifest=manifest, settings=settings, kept=kept)
+
+
+def check(source: Path) -> None:
+    """Restores into a database and a directory that are thrown away. Raises ``BackupError``."""
+    with tempfile.TemporaryDirectory(prefix="helexa-restore-check-") as scratch:
+        variables = {
+            "HELEXA_DATA_DIR": scratch,
+            "DATABASE_URL": f"sqlite:///{scratch}/check.sqlite3",
+        }
+        if connection.vendor == "sqlite":
+            _restore_there(source, variables)
+        else:
+            with _scratch_database() as url:
+                _restore_there(source, variables | {"DATABASE_URL": url})
+
+
+def _restore_there(source: Path, variables: dict[str, str]) -> None:
+    elsewhere = ("HELEXA_SECRET_KEY", FILES_DIR.name)
+    environment = {name: os.environ[name] for name in os.environ if name not in elsewhere}
+    done = subprocess.run(
+        [sys.executable, "-m", "helexa_site", "restore", str(source)],
+        cwd=REPOSITORY_DIR,
+        env=environment | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise BackupError(f"it cannot be restored: {done.stderr.strip().rpartition(chr(10))[2]}")
+
+
+def _restore_sqlite(folder: Path, *, replace: bool) -> Path | None:
+    database = Path(connection.settings_dict["NAME"])
+    sqlite_part.whole_rows(folder / sqlite_part.FILE)
+    if sqlite_part.has_rows(database) and not replace:
+        raise BackupError(f"{database} is there already: --replace puts it aside")
+    connection.close()
+    return sqlite_part.put_in_place(folder, database)
+
+
+def _restore_postgresql(folder: Path, manifest: Manifest) -> None:
+    if postgres_part.has_tables():
+        raise BackupError(
+            "the database that DATABASE_URL names holds a helexa already: make an empty one "
+            "(createdb), name that, and restore there; the old one stays as it is"
+        )
+    if postgres_part.has_other_sessions():
+        raise BackupError("others are connected to this database: stop them first")
+    postgres_part.load_tables(folder, manifest.migrations, manifest.rows, manifest.columns)
+
+
+def ensure_restorable(manifest: Manifest) -> None:
+    if manifest.vendor != connection.vendor:
+        raise BackupError(
+            f"the backup is of {manifest.vendor}, and DATABASE_URL names a {connection.vendor}"
+        )
+    known = MigrationLoader(None).disk_migrations
+    unknown = [f"{app}.{name}" for app, name in manifest.migrations if (app, name) not in known]
+    if unknown:
+        raise BackupError(
+            f"the backup is of helexa {manifest.version}, whose {unknown[-1]} is not known here: "
+            "restore it with that version or a newer one"
+        )
+
+
+@contextmanager
+def without_serve(data_dir: Path) -> Iterator[None]:
+    """Holds the lock that serve holds. Raises ``BackupError`` where a serve runs here."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise BackupError(f"{program()} serve runs on {data_dir}: stop it first") from None
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _scratch_database() -> Iterator[str]:
+    """The URL of an empty database on the same server, gone afterwards."""
+    parts = urlsplit(os.environ["DATABASE_URL"])
+    name = f"{SCRATCH_DATABASE}_{os.getpid()}"
+    with connection.cursor() as cursor:
+        cursor.execute(f'CREATE DATABASE "{name}"')
+    try:
+        yield urlunsplit(parts._replace(path=f"/{name}"))
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -1,0 +1,125 @@
+"""What lies beside the database: clients' files and results of batches; the signing key, what this
+host joined with, and the variables that are set."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from helexa_site.backup.archive import BackupError
+from helexa_site.bootstrap.joining import FOLDER as JOINED
+from helexa_site.config import SECRET_KEY_FILE, Config
+from helexa_site.doctor.settings_check import SET_BY_THE_START
+from helexa_site.instance import secret_key
+from helexa_site.whole_file import write_whole
+from inference.settings.gateway import SECRET_KEY
+from inference.settings.installation import URL
+from inference.settings.table import NAMES
+
+FOLDER = "files"
+
+
+def copy_files(config: Config, folder: Path) -> int:
+    """Copies them after the database, so that each row has its content. Returns how many."""
+    source = files_dir(config)
+    target = folder / FOLDER
+    num_files = 0
+    for path in sorted(source.iterdir()) if source.is_dir() else ():
+        if not path.is_file():
+            continue
+        target.mkdir(exist_ok=True)
+        try:
+            _copy(path, target / path.name)
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+        num_files += 1
+    return num_files
+
+
+def restore_files(config: Config, folder: Path) -> int:
+    """Puts them where this host's gateways look. Returns how many."""
+    source = folder / FOLDER
+    if not source.is_dir():
+        return 0
+    target = files_dir(config)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths = sorted(source.iterdir())
+    for path in paths:
+        new = target / f".{path.name}.restored"
+        shutil.copyfile(path, new)
+        new.chmod(0o600)
+        new.replace(target / path.name)
+    return len(paths)
+
+
+def files_dir(config: Config) -> Path:
+    return config.files_dir or config.data_dir / FOLDER
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A finished file never changes, so a link is a copy of it; a part of results still grows."""
+    if "." not in source.name:
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # on another disk, or one without links
+            pass
+    shutil.copyfile(source, target)
+
+
+SETTINGS = "settings.env"
+OF_THE_MOMENT = SET_BY_THE_START | {
+    SECRET_KEY.name,  # a file of its own
+    URL.name,
+}
+
+
+def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -> None:
+    write_whole(folder / SECRET_KEY_FILE, secret_key(config))
+    write_whole(folder / SETTINGS, settings_text(environment))
+    if (joined := config.data_dir / JOINED).is_dir():
+        shutil.copytree(joined, folder / JOINED)
+
+
+def settings_text(environment: Mapping[str, str]) -> str:
+    """The variables as a file that a shell and systemd can read."""
+    names = sorted((NAMES - OF_THE_MOMENT) & environment.keys())
+    return "".join(f"{name}={shlex.quote(environment[name])}\n" for name in names)
+
+
+def ensure_key_fits(config: Config, folder: Path) -> None:
+    """Raises ``BackupError`` where another key is set here, by which nothing restored would be
+    known."""
+    restored = (folder / SECRET_KEY_FILE).read_text()
+    if config.secret_key is not None and config.secret_key != restored:
+        raise BackupError(
+            "HELEXA_SECRET_KEY is another one here than in the backup, and no API key of the "
+            "backup would be known: unset it, or set it to what is in the backup's secret_key"
+        )
+
+
+def restore_secrets(config: Config, folder: Path) -> Path:
+    """Returns where the settings are. They are for the operator to set again: addresses may have
+    changed."""
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (joined := folder / JOINED).is_dir():
+        (config.data_dir / JOINED).mkdir(mode=0o700, exist_ok=True)
+        for path in joined.iterdir():
+            _put(path, config.data_dir / JOINED / path.name)
+    settings = config.data_dir / f"restored-{SETTINGS}"
+    _put(folder / SETTINGS, settings)
+    if config.secret_key is None:
+        # Last: it is the database's, which stays as it was where one of these fails.
+        _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
+    return settings
+
+
+def _put(source: Path, target: Path) -> None:
+    """Copies the file. An existing one with other content is kept beside it."""
+    text = source.read_text()
+    if target.exists() and (existing := target.read_text()) != text:
+        write_whole(target.with_name(f"{target.name}.before-restore"), existing)
+    write_whole(target, text)

@@ -1,0 +1,136 @@
+"""The data directory: everything that serve writes, and one serve at a time on it.
+
+serve.lock    held (flock) by serve and its guardian; names the holder in plain text
+serve.json    where it answers, and its own key; mode 0600
+secret_key    signs sessions; mode 0600
+instance_id   which instance this is: its servers send it
+redis/        the private Redis's configuration and socket
+logs/         one file per child
+ledger-spool/ requests whose bills the database has yet to take, a file a gateway
+models/       downloaded and converted model files (the neuron's)
+helexa.sqlite3
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from helexa_site.bootstrap.errors import DataDirectoryError
+from helexa_site.whole_file import write_whole
+
+LOCK_FILE = "serve.lock"
+ORPHANED_LOCK_WAIT_S = 5.0
+"""A serve that was killed is survived for an instant by its guardian, which holds the lock."""
+POLL_INTERVAL_S = 0.05
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataDirectory:
+    path: Path
+    lock_fd: int
+    """Each process that inherits this descriptor keeps the directory claimed."""
+
+    @property
+    def redis_dir(self) -> Path:
+        return self.path / "redis"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.path / "logs"
+
+
+@contextlib.contextmanager
+def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
+    """Make the directory where it is missing and hold its lock for the length of a ``with``.
+
+    Raises ``DataDirectoryError`` when it cannot be written or another serve holds it, and in the
+    place of an ``OSError`` from the ``with`` body whose cause is a full disk.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / "logs").mkdir(exist_ok=True)
+        lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"cannot write to the data directory {path}: {error.strerror}; "
+            "choose another with --data-dir"
+        ) from error
+    try:
+        _take_lock(path, lock_fd)
+        yield DataDirectory(path=path, lock_fd=lock_fd)
+    except OSError as error:
+        if error.errno not in DISK_IS_FULL:
+            raise
+        raise DataDirectoryError(
+            f"cannot write to the data directory {path}: {error.strerror}; make room there, or "
+            "choose another with --data-dir"
+        ) from error
+    finally:
+        os.close(lock_fd)
+
+
+def _take_lock(path: Path, lock_fd: int) -> None:
+    deadline_s = time.monotonic() + ORPHANED_LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
+            if _is_alive(holder) or time.monotonic() > deadline_s:
+                raise DataDirectoryError(
+                    f"another copy (process {holder or 'unknown'}) runs on the data directory "
+                    f"{path}; stop it, or choose another directory with --data-dir"
+                ) from None
+            time.sleep(POLL_INTERVAL_S)
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def _is_alive(process_id: str) -> bool:
+    try:
+        os.kill(int(process_id), 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, ValueError):
+        return False
+    return True
+
+
+RUNNING_FILE = "serve.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServe:
+    url: str
+    key: str = field(repr=False)
+    process_id: int
+
+
+def write_running(data_dir: Path, running: RunningServe) -> None:
+    """Writes the file whole, and for its owner alone. Raises ``OSError``."""
+    write_whole(data_dir / RUNNING_FILE, json.dumps(asdict(running)))
+
+
+def forget_running(data_dir: Path) -> None:
+    with contextlib.suppress(OSError):
+        (data_dir / RUNNING_FILE).unlink()
+
+
+def find_running(data_dir: Path) -> RunningServe | None:
+    """``None``: none runs there, or it is not ours to ask. One that was killed leaves its file."""
+    try:
+        found = RunningServe(**json.loads((data_dir / RUNNING_FILE).read_text()))
+        os.kill(found.process_id, 0)
+    except (OSError, ValueError, TypeError):
+        return None
+    return found

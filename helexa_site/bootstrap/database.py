@@ -1,0 +1,126 @@
+"""The database at start: migrated, with an admin who can log in and a model to offer."""
+
+from __future__ import annotations
+
+import secrets
+
+import django
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import DatabaseError, connection, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from fleet.catalogue import CatalogueEntry
+from helexa_site.bootstrap.arguments import default_neuron_name
+from helexa_site.bootstrap.console import print_step
+from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.sharing import Share
+from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+
+ADMIN_NAME = "admin"
+PASSWORD_BYTES = 12
+
+
+def prepare_database(*, with_model: bool) -> str | None:
+    """Migrate where that is needed, make the first admin, offer the default model unless it was
+    deleted.
+
+    Returns the first admin's password when it was made just now. Raises ``BootstrapError``.
+    """
+    _set_up_django()
+    try:
+        ensure_schema_is_not_newer()
+        if _has_unapplied_migrations():
+            print_step("database", "migrating")
+            call_command("migrate", verbosity=0, interactive=False)
+        password = _ensure_admin()
+        if with_model:
+            _offer_default_model()
+    except NewerSchemaError as error:
+        raise BootstrapError(str(error)) from error
+    except DatabaseError as error:
+        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
+    finally:
+        connections.close_all()
+    print_step("database", f"ready ({connection.vendor})")
+    return password
+
+
+def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
+    """Creates this machine's neuron row and publishes Redis' address for invited hosts. Raises
+    ``BootstrapError``."""
+    from fleet import services  # models import only after django.setup()
+    from metering.actor import COMMAND
+
+    try:
+        if with_neuron:
+            services.neuron_expect(actor=COMMAND, neuron_name=default_neuron_name())
+        services.share_record(
+            actor=COMMAND,
+            address=share.address if share else "",
+            is_tls=share.is_tls if share else False,
+            certificate=share.certificate() if share else "",
+        )
+        services.redis_users_apply()
+    except DatabaseError as error:
+        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
+    finally:
+        connections.close_all()
+
+
+def _set_up_django() -> None:
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        raise BootstrapError(f"the settings cannot be used: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _has_unapplied_migrations() -> bool:
+    executor = MigrationExecutor(connection)
+    return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+
+
+def has_keys() -> bool:
+    """True also where the database does not answer: only a hint depends on it."""
+    from metering.models import ApiKey  # models import only after django.setup()
+
+    try:
+        return ApiKey.objects.exists()
+    except DatabaseError:
+        return True
+    finally:
+        connections.close_all()
+
+
+def default_model_entry() -> CatalogueEntry | None:
+    """``None``: an operator has disabled or deleted it. Raises ``BootstrapError``."""
+    from fleet import selectors  # models import only after django.setup()
+    from fleet.services.offers.catalogue import DEFAULT_MODEL_NAME
+
+    try:
+        return selectors.catalogue_find(DEFAULT_MODEL_NAME)
+    except DatabaseError as error:
+        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
+    finally:
+        connections.close_all()
+
+
+def _ensure_admin() -> str | None:
+    from django.contrib.auth.models import User  # models import only after django.setup()
+
+    if User.objects.filter(is_superuser=True).exists():
+        return None
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    User.objects.create_superuser(username=ADMIN_NAME, email="", password=password)
+    return password
+
+
+def _offer_default_model() -> None:
+    from fleet import services
+    from metering.actor import COMMAND
+
+    services.default_model_offer(actor=COMMAND)

@@ -1,0 +1,107 @@
+"""Ends process groups when the process that started them is gone, however it went.
+
+    supervisor ──"+pgid" / "-pgid"──▶ guardian (stdin)
+        ✗ (even by SIGKILL)           end of file ─▶ SIGKILL to every group still on the list
+
+The guardian is this file run as a script by a bare interpreter: standard library only. It inherits
+the data directory's lock, so the next start waits until the last process of the previous one is
+gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Guardian:
+    """The parent's side; any thread may use it."""
+
+    def __init__(self, *, inherit: Iterable[int] = ()) -> None:
+        """``inherit``: file descriptors that the guardian keeps open as long as it lives."""
+        # Here, because the script that this file is as well has nothing of ours to import.
+        from inference.environment import Role, environment_for
+
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            env=environment_for(Role.OTHER, os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=tuple(inherit),
+            start_new_session=True,
+        )
+
+    def watch(self, group_id: int) -> None:
+        """Watches a process group: from here on it ends with this process."""
+        self._send(f"+{group_id}")
+
+    def release(self, group_id: int) -> None:
+        """The group is gone; the system may give its number to another process."""
+        self._send(f"-{group_id}")
+
+    def close(self) -> None:
+        """Ends the guardian, and with it whatever it still watches."""
+        assert self._process.stdin is not None
+        with self._lock, contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it was killed, or closed
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+
+
+def kill_group(group_id: int) -> bool:
+    """Kill a whole process group; false when it has no process any more."""
+    try:
+        os.killpg(group_id, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        # macOS answers EPERM for a group in which only zombies are left.
+        return False
+    return True
+
+
+def guard(lines: Iterable[str]) -> None:
+    """The guardian's whole life."""
+    groups: set[int] = set()
+    for line in lines:
+        group_id = int(line[1:])
+        if line[0] == "+":
+            groups.add(group_id)
+        else:
+            groups.discard(group_id)
+    for group_id in groups:
+        kill_group(group_id)
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    guard(sys.stdin)

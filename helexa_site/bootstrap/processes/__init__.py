@@ -1,1 +1,0 @@
-"""Child processes of one serve: started, logged, restarted, and ended however serve itself ends."""

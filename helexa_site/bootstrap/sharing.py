@@ -1,0 +1,166 @@
+"""The address at which invited hosts reach the private Redis, and the ports of this machine.
+
+Standard library only at import: flags are checked before anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from helexa_site.bootstrap.errors import RedisStartError
+from helexa_site.whole_file import write_whole
+
+CHECK_TIMEOUT_S = 10.0
+WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
+"""Errors of a Redis without TLS: since 7.2, and before, when it did not know the directive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    host: str
+    port: int
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def is_tls(self) -> bool:
+        return self.tls_cert is not None
+
+    @property
+    def address(self) -> str:
+        """The address for other hosts, with its port."""
+        host = next(iter(reached_at(self.host)), "127.0.0.1")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def directives(self) -> list[str]:
+        """The lines of redis.conf that open this address."""
+        listen = "*" if self.host in ("", "0.0.0.0") else self.host
+        if not self.is_tls:
+            return [f"bind {listen}", f"port {self.port}"]
+        return [
+            f"bind {listen}",
+            "port 0",
+            f"tls-port {self.port}",
+            f'tls-cert-file "{self.tls_cert}"',
+            f'tls-key-file "{self.tls_key}"',
+            "tls-auth-clients no",
+        ]
+
+    def certificate(self) -> str:
+        """PEM of a self-signed certificate: each invitation includes it. Raises
+        ``RedisStartError`` where it cannot be read."""
+        if self.tls_cert is None:
+            return ""
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(self.tls_cert)
+            found = context.get_ca_certs()
+            text = self.tls_cert.read_text()
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise RedisStartError(
+                f"cannot read the certificate {self.tls_cert}: {error}"
+            ) from error
+        is_its_own = len(found) == 1 and found[0].get("subject") == found[0].get("issuer")
+        return text if is_its_own else ""
+
+
+def ensure_tls(server: Path) -> None:
+    """Raises ``RedisStartError`` where that Redis was built without TLS."""
+    # It is given no certificate, so that one with TLS ends as well, and listens nowhere.
+    done = subprocess.run(
+        [str(server), "-"],
+        input="port 0\ntls-port 1\n",
+        capture_output=True,
+        text=True,
+        timeout=CHECK_TIMEOUT_S,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    if any(words in output for words in WITHOUT_TLS):
+        raise RedisStartError(
+            f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
+            "apt install redis-server), or leave --share-tls-cert out in a network that you trust"
+        )
+
+
+ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
+SOMEWHERE_ELSE = ("192.0.2.1", 9)
+"""An address of documentation: nothing is sent there."""
+
+
+def reached_at(host: str) -> list[str]:
+    """What a server that listens on ``host`` is reached at from elsewhere, the best first; itself,
+    unless it listens on all addresses; empty where this machine has no network."""
+    if host not in ANY_ADDRESS:
+        return [host]
+    import psutil  # with the other requirements
+
+    stats = psutil.net_if_stats()
+    found = [
+        address.address
+        for interface, addresses in psutil.net_if_addrs().items()
+        if interface in stats and stats[interface].isup
+        for address in addresses
+        if address.family == socket.AF_INET and _is_of_a_network(address.address)
+    ]
+    first = _outgoing_address()
+    return sorted(found, key=lambda address: address != first)
+
+
+def _is_of_a_network(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
+
+
+def _outgoing_address() -> str | None:
+    """The one that the way to other networks begins with."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(SOMEWHERE_ELSE)
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def try_to_listen(host: str, port: int) -> OSError | None:
+    """The reason why no process can listen there now; ``None``: one can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        return error
+    return None
+
+
+SHARE_FILE = "share.json"
+
+
+def keep_share(redis_dir: Path, share: Share) -> None:
+    """Raises ``OSError``."""
+    write_whole(redis_dir / SHARE_FILE, json.dumps({"host": share.host, "port": share.port}))
+
+
+def forget_share(redis_dir: Path) -> None:
+    """Raises ``OSError``."""
+    (redis_dir / SHARE_FILE).unlink(missing_ok=True)
+
+
+def find_share(redis_dir: Path) -> Share | None:
+    """``None``: the page has opened none, or what stands there is no address."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        found = json.loads((redis_dir / SHARE_FILE).read_text())
+        return Share(host=str(found["host"]), port=int(found["port"]))
+    return None

@@ -1,0 +1,240 @@
+"""This host: room on its disks, file descriptors, GPUs and ports."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from fleet.live.reading import redis_client
+from fleet.live.refusals import read_refusals
+from helexa_site.bootstrap.arguments import reachable_host
+from helexa_site.bootstrap.sharing import try_to_listen
+from helexa_site.config import Config
+from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.instance import INSTANCE_HEADER, known_instance_id
+from helexa_site.program import REPOSITORY_DIR, Installation, installation, program
+from inference.descriptors import DescriptorMarks, raise_descriptor_limit
+from inference.environment import Role, environment_for
+from inference.protocol.refusals import OVERLOADED, Refused
+from inference.settings.gateway import MetricsListen
+from inference.settings.neuron import HF_CACHE, HF_HOME, HF_HUB_CACHE
+from inference.settings.setting import Setting
+from inference.settings.storage import DATA_DIR, FILES_DIR
+
+GIB = 1024**3
+LEAST_BYTES = 1 * GIB
+LITTLE_BYTES = 10 * GIB
+"""Free bytes below which the doctor warns, less than a model of 14 billion parameters in 4 bits."""
+
+
+def disk_findings(
+    config: Config,
+    environment: Mapping[str, str],
+    free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+) -> Iterator[Finding]:
+    folders: list[tuple[str, Path, Setting[Any]]] = [
+        ("the data directory", config.data_dir, DATA_DIR)
+    ]
+    if config.files_dir is not None:
+        folders.append(("the directory of clients' files", config.files_dir, FILES_DIR))
+    for setting in (HF_CACHE, HF_HUB_CACHE, HF_HOME):
+        if named := setting.read(environment):
+            folders.append(("the cache of Hugging Face", Path(named), setting))
+            break
+    for what, folder, setting in folders:
+        there = _nearest(folder)
+        if error := _try_to_make(there):
+            verb = "written" if there == folder and there.is_dir() else "made"
+            yield failed(
+                "disk",
+                f"{what} {folder} cannot be {verb}: {error.strerror}",
+                f"let this user write to {there}, or set {setting.name} to another directory",
+            )
+            continue
+        yield _room(what, folder, free_bytes(there))
+
+
+def _room(what: str, folder: Path, free: int) -> Finding:
+    text = f"{what} {folder} has {free / GIB:.1f} GiB free"
+    mend = "delete cached models on the neuron's page, or give it more room"
+    if free < LEAST_BYTES:
+        return failed("disk", text, mend)
+    return warning("disk", text, mend) if free < LITTLE_BYTES else ok("disk", text)
+
+
+def _try_to_make(there: Path) -> OSError | None:
+    """Why no directory can be made there. Whether one can is only known by making one: root may
+    write where nothing can be made. It is removed at once."""
+    try:
+        Path(tempfile.mkdtemp(prefix=".helexa-doctor-", dir=there)).rmdir()
+    except OSError as error:
+        return error
+    return None
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or where it would be made."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+FEW = 4096
+HOURS = 2
+HOW_TO_RAISE = "raise the limit: LimitNOFILE= of the unit, nofile in limits.conf, or ulimit -Hn"
+
+
+def descriptor_findings() -> Iterator[Finding]:
+    try:
+        refused = read_refusals(redis_client(), hours=HOURS)
+    except (redis.RedisError, OSError):
+        refused = {}  # Redis has a line of its own
+    yield from descriptor_limit_findings(raise_descriptor_limit(), refused)
+
+
+def descriptor_limit_findings(limit: int, refused: Mapping[Refused, int]) -> Iterator[Finding]:
+    """Pure. ``limit`` is of a process that is started from here."""
+    num_clients = DescriptorMarks.of_limit(limit).refuse_from
+    text = f"a process may have {limit:,} file descriptors, a gateway's clients {num_clients:,}"
+    yield warning("files", text, HOW_TO_RAISE) if limit < FEW else ok("files", text)
+    num_refused = sum(number for one, number in refused.items() if one.code == OVERLOADED)
+    if num_refused:
+        yield warning(
+            "files",
+            f"gateways ran out of file descriptors: {num_refused:,} connections were refused since "
+            "the last full hour but one",
+            f"{HOW_TO_RAISE}, or run another gateway",
+        )
+
+
+HOST_CHECK = (sys.executable, "-m", "inference.neuron.host.host_check")
+HOST_CHECK_TIMEOUT_S = 180.0
+"""It imports torch where there are cards; a driver that hangs never answers."""
+
+
+def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:
+    if importlib.util.find_spec("pynvml") is None:
+        yield ok("gpu", "this environment is a gateway's: it runs no models")
+        return
+    try:
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY_DIR,
+            env=environment_for(Role.OTHER, os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=HOST_CHECK_TIMEOUT_S,
+        )
+        facts = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        yield failed("gpu", "the NVIDIA driver does not answer", "reboot this host")
+    except (OSError, ValueError) as error:
+        yield warning("gpu", f"this host cannot be looked at: {error}", "see the lines above")
+    else:
+        yield from gpu_fact_findings(facts)
+
+
+def _bringing_torch() -> str:
+    if installation() is Installation.WHEEL:
+        return "install helexa's wheel with its extra: pip install 'helexa-….whl[neuron]'"
+    return f"{program()} neuron"
+
+
+def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
+    """The findings from the output of ``inference.neuron.host.host_check``. Pure."""
+    for problem in facts["problems"]:
+        text, _, mend = problem.partition(": ")
+        yield failed("gpu", text, mend or "see the troubleshooting page")
+    if problem := facts.get("triton_problem"):
+        text, _, mend = problem.partition(": ")
+        yield warning("gpu", text, mend)
+    if facts["torch"] is None:
+        yield warning(
+            "gpu", "torch is not installed: no model can be loaded here", _bringing_torch()
+        )
+    elif _is_older(facts["driver_cuda"], facts["torch_cuda"]):
+        yield failed(
+            "gpu",
+            f"the driver {facts['driver']} runs CUDA {facts['driver_cuda']}, and torch "
+            f"{facts['torch']} is built for {facts['torch_cuda']}",
+            f"install a driver for CUDA {facts['torch_cuda']} or newer",
+        )
+    elif facts["cards"] and not facts["problems"]:
+        yield ok("gpu", f"{', '.join(facts['cards'])}: driver {facts['driver']} and torch agree")
+    elif not facts["cards"] and not facts["problems"]:
+        yield ok("gpu", "no NVIDIA GPU: models run on the CPU")
+
+
+def _is_older(driver_cuda: str | None, torch_cuda: str | None) -> bool:
+    """A driver runs code built for its own major version of CUDA and for older ones."""
+    if driver_cuda is None or torch_cuda is None:
+        return False
+    return int(driver_cuda.partition(".")[0]) < int(torch_cuda.partition(".")[0])
+
+
+ANSWER_TIMEOUT_S = 5.0
+SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
+"""What an answer of any helexa contains."""
+
+
+class Holder(Enum):
+    """Who listens on a port."""
+
+    OURS = "ours"
+    ANOTHER_INSTANCE = "another instance"
+    OTHER = "another program"
+
+
+def port_findings(
+    data_dir: Path, host: str, port: int, metrics: MetricsListen | None
+) -> Iterator[Finding]:
+    instance = known_instance_id(data_dir)
+    yield _port(instance, host, port, "/health", "a gateway")
+    if metrics is not None:
+        yield _port(instance, metrics.host, metrics.port, "/metrics", "a gateway's metrics")
+
+
+def _port(instance: str | None, host: str, port: int, path: str, what: str) -> Finding:
+    if (error := try_to_listen(host, port)) is None:
+        return ok("ports", f"{port} on {host} is free")
+    match _holder(instance, reachable_host(host), port, path):
+        case Holder.OURS:
+            return ok("ports", f"{what} answers on {port} of {host}")
+        case Holder.ANOTHER_INSTANCE:
+            return failed(
+                "ports",
+                f"{port} on {host} is {what} of another helexa, with another data directory",
+                "stop that one, choose another port, or set HELEXA_DATA_DIR to its directory",
+            )
+        case Holder.OTHER:
+            return failed(
+                "ports",
+                f"{port} on {host} cannot be listened on: {error.strerror or error}",
+                f"see who has it (ss -ltnp sport = :{port}), or choose another port",
+            )
+
+
+def _holder(instance: str | None, host: str, port: int, path: str) -> Holder:
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        if SIGNS[path] not in answer.read(1 << 20):
+            return Holder.OTHER
+        is_ours = answer.getheader(INSTANCE_HEADER) == instance
+        return Holder.OURS if is_ours else Holder.ANOTHER_INSTANCE
+    except (OSError, http.client.HTTPException):
+        return Holder.OTHER
+    finally:
+        connection.close()

@@ -1,0 +1,264 @@
+"""What this host reaches: Redis and its clock, the database, and the fleet."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.db import DatabaseError, connection
+from django.db.migrations.executor import MigrationExecutor
+
+from fleet.errors import SnapshotUnavailableError
+from fleet.live.reading import read_live_fleet, redis_client
+from fleet.live.reports import Report
+from fleet.redis_users import USER_PREFIX
+from helexa_site.config import Config
+from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+from helexa_site.program import program
+from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
+from inference.version import VERSION
+
+MIN_VERSION = (6, 2)
+INVITING_VERSION = (7, 0)
+TIMEOUT_S = 5.0
+MAX_APART_S = 2.0
+"""The largest difference between clocks. Beyond it times in logs, leases and budgets' windows no
+longer agree."""
+USED_SHARE = 0.8
+BOUNDS = {"maxmemory-clients": MAX_CLIENTS_BYTES, "proto-max-bulk-len": MAX_VALUE_BYTES}
+"""The most that these settings may be where a host is invited; 0 is no bound."""
+
+
+def redis_findings(config: Config) -> Iterator[Finding]:
+    try:
+        client = redis.Redis.from_url(
+            config.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        )
+    except ValueError as error:
+        yield failed(
+            "redis", f"REDIS_URL is no address of a Redis: {error}", "see the settings page"
+        )
+        return
+    with contextlib.closing(client):
+        try:
+            yield from _redis_findings(client)
+        except (redis.RedisError, OSError) as error:
+            yield failed("redis", f"does not answer: {error}", _how_to_reach_redis(config))
+
+
+def _redis_findings(client: redis.Redis) -> Iterator[Finding]:
+    before_s = time.time()
+    client.ping()
+    took_ms = (time.time() - before_s) * 1000
+    yield from clock_findings(_time_of(client), before_s, time.time())
+    try:
+        facts: Any = client.info()
+    except redis.ResponseError:
+        yield ok("redis", f"answers in {took_ms:.0f} ms; this user may not ask it for more")
+        return
+    yield from info_findings(facts, took_ms)
+    yield from _bounds(client)
+
+
+def _bounds(client: redis.Redis) -> Iterator[Finding]:
+    try:
+        users: Any = client.acl_users()
+        settings = {name: int(client.config_get(name)[name] or 0) for name in BOUNDS}
+    except (redis.ResponseError, KeyError):
+        return  # an older one, or one that does not show them to this user
+    yield from bounds_findings([_text(user) for user in users], settings)
+
+
+def bounds_findings(users: Sequence[str], settings: Mapping[str, int]) -> Iterator[Finding]:
+    """What follows from the bounds of a Redis that invited hosts reach. Pure."""
+    if not any(user.startswith(USER_PREFIX) for user in users):
+        return
+    for name, most in BOUNDS.items():
+        if settings[name] == 0 or settings[name] > most:
+            yield warning(
+                "redis",
+                f"{name} is {settings[name]}: an invited host can fill Redis' memory",
+                f"set {name} {most}",
+            )
+
+
+def info_findings(facts: dict[str, Any], took_ms: float) -> Iterator[Finding]:
+    """The findings from Redis' ``INFO``. Pure."""
+    word = str(facts.get("redis_version", "0"))
+    version = tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
+    policy = facts.get("maxmemory_policy", "noeviction")
+    limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
+    findings = []
+    if version < MIN_VERSION:
+        findings.append(failed("redis", f"{word} is too old", "upgrade it to 7 or newer"))
+    elif version < INVITING_VERSION:
+        findings.append(
+            warning("redis", f"{word} cannot confine invited hosts", "upgrade it to 7 or newer")
+        )
+    if policy != "noeviction":
+        findings.append(
+            failed(
+                "redis",
+                f"maxmemory-policy is {policy}: it may throw away what requests wait for",
+                "set maxmemory-policy noeviction",
+            )
+        )
+    if limit and used > USED_SHARE * limit:
+        findings.append(
+            warning("redis", f"{used / limit:.0%} of maxmemory is in use", "raise maxmemory")
+        )
+    yield from findings
+    if not findings:
+        yield ok("redis", f"{word} answers in {took_ms:.0f} ms and evicts nothing")
+
+
+def clock_findings(there_s: float, before_s: float, after_s: float) -> Iterator[Finding]:
+    """``there_s`` was read from Redis' clock between the other two, which are ours. Pure."""
+    apart_s = max(before_s - there_s, there_s - after_s, 0.0)
+    if apart_s > MAX_APART_S:
+        yield warning(
+            "clock",
+            f"this host and Redis' host are {apart_s:.1f} s apart",
+            "let both follow a time server: timedatectl set-ntp true",
+        )
+    else:
+        yield ok("clock", "agrees with Redis' host")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _time_of(client: redis.Redis) -> float:
+    facts: Any = client.time()
+    seconds, microseconds = facts
+    return float(seconds) + float(microseconds) / 1e6
+
+
+def _how_to_reach_redis(config: Config) -> str:
+    if config.redis_url.startswith("unix://"):
+        return f"{program()} serve runs it: start that, or set REDIS_URL"
+    return (
+        f"start {program()} serve here, or set REDIS_URL to a Redis that runs and lets this host in"
+    )
+
+
+MIN_POSTGRESQL = 140000
+
+
+def database_findings(config: Config) -> Iterator[Finding]:
+    if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
+        yield ok("database", "none on this host: serve makes one, and a neuron needs none")
+        return
+    try:
+        yield from schema_findings()
+        yield from _postgresql() if connection.vendor == "postgresql" else _sqlite()
+    except DatabaseError as error:
+        reason = str(error).strip().partition("\n")[0]
+        yield failed("database", f"does not answer: {reason}", _how_to_reach_database(config))
+    finally:
+        connection.close()
+
+
+def schema_findings() -> Iterator[Finding]:
+    try:
+        ensure_schema_is_not_newer()
+    except NewerSchemaError as error:
+        yield failed("database", str(error), "upgrade helexa on this host")
+        return
+    executor = MigrationExecutor(connection)
+    missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    if missing:
+        yield failed(
+            "database",
+            f"{len(missing)} migrations are missing, {missing[0][0]} first",
+            f"{program()} migrate (serve does so by itself)",
+        )
+    else:
+        yield ok("database", f"{connection.vendor} answers, and its tables are of this version")
+
+
+def _postgresql() -> Iterator[Finding]:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW server_version_num")
+        version = int(cursor.fetchone()[0])
+        cursor.execute("SHOW max_connections")
+        limit = int(cursor.fetchone()[0])
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE backend_type='client backend'")
+        used = int(cursor.fetchone()[0])
+    if version < MIN_POSTGRESQL:
+        yield warning(
+            "database",
+            f"PostgreSQL {version // 10000} is older than what helexa is tested with",
+            "upgrade to PostgreSQL 14 or newer",
+        )
+    if used > 0.8 * limit:
+        yield warning(
+            "database",
+            f"{used} of {limit} connections are in use",
+            "raise max_connections, or run fewer gateways",
+        )
+
+
+def _sqlite() -> Iterator[Finding]:
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA quick_check(1)")
+        found = cursor.fetchone()[0]
+    if found != "ok":
+        yield failed(
+            "database", f"the file is damaged: {found}", f"{program()} restore the last backup"
+        )
+
+
+def _how_to_reach_database(config: Config) -> str:
+    if config.database_url.startswith("sqlite"):
+        return "look whether this user may read and write the data directory"
+    return "look at DATABASE_URL, and whether that server runs and lets this host in"
+
+
+def fleet_findings() -> Iterator[Finding]:
+    try:
+        reports = read_live_fleet(redis_client()).reports
+    except SnapshotUnavailableError:
+        return  # Redis has a line of its own
+    yield from report_findings(reports)
+
+
+def report_findings(reports: Sequence[Report]) -> Iterator[Finding]:
+    """Pure."""
+    if not reports:
+        yield warning(
+            "fleet",
+            "no neuron reports",
+            f"start one: {program()} serve, or {program()} neurons invite NAME for another host",
+        )
+    for report in reports:
+        heartbeat = report.heartbeat
+        if heartbeat is None:
+            yield warning(
+                "fleet",
+                f"{report.name}: {report.problem}",
+                f"bring {report.name} to helexa {VERSION}",
+            )
+            continue
+        problems = list(heartbeat.host.problems)
+        for problem in problems:
+            text, _, mend = problem.partition(": ")
+            yield warning(
+                "fleet",
+                f"{report.name}: {text}",
+                mend or f"run {program()} doctor on {report.name}",
+            )
+        if heartbeat.version != VERSION:
+            yield warning(
+                "fleet",
+                f"{report.name} runs helexa {heartbeat.version}, this is {VERSION}",
+                "upgrade the gateway and control first, then one neuron at a time",
+            )
+        elif not problems:
+            yield ok("fleet", f"{report.name} runs helexa {VERSION}")

@@ -1,1 +1,0 @@
-"""Logging in and out, and how many attempts are accepted."""

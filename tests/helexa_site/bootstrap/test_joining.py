@@ -1,0 +1,219 @@
+"""An invited host keeps its settings, and the private Redis listens at the configured address."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import redis
+
+from benchmarks.ports import free_port
+from helexa_site.bootstrap.arguments import parse_neuron, parse_serve, shown_urls
+from helexa_site.bootstrap.errors import BootstrapError, RedisStartError
+from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
+from helexa_site.bootstrap.redis_server import (
+    configure_private_redis,
+    find_redis_server,
+    wait_for_redis,
+)
+from helexa_site.bootstrap.sharing import Share, ensure_tls, reached_at
+from inference.protocol.joining import (
+    Joining,
+    JoinLineError,
+    celery_broker_url,
+    celery_ssl_options,
+    decode_joining,
+    encode_joining,
+)
+from tests.cases import each_case
+from tests.live.fleets.certificates import Authority
+
+JOINING = Joining(neuron="beast", redis_url="redis://neuron-beast:secret@10.0.0.5:31315/0")
+LINE = encode_joining(JOINING)
+
+
+def test_a_line_is_read_as_it_was_written_also_when_a_terminal_broke_it() -> None:
+    assert decode_joining(LINE) == JOINING
+    assert decode_joining(f"{LINE[:30]}\n  {LINE[30:]}\n") == JOINING
+    assert "secret" not in repr(JOINING)
+
+
+@each_case("line", ["", "hello", "hx1.", "hx1.!!", LINE[:-8], LINE[4:], "hx1.e30"])
+def test_what_is_no_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(JoinLineError):
+        decode_joining(line)
+    with pytest.raises(SystemExit) as ended:
+        parse_neuron(["--join", line])
+    assert ended.value.code == 2
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_the_name_is_the_invitations() -> None:
+    assert parse_neuron(["--join", LINE]).joining == JOINING
+    assert parse_neuron(["--join", LINE, "--name", "beast"]).joining == JOINING
+    with pytest.raises(SystemExit):
+        parse_neuron(["--join", LINE, "--name", "other"])
+
+
+def test_kept_for_later_starts_and_for_nobody_else(tmp_path: Path) -> None:
+    assert kept_joining(tmp_path, None) is None
+    keep_joining(JOINING, tmp_path)
+    (kept,) = (tmp_path / "neurons").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert kept_joining(tmp_path, None) == JOINING
+    assert kept_joining(tmp_path, "beast") == JOINING
+    assert kept_joining(tmp_path, "other") is None
+    keep_joining(Joining(neuron="other", redis_url="redis://x"), tmp_path)
+    with pytest.raises(BootstrapError, match="beast, other"):
+        kept_joining(tmp_path, None)
+    kept.write_text("{")
+    with pytest.raises(BootstrapError, match="join again"):
+        kept_joining(tmp_path, "beast")
+
+
+def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
+    joining = Joining(neuron="b", redis_url="rediss://u:p@h:1/0", certificate="PEM")
+    keep_joining(joining, tmp_path)
+    url = redis_url_of(joining, tmp_path)
+    pem = tmp_path / "neurons" / "b.pem"
+    assert pem.read_text() == "PEM"
+    connection = redis.Redis.from_url(url).connection_pool.connection_kwargs
+    assert connection["ssl_ca_certs"] == str(pem)
+    assert connection["ssl_check_hostname"] is False
+    assert celery_broker_url(url) == "rediss://u:p@h:1/0"
+    options = celery_ssl_options(url)
+    assert options is not None
+    assert (options["ssl_ca_certs"], options["ssl_check_hostname"]) == (str(pem), False)
+    assert celery_ssl_options("redis://h") is None
+    known = redis_url_of(Joining(neuron="b", redis_url="rediss://h:1/0"), tmp_path)
+    assert "ssl_check_hostname=true" in known
+
+
+@pytest.fixture
+def no_redis_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names no Redis, so that there is a private one, which alone is shared."""
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+@pytest.mark.usefixtures("no_redis_named")
+def test_share_flags() -> None:
+    assert parse_serve(["--share", "10.0.0.5:7000"]).share == Share(host="10.0.0.5", port=7000)
+    assert parse_serve(["--share", ":7000"]).share == Share(host="0.0.0.0", port=7000)
+    assert parse_serve(["--share", "[::1]:7000"]).share == Share(host="::1", port=7000)
+    options = parse_serve(["--share", "h:1", "--share-tls-cert", "/c", "--share-tls-key", "/k"])
+    assert options.share is not None
+    assert options.share.is_tls
+    assert not parse_serve(["--no-neuron"]).with_neuron
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--share", "here"],
+        ["--share", "7000"],
+        ["--share", "h:0"],
+        ["--share-tls-cert", "c", "--share-tls-key", "k"],
+        ["--share", "h:1", "--share-tls-cert", "c"],
+    ],
+)
+@pytest.mark.usefixtures("no_redis_named")
+def test_bad_share_flags(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_serve(flags)
+    assert ended.value.code == 2
+
+
+def test_a_redis_of_ones_own_is_not_shared_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+    with pytest.raises(SystemExit):
+        parse_serve(["--share", "h:1"])
+
+
+def test_the_private_redis_listens_where_it_is_shared(tmp_path: Path) -> None:
+    port = free_port()
+    share = Share(host="127.0.0.1", port=port)
+    server = configure_private_redis(tmp_path, listening=share.directives())
+    password = server.url.removeprefix("unix://:").partition("@")[0]
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for_redis(server.url)
+            assert redis.Redis.from_url(f"redis://:{password}@127.0.0.1:{port}").ping()
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis.from_url(f"redis://127.0.0.1:{port}").ping()
+        finally:
+            process.kill()
+
+
+def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> None:
+    """Whichever is installed here: one that passes listens with a certificate."""
+    chain, key = Authority("tests").vouch("127.0.0.1", tmp_path / "certificate")
+    share = Share(host="127.0.0.1", port=free_port(), tls_cert=chain, tls_key=key)
+    server = configure_private_redis(tmp_path / "redis", listening=share.directives())
+    try:
+        ensure_tls(find_redis_server())
+        has_tls = True
+    except RedisStartError as error:
+        assert "built without TLS" in str(error)
+        has_tls = False
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+        try:
+            if has_tls:
+                wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
+            else:
+                assert process.wait(60) != 0
+        finally:
+            process.kill()
+
+
+@each_case(
+    ("output", "has_tls"),
+    [
+        ("# Failed to configure TLS. Check logs for more info.", True),
+        ("# Missing implement of connection type tls\n# Failed finding TLS support.", False),
+        (">>> 'tls-port 1'\nBad directive or wrong number of arguments", False),
+    ],
+)
+def test_what_each_redis_prints_about_tls(tmp_path: Path, output: str, has_tls: bool) -> None:
+    server = tmp_path / "redis-server"
+    server.write_text(f'#!/bin/sh\nprintf "%s" "{output}"\nexit 1\n')
+    server.chmod(0o755)
+    if has_tls:
+        ensure_tls(server)
+        return
+    with pytest.raises(RedisStartError, match="built without TLS"):
+        ensure_tls(server)
+
+
+def test_a_certificate_that_is_signed_by_itself_travels(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=h"),
+            *("-keyout", str(key), "-out", str(cert)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    share = Share(host="h", port=1, tls_cert=cert, tls_key=key)
+    assert share.certificate() == cert.read_text()
+    assert f'tls-cert-file "{cert}"' in share.directives()
+    with pytest.raises(RedisStartError):
+        Share(host="h", port=1, tls_cert=tmp_path / "none.pem", tls_key=key).certificate()
+
+
+def test_addresses_that_work() -> None:
+    assert reached_at("192.0.2.7") == ["192.0.2.7"]
+    assert shown_urls("127.0.0.1", 80) == ["http://127.0.0.1:80"]
+    *elsewhere, here = shown_urls("0.0.0.0", 80)
+    assert here == "http://127.0.0.1:80"
+    assert not any("127." in url or "0.0.0.0" in url for url in elsewhere)
+    for address in reached_at("0.0.0.0"):
+        with socket.socket() as probe:
+            probe.bind((address, 0))  # it is one of this machine's

@@ -1,0 +1,127 @@
+"""A signal ends serve whatever is running when it comes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ports import free_port
+from helexa_site.bootstrap.children import (
+    CONTROL_GRACE_S,
+    GATEWAY_GRACE_S,
+    NEURON_GRACE_S,
+    REDIS_GRACE_S,
+    control_spec,
+    gateway_spec,
+    neuron_spec,
+)
+from inference.settings.gateway import DRAIN_SECONDS
+from tests.cases import each_case
+
+pytestmark = pytest.mark.slow
+
+END_TIMEOUT_S = 150.0
+SERVE = """
+import os, signal, sys, threading, time, weakref
+from pathlib import Path
+from helexa_site.bootstrap import console
+from helexa_site.bootstrap import serve
+from helexa_site.bootstrap.arguments import ServeOptions
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(1000))  # so that the handler is called here
+
+class Deleted:
+    def __del__(self):
+        interrupt()
+
+class Collected:
+    pass
+
+def in_a_finalizer():
+    Deleted()
+
+def in_a_callback():
+    collected = Collected()
+    reference = weakref.ref(collected, interrupt)
+    del collected
+
+def while_a_line_is_printed():
+    with console._lock:
+        interrupt()
+
+def twice():
+    interrupt()
+    interrupt()
+
+def in_another_thread():
+    time.sleep(0.5)  # the main thread waits by then
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+serve.start = lambda *_: globals()[sys.argv[3]]()
+options = ServeOptions(
+    host="127.0.0.1", port=int(sys.argv[2]), data_dir=Path(sys.argv[1]), with_model=False
+)
+sys.exit(serve.serve(options))
+"""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["in_a_finalizer", "in_a_callback", "while_a_line_is_printed", "twice", "in_another_thread"],
+)
+def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path), str(free_port()), moment],
+        capture_output=True,
+        text=True,
+        timeout=END_TIMEOUT_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    if moment == "twice":  # the second may come before or after all has ended
+        lines = [line for line in lines if "SIGTERM again: " not in line]
+    assert lines[-2:] == [
+        "stopping    SIGTERM: open answers are finished first; again: nothing is",
+        "stopped     nothing is left running",
+    ]
+    assert finished.stderr == ""
+
+
+def test_what_the_start_fails_with_is_raised(tmp_path: Path) -> None:
+    code = SERVE.replace("globals()[sys.argv[3]]()", "1 / 0")
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(free_port())],
+        capture_output=True,
+        text=True,
+        timeout=END_TIMEOUT_S,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert "ZeroDivisionError" in finished.stderr
+
+
+def test_its_programs_are_given_ten_seconds_beside_open_answers() -> None:
+    """Their tiers end one after the other. How long that takes here is not asked."""
+    assert GATEWAY_GRACE_S + CONTROL_GRACE_S + NEURON_GRACE_S + REDIS_GRACE_S < 10.0
+
+
+@each_case("setting", [None, "7"])
+def test_its_gateway_drains_as_long_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, setting: str | None
+) -> None:
+    monkeypatch.delenv(DRAIN_SECONDS.name, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(DRAIN_SECONDS.name, setting)
+    gateway = gateway_spec("127.0.0.1", 1)
+    drain_s = DRAIN_SECONDS.read(gateway.environment)
+    assert drain_s == int(setting or DRAIN_SECONDS.default)
+    assert gateway.stop_grace_s == drain_s + GATEWAY_GRACE_S
+    # What answers need is stopped after it.
+    assert gateway.tier > max(control_spec().tier, neuron_spec().tier)

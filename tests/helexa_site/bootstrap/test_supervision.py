@@ -1,0 +1,301 @@
+"""Children are started, logged, restarted with back-off, and stopped with all that is theirs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helexa_site.bootstrap import supervisor as supervision
+from helexa_site.bootstrap.guardian import Guardian, guard
+from helexa_site.bootstrap.supervisor import (
+    BACKOFF,
+    ChildSpec,
+    LogFile,
+    StoppingError,
+    Supervisor,
+    ending_in_words,
+)
+from tests.processes import has_ended
+
+pytestmark = pytest.mark.slow
+
+WAIT_TIMEOUT_S = 120.0
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); "
+SLEEP = "time.sleep(60)"
+WITH_GRANDCHILD = (
+    "import subprocess, sys, time; "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "print('grandchild', child.pid); time.sleep(60)"
+)
+
+
+def python(code: str, *, name: str = "child", tier: int = 0, grace_s: float = 10.0) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-u", "-c", code),
+        environment=dict(os.environ),
+        tier=tier,
+        stop_grace_s=grace_s,
+        shown=re.compile("WARNING"),
+    )
+
+
+def wait_until(is_done: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+    while not is_done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class Supervised:
+    def __init__(self, supervisor: Supervisor, logs_dir: Path) -> None:
+        self.supervisor = supervisor
+        self._logs_dir = logs_dir
+
+    def log(self, name: str = "child") -> str:
+        path = self._logs_dir / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
+    # Whatever else the machine does, the last lines are read.
+    monkeypatch.setattr(supervision, "PUMP_DRAIN_TIMEOUT_S", WAIT_TIMEOUT_S)
+    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
+        yield Supervised(supervisor, tmp_path)
+
+
+def test_no_child_is_started_after_the_stop(supervised: Supervised) -> None:
+    """A signal may come while another thread still starts children."""
+    cleaned_up: list[str] = []
+    supervised.supervisor.on_stopped(lambda: cleaned_up.append("before"))
+    supervised.supervisor.stop()
+    supervised.supervisor.on_stopped(lambda: cleaned_up.append("after"))
+    with pytest.raises(StoppingError):
+        supervised.supervisor.start(python("print('up')"))
+    assert supervised.log() == ""
+    assert cleaned_up == ["before", "after"]
+
+
+def test_output_is_logged_and_warnings_are_shown(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervised.supervisor.start(
+        python("print('plain'); print('WARNING: hot'); import time; time.sleep(60)")
+    )
+    wait_until(lambda: "hot" in supervised.log())
+    supervised.supervisor.stop()
+    assert supervised.log() == "plain\nWARNING: hot\n"
+    shown = capfd.readouterr().out
+    assert "WARNING: hot" in shown
+    assert "plain" not in shown
+
+
+def test_a_child_that_ends_is_restarted_and_reported(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = supervised.supervisor.start(python("print('life'); exit(3)"))
+    wait_until(lambda: supervised.log().count("life") >= 2)
+    assert started.num_failures >= 1
+    assert "ended (exit code 3); restarting in 0.5 s" in capfd.readouterr().out
+
+
+def test_a_child_that_cannot_start_is_tried_again(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = ChildSpec(
+        name="child", command=("/nonexistent",), environment={}, tier=0, stop_grace_s=1.0
+    )
+    started = supervised.supervisor.start(spec)
+    wait_until(lambda: started.num_failures >= 1)
+    supervised.supervisor.stop()
+    assert "cannot start /nonexistent" in capfd.readouterr().out
+
+
+def test_a_child_whose_keeper_breaks_is_kept_by_the_next(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ends first: two of one program would be in each other's way."""
+    errors: list[BaseException] = [SystemExit(1)]
+    real_end = supervision.ending_in_words
+
+    def ending(code: int) -> str:
+        if errors:
+            raise errors.pop()
+        return real_end(code)
+
+    monkeypatch.setattr(supervision, "ending_in_words", ending)
+    started = supervised.supervisor.start(python("print('life'); exit(3)"))
+    wait_until(lambda: supervised.log().count("life") >= 3)
+    assert started.num_failures >= 1
+
+
+def test_a_line_that_breaks_the_log_does_not_stop_its_child(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe would fill, and the child with it stand still."""
+    errors: list[BaseException] = [SystemExit(1)]
+    real_write = LogFile.write
+
+    def write(log: LogFile, line: str) -> None:
+        if errors:
+            raise errors.pop()
+        real_write(log, line)
+
+    monkeypatch.setattr(LogFile, "write", write)
+    supervised.supervisor.start(
+        python("for i in range(100): print('x' * 4000)\nprint('done'); import time; time.sleep(60)")
+    )
+    wait_until(lambda: "done" in supervised.log())
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert BACKOFF.wait_s(100) == BACKOFF.max_s
+
+
+def test_endings() -> None:
+    assert ending_in_words(2) == "exit code 2"
+    assert ending_in_words(-9) == "killed by SIGKILL"
+
+
+def test_a_stubborn_child_is_killed_with_its_group(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervised.supervisor.start(python(STUBBORN + SLEEP, grace_s=0.2))
+    wait_until(lambda: "up" in supervised.log())
+    supervised.supervisor.stop()
+    assert "did not stop within 0.2 s; killing it" in capfd.readouterr().out
+
+
+def test_a_stop_that_is_hurried_kills_what_is_left(supervised: Supervised) -> None:
+    supervised.supervisor.start(python(STUBBORN + SLEEP, grace_s=3600.0))
+    wait_until(lambda: "up" in supervised.log())
+    stopping = threading.Thread(target=supervised.supervisor.stop)
+    stopping.start()
+    supervised.supervisor.kill()
+    stopping.join(WAIT_TIMEOUT_S)
+    assert not stopping.is_alive()
+
+
+def grandchild(log: str) -> psutil.Process | None:
+    match = re.search(r"grandchild (\d+)\n", log)
+    return psutil.Process(int(match[1])) if match else None
+
+
+def test_what_a_child_leaves_behind_is_killed(supervised: Supervised) -> None:
+    supervised.supervisor.start(python(WITH_GRANDCHILD))
+    wait_until(lambda: grandchild(supervised.log()))
+    left = grandchild(supervised.log())
+    assert left is not None
+    supervised.supervisor.stop()
+    wait_until(lambda: has_ended(left))
+
+
+def test_tiers_stop_from_the_highest(supervised: Supervised, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    for name, tier in (("low", 0), ("high", 2), ("middle", 1)):
+        code = (
+            "import signal, time\n"
+            "def stop(*_):\n"
+            f"    open({str(order)!r}, 'a').write('{name} ')\n"
+            "    exit()\n"
+            "signal.signal(signal.SIGTERM, stop)\n"
+            "print('up')\n"
+            "time.sleep(60)\n"
+        )
+        supervised.supervisor.start(python(code, name=name, tier=tier))
+    wait_until(lambda: all("up" in supervised.log(name) for name in ("low", "middle", "high")))
+    supervised.supervisor.stop()
+    assert order.read_text() == "high middle low "
+
+
+KILLED_SUPERVISOR = """
+import os, sys, time
+from pathlib import Path
+from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.bootstrap.supervisor import ChildSpec, Supervisor
+with Guardian() as guardian, Supervisor(logs_dir=Path(sys.argv[1]), guardian=guardian) as all:
+    all.start(ChildSpec(name="child", command=(sys.executable, "-u", "-c", sys.argv[2]),
+                        environment=dict(os.environ), tier=0, stop_grace_s=5.0))
+    time.sleep(60)
+"""
+
+
+def test_nothing_survives_a_killed_supervisor(tmp_path: Path) -> None:
+    killed = psutil.Popen([sys.executable, "-c", KILLED_SUPERVISOR, str(tmp_path), WITH_GRANDCHILD])
+    log = tmp_path / "child.log"
+    wait_until(lambda: log.exists() and grandchild(log.read_text()))
+    descendants = killed.children(recursive=True)
+    killed.kill()
+    killed.wait()
+    wait_until(lambda: all(has_ended(process) for process in descendants))
+
+
+def sleeping() -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own, for a ``with``."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
+
+
+def test_a_guardian_leaves_alone_what_was_released() -> None:
+    with sleeping() as process:
+        guard([f"+{process.pid}\n", f"-{process.pid}\n"])
+        assert process.poll() is None
+        guard([f"+{process.pid}\n"])
+        assert process.wait() == -signal.SIGKILL
+
+
+def written(log: LogFile, *lines: str) -> None:
+    for line in lines:
+        log.write(line)
+    log.close()
+
+
+def test_a_full_log_makes_room(tmp_path: Path) -> None:
+    written(LogFile(tmp_path / "child.log", max_bytes=10), "12345", "abcde", "vwxyz")
+    assert (tmp_path / "child.log").read_text() == "vwxyz\n"
+    assert (tmp_path / "child.log.1").read_text() == "abcde\n"
+
+
+def test_a_log_that_cannot_be_written_stops_no_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "child.log").symlink_to("/dev/full")
+    log = LogFile(tmp_path / "child.log", max_bytes=1000)
+    written(log, "lost", "lost")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failure_ends_with_its_last_line(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The reason of a traceback, which no log record has."""
+    started = supervised.supervisor.start(python("print('up'); import helexa_missing"))
+    wait_until(lambda: started.num_failures > 0)
+    supervised.supervisor.stop()
+    shown = capfd.readouterr().out
+    assert "it ends with: ModuleNotFoundError: No module named 'helexa_missing'" in shown
+
+
+def test_what_the_console_has_shown_is_not_repeated(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = supervised.supervisor.start(python("import sys; print('WARNING: hot'); sys.exit(2)"))
+    wait_until(lambda: started.num_failures > 0)
+    supervised.supervisor.stop()
+    shown = capfd.readouterr().out
+    assert "ended (exit code 2); restarting" in shown
+    assert shown.count("WARNING: hot") == 1
+    assert "it ends with" not in shown
