@@ -48,7 +48,6 @@ def _stays_below(root: Path, member: tarfile.TarInfo) -> bool:
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-CHUNK_BYTES = 1 << 20
 RETIRED_APPS = frozenset({"axes"})
 """Apps that earlier releases had. Databases keep their tables and records of their migrations, and
 a restored one does without them."""
@@ -133,8 +132,5 @@ def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

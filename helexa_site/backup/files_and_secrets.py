@@ -12,7 +12,7 @@ from pathlib import Path
 from helexa_site.backup.archive import BackupError
 from helexa_site.bootstrap.joining import FOLDER as JOINED
 from helexa_site.config import SECRET_KEY_FILE, Config
-from helexa_site.doctor.settings_check import SET_BY_THE_START
+from helexa_site.doctor.examine import SET_BY_THE_START
 from helexa_site.instance import secret_key
 from helexa_site.whole_file import write_whole
 from inference.settings.gateway import SECRET_KEY

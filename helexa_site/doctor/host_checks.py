@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +144,6 @@ def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:
         yield from gpu_fact_findings(facts)
 
 
-def _bringing_torch() -> str:
-    if installation() is Installation.WHEEL:
-        return "install helexa's wheel with its extra: pip install 'helexa-….whl[neuron]'"
-    return f"{program()} neuron"
-
-
 def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
     """The findings from the output of ``inference.neuron.host.host_check``. Pure."""
     for problem in facts["problems"]:
@@ -160,9 +153,10 @@ def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
         text, _, mend = problem.partition(": ")
         yield warning("gpu", text, mend)
     if facts["torch"] is None:
-        yield warning(
-            "gpu", "torch is not installed: no model can be loaded here", _bringing_torch()
-        )
+        mend = f"{program()} neuron"
+        if installation() is Installation.WHEEL:
+            mend = "install helexa's wheel with its extra: pip install 'helexa-….whl[neuron]'"
+        yield warning("gpu", "torch is not installed: no model can be loaded here", mend)
     elif _is_older(facts["driver_cuda"], facts["torch_cuda"]):
         yield failed(
             "gpu",
@@ -170,30 +164,23 @@ def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
             f"{facts['torch']} is built for {facts['torch_cuda']}",
             f"install a driver for CUDA {facts['torch_cuda']} or newer",
         )
-    elif facts["cards"] and not facts["problems"]:
-        yield ok("gpu", f"{', '.join(facts['cards'])}: driver {facts['driver']} and torch agree")
-    elif not facts["cards"] and not facts["problems"]:
-        yield ok("gpu", "no NVIDIA GPU: models run on the CPU")
+    elif not facts["problems"]:
+        if facts["cards"]:
+            cards = ", ".join(facts["cards"])
+            yield ok("gpu", f"{cards}: driver {facts['driver']} and torch agree")
+        else:
+            yield ok("gpu", "no NVIDIA GPU: models run on the CPU")
 
 
 def _is_older(driver_cuda: str | None, torch_cuda: str | None) -> bool:
     """A driver runs code built for its own major version of CUDA and for older ones."""
-    if driver_cuda is None or torch_cuda is None:
-        return False
-    return int(driver_cuda.partition(".")[0]) < int(torch_cuda.partition(".")[0])
+    majors = [int(cuda.partition(".")[0]) for cuda in (driver_cuda, torch_cuda) if cuda]
+    return len(majors) == 2 and majors[0] < majors[1]
 
 
 ANSWER_TIMEOUT_S = 5.0
 SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
 """What an answer of any helexa contains."""
-
-
-class Holder(Enum):
-    """Who listens on a port."""
-
-    OURS = "ours"
-    ANOTHER_INSTANCE = "another instance"
-    OTHER = "another program"
 
 
 def port_findings(
@@ -208,33 +195,32 @@ def port_findings(
 def _port(instance: str | None, host: str, port: int, path: str, what: str) -> Finding:
     if (error := try_to_listen(host, port)) is None:
         return ok("ports", f"{port} on {host} is free")
-    match _holder(instance, reachable_host(host), port, path):
-        case Holder.OURS:
-            return ok("ports", f"{what} answers on {port} of {host}")
-        case Holder.ANOTHER_INSTANCE:
-            return failed(
-                "ports",
-                f"{port} on {host} is {what} of another helexa, with another data directory",
-                "stop that one, choose another port, or set HELEXA_DATA_DIR to its directory",
-            )
-        case Holder.OTHER:
-            return failed(
-                "ports",
-                f"{port} on {host} cannot be listened on: {error.strerror or error}",
-                f"see who has it (ss -ltnp sport = :{port}), or choose another port",
-            )
+    holder = _instance_at(reachable_host(host), port, path)
+    if holder is None:
+        return failed(
+            "ports",
+            f"{port} on {host} cannot be listened on: {error.strerror or error}",
+            f"see who has it (ss -ltnp sport = :{port}), or choose another port",
+        )
+    if holder != (instance or ""):
+        return failed(
+            "ports",
+            f"{port} on {host} is {what} of another helexa, with another data directory",
+            "stop that one, choose another port, or set HELEXA_DATA_DIR to its directory",
+        )
+    return ok("ports", f"{what} answers on {port} of {host}")
 
 
-def _holder(instance: str | None, host: str, port: int, path: str) -> Holder:
+def _instance_at(host: str, port: int, path: str) -> str | None:
+    """The instance of the helexa that answers there, empty where it sends none; ``None``: another
+    program has the port."""
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        if SIGNS[path] not in answer.read(1 << 20):
-            return Holder.OTHER
-        is_ours = answer.getheader(INSTANCE_HEADER) == instance
-        return Holder.OURS if is_ours else Holder.ANOTHER_INSTANCE
+        is_helexa = SIGNS[path] in answer.read(1 << 20)
+        return answer.getheader(INSTANCE_HEADER, "") if is_helexa else None
     except (OSError, http.client.HTTPException):
-        return Holder.OTHER
+        return None
     finally:
         connection.close()

@@ -26,6 +26,7 @@ from inference.version import VERSION
 MIN_VERSION = (6, 2)
 INVITING_VERSION = (7, 0)
 TIMEOUT_S = 5.0
+MIN_POSTGRESQL = 140000
 MAX_APART_S = 2.0
 """The largest difference between clocks. Beyond it times in logs, leases and budgets' windows no
 longer agree."""
@@ -55,7 +56,8 @@ def _redis_findings(client: redis.Redis) -> Iterator[Finding]:
     before_s = time.time()
     client.ping()
     took_ms = (time.time() - before_s) * 1000
-    yield from clock_findings(_time_of(client), before_s, time.time())
+    now: Any = client.time()
+    yield from clock_findings(now[0] + now[1] / 1e6, before_s, time.time())
     try:
         facts: Any = client.info()
     except redis.ResponseError:
@@ -71,20 +73,17 @@ def _bounds(client: redis.Redis) -> Iterator[Finding]:
         settings = {name: int(client.config_get(name)[name] or 0) for name in BOUNDS}
     except (redis.ResponseError, KeyError):
         return  # an older one, or one that does not show them to this user
-    yield from bounds_findings([_text(user) for user in users], settings)
+    yield from bounds_findings(users, settings)
 
 
-def bounds_findings(users: Sequence[str], settings: Mapping[str, int]) -> Iterator[Finding]:
+def bounds_findings(users: Sequence[str | bytes], settings: Mapping[str, int]) -> Iterator[Finding]:
     """What follows from the bounds of a Redis that invited hosts reach. Pure."""
-    if not any(user.startswith(USER_PREFIX) for user in users):
-        return
+    names = (user.decode() if isinstance(user, bytes) else user for user in users)
+    is_shared = any(name.startswith(USER_PREFIX) for name in names)
     for name, most in BOUNDS.items():
-        if settings[name] == 0 or settings[name] > most:
-            yield warning(
-                "redis",
-                f"{name} is {settings[name]}: an invited host can fill Redis' memory",
-                f"set {name} {most}",
-            )
+        if is_shared and not 0 < settings[name] <= most:
+            text = f"{name} is {settings[name]}: an invited host can fill Redis' memory"
+            yield warning("redis", text, f"set {name} {most}")
 
 
 def info_findings(facts: dict[str, Any], took_ms: float) -> Iterator[Finding]:
@@ -93,27 +92,21 @@ def info_findings(facts: dict[str, Any], took_ms: float) -> Iterator[Finding]:
     version = tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
     policy = facts.get("maxmemory_policy", "noeviction")
     limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
-    findings = []
-    if version < MIN_VERSION:
-        findings.append(failed("redis", f"{word} is too old", "upgrade it to 7 or newer"))
-    elif version < INVITING_VERSION:
-        findings.append(
-            warning("redis", f"{word} cannot confine invited hosts", "upgrade it to 7 or newer")
-        )
+    upgrade, is_well = "upgrade it to 7 or newer", True
+    if version < INVITING_VERSION:
+        is_well = False
+        if version < MIN_VERSION:
+            yield failed("redis", f"{word} is too old", upgrade)
+        else:
+            yield warning("redis", f"{word} cannot confine invited hosts", upgrade)
     if policy != "noeviction":
-        findings.append(
-            failed(
-                "redis",
-                f"maxmemory-policy is {policy}: it may throw away what requests wait for",
-                "set maxmemory-policy noeviction",
-            )
-        )
+        is_well = False
+        text = f"maxmemory-policy is {policy}: it may throw away what requests wait for"
+        yield failed("redis", text, "set maxmemory-policy noeviction")
     if limit and used > USED_SHARE * limit:
-        findings.append(
-            warning("redis", f"{used / limit:.0%} of maxmemory is in use", "raise maxmemory")
-        )
-    yield from findings
-    if not findings:
+        is_well = False
+        yield warning("redis", f"{used / limit:.0%} of maxmemory is in use", "raise maxmemory")
+    if is_well:
         yield ok("redis", f"{word} answers in {took_ms:.0f} ms and evicts nothing")
 
 
@@ -130,25 +123,12 @@ def clock_findings(there_s: float, before_s: float, after_s: float) -> Iterator[
         yield ok("clock", "agrees with Redis' host")
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _time_of(client: redis.Redis) -> float:
-    facts: Any = client.time()
-    seconds, microseconds = facts
-    return float(seconds) + float(microseconds) / 1e6
-
-
 def _how_to_reach_redis(config: Config) -> str:
     if config.redis_url.startswith("unix://"):
         return f"{program()} serve runs it: start that, or set REDIS_URL"
     return (
         f"start {program()} serve here, or set REDIS_URL to a Redis that runs and lets this host in"
     )
-
-
-MIN_POSTGRESQL = 140000
 
 
 def database_findings(config: Config) -> Iterator[Finding]:

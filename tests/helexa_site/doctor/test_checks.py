@@ -14,10 +14,9 @@ from fleet.live.reports import Report
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.config import Config, read_config
 from helexa_site.doctor import host_checks, service_checks
-from helexa_site.doctor.examine import examine, run_checks
+from helexa_site.doctor.examine import examine, run_checks, settings_findings
 from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, object_of, ok
 from helexa_site.doctor.host_checks import GIB, disk_findings, port_findings
-from helexa_site.doctor.settings_check import settings_findings
 from inference.protocol.refusals import Refused
 from inference.settings.gateway import MetricsListen
 from inference.version import VERSION

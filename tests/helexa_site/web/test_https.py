@@ -15,7 +15,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from helexa_site.config import REPOSITORY_DIR, Config, read_config
-from helexa_site.doctor.settings_check import settings_findings
+from helexa_site.doctor.examine import settings_findings
 from helexa_site.web import middleware
 from helexa_site.web.hosts import allowed_hosts
 from inference.settings.kinds import Networks
