@@ -87,8 +87,6 @@ class TickScheduler(Scheduler):  # type: ignore[misc]
                 self.app.tasks[entry.task]()
 
     def _begin(self, task: str) -> None:
-        """Unless it is under way."""
-
         def run() -> None:
             with _contained(task):
                 self.app.tasks[task]()
@@ -118,8 +116,6 @@ def _contained(task: str) -> Iterator[None]:
 
 
 class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Runs beat and the watch for floods inside the worker, from start to stop."""
-
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.service: Any = None

@@ -33,5 +33,4 @@ BY_STATUS = {
 
 
 def exit_code(http_status: int) -> ExitCode:
-    """Returns the code for a refusal of the REST API."""
     return BY_STATUS.get(http_status, ExitCode.REFUSED)

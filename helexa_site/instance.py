@@ -56,7 +56,6 @@ def instance_id(data_dir: Path) -> str | None:
 
 
 def _identity(data_dir: Path) -> str:
-    """Raises ``OSError``."""
     found = data_dir.stat()
     return f"{found.st_dev}:{found.st_ino}"
 
@@ -77,11 +76,10 @@ SECRET_KEY_BYTES = 48
 
 
 class SecretKeyError(SettingError):
-    """There is none, and none can be kept."""
+    pass
 
 
 def secret_key(config: Config) -> str:
-    """Raises ``SecretKeyError``, for the operator."""
     return config.secret_key or kept_secret_key(config.data_dir)
 
 

@@ -224,8 +224,6 @@ def _count_again(username: str, address: str, now: datetime) -> bool:
 
 
 class LoginForm(StyledForm):
-    """Styled as the admin's, but for every user with a password."""
-
     error_messages = {
         "invalid_login": "This name and password do not belong together. Both are case-sensitive. "
         "If you have forgotten yours, an operator sends you a link that sets another one.",
@@ -266,7 +264,5 @@ class Login(LoginView):
 
 
 class Logout(LogoutView):
-    """Logs the user out on a POST and redirects to the log-in page."""
-
     def get_default_redirect_url(self) -> str:
         return reverse("login")

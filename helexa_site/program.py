@@ -46,13 +46,11 @@ def default_data_dir() -> Path:
 
 
 def program() -> str:
-    """The program's name, as usage lines have it."""
     is_checkout = installation() is Installation.CHECKOUT
     return CHECKOUT_PROGRAM if is_checkout else INSTALLED_PROGRAM
 
 
 def pasteable_program() -> str:
-    """The beginning of a command that works in the shell in which this process was started."""
     match installation():
         case Installation.CHECKOUT:
             is_path = Path(sys.argv[0]).name == CHECKOUT_PROGRAM
@@ -73,7 +71,6 @@ def neuron_program() -> str:
 
 
 def _wheel_program(called: str) -> str:
-    """The name alone where the shell finds that same file by it."""
     if Path(called).name != INSTALLED_PROGRAM:
         return f"{shlex.quote(sys.executable)} -m helexa_site"
     found = shutil.which(INSTALLED_PROGRAM)

@@ -147,7 +147,6 @@ def build_application(
 
 
 def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
-    """Every path that our own consumers answer."""
     chat = GenerationConsumer.as_asgi(
         gateway=gateway, parse=openai_chat.parse, endpoint="/v1/chat/completions"
     )

@@ -113,7 +113,6 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
 
 
 def check(source: Path) -> None:
-    """Restores into a database and a directory that are thrown away. Raises ``BackupError``."""
     with tempfile.TemporaryDirectory(prefix="helexa-restore-check-") as scratch:
         variables = {
             "HELEXA_DATA_DIR": scratch,
@@ -177,7 +176,6 @@ def ensure_restorable(manifest: Manifest) -> None:
 
 @contextmanager
 def without_serve(data_dir: Path) -> Iterator[None]:
-    """Holds the lock that serve holds. Raises ``BackupError`` where a serve runs here."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -191,7 +189,6 @@ def without_serve(data_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _scratch_database() -> Iterator[str]:
-    """The URL of an empty database on the same server, gone afterwards."""
     parts = urlsplit(os.environ["DATABASE_URL"])
     name = f"{SCRATCH_DATABASE}_{os.getpid()}"
     with connection.cursor() as cursor:

@@ -85,7 +85,6 @@ def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -
 
 
 def settings_text(environment: Mapping[str, str]) -> str:
-    """The variables as a file that a shell and systemd can read."""
     names = sorted((NAMES - OF_THE_MOMENT) & environment.keys())
     return "".join(f"{name}={shlex.quote(environment[name])}\n" for name in names)
 

@@ -60,7 +60,6 @@ def load_tables(
 
 
 def our_tables() -> list[str]:
-    """The tables of helexa that are there; a database may hold others."""
     known = set(connection.introspection.django_table_names(only_existing=True))
     return sorted(known | {MigrationRecorder.Migration._meta.db_table})
 
@@ -89,7 +88,6 @@ def _migrate_to(migrations: list[list[str]]) -> None:
 
 
 def _reset_sequence(cursor: Any, table: str, column: str) -> None:
-    """New rows get numbers after those that were restored."""
     cursor.execute("SELECT pg_get_serial_sequence(%s, %s)", [_quoted(table), column])
     if (sequence := cursor.fetchone()[0]) is not None:
         cursor.execute(
@@ -105,7 +103,6 @@ def _count(cursor: Any, table: str) -> int:
 
 
 def _raw(cursor: Any) -> Any:
-    """psycopg's own cursor, which has COPY."""
     return cursor.cursor
 
 

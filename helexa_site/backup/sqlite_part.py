@@ -83,7 +83,6 @@ def put_in_place(folder: Path, database: Path) -> Path | None:
 
 
 def take_back(database: Path, kept: Path | None) -> None:
-    """Undoes ``put_in_place``."""
     for name in _files_of(database):
         name.unlink(missing_ok=True)
     if kept is not None:

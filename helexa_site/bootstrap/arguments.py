@@ -90,7 +90,6 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
 
 
 def parse_neuron(arguments: list[str]) -> NeuronOptions:
-    """Ends the process with code 2 on what cannot be."""
     parser = argparse.ArgumentParser(
         prog=f"{program()} neuron",
         description="Run only a neuron, on a GPU host. Needs no database: a line that "
@@ -138,7 +137,6 @@ def gateway_host(arguments: list[str]) -> str:
 
 
 def default_neuron_name() -> str:
-    """The host's name as a slug."""
     words = re.findall(r"[a-z0-9]+", socket.gethostname().partition(".")[0].lower())
     return "-".join(words) or "local"
 

@@ -110,7 +110,6 @@ def _leave_output() -> None:
 
 
 def main() -> int:
-    """The entry point of the wheel's ``helexa``."""
     return run(sys.argv[1:])
 
 
@@ -182,7 +181,6 @@ def _test(arguments: list[str]) -> int:
 
 
 def _environment(arguments: list[str]) -> int:
-    """Makes the environment of a package's unit: a gateway's holds no torch."""
     what = parse_environment(arguments, tuple(REQUIREMENTS_FOR))
     check_settings(os.environ)
     ensure_environment(REQUIREMENTS_FOR[what])

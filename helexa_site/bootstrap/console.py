@@ -31,7 +31,6 @@ def overwrite_line(step: str, text: str) -> None:
 
 
 def print_line(line: str) -> None:
-    """Print one whole line, also while other threads print."""
     _print(_json(line) if is_json(os.environ) else one_line(line))
 
 
@@ -44,7 +43,6 @@ def relay(step: str, line: str) -> None:
 
 
 def complain(text: str) -> None:
-    """The one line that a failed command leaves on standard error."""
     with _lock, contextlib.suppress(OSError, ValueError):
         print(f"helexa: {text}", file=sys.stderr, flush=True)
 

@@ -117,7 +117,6 @@ class RunningServe:
 
 
 def write_running(data_dir: Path, running: RunningServe) -> None:
-    """Writes the file whole, and for its owner alone. Raises ``OSError``."""
     write_whole(data_dir / RUNNING_FILE, json.dumps(asdict(running)))
 
 

@@ -124,7 +124,6 @@ def venv_dir() -> Path:
 
 
 def files_of(requirements: Path) -> Iterator[Path]:
-    """The file and those that it includes."""
     yield requirements
     for line in requirements.read_text().splitlines():
         if line.startswith("-r "):

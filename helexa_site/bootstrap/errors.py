@@ -15,16 +15,16 @@ class BootstrapError(Exception):
 
 
 class SetUpError(BootstrapError):
-    """The requirements could not be installed."""
+    pass
 
 
 class DataDirectoryError(BootstrapError):
-    """The data directory is not writable, or another copy runs on it."""
+    pass
 
 
 class PortInUseError(BootstrapError):
-    """Another process listens on the gateway's address."""
+    pass
 
 
 class RedisStartError(BootstrapError):
-    """No Redis server was found, or the one that was started does not answer."""
+    pass

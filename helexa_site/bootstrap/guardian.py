@@ -42,7 +42,6 @@ class Guardian:
         )
 
     def watch(self, group_id: int) -> None:
-        """Watches a process group: from here on it ends with this process."""
         self._send(f"+{group_id}")
 
     def release(self, group_id: int) -> None:
@@ -50,7 +49,6 @@ class Guardian:
         self._send(f"-{group_id}")
 
     def close(self) -> None:
-        """Ends the guardian, and with it whatever it still watches."""
         assert self._process.stdin is not None
         with self._lock, contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -79,7 +77,6 @@ class Guardian:
 
 
 def kill_group(group_id: int) -> bool:
-    """Kill a whole process group; false when it has no process any more."""
     try:
         os.killpg(group_id, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -89,7 +86,6 @@ def kill_group(group_id: int) -> bool:
 
 
 def guard(lines: Iterable[str]) -> None:
-    """The guardian's whole life."""
     groups: set[int] = set()
     for line in lines:
         group_id = int(line[1:])

@@ -14,18 +14,16 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-import psutil
-
 from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
 from inference.settings.table import OF_TESTS, PREFIX
 
 ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
-"""Which process made the environment. Those that it starts keep what it gave them."""
+"""The directory of the run that made the environment. The processes that it starts keep it."""
 
 
 def isolate(environment: MutableMapping[str, str]) -> None:
-    """Isolates a test run. Only the call in its first process changes ``environment``."""
-    if _is_isolated(environment):
+    made = environment.get(ISOLATED_BY, "")
+    if made and environment.get(DATA_DIR.name) == f"{made}/var" and Path(made).is_dir():
         return
     for name in [name for name in environment if name.startswith(PREFIX)]:
         if not name.startswith(tuple(OF_TESTS)):
@@ -33,20 +31,9 @@ def isolate(environment: MutableMapping[str, str]) -> None:
     environment.pop(DATABASE_URL.name, None)
     run_dir = Path(tempfile.mkdtemp(prefix="helexa-tests-"))
     atexit.register(_remove, run_dir, os.getpid())
-    environment[ISOLATED_BY] = _identity(psutil.Process())
+    environment[ISOLATED_BY] = str(run_dir)
     environment[DATA_DIR.name] = str(run_dir / "var")
     environment[REDIS_URL.name] = f"unix://{run_dir}/no-redis.sock"
-
-
-def _is_isolated(environment: MutableMapping[str, str]) -> bool:
-    """Whether this process or one that started it made the environment."""
-    processes = (psutil.Process(), *psutil.Process().parents())
-    return environment.get(ISOLATED_BY) in {_identity(process) for process in processes}
-
-
-def _identity(process: psutil.Process) -> str:
-    """Identifies one process of this machine permanently: its id alone may be used again."""
-    return f"{process.pid}-{process.create_time()}"
 
 
 def _remove(run_dir: Path, process_id: int) -> None:

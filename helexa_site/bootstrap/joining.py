@@ -48,7 +48,6 @@ def kept_joining(data_dir: Path, name: str | None) -> Joining | None:
 
 
 def redis_url_of(joining: Joining, data_dir: Path) -> str:
-    """The Redis URL as redis-py reads it."""
     if not joining.redis_url.startswith("rediss://"):
         return joining.redis_url
     if not joining.certificate:

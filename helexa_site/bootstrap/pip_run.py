@@ -22,6 +22,7 @@ from inference.supervised_threads import SupervisedThread
 PROGRESS_EVERY_S = 30.0
 """How often a line is printed where no line can be overwritten."""
 REFRESH_EVERY_S = 1.0
+MAX_SHOWN_CHARACTERS = 100
 LIMIT_S = 6 * 3600.0
 """A server that sends a byte now and then keeps pip waiting without end; 3 GB at 1.2 Mbit/s fit
 in."""
@@ -71,7 +72,6 @@ def run_pip(arguments: Sequence[str], log_path: Path) -> PipOutcome:
 
 
 def _show(process: subprocess.Popen[str], lines: list[str]) -> None:
-    """Shows pip's latest line until it ends; kills pip after ``LIMIT_S``."""
     is_terminal = sys.stdout.isatty()
     show = overwrite_line if is_terminal else print_step
     began_s = time.monotonic()
@@ -84,6 +84,7 @@ def _show(process: subprocess.Popen[str], lines: list[str]) -> None:
             if elapsed_s > LIMIT_S:
                 print_step("environment", f"pip is ended: it took over {LIMIT_S / 3600:.0f} hours")
                 process.kill()
-            show("environment", f"{elapsed_s:.0f} s, {lines[-1].strip() if lines else 'starting'}")
+            latest = lines[-1].strip() if lines else "starting"
+            show("environment", f"{elapsed_s:.0f} s, {latest[:MAX_SHOWN_CHARACTERS]}")
     if is_terminal:
         overwrite_line("", "")

@@ -175,8 +175,7 @@ def _ask(url: str) -> str:
 
 def _get_json(url: str, instance: str | None) -> dict[str, Any]:
     """The body, also of a 503: /health lists in it the parts that are missing. Raises
-    ``ValueError`` where
-    another instance answers."""
+    ``ValueError`` where another instance answers."""
     request = urllib.request.Request(url, headers=_key_header())
     try:
         answer: Any = _opener().open(request, timeout=HTTP_TIMEOUT_S)

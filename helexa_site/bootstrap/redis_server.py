@@ -58,8 +58,6 @@ set-proc-title no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateRedis:
-    """A Redis that is configured and may be started with ``command``, more than once."""
-
     command: tuple[str, ...]
     url: str
     socket_path: Path
@@ -116,8 +114,7 @@ def _major_version(binary: Path) -> int:
 def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
     """Write a configuration with a new password (mode 0600) into ``run_dir`` and return the command
     that starts the server and its URL. A stale socket of an earlier run is removed. ``listening``:
-    directives that name
-    where it listens beside its socket."""
+    directives that name where it listens beside its socket."""
     binary = find_redis_server()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path = _socket_path(run_dir)
@@ -147,7 +144,6 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 def _quoted(path: Path) -> str:
-    """Quotes a path for redis.conf: it may hold spaces."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -163,7 +159,6 @@ def _socket_path(run_dir: Path) -> Path:
 
 
 def discard_private_redis(server: PrivateRedis, run_dir: Path) -> None:
-    """Remove the socket and, where it got a directory of its own, that directory too."""
     server.socket_path.unlink(missing_ok=True)
     (run_dir / URL_FILE).unlink(missing_ok=True)
     if server.socket_path.parent != run_dir.resolve():

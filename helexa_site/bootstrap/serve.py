@@ -78,7 +78,6 @@ class Shutdown:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def report_failure_of(self, step: Callable[[], None]) -> None:
-        """Runs ``step`` in the calling thread; what it raises is raised by ``wait``."""
         try:
             step()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the main thread raises it
@@ -86,7 +85,6 @@ class Shutdown:
             self._writer.send(bytes([FAILED]))
 
     def wait(self) -> signal.Signals:
-        """The signal. Raises what a step failed with."""
         while (number := self._reader.recv(1)[0]) not in STOP_SIGNALS:
             if number == FAILED and self._error is not None:
                 raise self._error
@@ -139,7 +137,6 @@ def _kill_at_second_signal(shutdown: Shutdown, supervisor: Supervisor) -> None:
 
 
 def _configure(options: ServeOptions) -> Config:
-    """What this process and its children read from the environment from here on."""
     if options.data_dir is not None:
         os.environ["HELEXA_DATA_DIR"] = str(options.data_dir.absolute())
     config = read_config()

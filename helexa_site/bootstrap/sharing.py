@@ -35,12 +35,10 @@ class Share:
 
     @property
     def address(self) -> str:
-        """The address for other hosts, with its port."""
         host = next(iter(reached_at(self.host)), "127.0.0.1")
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def directives(self) -> list[str]:
-        """The lines of redis.conf that open this address."""
         listen = "*" if self.host in ("", "0.0.0.0") else self.host
         if not self.is_tls:
             return [f"bind {listen}", f"port {self.port}"]
@@ -96,8 +94,8 @@ SOMEWHERE_ELSE = ("192.0.2.1", 9)
 
 
 def reached_at(host: str) -> list[str]:
-    """What a server that listens on ``host`` is reached at from elsewhere, the best first; itself,
-    unless it listens on all addresses; empty where this machine has no network."""
+    """The addresses at which other hosts reach a server that listens on ``host``, the best first;
+    empty where this machine has no network."""
     if host not in ANY_ADDRESS:
         return [host]
     import psutil  # with the other requirements
@@ -120,7 +118,6 @@ def _is_of_a_network(address: str) -> bool:
 
 
 def _outgoing_address() -> str | None:
-    """The one that the way to other networks begins with."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(SOMEWHERE_ELSE)
@@ -149,12 +146,10 @@ SHARE_FILE = "share.json"
 
 
 def keep_share(redis_dir: Path, share: Share) -> None:
-    """Raises ``OSError``."""
     write_whole(redis_dir / SHARE_FILE, json.dumps({"host": share.host, "port": share.port}))
 
 
 def forget_share(redis_dir: Path) -> None:
-    """Raises ``OSError``."""
     (redis_dir / SHARE_FILE).unlink(missing_ok=True)
 
 

@@ -30,7 +30,6 @@ PROCESS_BYTES = 3 * 2**30
 
 
 def run_suite(arguments: list[str]) -> int:
-    """pytest's exit code."""
     isolate(os.environ)
     try:
         print_step("model", f"the default model is at {fetch_default_model()}")
@@ -80,7 +79,6 @@ def fetch_default_model() -> Path:
 
 
 def default_model_spec() -> LoadSpec:
-    """Returns the load spec of the default model, as the catalogue of a fresh start has it."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     import django
 

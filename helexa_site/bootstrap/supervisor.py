@@ -96,7 +96,6 @@ class Child:
         self._log.close()
 
     def kill(self) -> None:
-        """SIGKILL to its whole group, and no restart from now on."""
         with self._lock:
             self._stopping.set()
             if self._process is not None:
@@ -120,7 +119,6 @@ class Child:
             self._stopping.wait(delay_s)
 
     def _live(self) -> str:
-        """One life of the process, from start to end; returns its end in words."""
         try:
             process = self._spawn()
         except OSError as error:
@@ -139,7 +137,6 @@ class Child:
         return ending_in_words(return_code)
 
     def _end_leftover(self) -> None:
-        """Ends the process of a keeper that broke, before the next one starts its own."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -198,7 +195,7 @@ class LogFile(RotatingFileHandler):
 
 
 class StoppingError(Exception):
-    """Raised for a child that would start while all are being stopped."""
+    pass
 
 
 class Supervisor:
@@ -219,7 +216,6 @@ class Supervisor:
         return self._is_stopping
 
     def ensure_running(self) -> None:
-        """Raises ``StoppingError``."""
         if self._is_stopping:
             raise StoppingError
 
@@ -249,7 +245,6 @@ class Supervisor:
             self._on_stopped.pop()()
 
     def kill(self) -> None:
-        """Ends every child at once; ``stop`` waits for the rest."""
         for child in list(self._children):
             child.kill()
 

@@ -22,7 +22,6 @@ GATEWAY_REQUIREMENTS = "requirements-gateway.txt"
 
 
 def examine(options: DoctorOptions) -> Iterator[Finding]:
-    """Each finding as soon as it is there."""
     # Without settings nothing else can be examined.
     if refused := list(refusals(os.environ)):
         yield from map(_refused, refused)

@@ -84,7 +84,6 @@ def _try_to_make(there: Path) -> OSError | None:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or where it would be made."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 

@@ -87,7 +87,6 @@ def bounds_findings(users: Sequence[str | bytes], settings: Mapping[str, int]) -
 
 
 def info_findings(facts: dict[str, Any], took_ms: float) -> Iterator[Finding]:
-    """The findings from Redis' ``INFO``. Pure."""
     word = str(facts.get("redis_version", "0"))
     version = tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
     policy = facts.get("maxmemory_policy", "noeviction")
@@ -210,7 +209,6 @@ def fleet_findings() -> Iterator[Finding]:
 
 
 def report_findings(reports: Sequence[Report]) -> Iterator[Finding]:
-    """Pure."""
     if not reports:
         yield warning(
             "fleet",

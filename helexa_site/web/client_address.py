@@ -18,9 +18,8 @@ NO_ADDRESS = ipaddress.IPv6Address(0)
 
 
 def client_address(peer: str, forwarded_for: str, trusted_proxies: tuple[Network, ...]) -> Address:
-    """The first address from the right that is not a trusted proxy's. Where a proxy forwarded a
-    word that is
-    no address, it answers for its client itself; where all are proxies, the first of them asks."""
+    """The first address from the right that is not a trusted proxy's. A proxy that forwarded a word
+    that is no address counts as the client; where all are proxies, the leftmost one does."""
     address = parse_address(peer) or NO_ADDRESS
     for word in reversed(forwarded_for.split(",")):
         if not any(address in network for network in trusted_proxies):
@@ -33,7 +32,7 @@ def client_address(peer: str, forwarded_for: str, trusted_proxies: tuple[Network
 
 
 def counted_address(address: Address) -> str:
-    """What tries are counted by: an IPv6 client's network, or it had a new address for each."""
+    """Rate-limit key: the address, or the /64 network of an IPv6 client."""
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     host_bits = address.max_prefixlen - IPV6_CLIENT_BITS

@@ -81,6 +81,5 @@ def _json(request: HttpRequest, error: ApiError) -> HttpResponse:
 
 
 def _scope(request: HttpRequest) -> dict[str, Any]:
-    """The ASGI scope; an empty one under another server."""
     scope: dict[str, Any] = getattr(request, "scope", {})
     return scope

@@ -81,7 +81,6 @@ def _own_addresses() -> set[str]:
 
 
 def _as_host(address: str) -> str:
-    """Returns the address or name as a URL has it."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -27,7 +27,6 @@ class Item:
 
 
 def _rows(title: str, icon: str, app_and_model: str) -> Item:
-    """The admin's list of a model."""
     app, _, model = app_and_model.partition("_")
     name = f"admin:{app_and_model}_"
     return Item(title, icon, f"{name}changelist", f"{app}.view_{model}", also=name)

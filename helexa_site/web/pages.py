@@ -43,7 +43,6 @@ def shell_of(request: HttpRequest) -> dict[str, Any]:
 def render_page(
     request: HttpRequest, template: str, *, title: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    """``template`` extends ``pages/base.html``."""
     whole = {**shell_of(request), "title": title, **context}
     return render(request, template, whole, status=status)
 
@@ -62,7 +61,6 @@ def front(request: HttpRequest) -> HttpResponse:
 
 
 def favicon(_request: HttpRequest) -> HttpResponse:
-    """What browsers ask for by themselves where a page names none."""
     return HttpResponseRedirect(static("helexa/favicon.svg"))
 
 
