@@ -15,11 +15,10 @@ from metering.actor import Actor
 from metering.bench import store
 from metering.bench.errors import BenchFileError
 from metering.bench.files.bench_toml import BenchToml, read_bench_toml
-from metering.bench.files.original_database import is_database, read_original
 from metering.bench.files.results_json import read_results
 from metering.bench.models import BenchRun, BenchTarget
 
-SCRIPTS_BENCH, ORIGINAL = "scripts/bench", "original"
+SCRIPTS_BENCH = "scripts/bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +34,13 @@ def file_import(
     """``target``: the name under which results are kept, where it is not the file's. Raises
     ``BenchError``."""
     try:
-        if is_database(path):
-            rows = list(read_original(path))
-            return _keep(actor, path, rows, origin=ORIGINAL, target=target)
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchFileError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".toml":
         return toml_apply(actor=actor, toml=read_bench_toml(text))
     results = read_results(text, model=model, build=build)
-    imported = _keep(actor, path, results.rows, origin=SCRIPTS_BENCH, target=target)
+    imported = _keep(actor, path, results.rows, target=target)
     return Imported(num_runs=imported.num_runs, remarks=results.remarks)
 
 
@@ -64,16 +60,14 @@ def toml_apply(*, actor: Actor, toml: BenchToml) -> Imported:
     return Imported(num_targets=len(toml.targets), remarks=toml.remarks)
 
 
-def _keep(
-    actor: Actor, path: Path, rows: Iterable[Mapping[str, Any]], *, origin: str, target: str
-) -> Imported:
+def _keep(actor: Actor, path: Path, rows: Iterable[Mapping[str, Any]], *, target: str) -> Imported:
     written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     runs = []
     for row in rows:
         columns = {"ts": written_at, "target_kind": "openai", "ok": True, **row}
         if target:
             columns["target_name"] = target
-        run = BenchRun(origin=origin, **columns)
+        run = BenchRun(origin=SCRIPTS_BENCH, **columns)
         try:
             run.clean_fields()
         except ValidationError as error:

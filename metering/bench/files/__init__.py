@@ -1,7 +1,6 @@
-"""What the bench imports: one file for each kind of file, all pure but the original's database.
+"""What the bench imports: one file for each kind of file. Pure.
 
 helexa-bench.toml    the original's configuration: targets, scenarios, how often
 scripts/bench --json this repository's own measurements
-bench.sqlite         the original's results
 baseline points      a list of JSON objects with the columns of a run
 """

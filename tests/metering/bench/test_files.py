@@ -1,10 +1,8 @@
-"""Imports: the original's configuration and results, and this repository's own."""
+"""Imports: the original's configuration, and results."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -220,47 +218,6 @@ def test_what_the_api_exports_is_imported_as_it_was(bench: Bench, tmp_path: Path
         {k: v for k, v in row.items() if k not in own} for row in rows
     ]
     assert back[0]["gpus_json"] == json.dumps(measured.gpus)
-
-
-def test_the_originals_database_is_imported(bench: Bench, tmp_path: Path) -> None:
-    file = tmp_path / "bench.sqlite"
-    columns = {
-        "id": 1,
-        "ts": "2026-08-01T10:00:00+00:00",
-        "target_name": "beast",
-        "target_kind": "neuron",
-        "endpoint": "http://beast:13131",
-        "hostname": "beast",
-        "gpus_json": '[{"name": "a card"}]',
-        "git_sha": "a1952a4",
-        "git_dirty": 0,
-        "build_timestamp": "2026-07-31T00:00:00Z",
-        "rustc_version": "1.90",
-        "model_id": "qwen",
-        "scenario_id": "chat:128",
-        "prompt_size_approx": 128,
-        "decode_tps": 33.0,
-        "prefill_ms": 100.0,
-        "decode_ms": 900.0,
-        "prefill_tokens": 120,
-        "ok": 1,
-        "error": None,
-    }
-    with closing(sqlite3.connect(file)) as database, database:
-        database.execute(f"CREATE TABLE runs ({', '.join(columns)})")
-        for ok in (1, 0):
-            values = list({**columns, "ok": ok}.values())
-            database.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(values))})", values)
-    assert bench("import", str(file)).startswith("2 results")
-    run = BenchRun.objects.get(ok=True)
-    assert (run.scenario_id, run.build, run.gpus) == ("chat:128:warm", "a1952a4", ["a card"])
-    assert (run.prefill_tps, run.decode_tps, run.timing) == (1200.0, 33.0, "server")
-    assert run.ts == datetime(2026, 8, 1, 10, tzinfo=UTC)
-    assert bench("import", str(file)).startswith("0 results")
-    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database, database:
-        database.execute("CREATE TABLE something (a)")
-    with pytest.raises(CommandError, match="no database of helexa-bench"):
-        bench("import", str(tmp_path / "other.sqlite"))
 
 
 def test_a_target_is_checked(bench: Bench) -> None:

@@ -204,8 +204,7 @@ def _add_import(parser: ArgumentParser) -> None:
     parser.add_argument(
         "file",
         type=Path,
-        help="helexa-bench.toml, the original's bench.sqlite, what scripts/bench --json printed, "
-        "or a JSON list of points",
+        help="helexa-bench.toml, what scripts/bench --json printed, or a JSON list of points",
     )
     parser.add_argument("--model", default="", help="that scripts/bench measured")
     parser.add_argument("--build", default="", help="that scripts/bench measured")
