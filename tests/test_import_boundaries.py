@@ -116,7 +116,7 @@ BOUNDARIES = (
         for name in (
             "errors",
             *(f"results/{name}" for name in ("comparison", "metrics", "statistics")),
-            *(f"sweeps/{name}" for name in ("answers", "cases", "plan", "probing", "prompts")),
+            *(f"sweeps/{name}" for name in ("answers", "plan", "probing", "prompts")),
             *(f"sweeps/{name}" for name in ("scenarios", "settings")),
         )
     ),

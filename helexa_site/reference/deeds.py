@@ -489,7 +489,7 @@ OTHER_ROUTES = {
 OTHER_COMMANDS = frozenset(
     {
         *("backup", "bench once", "bench run", "bench report", "bench compare", "bench import"),
-        *("bench score", "chat", "connect", "deploy_gate", "ensure_default_model", "gateway"),
+        *("chat", "connect", "deploy_gate", "ensure_default_model", "gateway"),
         *("logs", "restore", "status", "tp_smoke", "usage", "logins"),
     }
 )

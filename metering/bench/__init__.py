@@ -1,4 +1,4 @@
-"""helexa-bench: how fast and how good endpoints are, build by build.
+"""helexa-bench: how fast endpoints are, build by build.
 
     targets ─▶ probe (build, models) ─▶ plan ─▶ sample over HTTP ─▶ runs ─▶ statistics ─▶ API, pages
 

@@ -70,11 +70,8 @@ class SweepPlan(models.Model):
         default=512, validators=[MinValueValidator(1)]
     )
     scenarios = models.JSONField(default=default_scenarios, blank=True)
-    probes = models.JSONField(
-        default=list,
-        blank=True,
-        help_text='As [{"name": "poem", "prompt": "…", "max_tokens": 2048}].',
-    )
+    probes = models.JSONField(default=list, blank=True)
+    """Unused; release 0.2, which may run beside this one during an upgrade, reads it."""
 
     def __str__(self) -> str:
         return "how targets are measured"

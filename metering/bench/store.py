@@ -18,7 +18,7 @@ from metering.bench.errors import BenchValueError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.bench.sweeps.plan import CellKey
 from metering.bench.sweeps.scenarios import parse_scenarios
-from metering.bench.sweeps.settings import KINDS, Probe, SweepSettings, TargetSpec
+from metering.bench.sweeps.settings import KINDS, SweepSettings, TargetSpec
 from metering.bench.sweeps.sweep import Kept
 from metering.services.audit import audit_entry_create
 
@@ -43,7 +43,6 @@ PLAN_FIELDS = (
     "max_tokens",
     "concurrency_prompt_tokens",
     "scenarios",
-    "probes",
 )
 
 
@@ -102,25 +101,6 @@ def run_of(kept: Kept) -> BenchRun:
             run.timing = BenchRun.Timing.SERVER
         for name, value in measured.items():
             setattr(run, name, value)
-    return run
-
-
-def run_score(*, actor: Actor, run_id: int, score: float, scorer: str = "manual") -> BenchRun:
-    """Keeps a person's score of a probe's answer, from 0 to 1. Raises ``BenchValueError``."""
-    if not 0 <= score <= 1:
-        raise BenchValueError("score", f"{score:g} is not from 0 to 1")
-    with transaction.atomic():
-        run = BenchRun.objects.select_for_update().filter(pk=run_id, ok=True).first()
-        if run is None:
-            raise BenchValueError("id", f"there is no run {run_id} that went well")
-        run.quality_score, run.scorer = score, scorer[:40]
-        run.save(update_fields=["quality_score", "scorer"])
-        audit_entry_create(
-            actor=actor,
-            action="bench_run.score",
-            object_id=str(run_id),
-            detail={"score": score, "scorer": scorer},
-        )
     return run
 
 
@@ -213,7 +193,6 @@ def settings_of(plan: SweepPlan) -> SweepSettings:
         max_tokens=plan.max_tokens,
         concurrency_prompt_tokens=plan.concurrency_prompt_tokens,
         scenarios=tuple(parse_scenarios(plan.scenarios)),
-        probes={probe.name: probe for probe in map(_probe, plan.probes)},
     )
 
 
@@ -233,15 +212,6 @@ def spec_of(target: BenchTarget, environment: Mapping[str, str]) -> TargetSpec:
         api_key=environment.get(target.api_key_env) if target.api_key_env else None,
         key_variable=target.api_key_env,
     )
-
-
-def _probe(fields: Any) -> Probe:
-    try:
-        return Probe(**fields)
-    except TypeError:
-        raise BenchValueError(
-            "probes", f"{fields!r} is not like {{'name': …, 'prompt': …, 'max_tokens': 2048}}"
-        ) from None
 
 
 def _ensure_texts(name: str, value: Any) -> None:

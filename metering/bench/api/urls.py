@@ -16,7 +16,6 @@ urlpatterns = [
     path("scaling", views.ScalingView.as_view()),
     path("concurrency", views.ConcurrencyView.as_view()),
     path("swap", views.SwapView.as_view()),
-    path("capability", views.CapabilityView.as_view()),
     path("compare", views.CompareView.as_view()),
     re_path(r"", UnknownUrlView.as_view()),
 ]

@@ -133,11 +133,6 @@ class SwapView(CellsView):
         return summaries.swap_rows(summaries.latest_of_each(cells))
 
 
-class CapabilityView(CellsView):
-    def rows(self, cells: list[CellValues]) -> list[dict[str, Any]]:
-        return summaries.quality_rows(summaries.latest_of_each(cells))
-
-
 class RunsView(BenchView):
     """Single samples, the newest first."""
 

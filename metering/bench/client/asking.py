@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from metering.bench.client.http import Http
 from metering.bench.errors import SampleFailedError
 from metering.bench.sweeps.answers import Answer, AnthropicFold, OpenAiFold
-from metering.bench.sweeps.cases import SchemaCase, Tool
 
 ANTHROPIC_VERSION = "2023-06-01"
 TIMING_HEADER = {"x-helexa-timing": "true"}
@@ -24,17 +23,11 @@ class Ask:
     model: str
     prompt: str
     max_tokens: int
-    tools: Sequence[Tool] = ()
-    schema: SchemaCase | None = None
 
 
 class Asker(Protocol):
     def ask(self, ask: Ask) -> Answer:
         """Raises ``SampleFailedError``."""
-        ...
-
-    def embed(self, model: str, texts: list[str]) -> int | None:
-        """The number of tokens, where the answer has it. Raises ``SampleFailedError``."""
         ...
 
 
@@ -45,38 +38,8 @@ class OpenAiAsker:
 
     def ask(self, ask: Ask) -> Answer:
         body = _streamed_body(ask) | {"stream_options": {"include_usage": True}}
-        if ask.tools:
-            body["tools"] = [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": tool.parameters,
-                    },
-                }
-                for tool in ask.tools
-            ]
-        if ask.schema is not None:
-            body["response_format"] = {
-                "type": "json_schema",
-                "json_schema": {
-                    "name": ask.schema.name,
-                    "strict": True,
-                    "schema": ask.schema.schema,
-                },
-            }
         fold = OpenAiFold()
         return _streamed(self._http, f"{self._base_url}/chat/completions", body, fold)
-
-    def embed(self, model: str, texts: list[str]) -> int | None:
-        body = {"model": model, "input": texts}
-        answer = self._http.post(f"{self._base_url}/embeddings", body)
-        vectors = answer.get("data") if isinstance(answer, dict) else None
-        if not isinstance(vectors, list) or len(vectors) != len(texts):
-            raise SampleFailedError(f"{len(texts)} texts have other than as many vectors")
-        tokens = (answer.get("usage") or {}).get("prompt_tokens")
-        return tokens if type(tokens) is int else None
 
 
 class AnthropicAsker:
@@ -86,21 +49,7 @@ class AnthropicAsker:
 
     def ask(self, ask: Ask) -> Answer:
         body = _streamed_body(ask)
-        if ask.tools:
-            body["tools"] = [
-                {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "input_schema": tool.parameters,
-                }
-                for tool in ask.tools
-            ]
-        if ask.schema is not None:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": ask.schema.schema}}
         return _streamed(self._http, f"{self._base_url}/messages", body, AnthropicFold())
-
-    def embed(self, model: str, texts: list[str]) -> int | None:
-        raise SampleFailedError("Anthropic's API has no embeddings")
 
 
 def _streamed_body(ask: Ask) -> dict[str, Any]:

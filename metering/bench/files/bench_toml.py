@@ -1,7 +1,8 @@
 """``helexa-bench.toml`` in the original's format. Pure.
 
 The original's ``chat:<n>`` sent the same prompt each time, so that a prefix cache served it: a size
-of its becomes both ``chat:<n>`` and ``chat:<n>:warm`` here.
+of its becomes both ``chat:<n>`` and ``chat:<n>:warm`` here. Scenarios of earlier releases are left
+out with a remark.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ LEFT_OUT = {
     ("api", "enabled"): "the API is this server's",
     ("api", "listen"): "the API is this server's",
     ("scenarios", "image_sizes"): "no images are measured",
+    ("scenarios", "capability_probes"): "answers are not scored",
 }
+GONE_KINDS = frozenset({"context", "swap", "tools", "structured", "capability", "embedding"})
 NUMBERS = (int, float)
 
 
@@ -69,7 +72,8 @@ def read_bench_toml(text: str) -> BenchToml:
         raise BenchFileError("targets are written as [[targets]]")
     plan = {**_bench(_table(table, "bench"), remarks)}
     plan |= _scenarios(_table(table, "scenarios"), remarks)
-    return BenchToml(plan=plan, targets=tuple(map(_target, targets)), remarks=tuple(remarks))
+    found = tuple(_target(target, remarks) for target in targets)
+    return BenchToml(plan=plan, targets=found, remarks=tuple(remarks))
 
 
 def _bench(table: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
@@ -95,10 +99,7 @@ def _scenarios(table: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
             case "concurrency_levels":
                 ids += [f"concurrency:{level}" for level in _list(name, value)]
             case "ids":
-                ids += map(str, _list(name, value))
-            case "capability_probes":
-                plan["probes"] = [_probe(one) for one in _list(name, value)]
-                ids += [f"capability:{probe['name']}" for probe in plan["probes"]]
+                ids += _measured(_list(name, value), remarks)
             case "max_tokens" | "concurrency_prompt_tokens":
                 plan[name] = int(_number(f"scenarios.{name}", value))
             case _:
@@ -111,20 +112,26 @@ def _scenarios(table: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
     return plan
 
 
-def _probe(table: Any) -> dict[str, Any]:
-    if not isinstance(table, dict) or not {"name", "prompt"} <= table.keys():
-        raise BenchFileError("a capability probe has a name and a prompt")
-    if extra := table.keys() - {"name", "prompt", "max_tokens"}:
-        raise BenchFileError(f"a capability probe has no {', '.join(sorted(extra))}")
-    return dict(table)
-
-
-def _target(table: Any) -> dict[str, Any]:
+def _target(table: Any, remarks: list[str]) -> dict[str, Any]:
     if not isinstance(table, dict) or not {"name", "kind", "endpoint"} <= table.keys():
         raise BenchFileError("a target has a name, a kind and an endpoint")
     if extra := table.keys() - TARGET_NAMES.keys():
         raise BenchFileError(f"a target has no {', '.join(sorted(extra))}")
-    return {TARGET_NAMES[name]: value for name, value in table.items()}
+    target = {TARGET_NAMES[name]: value for name, value in table.items()}
+    if scenarios := target.get("scenarios"):
+        target["scenarios"] = _measured(_list("scenarios", scenarios), remarks)
+        if not target["scenarios"]:
+            target["enabled"] = False
+            remarks.append(f"{target['name']} is disabled: none of its scenarios is measured")
+    return target
+
+
+def _measured(ids: list[Any], remarks: list[str]) -> list[str]:
+    """The scenarios without those that are gone."""
+    texts = list(map(str, ids))
+    gone = [text for text in texts if text.partition(":")[0] in GONE_KINDS]
+    remarks += [f"{text} is left out: it is no longer measured" for text in gone]
+    return [text for text in texts if text not in gone]
 
 
 def _left_out(table: str, name: str, remarks: list[str]) -> None:

@@ -33,14 +33,8 @@ METRICS: Mapping[str, Metric] = {
 JUDGED: Mapping[ScenarioKind, tuple[Metric, ...]] = {
     ScenarioKind.CHAT: (DECODE, TTFT, PREFILL),
     ScenarioKind.PREFILL: (PREFILL, TTFT),
-    ScenarioKind.CONTEXT: (DECODE,),
     ScenarioKind.CONCURRENCY: (DECODE, TTFT_P95),
     ScenarioKind.LOAD: (LOAD, UNLOAD),
-    ScenarioKind.SWAP: (LOAD, UNLOAD),
-    ScenarioKind.TOOLS: (QUALITY,),
-    ScenarioKind.STRUCTURED: (QUALITY,),
-    ScenarioKind.CAPABILITY: (QUALITY,),
-    ScenarioKind.EMBEDDING: (PREFILL, TOTAL),
 }
 """Those that show that a build got worse. An answer's whole time depends on its length."""
 

@@ -59,13 +59,6 @@ SWAP: tuple[Column, ...] = (
     ("load p95 ms", "swap_load_ms_p95"),
     ("n", "n"),
 )
-CAPABILITY: tuple[Column, ...] = (
-    *HEAD,
-    ("scenario", "scenario_id"),
-    ("score", "quality_score_mean"),
-    ("scored", "scored"),
-    ("n", "n"),
-)
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 from metering.bench.results.reading import CellValues, by_series
 from metering.bench.results.statistics import median, percentile
-from metering.bench.sweeps.scenarios import ScenarioKind
 
 Row = dict[str, Any]
 KNEE_LATENCY = 2.0
@@ -84,7 +83,7 @@ def scaling_rows(cells: Iterable[CellValues]) -> list[Row]:
     """Speeds over the length of what came before, of the scenarios that have one.
     ``decode_flatness`` is the longest context's share of the shortest's speed."""
     rows = []
-    for group in _grouped(cells, (ScenarioKind.CONTEXT, ScenarioKind.CHAT, ScenarioKind.PREFILL)):
+    for group in _grouped(cells, ("chat", "prefill", "context")):
         points = sorted(
             map(_scaling_point, group),
             key=lambda point: (point["prompt_tokens"], point["scenario_id"]),
@@ -99,7 +98,7 @@ def concurrency_rows(cells: Iterable[CellValues]) -> list[Row]:
     """Throughput against latency, and the knee: as many at once as are all served, with a p95 of at
     most twice the lightest's."""
     rows = []
-    for group in _grouped(cells, (ScenarioKind.CONCURRENCY,)):
+    for group in _grouped(cells, ("concurrency",)):
         points = sorted((_concurrency_point(cell) for cell in group), key=_level)
         rows.append({**_head(group[0]), "points": points, "knee_concurrency": knee_of(points)})
     return rows
@@ -131,21 +130,7 @@ def swap_rows(cells: Iterable[CellValues]) -> list[Row]:
             "n": cell.num_samples,
         }
         for cell in cells
-        if kind_of(cell) in (ScenarioKind.LOAD, ScenarioKind.SWAP)
-    ]
-
-
-def quality_rows(cells: Iterable[CellValues]) -> list[Row]:
-    return [
-        {
-            **_head(cell),
-            "scenario_id": cell.scenario,
-            "quality_score_mean": mean(cell.of("quality_score")),
-            "scored": len(cell.of("quality_score")),
-            "n": cell.num_samples,
-        }
-        for cell in cells
-        if kind_of(cell) in (ScenarioKind.CAPABILITY, ScenarioKind.TOOLS, ScenarioKind.STRUCTURED)
+        if cell.of("swap_load_ms")
     ]
 
 

@@ -3,7 +3,7 @@ are arguments, in seconds since the request was sent."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from metering.bench.errors import SampleFailedError
@@ -22,9 +22,6 @@ class ServerTiming:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    text: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    """Names and arguments as they came."""
     num_pieces: int = 0
     first_s: float | None = None
     last_s: float | None = None
@@ -78,7 +75,6 @@ class OpenAiFold:
 
     def __init__(self) -> None:
         self.answer = Answer()
-        self._calls: dict[int, list[str]] = {}
 
     def feed(self, event: dict[str, Any], at_s: float) -> None:
         """Raises ``SampleFailedError`` for an error within the stream."""
@@ -94,21 +90,12 @@ class OpenAiFold:
 
     def end(self, at_s: float) -> Answer:
         self.answer.total_s = at_s
-        self.answer.calls = [(name, text) for name, text in self._calls.values()]
         return self.answer
 
     def _delta(self, delta: dict[str, Any], at_s: float) -> None:
-        text = delta.get("content") or ""
-        thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        calls = delta.get("tool_calls") or []
-        if text or thinking or calls:
+        thinking = delta.get("reasoning_content") or delta.get("reasoning")
+        if delta.get("content") or thinking:
             self.answer.note_piece(at_s)
-        self.answer.text += text
-        for call in calls:
-            parts = self._calls.setdefault(int(call.get("index") or 0), ["", ""])
-            function = call.get("function") or {}
-            parts[0] += function.get("name") or ""
-            parts[1] += function.get("arguments") or ""
 
     def _usage(self, usage: dict[str, Any]) -> None:
         details = usage.get("prompt_tokens_details") or {}
@@ -122,7 +109,6 @@ class AnthropicFold:
 
     def __init__(self) -> None:
         self.answer = Answer()
-        self._calls: dict[int, list[str]] = {}
 
     def feed(self, event: dict[str, Any], at_s: float) -> None:
         """Raises ``SampleFailedError`` for an error within the stream."""
@@ -131,10 +117,9 @@ class AnthropicFold:
                 raise SampleFailedError(_message(event.get("error")))
             case "message_start":
                 self._usage((event.get("message") or {}).get("usage") or {})
-            case "content_block_start":
-                self._start(event, at_s)
             case "content_block_delta":
-                self._delta(event, at_s)
+                if (event.get("delta") or {}).get("type") in ("text_delta", "thinking_delta"):
+                    self.answer.note_piece(at_s)
             case "message_delta":
                 self._usage(event.get("usage") or {})
         if timing := timing_of(event):
@@ -142,23 +127,7 @@ class AnthropicFold:
 
     def end(self, at_s: float) -> Answer:
         self.answer.total_s = at_s
-        self.answer.calls = [(name, text or "{}") for name, text in self._calls.values()]
         return self.answer
-
-    def _start(self, event: dict[str, Any], at_s: float) -> None:
-        block = event.get("content_block") or {}
-        if block.get("type") == "tool_use":
-            self._calls[int(event.get("index") or 0)] = [block.get("name") or "", ""]
-            self.answer.note_piece(at_s)
-
-    def _delta(self, event: dict[str, Any], at_s: float) -> None:
-        delta = event.get("delta") or {}
-        if delta.get("type") in ("text_delta", "thinking_delta", "input_json_delta"):
-            self.answer.note_piece(at_s)
-        self.answer.text += delta.get("text") or ""
-        parts = self._calls.get(int(event.get("index") or 0))
-        if parts is not None:
-            parts[1] += delta.get("partial_json") or ""
 
     def _usage(self, usage: dict[str, Any]) -> None:
         """Anthropic counts cached tokens beside the rest of the prompt."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from metering.bench.sweeps.scenarios import TAKING_OFFLINE, WITHOUT_WARM_UP, Scenario
+from metering.bench.sweeps.scenarios import Scenario
 
 CellKey = tuple[str, str, str, str]
 """Target, build, model, scenario id."""
@@ -36,7 +36,7 @@ class Work:
     def warms_up(self) -> bool:
         """Each sweep's first request to a cell is not measured: the server may have restarted since
         the last one."""
-        return self.cell.scenario.kind not in WITHOUT_WARM_UP
+        return not self.cell.scenario.takes_offline
 
 
 def work_left(
@@ -46,13 +46,12 @@ def work_left(
     takes a model offline comes last."""
     work = []
     for cell in dict.fromkeys(cells):
-        wanted = cell.scenario.samples_needed(samples_per_build)
-        missing = wanted - num_done.get(cell.key, 0)
+        missing = samples_per_build - num_done.get(cell.key, 0)
         if missing > 0:
             work.append(Work(cell=cell, num_samples=missing))
     first_seen = {key: number for number, key in enumerate(dict.fromkeys(map(_model_of, work)))}
     return sorted(
-        work, key=lambda one: (first_seen[_model_of(one)], one.cell.scenario.kind in TAKING_OFFLINE)
+        work, key=lambda one: (first_seen[_model_of(one)], one.cell.scenario.takes_offline)
     )
 
 

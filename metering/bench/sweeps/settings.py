@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metering.bench.sweeps.scenarios import DEFAULT_SCENARIOS, Scenario, parse_scenario
 
 KINDS = ("neuron", "openai", "anthropic")
-DEFAULT_PROBE_TOKENS = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """What ``capability:NAME`` asks."""
-
-    name: str
-    prompt: str
-    max_tokens: int = DEFAULT_PROBE_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +20,6 @@ class SweepSettings:
     scenarios: tuple[Scenario, ...] = field(
         default_factory=lambda: tuple(map(parse_scenario, DEFAULT_SCENARIOS))
     )
-    probes: Mapping[str, Probe] = field(default_factory=dict)
     yields_for_s: float = 300.0
     """How long a busy target is waited for before the sweep continues without it."""
     is_beside_load: bool = False

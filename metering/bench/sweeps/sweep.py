@@ -19,13 +19,10 @@ from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachab
 from metering.bench.sweeps.measuring import Measuring, Sample, measure
 from metering.bench.sweeps.plan import Cell, CellKey, Work, work_left
 from metering.bench.sweeps.probing import ModelInfo, Probed, Telemetry
-from metering.bench.sweeps.prompts import corrected_filler, guessed_filler
 from metering.bench.sweeps.scenarios import Scenario, why_not
 from metering.bench.sweeps.settings import SweepSettings, TargetSpec
 
 BUSY_POLL_S = 1.0
-LENGTH_TOLERANCE = 0.02
-"""A prompt that is so nearly as long as it should be is left as it is."""
 MAX_FAILURES_IN_A_ROW = 2
 """A cell is left after so many: what fails twice most likely fails again."""
 
@@ -99,8 +96,6 @@ class _TargetSweep:
         self._spec = spec
         self._result = result
         self._target = sweep.open_target(spec)
-        self._fillers: dict[tuple[str, int], int] = {}
-        """How many characters make a prompt of so many tokens, by model and tokens."""
 
     def run(self) -> None:
         """Raises ``BenchError``."""
@@ -171,32 +166,7 @@ class _TargetSweep:
         if sample is None:
             self._keep(work, None, error)
             return False
-        if self._learn_length(work, sample) and work.cell.scenario.repeats_its_prompt:
-            # The samples' prompt is another one than the cache holds by now.
-            self._take(work, asker)
         return True
-
-    def _learn_length(self, work: Work, sample: Sample) -> bool:
-        """Fits prompts of this size to what the endpoint counted of the first one, once. Returns
-        whether later prompts differ from it."""
-        key, num_tokens = self._length_of(work), self._num_tokens(work)
-        if num_tokens is None or key in self._fillers or not sample.prompt_tokens_actual:
-            return False
-        guessed = self._fillers[key] = guessed_filler(num_tokens)
-        if abs(sample.prompt_tokens_actual - num_tokens) > LENGTH_TOLERANCE * num_tokens:
-            self._fillers[key] = corrected_filler(num_tokens, guessed, sample.prompt_tokens_actual)
-        return self._fillers[key] != guessed
-
-    def _length_of(self, work: Work) -> tuple[str, int]:
-        return work.cell.model, self._num_tokens(work) or 0
-
-    def _num_tokens(self, work: Work) -> int | None:
-        """Returns how many tokens each of its prompts has; ``None``: the scenario sets no
-        number."""
-        scenario = work.cell.scenario
-        if scenario.concurrency is not None:
-            return self._settings.concurrency_prompt_tokens
-        return scenario.prompt_tokens
 
     def _take(self, work: Work, asker: Asker) -> tuple[Sample | None, str]:
         self._wait_while_busy()
@@ -207,7 +177,6 @@ class _TargetSweep:
             scenario=work.cell.scenario,
             settings=self._settings,
             salt=secrets.token_hex(8),
-            filler_characters=self._fillers.get(self._length_of(work)),
         )
         try:
             return measure(measuring), ""
@@ -257,7 +226,6 @@ def _values_text(sample: Sample) -> str:
             (sample.prefill_tps, "tok/s prefill,"),
             (sample.decode_tps, "tok/s decode,"),
             (sample.swap_load_ms, "ms to load,"),
-            (sample.quality_score, "scored,"),
             (sample.total_s, "s in all"),
         )
         if value is not None

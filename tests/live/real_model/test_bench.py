@@ -59,7 +59,7 @@ def test_a_sweep_of_the_fleet_and_of_an_endpoint_that_gets_slower(serve: Serve) 
         assert "6 measured, 0 failed" in swept.stdout  # a pinned model is unloaded for it as well
         peer = ("once", "--endpoint", url, "--name", "peer", "--pause", "0")
         for script.build, script.speed in (("b1", 1.0), ("b2", 0.7)):
-            swept = bench(serve, *peer, "--scenario", "chat:128", "--scenario", "context:256")
+            swept = bench(serve, *peer, "--scenario", "chat:128", "--scenario", "chat:256:warm")
             assert swept.returncode == 0, swept.stderr + swept.stdout
 
     rows = httpx.get(f"{serve.url}/api/bench/summary?model={MODEL}", timeout=60).json()

@@ -97,7 +97,7 @@ FLEET: dict[str, tuple[str, int]] = {
         f"api/bench/{name}": (f"/api/bench/{name}", 200)
         for name in (
             *("health", "dimensions", "summary", "runs", "scaling", "concurrency"),
-            *("swap", "capability"),
+            "swap",
         )
     },
     "api/bench/series": ("/api/bench/series?model=tiny&scenario=chat:128", 200),

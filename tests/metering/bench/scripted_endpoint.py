@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from metering.bench.sweeps import cases
-
-MODEL, EMBEDDER = "scripted", "scripted-embedder"
+MODEL = "scripted"
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 64
 DECODE_TPS, PREFILL_TPS = 200.0, 5000.0
+PIECES = ("The pier ", "is old.")
 
 
 @dataclass
@@ -32,7 +31,6 @@ class Script:
     in_flight: int = 0
     """Other clients' requests, as the neuron's health reports them."""
     locations: list[str] = field(default_factory=lambda: ["beast"])
-    wrong_calls: bool = False
     key: str = ""
     """What every request must have in its Authorization header; empty: none is asked for."""
     asked: list[tuple[str, Any]] = field(default_factory=list)
@@ -100,12 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.script.status != 200:
             self._json(self.script.status, {"error": {"message": "not today"}})
         elif path == "/v1/chat/completions":
-            self._stream(list(self._chunks(body)))
+            self._stream(list(self._chunks()))
         elif path == "/v1/messages":
-            self._stream(list(self._events(body)))
-        elif path == "/v1/embeddings":
-            data = [{"index": n, "embedding": [0.0]} for n in range(len(body["input"]))]
-            self._json(200, {"data": data, "usage": {"prompt_tokens": 10 * len(data)}})
+            self._stream(list(self._events()))
         elif path in ("/models/load", "/models/unload"):
             self._json(200, {"status": "done"})
         else:
@@ -136,24 +131,16 @@ class _Handler(BaseHTTPRequestHandler):
             "/v1/models": {
                 "data": [
                     {"id": MODEL, "capabilities": ["chat", "tool_call"], "quant": "q4"},
-                    {"id": EMBEDDER, "capabilities": ["embeddings"]},
+                    {"id": "scripted-embedder", "capabilities": ["embeddings"]},
                     {"id": "cold", "loaded": False},
                 ]
             },
         }.get(path)
 
-    def _chunks(self, body: Any) -> Iterator[Any]:
+    def _chunks(self) -> Iterator[Any]:
         yield {"choices": [{"delta": {"role": "assistant"}}]}
-        if "tools" in body:
-            case = self._tool_case(body)
-            text = json.dumps(case.arguments)
-            call = {"index": 0, "function": {"name": case.call, "arguments": text[:5]}}
-            yield {"choices": [{"delta": {"tool_calls": [call]}}]}
-            rest = {"index": 0, "function": {"arguments": text[5:]}}
-            yield {"choices": [{"delta": {"tool_calls": [rest]}}]}
-        else:
-            for piece in self._text(body):
-                yield {"choices": [{"delta": {"content": piece}}]}
+        for piece in PIECES:
+            yield {"choices": [{"delta": {"content": piece}}]}
         last: dict[str, Any] = {
             "choices": [],
             "usage": {
@@ -166,30 +153,12 @@ class _Handler(BaseHTTPRequestHandler):
             last["usage"]["helexa_timing"] = self.script.timing()
         yield last
 
-    def _text(self, body: Any) -> list[str]:
-        if "response_format" not in body:
-            return ["The pier ", "is old."]
-        name = body["response_format"]["json_schema"]["name"]
-        case = next(case for case in cases.SCHEMA_CASES if case.name == name)
-        fills = {"string": "x", "integer": 3, "array": ["blue"]}
-        value = {
-            field: case.values.get(field, fills[part["type"]])
-            for field, part in case.schema["properties"].items()
-        }
-        return [json.dumps(value)]
-
-    def _tool_case(self, body: Any) -> cases.ToolCase:
-        asked = body["messages"][0]["content"]
-        if self.script.wrong_calls:
-            return cases.TOOL_CASES[0]
-        return next(case for case in cases.TOOL_CASES if asked.startswith(case.prompt))
-
-    def _events(self, body: Any) -> Iterator[Any]:
+    def _events(self) -> Iterator[Any]:
         yield {
             "type": "message_start",
             "message": {"usage": {"input_tokens": 90, "cache_read_input_tokens": 10}},
         }
-        for piece in self._text(body):
+        for piece in PIECES:
             yield {"type": "content_block_delta", "delta": {"type": "text_delta", "text": piece}}
         yield {"type": "message_delta", "usage": {"output_tokens": COMPLETION_TOKENS}}
 

@@ -1,8 +1,7 @@
-"""Times and counts of streamed answers, and their score."""
+"""Times and counts of streamed answers."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.bench.errors import SampleFailedError
-from metering.bench.sweeps import cases, probing, prompts
+from metering.bench.sweeps import probing, prompts
 from metering.bench.sweeps.answers import Answer, AnthropicFold, OpenAiFold, ServerTiming, timing_of
 from tests.cases import each_case
 
@@ -27,27 +26,18 @@ def test_the_first_token_is_the_first_with_content() -> None:
     fold.feed(delta(content="yes"), 0.9)
     answer = fold.end(1.0)
     assert (answer.first_s, answer.last_s, answer.total_s) == (0.4, 0.9, 1.0)
-    assert (answer.text, answer.num_pieces) == ("yes", 2)
-
-
-def test_calls_are_put_together_from_their_pieces() -> None:
-    fold = OpenAiFold()
-    for index, name, text in [(0, "add", '{"a"'), (1, "f", ""), (0, None, ": 1}")]:
-        function = {"name": name, "arguments": text}
-        fold.feed(delta(tool_calls=[{"index": index, "function": function}]), 0.1)
-    assert fold.end(1.0).calls == [("add", '{"a": 1}'), ("f", "")]
+    assert answer.num_pieces == 2
 
 
 def test_anthropics_events_are_folded_too() -> None:
     fold = AnthropicFold()
     fold.feed({"type": "message_start", "message": {"usage": {"input_tokens": 5}}}, 0.1)
-    block = {"type": "tool_use", "name": "add"}
-    fold.feed({"type": "content_block_start", "index": 1, "content_block": block}, 0.2)
-    part = {"type": "input_json_delta", "partial_json": "{}"}
-    fold.feed({"type": "content_block_delta", "index": 1, "delta": part}, 0.3)
+    fold.feed({"type": "content_block_start", "content_block": {"type": "text"}}, 0.2)
+    for at_s, delta_type in ((0.3, "thinking_delta"), (0.35, "text_delta"), (0.4, "ping")):
+        fold.feed({"type": "content_block_delta", "delta": {"type": delta_type}}, at_s)
     fold.feed({"type": "message_delta", "usage": {"output_tokens": 7}}, 0.4)
     answer = fold.end(0.5)
-    assert (answer.calls, answer.first_s) == ([("add", "{}")], 0.2)
+    assert (answer.num_pieces, answer.first_s, answer.last_s) == (2, 0.3, 0.35)
     assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, 0, 7)
 
 
@@ -90,40 +80,15 @@ def test_a_prompt_from_the_cache_has_no_speed() -> None:
     assert replace(answer, cached_tokens=None).prefill_tps == pytest.approx(1000)
 
 
-def test_every_case_can_be_answered_rightly_and_wrongly() -> None:
-    for case in cases.TOOL_CASES:
-        arguments = json.dumps(case.arguments)
-        assert cases.fault_of_calls(case, [(case.call, arguments)]) == ""
-        assert cases.fault_of_calls(case, []) == "0 calls instead of one"
-        assert "instead of" in cases.fault_of_calls(case, [("dance", arguments)])
-        assert cases.fault_of_calls(case, [(case.call, "{}")])
-        assert cases.fault_of_calls(case, [(case.call, "[1")])
-    for schema in cases.SCHEMA_CASES:
-        assert cases.fault_of_json(schema, "no") == "the answer is no JSON"
-        assert cases.fault_of_json(schema, "[]") == "it is no object"
-
-
-@each_case(
-    ("answer", "fault"),
-    [
-        ({"value": 21, "unit": "celsius"}, ""),
-        ({"value": 21, "unit": "kelvin"}, "unit is none of ['celsius', 'fahrenheit']"),
-        ({"value": "21", "unit": "celsius"}, "value is no whole number"),
-        ({"value": True, "unit": "celsius"}, "value is no whole number"),
-        ({"value": 22, "unit": "celsius"}, "value is 22 instead of 21"),
-        ({"unit": "celsius"}, "it has the fields ['unit']"),
-    ],
-)
-def test_json_is_held_to_its_schema_and_to_the_question(answer: Any, fault: str) -> None:
-    case = next(case for case in cases.SCHEMA_CASES if case.name == "unit")
-    assert cases.fault_of_json(case, json.dumps(answer)) == fault
-
-
 @given(st.integers(1, 300), st.text(max_size=8))
 def test_prompts_are_as_long_as_they_should_be(num_tokens: int, salt: str) -> None:
-    text = prompts.filler(num_tokens, salt)
-    assert len(text) == num_tokens * prompts.CHARACTERS_PER_TOKEN
-    assert text == prompts.filler(num_tokens, salt)
+    text = prompts.chat_prompt(num_tokens, salt)
+    words, _, ask = text.partition("\n\n")
+    assert len(words.split(" ")) == max(8, num_tokens - prompts.ASK_TOKENS)
+    assert ask == f"{prompts.ASK} {prompts.NO_THINKING}"
+    assert (
+        text == prompts.chat_prompt(num_tokens, salt) != prompts.chat_prompt(num_tokens, f"{salt}!")
+    )
 
 
 @each_case(

@@ -14,7 +14,7 @@ from tests.metering.bench import results
 
 PATHS = (
     *("health", "dimensions", "summary", "series?model=tiny&scenario=chat:128", "runs", "scaling"),
-    *("concurrency", "swap", "capability", "compare?before=beast"),
+    *("concurrency", "swap", "compare?before=beast"),
 )
 
 
@@ -72,6 +72,7 @@ def test_the_summary_is_of_the_latest_builds(api: Api) -> None:
     assert rows["peer", "chat:128"]["decode_tps_median"] == pytest.approx(80)
     assert {row["target_name"] for row in api.get("bench/summary?target=peer")} == {"peer"}
     assert api.get("bench/summary?host=beast.example.org&scenario=load")[0]["n"] == 5
+    assert rows["beast", "tools"]["quality_score_mean"] == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_series_goes_by_when_builds_were_made(api: Api) -> None:
@@ -100,7 +101,7 @@ def test_runs_are_single_samples(api: Api) -> None:
         api.get(f"bench/runs?{query}", 400)
 
 
-def test_scaling_concurrency_swap_and_scores(api: Api) -> None:
+def test_scaling_concurrency_and_the_cost_of_loading(api: Api) -> None:
     (scaling,) = api.get("bench/scaling?target=beast&scenario=")
     contexts = [point for point in scaling["points"] if "context" in point["scenario_id"]]
     assert [point["prompt_tokens"] for point in contexts] == [512, 8192]
@@ -110,8 +111,6 @@ def test_scaling_concurrency_swap_and_scores(api: Api) -> None:
     assert found["knee_concurrency"] == 4
     (swap,) = api.get("bench/swap")
     assert swap["swap_load_ms_median"] == pytest.approx(900)
-    (score,) = api.get("bench/capability")
-    assert score["quality_score_mean"] == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_comparison_reports_what_regressed(api: Api) -> None:
@@ -126,7 +125,7 @@ def test_a_comparison_reports_what_regressed(api: Api) -> None:
     assert beside["improved"] == 1
     for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
         api.get(f"bench/compare?{query}", 400)
-    results.cell(target_name="third", scenario_id="embedding", total_s=1.0)
+    results.cell(target_name="third", scenario_id="prefill:9", ttft_s=1.0)
     api.get("bench/compare?before=beast&after=third", 404)
 
 

@@ -11,7 +11,7 @@ from django.test import Client
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import DECODE_TPS, Script
 
-SWEEP = ("--scenario", "chat:128", "--scenario", "context:300", "--samples", "5")
+SWEEP = ("--scenario", "chat:128", "--scenario", "chat:300:warm", "--samples", "5")
 
 
 @pytest.fixture
@@ -69,12 +69,12 @@ def test_few_samples_are_no_verdict(bench: Bench, script: Script) -> None:
 def test_reports_are_tables_and_json(two_builds: Bench) -> None:
     table = two_builds("report")
     assert "| peer | scripted | chat:128 |" in table and "| b2 | 5 |" in table
-    (chat, context) = json.loads(two_builds("report", "--format", "json"))
+    (chat, warm) = json.loads(two_builds("report", "--format", "json"))
     assert (chat["scenario_id"], chat["n"], chat["git_sha"]) == ("chat:128", 5, "b2")
-    assert context["decode_tps_median"] == pytest.approx(0.7 * DECODE_TPS, rel=0.02)
+    assert warm["decode_tps_median"] == pytest.approx(0.7 * DECODE_TPS, rel=0.02)
     (scaling,) = json.loads(two_builds("report", "--scaling", "--format", "json"))
     assert len(scaling["points"]) == 2 and scaling["decode_flatness"] == pytest.approx(1, abs=0.02)
-    for view in ("--scaling", "--swap", "--capability", "--concurrency"):
+    for view in ("--scaling", "--swap", "--concurrency"):
         assert two_builds("report", view).startswith("| engine | model | build |")
 
 
@@ -83,7 +83,7 @@ def test_the_api_and_the_pages_show_it(two_builds: Bench, admin_client: Client) 
     verdicts = {
         (cell["scenario_id"], cell["metric"]): cell["verdict"] for cell in comparison["cells"]
     }
-    for cell in (("chat:128", "decode_tps"), ("context:300", "decode_tps")):
+    for cell in (("chat:128", "decode_tps"), ("chat:300:warm", "decode_tps")):
         assert verdicts[cell] == "regressed"
     for path in ("", "compare/?before=peer@b1&after=peer@b2"):
         assert "data-regressed" in admin_client.get(f"/bench/{path}").content.decode()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from metering.bench.results.comparison import Verdict, compare, judge
-from metering.bench.results.metrics import DECODE, JUDGED, QUALITY, TTFT, judged_metrics
+from metering.bench.results.metrics import DECODE, JUDGED, LOAD, TTFT, judged_metrics
 from metering.bench.sweeps.scenarios import ScenarioKind
 
 BEFORE = [100.0, 101.5, 99.2, 100.7, 98.9]
@@ -60,31 +60,31 @@ def test_noise_is_hardly_ever_a_regression() -> None:
     assert found.count(Verdict.SAME) >= 980
 
 
-def test_scores_of_nothing_right_are_compared_as_well() -> None:
-    assert verdict([1.0] * 5, [0.0] * 5, metric=QUALITY) is Verdict.REGRESSED
-    assert verdict([0.0] * 5, [0.8] * 5, metric=QUALITY) is Verdict.IMPROVED
-    assert verdict([0.0] * 5, [0.0] * 5, metric=QUALITY) is Verdict.SAME
+def test_zeros_are_compared_as_well() -> None:
+    assert verdict([1.0] * 5, [0.0] * 5, metric=LOAD) is Verdict.IMPROVED
+    assert verdict([0.0] * 5, [0.8] * 5, metric=LOAD) is Verdict.REGRESSED
+    assert verdict([0.0] * 5, [0.0] * 5, metric=LOAD) is Verdict.SAME
 
 
 def test_cells_are_compared_with_their_like() -> None:
     before = {
         ("m", "chat:128"): {"decode_tps": BEFORE, "ttft_s": [0.1] * 5},
-        ("m", "tools"): {"quality_score": [1.0] * 5},
-        ("gone", "tools"): {"quality_score": [1.0] * 5},
+        ("m", "load"): {"swap_load_ms": [1.0] * 5},
+        ("gone", "load"): {"swap_load_ms": [1.0] * 5},
     }
     after = {
         ("m", "chat:128"): {"decode_tps": SLOWER, "ttft_s": [0.1] * 5},
-        ("m", "tools"): {"quality_score": [1.0] * 5},
-        ("m", "context:9"): {"decode_tps": BEFORE},
+        ("m", "load"): {"swap_load_ms": [1.0] * 5},
+        ("m", "prefill:9"): {"prefill_tps": BEFORE},
     }
     found = compare(before, after)
     assert [(cell.scenario, cell.verdict) for cell in found.cells] == [
         ("chat:128", Verdict.REGRESSED),
-        ("tools", Verdict.SAME),
+        ("load", Verdict.SAME),
     ]
     assert [cell.scenario for cell in found.having(Verdict.REGRESSED)] == ["chat:128"]
-    assert found.only_before == (("gone", "tools"),)
-    assert found.only_after == (("m", "context:9"),)
+    assert found.only_before == (("gone", "load"),)
+    assert found.only_after == (("m", "prefill:9"),)
 
 
 def test_one_metric_can_be_looked_at_alone() -> None:

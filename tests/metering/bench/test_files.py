@@ -65,7 +65,6 @@ def test_the_originals_configuration_is_imported(bench: Bench, toml: Path) -> No
         "chat:128",
         "chat:128:warm",
         "concurrency:2",
-        "capability:pier",
     ]
     actions = set(AuditEntry.objects.values_list("action", flat=True))
     assert {"bench_plan.save", "bench_target.save"} <= actions
@@ -78,20 +77,11 @@ def test_a_sweep_goes_by_a_file_or_by_the_database(
 ) -> None:
     bench("once", "--config", str(toml))
     assert BenchTarget.objects.count() == 0
-    assert BenchRun.objects.filter(ok=True, model_id="scripted").count() == 7
+    assert BenchRun.objects.filter(ok=True, model_id="scripted").count() == 6
     script.build = "b2"
     bench("import", str(toml))
     bench("once")
-    assert BenchRun.objects.filter(ok=True, build="b2", model_id="scripted").count() == 7
-    probe = BenchRun.objects.filter(scenario_id="capability:pier", build="b2").get()
-    assert (probe.artifact, probe.max_tokens) == ("The pier is old.", 9)
-    bench("score", "--id", str(probe.pk), "--score", "0.5")
-    probe.refresh_from_db()
-    assert (probe.quality_score, probe.scorer) == (0.5, "manual")
-    with pytest.raises(CommandError, match="not from 0 to 1"):
-        bench("score", "--id", str(probe.pk), "--score", "2")
-    with pytest.raises(CommandError, match="no run 0"):
-        bench("score", "--id", "0", "--score", "1")
+    assert BenchRun.objects.filter(ok=True, build="b2", model_id="scripted").count() == 6
 
 
 def test_fields_of_a_file_without_meaning_here_are_reported() -> None:
@@ -101,6 +91,22 @@ def test_fields_of_a_file_without_meaning_here_are_reported() -> None:
         "api.listen",
         "bench.db_path",
         "scenarios.image_sizes",
+        "scenarios.capability_probes",
+    ]
+
+
+def test_scenarios_of_earlier_releases_are_left_out() -> None:
+    target = "[[targets]]\nname='{}'\nkind='openai'\nendpoint='http://x'\nscenarios={}\n"
+    read = read_bench_toml(
+        "[scenarios]\nids=['tools', 'chat:8', 'capability:pier']\n"
+        + target.format("a", "['load', 'swap']")
+        + target.format("b", "['embedding']")
+    )
+    assert read.plan["scenarios"] == ["chat:8"]
+    a, b = read.targets
+    assert (a["scenarios"], a.get("enabled"), b["enabled"]) == (["load"], None, False)
+    assert [remark.partition(" is ")[0] for remark in read.remarks] == [
+        *("tools", "capability:pier", "swap", "embedding", "b")
     ]
 
 
@@ -114,7 +120,6 @@ def test_fields_of_a_file_without_meaning_here_are_reported() -> None:
         ("[scenarios]\nprompt_sizes = [0]", "is no number from 1"),
         ("[[targets]]\nname = 'x'", "a name, a kind and an endpoint"),
         ("[[targets]]\nname='x'\nkind='openai'\nendpoint='http://x'\nport=3", "has no port"),
-        ("[scenarios]\ncapability_probes=[{name='x'}]", "a name and a prompt"),
     ],
 )
 def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:

@@ -223,10 +223,9 @@ def test_targets_and_the_sweep_are_set_in_the_admin(operator: Client) -> None:
         "max_tokens": "32",
         "concurrency_prompt_tokens": "64",
         "scenarios": '["chat:9"]',
-        "probes": "[]",
     }
     add = "/admin/bench/sweepplan/add/"
-    assert operator.post(add, plan | {"probes": '[{"no": 1}]'}).status_code == 200
+    assert operator.post(add, plan | {"scenarios": '["tools"]'}).status_code == 200
     assert operator.post(add, plan).status_code == 302
     assert SweepPlan.objects.get().samples_per_version == 7
     assert operator.get(add).status_code == 403

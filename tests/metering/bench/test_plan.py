@@ -29,7 +29,7 @@ def test_a_cell_that_is_named_twice_is_measured_once() -> None:
 
 def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> None:
     cells = [
-        cell("swap", model="a"),
+        cell("load", model="a"),
         cell(model="b"),
         cell("chat:9", model="a"),
         cell("load", model="b"),
@@ -37,14 +37,12 @@ def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> N
     work = work_left(cells, {}, samples_per_build=1)
     assert [(left.cell.model, left.cell.scenario.id) for left in work] == [
         ("a", "chat:9"),
-        ("a", "swap"),
+        ("a", "load"),
         ("b", "chat:128"),
         ("b", "load"),
     ]
 
 
-def test_a_probe_is_answered_once_and_nothing_is_warmed_up_for_it() -> None:
-    (work,) = work_left([cell("capability:poem")], {}, samples_per_build=5)
-    assert (work.num_samples, work.warms_up) == (1, False)
-    (work,) = work_left([cell("chat:9")], {}, samples_per_build=5)
-    assert work.warms_up
+def test_nothing_is_warmed_up_for_a_load() -> None:
+    work = work_left([cell("chat:9"), cell("load")], {}, samples_per_build=5)
+    assert [left.warms_up for left in work] == [True, False]

@@ -16,7 +16,6 @@ from metering.bench.sweeps.probing import BuildInfo, HostInfo, ModelInfo, Probed
 from metering.bench.sweeps.scenarios import parse_scenario
 from metering.bench.sweeps.settings import SweepSettings, TargetSpec
 from metering.bench.sweeps.sweep import Kept, Sweep, SweepResult
-from tests.cases import each_case
 
 
 @dataclass
@@ -54,10 +53,7 @@ class FakeTarget:
         self.asked += 1
         if self.fails and (reason := self.fails.pop(0)):
             raise SampleFailedError(reason)
-        return Answer(text="yes", num_pieces=2, first_s=0.1, last_s=1.1, total_s=1.2)
-
-    def embed(self, model: str, texts: list[str]) -> int | None:
-        return 5
+        return Answer(num_pieces=2, first_s=0.1, last_s=1.1, total_s=1.2)
 
 
 @dataclass
@@ -175,53 +171,3 @@ def test_a_neuron_of_this_fleet_is_asked_in_this_process_and_reports_a_refusal(d
         door.get("version")
     with pytest.raises(SampleFailedError, match=r"nobody.* has reported yet"):
         door.post("models/unload", {"model_id": "m"})
-
-
-@dataclass
-class CountingTarget(FakeTarget):
-    """Counts a token for each seven characters, and thirty for its template."""
-
-    prompts: list[str] = field(default_factory=list)
-
-    def ask(self, ask: Ask) -> Answer:
-        self.prompts.append(ask.prompt)
-        answer = super().ask(ask)
-        answer.prompt_tokens = self.count(ask.prompt)
-        return answer
-
-    def count(self, prompt: str) -> int:
-        return 30 + len(prompt) // 7
-
-
-@each_case("scenario", ["chat:4096", "prefill:2048", "context:8192", "chat:512:warm"])
-def test_prompts_are_as_long_as_the_endpoint_counts(scenario: str) -> None:
-    kit, target = Kit(), CountingTarget()
-    parsed = parse_scenario(scenario)
-    kit.run({"t": target}, scenarios=(parsed,))
-    assert parsed.size is not None
-    for prompt in target.prompts[-2:]:
-        assert target.count(prompt) == pytest.approx(parsed.size, rel=0.05)
-    assert target.count(target.prompts[0]) < 0.8 * parsed.size, "the warm-up guesses"
-
-
-def test_concurrent_prompts_are_fitted_as_well() -> None:
-    kit, target = Kit(), CountingTarget()
-    kit.run({"t": target}, scenarios=(parse_scenario("concurrency:2"),))
-    wanted = SweepSettings().concurrency_prompt_tokens
-    assert target.count(target.prompts[-1]) == pytest.approx(wanted, rel=0.15)
-
-
-def test_a_repeated_prompt_is_warmed_up_as_it_is_asked() -> None:
-    """Its first sample would else find the beginning of another prompt in the cache."""
-    kit, target = Kit(), CountingTarget()
-    kit.run({"t": target}, scenarios=(parse_scenario("chat:512:warm"),))
-    guess, warm_up, *samples = target.prompts
-    assert set(samples) == {warm_up}
-    assert guess != warm_up
-
-
-def test_the_length_is_learnt_once_for_a_model_and_size() -> None:
-    kit, target = Kit(), CountingTarget()
-    kit.run({"t": target}, scenarios=(parse_scenario("chat:512"), parse_scenario("chat:512:warm")))
-    assert target.asked == 6
-    assert len({len(prompt) for prompt in target.prompts[1:]}) == 1

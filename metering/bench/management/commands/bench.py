@@ -1,4 +1,4 @@
-"""``manage.py bench``: measure, report, compare, import, score."""
+"""``manage.py bench``: measure, report, compare, import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from django.db import close_old_connections
 
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
-from metering.bench import store
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.importing import file_import
 from metering.bench.management.choosing import (
@@ -39,7 +38,6 @@ done."""
 REPORTS: dict[str, tuple[tuple[report.Column, ...], Callable[[Any], list[Any]]]] = {
     "scaling": (report.SCALING, summaries.scaling_rows),
     "swap": (report.SWAP, summaries.swap_rows),
-    "capability": (report.CAPABILITY, summaries.quality_rows),
     "concurrency": (report.CONCURRENCY, summaries.concurrency_rows),
 }
 
@@ -56,10 +54,6 @@ class Command(QuickCommand):
         _add_report(parsers.add_parser("report", help="the latest builds' medians"))
         _add_compare(parsers.add_parser("compare", help="two builds or targets, cell by cell"))
         _add_import(parsers.add_parser("import", help="targets or results out of a file"))
-        score = parsers.add_parser("score", help="score how good a probe's answer was")
-        score.add_argument("--id", type=int, required=True, help="of the run")
-        score.add_argument("--score", type=float, required=True, help="from 0 to 1")
-        score.add_argument("--scorer", default="manual", help="default: %(default)s")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
@@ -157,15 +151,6 @@ class Command(QuickCommand):
             self.stderr.write(remark)
         self.stdout.write(f"{imported.num_runs} results and {imported.num_targets} targets")
 
-    def _score(self, options: dict[str, Any]) -> None:
-        run = store.run_score(
-            actor=COMMAND,
-            run_id=options["id"],
-            score=options["score"],
-            scorer=options["scorer"],
-        )
-        self.stdout.write(f"{run} scored {run.quality_score:g} by {run.scorer}")
-
 
 def _add_report(parser: ArgumentParser) -> None:
     parser.add_argument("--format", choices=("md", "json"), default="md", help="default: md")
@@ -173,7 +158,6 @@ def _add_report(parser: ArgumentParser) -> None:
     views = parser.add_mutually_exclusive_group()
     views.add_argument("--scaling", action="store_true", help="speed over length")
     views.add_argument("--swap", action="store_true", help="what loading costs")
-    views.add_argument("--capability", action="store_true", help="scores")
     views.add_argument("--concurrency", action="store_true", help="throughput and latency")
 
 
