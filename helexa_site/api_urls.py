@@ -6,6 +6,6 @@ from django.urls import include, path
 
 urlpatterns = [
     path("api/", include("fleet.api.urls")),
-    path("api/bench/", include("metering.bench.api.urls")),
+    path("api/bench/", include("metering.bench.api")),
     path("api/", include("metering.api.urls")),  # last: it also answers unknown paths
 ]

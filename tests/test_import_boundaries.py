@@ -114,8 +114,8 @@ BOUNDARIES = (
             ("django", "redis", "celery", "fleet", "helexa_site", "urllib", "http"),
         )
         for name in (
+            "comparison",
             "errors",
-            *(f"results/{name}" for name in ("comparison", "metrics", "statistics")),
             *(f"sweeps/{name}" for name in ("answers", "plan", "probing", "prompts")),
             *(f"sweeps/{name}" for name in ("scenarios", "settings")),
         )

@@ -10,8 +10,8 @@ from typing import Any
 from inference.supervised_threads import SupervisedPool
 from metering.bench.client.asking import Ask, Asker
 from metering.bench.client.targets import Target
+from metering.bench.comparison import median, percentile
 from metering.bench.errors import SampleFailedError
-from metering.bench.results.statistics import median, percentile
 from metering.bench.sweeps.answers import Answer
 from metering.bench.sweeps.probing import ModelInfo
 from metering.bench.sweeps.prompts import chat_prompt

@@ -6,8 +6,8 @@ from urllib.parse import urlencode
 
 from django import template
 
-from metering.bench.results.comparison import Difference
-from metering.bench.results.report import interval_text, number_text
+from metering.bench.comparison import Difference, Spread
+from metering.bench.report import number_text, spread_text
 
 register = template.Library()
 
@@ -19,12 +19,12 @@ def number(value: float | None) -> str:
 
 @register.filter
 def ratio(difference: Difference) -> str:
-    return f"{difference.ratio.estimate:.3f}" if difference.ratio else ""
+    return "" if difference.ratio is None else f"{difference.ratio:.3f}"
 
 
 @register.filter
-def interval(difference: Difference) -> str:
-    return interval_text(difference.ratio) if difference.ratio else ""
+def spread(value: Spread) -> str:
+    return spread_text(value)
 
 
 @register.simple_tag

@@ -120,7 +120,8 @@ def test_a_comparison_reports_what_regressed(api: Api) -> None:
     by_metric = {cell["metric"]: cell for cell in answer["cells"]}
     decode = by_metric["decode_tps"]
     assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
-    assert decode["ratio_low"] < 0.7 < decode["ratio_high"]
+    assert decode["ratio"] == pytest.approx(0.7)
+    assert (decode["after_mad"], decode["after_n"]) == (pytest.approx(70 * 0.004), 5)
     beside = api.get("bench/compare?before=peer&after=beast@b2")
     assert beside["improved"] == 1
     for query in ("", "before=nobody", "before=peer", "before=beast@b9"):

@@ -14,7 +14,7 @@ from metering.bench import store
 from metering.bench.errors import BenchFileError
 from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget
-from metering.bench.results.run_rows import run_row
+from metering.bench.results import run_row
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.metering.bench.conftest import Bench

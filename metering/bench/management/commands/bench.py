@@ -14,6 +14,8 @@ from django.db import close_old_connections
 
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
+from metering.bench import report, results, summaries
+from metering.bench.comparison import METRICS, MIN_CHANGE, compare
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.importing import file_import
 from metering.bench.management.choosing import (
@@ -22,10 +24,6 @@ from metering.bench.management.choosing import (
     sweep_of,
     sweep_run,
 )
-from metering.bench.results import report, summaries
-from metering.bench.results.comparison import ALPHA, MIN_CHANGE, Verdict, compare
-from metering.bench.results.metrics import METRICS
-from metering.bench.results.reading import Where, cells_list, samples_of, side_of
 from metering.bench.sweeps.settings import SweepSettings
 from metering.bench.sweeps.sweep import SweepResult
 from metering.management.output import errors_on_one_line, json_text
@@ -36,6 +34,7 @@ ERROR_CODE = 2
 """How it ends where the samples do not decide, as every subcommand where something cannot be
 done."""
 REPORTS: dict[str, tuple[tuple[report.Column, ...], Callable[[Any], list[Any]]]] = {
+    "summary": (report.SUMMARY, summaries.summary_rows),
     "scaling": (report.SCALING, summaries.scaling_rows),
     "swap": (report.SWAP, summaries.swap_rows),
     "concurrency": (report.CONCURRENCY, summaries.concurrency_rows),
@@ -88,13 +87,11 @@ class Command(QuickCommand):
         return sweep_run(options, sweep_of(settings, report), report)
 
     def _report(self, options: dict[str, Any]) -> None:
-        cells = summaries.latest_of_each(cells_list(Where(target=options["target"] or "")))
-        chosen = next((name for name in REPORTS if options[name]), None)
-        if chosen is None:
-            columns, rows = report.SUMMARY, [summaries.summary_row(cell) for cell in cells]
-        else:
-            columns, make = REPORTS[chosen]
-            rows = make(cells)
+        filters = results.cell_filters({"target": options["target"]})
+        cells = results.latest_of_each(results.cells_list(**filters))
+        chosen = next((name for name in REPORTS if options.get(name)), "summary")
+        columns, make = REPORTS[chosen]
+        rows = make(cells)
         if options["format"] == "json":
             self.stdout.write(json_text(rows))
             return
@@ -102,40 +99,37 @@ class Command(QuickCommand):
         self.stdout.write(report.markdown(columns, points))
 
     def _compare(self, options: dict[str, Any]) -> None:
-        after = side_of(options["after"] or options["before"])
-        # Of one target alone its latest build is compared with the one before.
-        before = side_of(options["before"], default=-1 if options["after"] else -2)
-        where = Where(model=options["model"] or "", scenario=options["scenario"] or "")
+        before, after = results.sides_of(options["before"], options["after"] or "")
+        filters = results.cell_filters(options)
         comparison = compare(
-            samples_of(before, where),
-            samples_of(after, where),
-            only_metrics=frozenset(options["metric"]) if options["metric"] else None,
-            alpha=options["alpha"],
+            results.samples_of(before, **filters),
+            results.samples_of(after, **filters),
+            only_metrics=frozenset(options["metric"] or METRICS),
             min_change=options["min_change"],
         )
         if not comparison.cells:
             raise BenchValueError("cells", f"{before} and {after} have no cell in common")
-        regressed, undecided = comparison.having(Verdict.REGRESSED), comparison.undecided
         if options["format"] == "json":
             self.stdout.write(
                 json_text(
                     {
-                        "before": asdict(before),
-                        "after": asdict(after),
-                        "regressed": len(regressed),
-                        "cells": report.comparison_rows(comparison),
+                        "before": {"target": before.target, "build": before.build},
+                        "after": {"target": after.target, "build": after.build},
+                        "regressed": comparison.num_regressed,
+                        "cells": summaries.comparison_rows(comparison),
                     }
                 )
             )
         else:
             self.stdout.write(report.comparison_markdown(comparison, str(before), str(after)))
         # A verdict is no error, and so no ``CommandError``.
-        if regressed:
-            self.stderr.write(f"{len(regressed)} of {len(comparison.cells)} cells regressed")
+        num_cells = len(comparison.cells)
+        if comparison.num_regressed:
+            self.stderr.write(f"{comparison.num_regressed} of {num_cells} cells regressed")
             raise SystemExit(REGRESSED_CODE)
-        if undecided:
+        if comparison.num_undecided:
             self.stderr.write(
-                f"{len(undecided)} of {len(comparison.cells)} cells are undecided: more samples"
+                f"{comparison.num_undecided} of {num_cells} cells are undecided: more samples"
             )
             raise SystemExit(ERROR_CODE)
 
@@ -173,9 +167,6 @@ def _add_compare(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="this one alone")
     parser.add_argument("--scenario", metavar="ID", help="this one alone")
     parser.add_argument("--metric", action="append", choices=sorted(METRICS), help="these alone")
-    parser.add_argument(
-        "--alpha", type=float, default=ALPHA, help="significance of the test; default: %(default)s"
-    )
     parser.add_argument(
         "--min-change",
         type=float,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from metering.bench.results.comparison import Comparison, Difference
-from metering.bench.results.statistics import Ratio
+from metering.bench.comparison import Comparison, Difference, Spread
 
 Column = tuple[str, str]
 """Its title, and the field of a row."""
@@ -92,8 +91,8 @@ def number_text(value: float) -> str:
 
 def comparison_markdown(comparison: Comparison, before: str, after: str) -> str:
     lines = [
-        f"| model | scenario | metric | {before} | {after} | ratio | interval | p | n | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| model | scenario | metric | {before} | {after} | ratio | n | verdict |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for cell in comparison.cells:
         for one in cell.differences:
@@ -103,43 +102,16 @@ def comparison_markdown(comparison: Comparison, before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def comparison_row(model: str, scenario: str, one: Difference) -> dict[str, Any]:
-    return {
-        "model_id": model,
-        "scenario_id": scenario,
-        "metric": one.metric.name,
-        "before_median": one.median_before,
-        "after_median": one.median_after,
-        "before_n": one.num_before,
-        "after_n": one.num_after,
-        "ratio": one.ratio.estimate if one.ratio else None,
-        "ratio_low": one.ratio.low if one.ratio else None,
-        "ratio_high": one.ratio.high if one.ratio else None,
-        "p_value": one.p_value,
-        "verdict": str(one.verdict),
-    }
-
-
-def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    return [
-        comparison_row(cell.model, cell.scenario, one)
-        for cell in comparison.cells
-        for one in cell.differences
-    ]
+def spread_text(spread: Spread) -> str:
+    return f"{number_text(spread.median)} ± {number_text(spread.mad)}"
 
 
 def _words(one: Difference) -> list[str]:
     return [
         one.metric.name,
-        number_text(one.median_before),
-        number_text(one.median_after),
-        f"{one.ratio.estimate:.3f}" if one.ratio else "-",
-        interval_text(one.ratio),
-        f"{one.p_value:.2g}",
-        f"{one.num_before}/{one.num_after}",
+        spread_text(one.before),
+        spread_text(one.after),
+        "-" if one.ratio is None else f"{one.ratio:.3f}",
+        f"{one.before.num_samples}/{one.after.num_samples}",
         str(one.verdict),
     ]
-
-
-def interval_text(ratio: Ratio | None) -> str:
-    return f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio else "-"

@@ -1,0 +1,241 @@
+"""``GET /api/bench/…``: the results in the original's paths and fields, as JSON without pages.
+
+Readers are callers who may read the fleet, or everybody with ``HELEXA_BENCH_PUBLIC``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from django.conf import settings
+from django.contrib.auth.models import AnonymousUser
+from django.urls import path, re_path
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.api.access import READING, Call, FleetView
+from fleet.api.documents import AnonymousScheme
+from metering.api.authentication import Caller
+from metering.api.problems import ProblemError
+from metering.api.schema import ROWS
+from metering.api.views import UnknownUrlView
+from metering.bench import results, summaries
+from metering.bench.comparison import MIN_CHANGE, MIN_SAMPLES, NOISE_MADS, compare
+from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.models import BenchRun
+from metering.bench.results import CELL_FILTERS, RUN_FILTERS, Cell, Row
+
+Get = TypeVar("Get", bound=Callable[..., Response])
+DEFAULT_RUNS = 500
+MAX_RUNS = 5000
+
+
+class PublicAuthentication(BaseAuthentication):
+    """No caller is authenticated: a key that is sent is ignored."""
+
+    def authenticate(self, _request: Request) -> tuple[AnonymousUser, Caller]:
+        return AnonymousUser(), Caller(principal=None)
+
+
+class PublicScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
+    target_class = "metering.bench.api.PublicAuthentication"
+
+
+def _parameters(*names: str, answers: Any = ROWS) -> Callable[[Get], Get]:
+    decorate: Callable[[Get], Get] = extend_schema(
+        parameters=[OpenApiParameter(name, str) for name in names], responses={200: answers}
+    )
+    return decorate
+
+
+@extend_schema(responses={200: OpenApiTypes.OBJECT})
+class BenchView(FleetView):
+    """``parameters``: those of the query; others are refused."""
+
+    pagination_class = None
+    filter_backends = ()
+    serializer_class = serializers.Serializer
+    parameters: tuple[str, ...] = ()
+
+    def get_authenticators(self) -> list[Any]:
+        if settings.CONFIG.has_public_bench:
+            return [PublicAuthentication()]
+        return super().get_authenticators()
+
+    def ensure_may(self, call: Call) -> None:
+        if not (settings.CONFIG.has_public_bench and call.method in READING):
+            super().ensure_may(call)
+
+    def handle_exception(self, exc: Exception) -> Response:
+        if isinstance(exc, BenchError):
+            field = exc.field if isinstance(exc, BenchValueError) else None
+            exc = ProblemError(400, "invalid_value", str(exc), param=field)
+        return super().handle_exception(exc)
+
+    def ensure_known_parameters(self, call: Call) -> None:
+        for name in call.query_params:
+            if name not in {*self.parameters, "account", "format"}:
+                detail = f"There is no parameter {name!r} here."
+                raise ProblemError(400, "unknown_parameter", detail, param=name)
+
+    def word(self, name: str, *, is_needed: bool = False) -> str:
+        """Raises ``ProblemError``."""
+        word: str = self.request.query_params.get(name, "")
+        if "\x00" in word or (is_needed and not word):
+            raise ProblemError(400, "invalid_value", f"{name} is needed.", param=name)
+        return word
+
+    def number(self, name: str, default: int, *, most: int) -> int:
+        """Raises ``ProblemError``."""
+        word = self.word(name)
+        if not word:
+            return default
+        if not (word.isascii() and word.isdigit() and len(word) < 10 and 0 < int(word) <= most):
+            raise ProblemError(
+                400, "invalid_value", f"{name} is a number from 1 to {most}.", param=name
+            )
+        return int(word)
+
+    def cell_filters(self) -> dict[str, str]:
+        return results.cell_filters({name: self.word(name) for name in CELL_FILTERS})
+
+
+class HealthView(BenchView):
+    def get(self, call: Call) -> Response:
+        return Response({"status": "ok", "run_count": BenchRun.objects.count()})
+
+
+class DimensionsView(BenchView):
+    """What there are results of."""
+
+    def get(self, call: Call) -> Response:
+        runs = BenchRun.objects.order_by()
+        rows = runs.values_list("hostname", "model_id", "scenario_id", "gpus").distinct()
+        host_gpus: dict[str, set[str]] = {}
+        model_gpus: dict[str, set[str]] = {}
+        for hostname, model, _, gpus in rows:
+            host_gpus.setdefault(hostname, set()).update(gpus)
+            model_gpus.setdefault(model, set()).update(gpus)
+        found = results.builds_list()
+        builds = {one.git_sha or one.build: one for one in found.values()}
+        return Response(
+            {
+                "hosts": sorted(host_gpus),
+                "models": sorted(model_gpus),
+                "scenarios": sorted({scenario for _, _, scenario, _ in rows}),
+                "targets": sorted({target for target, _ in found}),
+                "builds": [
+                    {
+                        "git_sha": sha,
+                        "build_timestamp": one.built_at.isoformat() if one.built_at else None,
+                        "package_version": one.package_version,
+                    }
+                    for sha, one in builds.items()
+                ],
+                "host_gpus": {name: sorted(gpus) for name, gpus in host_gpus.items()},
+                "model_gpus": {name: sorted(gpus) for name, gpus in model_gpus.items()},
+            }
+        )
+
+
+class CellsView(BenchView):
+    """A table of cells, filtered: ``chosen`` picks the cells of which ``rows`` makes rows."""
+
+    parameters = tuple(CELL_FILTERS)
+    chosen: ClassVar[Callable[[Sequence[Cell]], list[Cell]]] = staticmethod(results.latest_of_each)
+    rows: ClassVar[Callable[[Sequence[Cell]], list[Row]]] = staticmethod(summaries.summary_rows)
+
+    @_parameters(*CELL_FILTERS)
+    def get(self, call: Call) -> Response:
+        return Response(self.rows(self.chosen(results.cells_list(**self.cell_filters()))))
+
+
+class SummaryView(CellsView):
+    """Each cell's latest build."""
+
+
+class SeriesView(CellsView):
+    """One model and scenario over its builds, oldest first."""
+
+    chosen = staticmethod(list)
+    rows = staticmethod(summaries.series_rows)
+
+    def cell_filters(self) -> dict[str, str]:
+        self.word("model", is_needed=True)
+        self.word("scenario", is_needed=True)
+        return super().cell_filters()
+
+
+class ScalingView(CellsView):
+    chosen = staticmethod(results.latest_builds)
+    rows = staticmethod(summaries.scaling_rows)
+
+
+class ConcurrencyView(CellsView):
+    chosen = staticmethod(results.latest_builds)
+    rows = staticmethod(summaries.concurrency_rows)
+
+
+class SwapView(CellsView):
+    rows = staticmethod(summaries.swap_rows)
+
+
+class RunsView(BenchView):
+    """Single samples, the newest first."""
+
+    parameters = (*RUN_FILTERS, "limit")
+
+    @_parameters(*parameters)
+    def get(self, call: Call) -> Response:
+        limit = self.number("limit", DEFAULT_RUNS, most=MAX_RUNS)
+        runs = results.runs_filtered({name: self.word(name) for name in RUN_FILTERS})
+        return Response([results.run_row(run) for run in runs[:limit]])
+
+
+class CompareView(BenchView):
+    """``?before=TARGET@BUILD&after=TARGET@BUILD``, as ``manage.py bench compare``."""
+
+    parameters = ("before", "after", "model", "scenario")
+
+    @_parameters(*parameters, answers=OpenApiTypes.OBJECT)
+    def get(self, call: Call) -> Response:
+        before, after = results.sides_of(self.word("before", is_needed=True), self.word("after"))
+        filters = results.cell_filters(
+            {"model": self.word("model"), "scenario": self.word("scenario")}
+        )
+        comparison = compare(
+            results.samples_of(before, **filters), results.samples_of(after, **filters)
+        )
+        if not comparison.cells:
+            raise ProblemError(404, "unknown_url", f"{before} and {after} have no cell in common.")
+        return Response(
+            {
+                "before": str(before),
+                "after": str(after),
+                "noise_mads": NOISE_MADS,
+                "min_change": MIN_CHANGE,
+                "min_samples": MIN_SAMPLES,
+                "regressed": comparison.num_regressed,
+                "improved": comparison.num_improved,
+                "cells": summaries.comparison_rows(comparison),
+            }
+        )
+
+
+urlpatterns = [
+    path("health", HealthView.as_view()),
+    path("dimensions", DimensionsView.as_view()),
+    path("summary", SummaryView.as_view()),
+    path("series", SeriesView.as_view()),
+    path("runs", RunsView.as_view()),
+    path("scaling", ScalingView.as_view()),
+    path("concurrency", ConcurrencyView.as_view()),
+    path("swap", SwapView.as_view()),
+    path("compare", CompareView.as_view()),
+    re_path(r"", UnknownUrlView.as_view()),
+]

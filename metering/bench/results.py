@@ -1,0 +1,240 @@
+"""Reads the bench's runs: single ones, and grouped in cells.
+
+A *cell* is one model of one build of one target in one scenario; a *series* is a target's cells of
+one model and scenario over its builds. Builds are in the order in which they were built, or first
+measured where the build's date is unknown. Fields are named as the original system names them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Max, Min, Q, QuerySet
+
+from metering.bench.comparison import METRICS, CellSamples, median
+from metering.bench.errors import BenchValueError
+from metering.bench.models import BenchRun
+
+Row = dict[str, Any]
+CELL_FILTERS = {
+    "target": "target_name",
+    "host": "hostname",
+    "model": "model_id",
+    "scenario": "scenario_id",
+}
+"""Words that callers filter by → columns."""
+RUN_FILTERS = (*CELL_FILTERS, "sha", "gpu", "ok")
+TEXT_COLUMNS = {
+    "gpus": "gpus_json",
+    "features": "features_json",
+    "capabilities": "capabilities_json",
+    "devices": "devices_json",
+}
+"""JSON that the original sends as text, by its names."""
+COLUMNS = tuple(field.name for field in BenchRun._meta.concrete_fields)
+VALUES = (
+    *METRICS,
+    *("total_s", "prompt_tokens_actual", "queue_wait_ms", "rejected", "concurrency"),
+    *("vram_used_mb", "quality_score"),
+)
+
+
+def cell_filters(words: Mapping[str, Any]) -> dict[str, str]:
+    """Empty words filter nothing."""
+    return {column: words[name] for name, column in CELL_FILTERS.items() if words.get(name)}
+
+
+def runs_filtered(words: Mapping[str, str]) -> QuerySet[BenchRun]:
+    """``words``: of ``RUN_FILTERS``. The newest first. Raises ``BenchValueError``."""
+    runs = BenchRun.objects.order_by("-id").filter(**cell_filters(words))
+    if sha := words.get("sha"):
+        runs = runs.filter(Q(git_sha=sha) | Q(build=sha))
+    if gpu := words.get("gpu"):
+        # SQLite cannot search the lists within JSON.
+        found = [pk for pk, gpus in runs.values_list("pk", "gpus") if gpu in gpus]
+        runs = runs.filter(pk__in=found)
+    if ok := words.get("ok"):
+        if ok not in ("1", "0", "true", "false"):
+            raise BenchValueError("ok", f"{ok!r} is neither true nor false")
+        runs = runs.filter(ok=ok in ("1", "true"))
+    return runs
+
+
+def run_row(run: BenchRun) -> Row:
+    row = {}
+    for name in COLUMNS:
+        value = getattr(run, name)
+        if name in TEXT_COLUMNS:
+            row[TEXT_COLUMNS[name]] = json.dumps(value)
+        else:
+            row[name] = value.isoformat() if isinstance(value, datetime) else value
+    return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """A build of one target."""
+
+    target: str
+    build: str
+    git_sha: str = ""
+    package_version: str = ""
+    built_at: datetime | None = None
+    first_at: datetime | None = None
+
+    def __str__(self) -> str:
+        return f"{self.target}@{self.build}"
+
+    @property
+    def age_key(self) -> tuple[datetime, str]:
+        """Sorts builds, the oldest first."""
+        moment = self.built_at or self.first_at
+        assert moment is not None, "a build has runs"
+        return moment, self.build
+
+
+@dataclass(slots=True, kw_only=True)
+class Cell:
+    """All samples of one cell that succeeded."""
+
+    build: Build
+    model: str
+    scenario: str
+    hostname: str = ""
+    gpus: tuple[str, ...] = ()
+    num_samples: int = 0
+    timing: str = ""
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        return self.build.target
+
+    def of(self, name: str) -> list[float]:
+        return self.values.get(name, [])
+
+    def median(self, name: str) -> float | None:
+        return median(self.of(name))
+
+    def whole(self, name: str) -> int | None:
+        value = self.median(name)
+        return None if value is None else round(value)
+
+    def total(self, name: str) -> int | None:
+        return int(sum(self.of(name))) if self.of(name) else None
+
+
+def builds_list() -> dict[tuple[str, str], Build]:
+    """Returns builds by target and build, oldest first."""
+    rows = (
+        BenchRun.objects.filter(ok=True)
+        .order_by()
+        .values("target_name", "build")
+        .annotate(
+            sha=Max("git_sha"),
+            version=Max("package_version"),
+            built_at=Max("build_timestamp"),
+            first_at=Min("ts"),
+        )
+    )
+    builds = [
+        Build(
+            target=row["target_name"],
+            build=row["build"],
+            git_sha=row["sha"],
+            package_version=row["version"],
+            built_at=row["built_at"],
+            first_at=row["first_at"],
+        )
+        for row in rows
+    ]
+    return {(one.target, one.build): one for one in sorted(builds, key=lambda one: one.age_key)}
+
+
+def cells_list(**filters: str) -> list[Cell]:
+    """``filters``: by columns. Returns cells sorted by target, model, scenario and build, the
+    oldest build first."""
+    builds = builds_list()
+    rows = BenchRun.objects.filter(ok=True, **filters).order_by("id")
+    names = ("target_name", "build", "model_id", "scenario_id", "hostname", "gpus", "timing")
+    cells: dict[tuple[str, str, str, str], Cell] = {}
+    for target, build, model, scenario, hostname, gpus, timing, *values in rows.values_list(
+        *names, *VALUES
+    ).iterator():
+        key = (target, build, model, scenario)
+        if key not in cells:
+            cells[key] = Cell(build=builds[target, build], model=model, scenario=scenario)
+        cell = cells[key]
+        cell.hostname, cell.gpus, cell.timing = hostname, tuple(gpus), timing
+        cell.num_samples += 1
+        for name, value in zip(VALUES, values, strict=True):
+            if value is not None:
+                cell.values.setdefault(name, []).append(value)
+    return sorted(
+        cells.values(),
+        key=lambda one: (one.target, one.model, scenario_key(one.scenario), one.build.age_key),
+    )
+
+
+def scenario_key(scenario: str) -> tuple[Any, ...]:
+    """``chat:128`` before ``chat:4096``."""
+    return tuple(
+        (0, int(word), "") if word.isdigit() else (1, 0, word) for word in scenario.split(":")
+    )
+
+
+def by_series(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Each series' builds, oldest first."""
+    series: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in cells:
+        series.setdefault((cell.target, cell.model, cell.scenario), []).append(cell)
+    return list(series.values())
+
+
+def latest_of_each(cells: Sequence[Cell]) -> list[Cell]:
+    """The newest build's cell of each series."""
+    return [builds[-1] for builds in by_series(cells)]
+
+
+def latest_builds(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells of each target's newest build."""
+    newest: dict[str, Build] = {}
+    for cell in sorted(cells, key=lambda one: one.build.age_key):
+        newest[cell.target] = cell.build
+    return [cell for cell in cells if newest[cell.target] == cell.build]
+
+
+def side_of(text: str, default: int = -1) -> Build:
+    """``TARGET`` or ``TARGET@BUILD``; without a build the latest, or the one that ``default``
+    counts from the end. Raises ``BenchValueError``."""
+    builds = builds_list()
+    targets = {target for target, _ in builds}
+    target, build = text, ""
+    if text not in targets:
+        target, _, build = text.partition("@")
+    of_target = [name for known, name in builds if known == target]
+    if not of_target:
+        known = ", ".join(sorted(targets)) or "nothing was measured yet"
+        raise BenchValueError("target", f"{target!r} is no target with results: {known}")
+    if build and build not in of_target:
+        raise BenchValueError(
+            "build", f"{target} has no build {build!r}, but {', '.join(of_target)}"
+        )
+    if not build and len(of_target) < -default:
+        raise BenchValueError("build", f"{target} has no build before {of_target[-1]}")
+    return builds[target, build or of_target[default]]
+
+
+def sides_of(before: str, after: str) -> tuple[Build, Build]:
+    """Without ``after``, the target's latest build and the one before it. Raises
+    ``BenchValueError``."""
+    return side_of(before, default=-1 if after else -2), side_of(after or before)
+
+
+def samples_of(side: Build, **filters: str) -> CellSamples:
+    cells = cells_list(target_name=side.target, build=side.build, **filters)
+    return {(cell.model, cell.scenario): cell.values for cell in cells}

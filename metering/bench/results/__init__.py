@@ -1,1 +1,0 @@
-"""What samples amount to: figures, comparisons between builds, trends, and reports of them."""
