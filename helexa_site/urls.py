@@ -27,7 +27,7 @@ urlpatterns = [
     path("login/", Login.as_view(), name="login"),
     path("logout/", Logout.as_view(), name="logout"),
     path("", include("metering.urls")),
-    path("bench/", include("metering.bench.pages.urls")),
+    path("bench/", include("metering.bench.pages")),
     path("favicon.ico", favicon),
     path("", front, name="front"),
     path("version", VersionView.as_view()),

@@ -68,7 +68,7 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
     (
         "Bench",
         (
-            Item("Results", "speed", "bench-overview", for_staff=True, also="bench-"),
+            Item("Results", "speed", "bench-results", for_staff=True, also="bench-"),
             _rows("Targets", "target", "bench_benchtarget"),
             _rows("Sweep", "tune", "bench_sweepplan"),
         ),

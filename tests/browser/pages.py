@@ -68,10 +68,11 @@ OWN_PAGES: dict[str, list[Page]] = {
     "usage-accounts": [Page("/usage/accounts")],
     "usage-audit": [Page("/usage/audit")],
     # The bench is open to all here, as an operator may set it.
-    "bench-overview": [Page(BENCH, EVERYBODY)],
-    "bench-trends": [Page(f"{BENCH}trends/?model=tiny&scenario=chat:128", EVERYBODY)],
-    "bench-concurrency": [Page(f"{BENCH}concurrency/", EVERYBODY)],
-    "bench-compare": [Page(f"{BENCH}compare/?before=beast@b2&after=beast@b3", EVERYBODY)],
+    "bench-results": [
+        Page(BENCH, EVERYBODY),
+        Page(f"{BENCH}?model=tiny&scenario=chat:128", EVERYBODY),
+        Page(f"{BENCH}?before=beast@b2&after=beast@b3", EVERYBODY),
+    ],
     "bench-runs": [Page(f"{BENCH}runs/?ok=false", EVERYBODY)],
     "bench-run": [Page(f"{BENCH}runs/1/", EVERYBODY)],
     "bench-jobs": [Page(f"{BENCH}jobs/")],
@@ -101,6 +102,7 @@ NO_PAGES = {
     "playground-export": "a file",
     "usage-key-revoke": "a POST",
     "bench-runs-csv": "a file",
+    "bench-moved": "leads on to the results",
     "bench-start": "a POST",
     "bench-job": "a part of the page of jobs",
     "bench-cancel": "a POST",

@@ -79,7 +79,7 @@ def test_a_sweep_of_the_fleet_and_of_an_endpoint_that_gets_slower(serve: Serve) 
     assert json.loads(compared.stdout)["regressed"] == 2
     comparison = httpx.get(f"{serve.url}/api/bench/compare?before=peer", timeout=60).json()
     assert comparison["regressed"] == 2
-    for path in ("", "compare/?before=peer@b1&after=peer@b2"):
+    for path in ("", "?before=peer@b1&after=peer@b2"):
         page = httpx.get(f"{serve.url}/bench/{path}", timeout=60)
         assert page.status_code == 200
         assert "data-regressed" in page.text

@@ -120,12 +120,10 @@ PAGES: dict[str, tuple[str, int, int]] = {
     "usage/keys/<str:prefix>/revoke": ("/usage/keys/hx-nobodys000/revoke", 405, 405),
     "usage/accounts": ("/usage/accounts", 403, 200),
     "usage/audit": ("/usage/audit", 403, 200),
+    **{path: (f"/{path}", 403, 200) for path in (*("bench/", "bench/runs/", "bench/runs.csv"),)},
     **{
-        path: (f"/{path}", 403, 200)
-        for path in (
-            *("bench/", "bench/trends/", "bench/concurrency/", "bench/compare/"),
-            *("bench/runs/", "bench/runs.csv"),
-        )
+        path: (f"/{path}", 403, 302)
+        for path in ("bench/trends/", "bench/concurrency/", "bench/compare/")
     },
     "bench/runs/<int:pk>/": ("/bench/runs/1/", 403, 404),
     "bench/jobs/": ("/bench/jobs/", 403, 200),

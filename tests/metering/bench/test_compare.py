@@ -84,7 +84,7 @@ def test_the_api_and_the_pages_show_it(two_builds: Bench, admin_client: Client) 
     }
     for cell in (("chat:128", "decode_tps"), ("chat:300:warm", "decode_tps")):
         assert verdicts[cell] == "regressed"
-    for path in ("", "compare/?before=peer@b1&after=peer@b2"):
+    for path in ("", "?before=peer@b1&after=peer@b2"):
         assert "data-regressed" in admin_client.get(f"/bench/{path}").content.decode()
-    trends = admin_client.get("/bench/trends/?scenario=chat:128").content.decode()
+    trends = admin_client.get("/bench/?model=scripted&scenario=chat:128").content.decode()
     assert '"marked": [false, true]' in trends

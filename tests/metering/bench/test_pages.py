@@ -17,7 +17,8 @@ from metering.bench.models import BenchRun, BenchTarget, SweepPlan
 from metering.models import AuditEntry
 from tests.metering.bench import results
 
-PAGES = ("", "trends/", "concurrency/", "compare/", "runs/", "runs.csv")
+PAGES = ("", "runs/", "runs.csv")
+COMPARED = "?before=beast@b2&after=beast@b3"
 
 
 @pytest.fixture
@@ -75,8 +76,7 @@ def test_strangers_log_in_members_may_not_and_the_public_may_where_it_is_let(
 
 
 def test_without_results_each_page_reports_what_to_do(operator: Client) -> None:
-    for path in ("", "trends/", "concurrency/", "compare/"):
-        assert "manage.py bench once" in page(operator, path)
+    assert "manage.py bench once" in page(operator, "")
     assert "There is none." in page(operator, "runs/")
 
 
@@ -107,7 +107,7 @@ def test_too_few_samples_are_no_good_news(operator: Client) -> None:
     for build in ("b1", "b2"):
         for speed in (100.0, 40.0):
             results.run(build=build, git_sha=build, decode_tps=speed)
-    for path in ("", "compare/?before=beast@b1&after=beast@b2"):
+    for path in ("", "?before=beast@b1&after=beast@b2"):
         text = page(operator, path)
         assert "Cannot tell yet: 2 of 5 samples." in text
         assert "regressed beyond noise" not in text
@@ -132,14 +132,14 @@ def test_one_concurrency_has_no_knee(operator: Client) -> None:
     results.cell(
         scenario_id="concurrency:4", concurrency=4, decode_tps=240.0, ttft_p95_s=0.3, rejected=0
     )
-    text = page(operator, "concurrency/")
+    text = page(operator, "")
     assert any(row.startswith("4 240") for row in rows(text))
     (line,) = chart(text, "knee")["lines"]
     assert [point["is_marked"] for point in line["points"]] == [False]
 
 
 def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
-    text = page(measured, "trends/?model=tiny&scenario=chat:128&target=beast")
+    text = page(measured, "?model=tiny&scenario=chat:128&target=beast")
     drawn = chart(text, "trend-decode_tps")
     assert drawn["labels"] == ["b1", "b2", "b3"]
     own, baseline = drawn["lines"]
@@ -149,23 +149,44 @@ def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
     assert (baseline["name"], baseline["is_baseline"]) == ("peer", True)
     assert [round(point) for point in baseline["points"]] == [80, 80, 80]
     assert chart(text, "trend-ttft_s")["lines"][0]["marked"] == [False, False, False]
-    assert chart(page(measured, "trends/?target=nobody&model=x"), "trend-decode_tps")
+    assert any(row.startswith("beast b3 2026-10-04 0.2 1,000 70 2.5 5") for row in rows(text))
+    again = chart(page(measured, "?model=tiny&scenario=chat:128"), "trend-decode_tps")
+    assert again == drawn, "the target of most builds is chosen"
+    assert "trend-" not in page(measured, "?model=tiny")
 
 
 def test_the_knee_is_marked(measured: Client) -> None:
-    text = page(measured, "concurrency/")
+    text = page(measured, "")
     (line,) = chart(text, "knee")["lines"]
     assert [point["is_marked"] for point in line["points"]] == [False, True, False]
     assert any(row.startswith("4 knee 240") for row in rows(text))
 
 
 def test_builds_are_compared_cell_by_cell(measured: Client) -> None:
-    text = page(measured, "compare/?before=beast@b2&after=beast@b3")
+    text = page(measured, COMPARED)
     assert "1 regressed" in text
     (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
     assert "tiny chat:128 decode tok/s 100 ± 0.4 70 ± 0.28 0.700" in row and "5/5 regressed" in row
     assert "only beast@b3: tiny load" in text
-    assert "None of 2 regressed" in page(measured, "compare/?before=peer@b1&after=beast@b2")
+    assert "None of 2 regressed" in page(measured, "?before=peer@b1&after=beast@b2")
+
+
+def test_results_are_filtered(measured: Client) -> None:
+    text = page(measured, "?scenario=load")
+    assert any(row.startswith("beast load load 900") for row in rows(text))
+    assert "chat:128 decode" not in " ".join(rows(text)) and 'id="knee"' not in text
+    text = page(measured, f"{COMPARED}&model=tiny&scenario=prefill:9")
+    assert "chat:128 decode" in " ".join(rows(text)), "there is no such scenario"
+    assert page(measured, "?before=beast@b2&model=gone").count("first build") > 3
+
+
+def test_addresses_of_earlier_pages_lead_to_the_results(measured: Client) -> None:
+    for path in ("trends", "concurrency", "compare"):
+        response = measured.get(f"/bench/{path}/{COMPARED}")
+        assert (response.status_code, response["Location"]) == (
+            302,
+            "/bench/?before=beast%40b2&after=beast%40b3",
+        )
 
 
 def test_runs_are_filtered_and_shown(measured: Client) -> None:

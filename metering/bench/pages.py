@@ -1,0 +1,328 @@
+"""The pages under ``/bench/``: Results, Runs, and Measure, which starts sweeps.
+
+Staff see them, or everybody where the operator allows it; only who may add jobs sees Measure.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import User
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
+from django.shortcuts import get_object_or_404, render
+from django.urls import path, reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from fleet.models import CatalogueModel
+from helexa_site.web.pages import render_page
+from metering.actor import user_actor
+from metering.bench import charts, results, summaries
+from metering.bench.comparison import MIN_CHANGE, compare, outlook_of
+from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.jobs.services import (
+    MAX_JOB_SAMPLES,
+    JobRequest,
+    bench_job_cancel,
+    bench_job_request,
+    target_names,
+)
+from metering.bench.models import BenchJob, BenchRun
+from metering.bench.store import plan_find
+
+View = Callable[..., HttpResponseBase]
+TABS = (("bench-results", "Results"), ("bench-runs", "Runs"))
+MEASURE_TAB = ("bench-jobs", "Measure")
+MAX_SHOWN = 200
+MAX_CSV = 50_000
+MAX_JOBS_SHOWN = 20
+JOB_FIELDS = ("target", "model", "scenarios", "samples", "beside_load")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A filter of a form."""
+
+    name: str
+    label: str
+    values: list[str]
+    chosen: str
+    any_label: str = "all"
+
+
+def bench_page(view: View) -> View:
+    @wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        user = request.user
+        if not settings.CONFIG.has_public_bench:
+            if not user.is_authenticated:
+                return redirect_to_login(request.get_full_path())
+            if not (isinstance(user, User) and user.is_staff):
+                raise PermissionDenied
+        try:
+            return view(request, *args, **kwargs)
+        except BenchError as error:
+            return _shown(request, "bench/refused.html", "", {"reason": str(error)}, status=400)
+
+    return require_GET(checked)
+
+
+def for_starters(view: View) -> View:
+    """Of those who may start sweeps."""
+
+    @never_cache
+    @login_required
+    @wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not _may_start(request):
+            raise PermissionDenied
+        return view(request, *args, **kwargs)
+
+    return checked
+
+
+def _may_start(request: HttpRequest) -> bool:
+    user = request.user
+    return isinstance(user, User) and user.is_staff and user.has_perm("bench.add_benchjob")
+
+
+def _shown(
+    request: HttpRequest, template: str, tab: str, context: dict[str, Any], status: int = 200
+) -> HttpResponse:
+    tabs = (*TABS, MEASURE_TAB) if _may_start(request) else TABS
+    whole = {"tabs": tabs, "tab": tab, **context}
+    return render_page(request, template, title="Bench", context=whole, status=status)
+
+
+@bench_page
+def results_page(request: HttpRequest) -> HttpResponse:
+    """The latest builds beside the ones before, or two chosen builds; the charts of one series
+    where its model and its scenario are chosen, and throughput against latency."""
+    sides = list(map(str, results.builds_list().values()))
+    choices = [
+        _choice(request, "model", "Model", _values("model_id")),
+        _choice(request, "scenario", "Scenario", _scenarios()),
+        _choice(request, "before", "Before", sides, "the build before"),
+        _choice(request, "after", "After", sides, "the latest build"),
+    ]
+    model, scenario, before, after = (choice.chosen for choice in choices)
+    filters = results.cell_filters({"model": model, "scenario": scenario})
+    context: dict[str, Any] = {"choices": choices, "min_change": MIN_CHANGE}
+    if before and after:
+        compared = [results.samples_of(side, **filters) for side in results.sides_of(before, after)]
+        comparison = compare(*compared)
+        differences = [one for cell in comparison.cells for one in cell.differences]
+        context |= {"before": before, "after": after, "comparison": comparison}
+    else:
+        cells = results.cells_list(**filters)
+        standings = summaries.standings_of(cells)
+        differences = [
+            one.previous for group in standings.values() for one in group if one.previous
+        ]
+        context |= {"standings": standings, **_concurrency(cells)}
+        if model and scenario:
+            target = request.GET.get("target") or _target_of_most_builds(cells)
+            context["charts"] = charts.trend_charts(cells, target)
+            context["builds"] = summaries.series_rows(cells)
+    context["outlook"] = outlook_of(differences)
+    return _shown(request, "bench/results.html", "bench-results", context)
+
+
+@bench_page
+def moved(request: HttpRequest) -> HttpResponse:
+    """A page of release 0.2, by the same words."""
+    return HttpResponseRedirect(f"{reverse('bench-results')}?{request.GET.urlencode()}")
+
+
+def _concurrency(cells: list[results.Cell]) -> dict[str, Any]:
+    latest = results.latest_builds(
+        [cell for cell in cells if cell.scenario.startswith("concurrency:")]
+    )
+    return {
+        "knee_chart": charts.concurrency_chart(latest),
+        "concurrency": summaries.concurrency_rows(latest),
+        "knee_latency": summaries.KNEE_LATENCY,
+    }
+
+
+def _target_of_most_builds(cells: list[results.Cell]) -> str:
+    most = Counter(cell.target for cell in cells).most_common(1)
+    return most[0][0] if most else ""
+
+
+@bench_page
+def runs(request: HttpRequest) -> HttpResponse:
+    words = _filters(request)
+    found = results.runs_filtered(words)
+    lists = BenchRun.objects.order_by().values_list("gpus", flat=True).distinct()
+    context = {
+        "choices": [
+            _choice(request, "target", "Target", _values("target_name")),
+            _choice(request, "gpu", "GPU", sorted({gpu for gpus in lists for gpu in gpus})),
+            _choice(request, "model", "Model", _values("model_id")),
+            _choice(request, "scenario", "Scenario", _scenarios()),
+            _choice(request, "sha", "Build", _values("build")),
+            _choice(request, "ok", "Outcome", ["true", "false"]),
+        ],
+        "runs": found[:MAX_SHOWN],
+        "num_runs": found.count(),
+        "max_shown": MAX_SHOWN,
+        "query": request.GET.urlencode(),
+    }
+    return _shown(request, "bench/runs.html", "bench-runs", context)
+
+
+@bench_page
+def runs_as_csv(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(
+        _csv(results.runs_filtered(_filters(request))[:MAX_CSV]),
+        content_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": 'attachment; filename="bench-runs.csv"'},
+    )
+
+
+@bench_page
+def run(request: HttpRequest, pk: int) -> HttpResponse:
+    found = get_object_or_404(BenchRun, pk=pk)
+    shown_apart = ("artifact", "error", "detail", "settings")
+    fields = {
+        name: value
+        for name, value in results.run_row(found).items()
+        if value not in (None, "", "[]") and name not in shown_apart
+    }
+    context = {
+        "run": found,
+        "fields": fields,
+        "detail": json.dumps(found.detail, indent=2) if found.detail else "",
+        "settings_text": json.dumps(found.settings, indent=2) if found.settings else "",
+    }
+    return _shown(request, "bench/run.html", "bench-runs", context)
+
+
+def _choice(
+    request: HttpRequest, name: str, label: str, values: list[str], any_label: str = "all"
+) -> Choice:
+    word = request.GET.get(name, "")
+    return Choice(name, label, values, word if word in values else "", any_label)
+
+
+def _filters(request: HttpRequest) -> dict[str, str]:
+    return {name: request.GET.get(name, "").replace("\x00", "") for name in results.RUN_FILTERS}
+
+
+def _values(column: str) -> list[str]:
+    return list(BenchRun.objects.order_by(column).values_list(column, flat=True).distinct())
+
+
+def _scenarios() -> list[str]:
+    return sorted(_values("scenario_id"), key=results.scenario_key)
+
+
+def _csv(runs: Iterable[BenchRun]) -> str:
+    """One line a run, after the names of the columns."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(results.run_row(BenchRun())), lineterminator="\n")
+    writer.writeheader()
+    for run in runs:
+        writer.writerow({name: _csv_cell(value) for name, value in results.run_row(run).items()})
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """Text that a spreadsheet would compute begins with an apostrophe."""
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
+        return f"'{value}"
+    return value
+
+
+@for_starters
+@require_GET
+def jobs(request: HttpRequest) -> HttpResponse:
+    return _jobs_page(request, {})
+
+
+@for_starters
+@require_POST
+def start(request: HttpRequest) -> HttpResponse:
+    words = {name: request.POST.get(name, "").replace("\x00", "").strip() for name in JOB_FIELDS}
+    try:
+        bench_job_request(actor=_actor(request), requested=_requested(words))
+    except BenchError as error:
+        status = 400 if isinstance(error, BenchValueError) else 409
+        return _jobs_page(request, {"problem": str(error), "words": words}, status=status)
+    return HttpResponseRedirect(reverse("bench-jobs"))
+
+
+@for_starters
+@require_POST
+def cancel(request: HttpRequest, pk: int) -> HttpResponse:
+    """One that has ended meanwhile stays as it is, as the page shows."""
+    get_object_or_404(BenchJob, pk=pk)
+    bench_job_cancel(actor=_actor(request), job_id=pk)
+    return HttpResponseRedirect(reverse("bench-jobs"))
+
+
+@for_starters
+@require_GET
+def state(request: HttpRequest, pk: int) -> HttpResponse:
+    """Asked for again while the job is open."""
+    job = get_object_or_404(BenchJob, pk=pk)
+    return render(request, "bench/job.html", {"job": job})
+
+
+def _requested(words: dict[str, str]) -> JobRequest:
+    """Raises ``BenchValueError``."""
+    samples = words["samples"]
+    if samples and not (samples.isascii() and samples.isdigit() and len(samples) < 6):
+        raise BenchValueError("samples", f"samples is a number from 1 to {MAX_JOB_SAMPLES}")
+    return JobRequest(
+        target=words["target"],
+        model=words["model"],
+        scenarios=words["scenarios"].split(),
+        samples=int(samples) if samples else None,
+        is_beside_load=bool(words["beside_load"]),
+    )
+
+
+def _jobs_page(request: HttpRequest, context: dict[str, Any], status: int = 200) -> HttpResponse:
+    models = CatalogueModel.objects.filter(enabled=True).order_by("name")
+    found = {
+        "targets": target_names(),
+        "models": list(models.values_list("name", flat=True)),
+        "plan": plan_find(),
+        "max_samples": MAX_JOB_SAMPLES,
+        "open_job": BenchJob.objects.filter(open_slot=1).first(),
+        "jobs": BenchJob.objects.filter(open_slot=None)[:MAX_JOBS_SHOWN],
+        **context,
+    }
+    return _shown(request, "bench/jobs.html", "bench-jobs", found, status=status)
+
+
+def _actor(request: HttpRequest) -> Any:
+    return user_actor(request.user.get_username())
+
+
+urlpatterns = [
+    path("", results_page, name="bench-results"),
+    path("runs/", runs, name="bench-runs"),
+    path("runs.csv", runs_as_csv, name="bench-runs-csv"),
+    path("runs/<int:pk>/", run, name="bench-run"),
+    path("jobs/", jobs, name="bench-jobs"),
+    path("jobs/start", start, name="bench-start"),
+    path("jobs/<int:pk>", state, name="bench-job"),
+    path("jobs/<int:pk>/cancel", cancel, name="bench-cancel"),
+    *(path(f"{old}/", moved, name="bench-moved") for old in ("trends", "concurrency", "compare")),
+]

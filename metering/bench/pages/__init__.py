@@ -1,1 +1,0 @@
-"""The bench's pages: what a reader of results looks at. Routed under ``/bench/``."""
