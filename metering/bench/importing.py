@@ -1,24 +1,43 @@
-"""Files into the database."""
+"""Files into the database: targets and the plan from ``helexa-bench.toml``, results as JSON.
+
+Results are what ``scripts/bench --json`` of this repository prints, or a list of points: objects
+with the columns of a run, such as a baseline or what the API has. ``scripts/bench`` names its rows
+in words: ``decode, 8 at once`` is ``concurrency:8`` here, ``prefill, 512 tokens`` is
+``prefill:512``, a TTFT with its length ``chat:<n>``, cold or warm.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.db import models, transaction
 
 from metering.actor import Actor
 from metering.bench import store
+from metering.bench.bench_toml import BenchToml, read_bench_toml
 from metering.bench.errors import BenchFileError
-from metering.bench.files.bench_toml import BenchToml, read_bench_toml
-from metering.bench.files.results_json import read_results
 from metering.bench.models import BenchRun, BenchTarget
+from metering.bench.results import TEXT_COLUMNS
+from metering.bench.sweeps.probing import EXTERNAL, moment_of
 
 SCRIPTS_BENCH = "scripts/bench"
+ROWS = (
+    (re.compile(r"decode, (\d+)\b"), "concurrency:{}", "decode_tps"),
+    (re.compile(r"prefill, (\d+)\b"), "prefill:{}", "prefill_tps"),
+    (re.compile(r"TTFT, (\d+) tokens, cold"), "chat:{}", "ttft_s"),
+    (re.compile(r"TTFT, (\d+) tokens, prefix-warm"), "chat:{}:warm", "ttft_s"),
+)
+COLUMN_OF_TEXT = {text: column for column, text in TEXT_COLUMNS.items()}
+OF_THE_DATABASE = frozenset({"id", "origin"})
+"""Fields that the API shows of a run and that an import creates itself."""
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +50,27 @@ class Imported:
 def file_import(
     *, actor: Actor, path: Path, model: str = "", build: str = "", target: str = ""
 ) -> Imported:
-    """``target``: the name under which results are kept, where it is not the file's. Raises
-    ``BenchError``."""
+    """``target``: the name under which results are kept, where it is not the file's. ``model`` and
+    ``build``: a file of ``scripts/bench`` does not contain them. Raises ``BenchError``."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchFileError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".toml":
         return toml_apply(actor=actor, toml=read_bench_toml(text))
-    results = read_results(text, model=model, build=build)
-    imported = _keep(actor, path, results.rows, target=target)
-    return Imported(num_runs=imported.num_runs, remarks=results.remarks)
+    remarks: list[str] = []
+    rows = _rows(text, model, build, remarks)
+    written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    defaults = {"ts": written_at, "target_kind": "openai", "ok": True, "origin": SCRIPTS_BENCH}
+    name = {"target_name": target} if target else {}
+    runs = [BenchRun(**{**defaults, **row, **name}) for row in rows]
+    for run in runs:
+        try:
+            run.clean_fields()
+        except ValidationError as error:
+            raise BenchFileError(f"{path}: {'; '.join(error.messages)}") from error
+    num_runs = store.runs_import(actor=actor, runs=runs, source=path.name)
+    return Imported(num_runs=num_runs, remarks=tuple(remarks))
 
 
 def toml_apply(*, actor: Actor, toml: BenchToml) -> Imported:
@@ -60,18 +89,101 @@ def toml_apply(*, actor: Actor, toml: BenchToml) -> Imported:
     return Imported(num_targets=len(toml.targets), remarks=toml.remarks)
 
 
-def _keep(actor: Actor, path: Path, rows: Iterable[Mapping[str, Any]], *, target: str) -> Imported:
-    written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    runs = []
-    for row in rows:
-        columns = {"ts": written_at, "target_kind": "openai", "ok": True, **row}
-        if target:
-            columns["target_name"] = target
-        run = BenchRun(origin=SCRIPTS_BENCH, **columns)
-        try:
-            run.clean_fields()
-        except ValidationError as error:
-            raise BenchFileError(f"{path}: {'; '.join(error.messages)}") from error
-        runs.append(run)
-    num_runs = store.runs_import(actor=actor, runs=runs, source=path.name)
-    return Imported(num_runs=num_runs)
+def _rows(text: str, model: str, build: str, remarks: list[str]) -> list[Row]:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise BenchFileError(f"no JSON: {error}") from error
+    if isinstance(body, list):
+        return [_point(one) for one in body]
+    if not isinstance(body, dict) or not isinstance(body.get("subjects"), dict):
+        raise BenchFileError("neither a list of points nor what scripts/bench --json prints")
+    if not model:
+        raise BenchFileError("scripts/bench does not name the model it measured: name it")
+    common = {"build": build or EXTERNAL, "model_id": model}
+    return [{**common, **row} for row in _readings(body, remarks)]
+
+
+def _readings(body: Mapping[str, Any], remarks: list[str]) -> list[dict[str, Any]]:
+    """A row for each number of ``scripts/bench``."""
+    measurements = body.get("measurements")
+    if measurements is None:
+        measurements = {
+            name: {"readings": readings} for name, readings in (body.get("readings") or {}).items()
+        }
+    rows = []
+    for name, measurement in measurements.items():
+        known = _known_row(name)
+        if known is None:
+            remarks.append(f"{name!r} is left out: there is no such scenario")
+            continue
+        scenario, column = known
+        for subject, readings in (measurement.get("readings") or {}).items():
+            settings = {"machine": body.get("machine"), "subject": body["subjects"].get(subject)}
+            rows += [
+                {
+                    "target_name": subject,
+                    "scenario_id": scenario,
+                    column: float(reading),
+                    "settings": {**settings, "round": number},
+                }
+                for number, reading in enumerate(readings)
+                if type(reading) in (int, float)
+            ]
+    return rows
+
+
+def _known_row(name: str) -> tuple[str, str] | None:
+    for pattern, scenario, column in ROWS:
+        if match := pattern.match(name):
+            return scenario.format(match[1]), column
+    return None
+
+
+def _point(body: Any) -> Row:
+    if not isinstance(body, dict):
+        raise BenchFileError("a point is a JSON object")
+    for name in ("target_name", "model_id", "scenario_id"):
+        if not isinstance(body.get(name), str) or not body[name]:
+            raise BenchFileError(f"a point has its {name}")
+    row: dict[str, Any] = {}
+    for name, value in map(_parsed, body.items()):
+        if name not in OF_THE_DATABASE and value is not None:
+            if not _is_of_column(name, value):
+                raise BenchFileError(f"a point has no {name} that is {value!r}")
+            row[name] = value
+    row["build"] = row.get("build") or row.get("git_sha") or EXTERNAL
+    return row
+
+
+def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
+    """The column and its value: lists are text in the API, and so are dates."""
+    name, value = item
+    if name in ("ts", "build_timestamp"):
+        return name, moment_of(value) or value
+    if name not in COLUMN_OF_TEXT or not isinstance(value, str):
+        return name, value
+    try:
+        return COLUMN_OF_TEXT[name], json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _is_of_column(name: str, value: Any) -> bool:
+    """Whether a run has the column, of the value's type: Django would convert some others."""
+    try:
+        column = BenchRun._meta.get_field(name)
+    except FieldDoesNotExist:
+        return False
+    match column:
+        case models.JSONField():
+            return isinstance(value, column.default)
+        case models.DateTimeField():
+            return isinstance(value, datetime)
+        case models.BooleanField():
+            return isinstance(value, bool)
+        case models.FloatField():
+            return type(value) in (int, float)
+        case models.IntegerField():
+            return type(value) is int
+    return isinstance(value, str)

@@ -32,7 +32,7 @@ from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.quotas import Quota
 from metering.actor import user_actor
-from metering.bench.files.bench_toml import read_bench_toml
+from metering.bench.bench_toml import read_bench_toml
 from metering.bench.importing import file_import, toml_apply
 from metering.bench.jobs.services import JobRequest, bench_job_request
 from metering.ledger import store

@@ -15,9 +15,9 @@ from fleet.models import Neuron
 from helexa_site.server_url import server_and_key
 from inference.settings.gateway import API_KEY
 from metering.bench import store
+from metering.bench.bench_toml import read_bench_toml
 from metering.bench.client.targets import open_target
 from metering.bench.errors import BenchFileError, BenchValueError
-from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.models import BenchTarget
 from metering.bench.sweeps.scenarios import parse_scenarios
 from metering.bench.sweeps.settings import KINDS, SweepSettings, TargetSpec

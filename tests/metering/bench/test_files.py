@@ -11,8 +11,8 @@ import pytest
 from django.core.management.base import CommandError
 
 from metering.bench import store
+from metering.bench.bench_toml import read_bench_toml
 from metering.bench.errors import BenchFileError
-from metering.bench.files.bench_toml import read_bench_toml
 from metering.bench.models import BenchRun, BenchTarget
 from metering.bench.results import run_row
 from metering.models import AuditEntry
@@ -87,11 +87,11 @@ def test_a_sweep_goes_by_a_file_or_by_the_database(
 def test_fields_of_a_file_without_meaning_here_are_reported() -> None:
     remarks = read_bench_toml(TOML).remarks
     assert [remark.partition(" is ")[0] for remark in remarks] == [
-        "api.enabled",
-        "api.listen",
         "bench.db_path",
         "scenarios.image_sizes",
         "scenarios.capability_probes",
+        "api.enabled",
+        "api.listen",
     ]
 
 
@@ -113,13 +113,17 @@ def test_scenarios_of_earlier_releases_are_left_out() -> None:
 @each_case(
     ("text", "reason"),
     [
-        ("[bench", "no TOML"),
-        ("[benches]", "there is no \\[benches\\]"),
-        ("[bench]\nsamples = 3", "there is no bench.samples"),
-        ("[bench]\nsamples_per_version = 'x'", "no number"),
+        ("[bench", "no helexa-bench.toml: Expected"),
+        ("[benches]", "unknown field `benches`"),
+        ("[bench]\nsamples = 3", "unknown field `samples` - at `\\$.bench`"),
+        ("[bench]\nsamples_per_version = 'x'", "Expected `int.*samples_per_version"),
+        ("[bench]\niteration_pause_secs = -1", ">= 0"),
         ("[scenarios]\nprompt_sizes = [0]", "is no number from 1"),
-        ("[[targets]]\nname = 'x'", "a name, a kind and an endpoint"),
-        ("[[targets]]\nname='x'\nkind='openai'\nendpoint='http://x'\nport=3", "has no port"),
+        ("[[targets]]\nname = 'x'", "missing required field `kind`"),
+        (
+            "[[targets]]\nname='x'\nkind='openai'\nendpoint='http://x'\nport=3",
+            "unknown field `port`",
+        ),
     ],
 )
 def test_a_file_with_nothing_we_know_is_refused(text: str, reason: str) -> None:
@@ -181,7 +185,11 @@ def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
     run = BenchRun.objects.get()
     assert (run.build, run.decode_tps, run.gpus) == ("8f6f1d3", 21.0, ["a card"])
     assert run.build_timestamp == datetime(2026, 6, 1, tzinfo=UTC)
-    for wrong in ([{**point, "speed": 3}], [{**point, "ttft_s": "x"}], [{"model_id": "m"}], {}):
+    columns: tuple[dict[str, Any], ...] = (
+        *({"speed": 3}, {"ttft_s": "x"}, {"ok": 1}, {"max_tokens": 2.5}, {"max_tokens": -1}),
+        *({"gpus": "a card"}, {"detail": []}, {"hostname": 3}, {"ts": "soon"}, {"timing": "x"}),
+    )
+    for wrong in (*([{**point, **each}] for each in columns), [{"model_id": "m"}], [3], {}):
         file.write_text(json.dumps(wrong))
         with pytest.raises(CommandError):
             bench("import", str(file))

@@ -1,0 +1,140 @@
+"""``helexa-bench.toml`` in the original's format. Pure.
+
+The original's ``chat:<n>`` sent the same prompt each time, so that a prefix cache served it: a size
+of its becomes both ``chat:<n>`` and ``chat:<n>:warm`` here. Scenarios of earlier releases are left
+out with a remark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, field
+
+from metering.bench.errors import BenchFileError, BenchValueError
+from metering.bench.sweeps.scenarios import parse_scenarios
+
+LEFT_OUT = {
+    "db_path": "results are in this server's database",
+    "enabled": "the API is this server's",
+    "listen": "the API is this server's",
+    "image_sizes": "no images are measured",
+    "capability_probes": "answers are not scored",
+}
+"""Fields of the original that have no meaning here."""
+GONE_KINDS = frozenset({"context", "swap", "tools", "structured", "capability", "embedding"})
+Seconds = Annotated[float, Meta(ge=0)] | UnsetType
+Count = Annotated[int, Meta(ge=0)] | UnsetType
+Texts = list[str] | UnsetType
+
+
+class _Bench(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Columns of ``SweepPlan``, as those of ``_Scenarios`` that are no lists."""
+
+    sweep_interval_s: Seconds = field(name="sweep_interval_secs", default=UNSET)
+    samples_per_version: Count = UNSET
+    iteration_pause_s: Seconds = field(name="iteration_pause_secs", default=UNSET)
+    request_timeout_s: Seconds = field(name="request_timeout_secs", default=UNSET)
+    db_path: Any = UNSET
+
+
+class _Scenarios(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    prompt_sizes: list[int] = []
+    concurrency_levels: list[int] = []
+    ids: list[str] = []
+    max_tokens: Count = UNSET
+    concurrency_prompt_tokens: Count = UNSET
+    image_sizes: Any = UNSET
+    capability_probes: Any = UNSET
+
+
+class _Api(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: Any = UNSET
+    listen: Any = UNSET
+
+
+class _Target(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Columns of ``BenchTarget``. The original knows the first four."""
+
+    name: str
+    kind: str
+    endpoint: str
+    label: str | UnsetType = UNSET
+    only_models: Texts = field(name="models", default=UNSET)
+    scenarios: Texts = UNSET
+    api_key_env: str | UnsetType = UNSET
+    build: str | UnsetType = UNSET
+    hostname: str | UnsetType = UNSET
+    gpus: Texts = UNSET
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    bench: _Bench = field(default_factory=_Bench)
+    scenarios: _Scenarios = field(default_factory=_Scenarios)
+    api: _Api = field(default_factory=_Api)
+    targets: list[_Target] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchToml:
+    plan: Mapping[str, Any]
+    """Columns of ``SweepPlan`` that the file names."""
+    targets: tuple[Mapping[str, Any], ...]
+    """Columns of ``BenchTarget``."""
+    remarks: tuple[str, ...]
+    """The fields that are left out, each with the reason."""
+
+
+def read_bench_toml(text: str) -> BenchToml:
+    """Raises ``BenchFileError``."""
+    try:
+        file = msgspec.toml.decode(text, type=_File)
+    except msgspec.DecodeError as error:
+        raise BenchFileError(f"no helexa-bench.toml: {error}") from error
+    remarks = [
+        f"{table}.{name} is left out: {LEFT_OUT[name]}"
+        for table in ("bench", "scenarios", "api")
+        for name in _given(getattr(file, table))
+        if name in LEFT_OUT
+    ]
+    plan = {
+        name: value
+        for table in (file.bench, file.scenarios)
+        for name, value in _given(table).items()
+        if name not in LEFT_OUT and not isinstance(value, list)
+    }
+    ids = [f"chat:{size}{end}" for size in file.scenarios.prompt_sizes for end in ("", ":warm")]
+    ids += [f"concurrency:{level}" for level in file.scenarios.concurrency_levels]
+    if ids := ids + _measured(file.scenarios.ids, remarks):
+        try:
+            plan["scenarios"] = [scenario.id for scenario in parse_scenarios(ids)]
+        except BenchValueError as error:
+            raise BenchFileError(str(error)) from error
+    targets = tuple(_target_columns(target, remarks) for target in file.targets)
+    return BenchToml(plan=plan, targets=targets, remarks=tuple(remarks))
+
+
+def _target_columns(target: _Target, remarks: list[str]) -> dict[str, Any]:
+    columns = _given(target)
+    if columns.get("scenarios"):
+        columns["scenarios"] = _measured(columns["scenarios"], remarks)
+        if not columns["scenarios"]:
+            columns["enabled"] = False
+            remarks.append(f"{target.name} is disabled: none of its scenarios is measured")
+    return columns
+
+
+def _measured(ids: list[str], remarks: list[str]) -> list[str]:
+    """The scenarios without those that are gone."""
+    gone = [text for text in ids if text.partition(":")[0] in GONE_KINDS]
+    remarks += [f"{text} is left out: it is no longer measured" for text in gone]
+    return [text for text in ids if text not in gone]
+
+
+def _given(table: msgspec.Struct) -> dict[str, Any]:
+    return {
+        name: value for name, value in msgspec.structs.asdict(table).items() if value is not UNSET
+    }
