@@ -113,12 +113,7 @@ BOUNDARIES = (
             f"metering/bench/{name}.py",
             ("django", "redis", "celery", "fleet", "helexa_site", "urllib", "http"),
         )
-        for name in (
-            "comparison",
-            "errors",
-            *(f"sweeps/{name}" for name in ("answers", "plan", "probing", "prompts")),
-            *(f"sweeps/{name}" for name in ("scenarios", "settings")),
-        )
+        for name in (*("answers", "bench_toml", "comparison", "errors", "probing", "scenarios"),)
     ),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary(

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from metering.bench.errors import BenchFileError, BenchValueError
-from metering.bench.sweeps.scenarios import parse_scenarios
+from metering.bench.scenarios import parse_scenarios
 
 LEFT_OUT = {
     "db_path": "results are in this server's database",

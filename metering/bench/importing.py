@@ -24,8 +24,8 @@ from metering.bench import store
 from metering.bench.bench_toml import BenchToml, read_bench_toml
 from metering.bench.errors import BenchFileError
 from metering.bench.models import BenchRun, BenchTarget
+from metering.bench.probing import EXTERNAL, moment_of
 from metering.bench.results import TEXT_COLUMNS
-from metering.bench.sweeps.probing import EXTERNAL, moment_of
 
 SCRIPTS_BENCH = "scripts/bench"
 ROWS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
-from metering.bench.sweeps.scenarios import DEFAULT_SCENARIOS
+from metering.bench.scenarios import DEFAULT_SCENARIOS
 
 
 def default_scenarios() -> list[str]:

@@ -16,10 +16,8 @@ from inference.version import VERSION
 from metering.actor import Actor
 from metering.bench.errors import BenchValueError
 from metering.bench.models import BenchRun, BenchTarget, SweepPlan
-from metering.bench.sweeps.plan import CellKey
-from metering.bench.sweeps.scenarios import parse_scenarios
-from metering.bench.sweeps.settings import KINDS, SweepSettings, TargetSpec
-from metering.bench.sweeps.sweep import Kept
+from metering.bench.scenarios import KINDS, CellKey, SweepSettings, TargetSpec, parse_scenarios
+from metering.bench.sweep import Kept
 from metering.services.audit import audit_entry_create
 
 PLAN_ID = 1

@@ -13,7 +13,7 @@ from fleet.management.backend import RestBackend
 from fleet.management.chat_client import ChatClient
 from fleet.management.gate import RefusedError, Server
 from inference.proxies import UnsupportedProxyError, proxy_for
-from metering.bench.client.http import Http
+from metering.bench.client import Http
 from metering.bench.errors import TargetUnreachableError
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies

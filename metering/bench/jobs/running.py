@@ -24,7 +24,7 @@ from metering.bench.jobs.services import (
 )
 from metering.bench.management.choosing import settings_chosen, sweep_of, sweep_run
 from metering.bench.models import BenchJob
-from metering.bench.sweeps.sweep import Kept, SweepResult
+from metering.bench.sweep import Kept, SweepResult
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from fleet.models import Neuron
 from metering.actor import Actor
 from metering.bench.errors import BenchValueError, JobOpenError
 from metering.bench.models import BenchJob, BenchTarget
-from metering.bench.sweeps.scenarios import parse_scenarios
+from metering.bench.scenarios import parse_scenarios
 from metering.services.audit import audit_entry_create
 
 MAX_JOB_SAMPLES = 1000

@@ -16,12 +16,11 @@ from helexa_site.server_url import server_and_key
 from inference.settings.gateway import API_KEY
 from metering.bench import store
 from metering.bench.bench_toml import read_bench_toml
-from metering.bench.client.targets import open_target
 from metering.bench.errors import BenchFileError, BenchValueError
 from metering.bench.models import BenchTarget
-from metering.bench.sweeps.scenarios import parse_scenarios
-from metering.bench.sweeps.settings import KINDS, SweepSettings, TargetSpec
-from metering.bench.sweeps.sweep import Sweep, SweepResult
+from metering.bench.scenarios import KINDS, SweepSettings, TargetSpec, parse_scenarios
+from metering.bench.sweep import Sweep, SweepResult
+from metering.bench.targets import open_target
 
 
 def add_sweep_arguments(parser: ArgumentParser) -> None:

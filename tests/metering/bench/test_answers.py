@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metering.bench import measuring, probing
+from metering.bench.answers import Answer, ServerTiming, feed_anthropic, feed_openai, timing_of
 from metering.bench.errors import SampleFailedError
-from metering.bench.sweeps import probing, prompts
-from metering.bench.sweeps.answers import Answer, AnthropicFold, OpenAiFold, ServerTiming, timing_of
 from tests.cases import each_case
 
 
@@ -20,37 +20,38 @@ def delta(**fields: Any) -> dict[str, Any]:
 
 
 def test_the_first_token_is_the_first_with_content() -> None:
-    fold = OpenAiFold()
-    fold.feed(delta(role="assistant", content=""), 0.1)
-    fold.feed(delta(reasoning_content="hm"), 0.4)
-    fold.feed(delta(content="yes"), 0.9)
-    answer = fold.end(1.0)
-    assert (answer.first_s, answer.last_s, answer.total_s) == (0.4, 0.9, 1.0)
-    assert answer.num_pieces == 2
+    answer = Answer()
+    feed_openai(answer, delta(role="assistant", content=""), 0.1)
+    feed_openai(answer, delta(reasoning_content="hm"), 0.4)
+    feed_openai(answer, delta(content="yes"), 0.9)
+    assert (answer.first_s, answer.last_s, answer.num_pieces) == (0.4, 0.9, 2)
 
 
 def test_anthropics_events_are_folded_too() -> None:
-    fold = AnthropicFold()
-    fold.feed({"type": "message_start", "message": {"usage": {"input_tokens": 5}}}, 0.1)
-    fold.feed({"type": "content_block_start", "content_block": {"type": "text"}}, 0.2)
-    for at_s, delta_type in ((0.3, "thinking_delta"), (0.35, "text_delta"), (0.4, "ping")):
-        fold.feed({"type": "content_block_delta", "delta": {"type": delta_type}}, at_s)
-    fold.feed({"type": "message_delta", "usage": {"output_tokens": 7}}, 0.4)
-    answer = fold.end(0.5)
+    answer = Answer()
+    for at_s, event in (
+        (0.1, {"type": "message_start", "message": {"usage": {"input_tokens": 5}}}),
+        (0.2, {"type": "content_block_start", "content_block": {"type": "text"}}),
+        (0.3, {"type": "content_block_delta", "delta": {"type": "thinking_delta"}}),
+        (0.35, {"type": "content_block_delta", "delta": {"type": "text_delta"}}),
+        (0.4, {"type": "content_block_delta", "delta": {"type": "signature_delta"}}),
+        (0.5, {"type": "message_delta", "usage": {"output_tokens": 7}}),
+    ):
+        feed_anthropic(answer, event, at_s)
     assert (answer.num_pieces, answer.first_s, answer.last_s) == (2, 0.3, 0.35)
     assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, 0, 7)
 
 
 @each_case(
-    ("fold", "event"),
+    ("feed", "event"),
     [
-        (OpenAiFold(), {"error": {"message": "out of memory"}}),
-        (AnthropicFold(), {"type": "error", "error": {"message": "out of memory"}}),
+        (feed_openai, {"error": {"message": "out of memory"}}),
+        (feed_anthropic, {"type": "error", "error": {"message": "out of memory"}}),
     ],
 )
-def test_an_error_within_the_stream_fails_the_sample(fold: Any, event: dict[str, Any]) -> None:
+def test_an_error_within_the_stream_fails_the_sample(feed: Any, event: dict[str, Any]) -> None:
     with pytest.raises(SampleFailedError, match="out of memory"):
-        fold.feed(event, 0.1)
+        feed(Answer(), event, 0.1)
 
 
 def test_the_server_may_report_its_timing_in_two_ways() -> None:
@@ -82,12 +83,14 @@ def test_a_prompt_from_the_cache_has_no_speed() -> None:
 
 @given(st.integers(1, 300), st.text(max_size=8))
 def test_prompts_are_as_long_as_they_should_be(num_tokens: int, salt: str) -> None:
-    text = prompts.chat_prompt(num_tokens, salt)
+    text = measuring.chat_prompt(num_tokens, salt)
     words, _, ask = text.partition("\n\n")
-    assert len(words.split(" ")) == max(8, num_tokens - prompts.ASK_TOKENS)
-    assert ask == f"{prompts.ASK} {prompts.NO_THINKING}"
+    assert len(words.split(" ")) == max(8, num_tokens - measuring.ASK_TOKENS)
+    assert ask == f"{measuring.ASK} {measuring.NO_THINKING}"
     assert (
-        text == prompts.chat_prompt(num_tokens, salt) != prompts.chat_prompt(num_tokens, f"{salt}!")
+        text
+        == measuring.chat_prompt(num_tokens, salt)
+        != measuring.chat_prompt(num_tokens, f"{salt}!")
     )
 
 

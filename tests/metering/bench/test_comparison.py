@@ -20,7 +20,7 @@ from metering.bench.comparison import (
     percentile,
     spread_of,
 )
-from metering.bench.sweeps.scenarios import ScenarioKind
+from metering.bench.scenarios import ScenarioKind
 from tests.cases import each_case
 
 BEFORE = [100.0, 101.5, 99.2, 100.7, 98.9]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from metering.bench.sweeps.plan import Cell, work_left
-from metering.bench.sweeps.scenarios import parse_scenario
+from metering.bench.scenarios import Cell, parse_scenario, work_left
 
 
 def cell(scenario: str = "chat:128", build: str = "b1", model: str = "m") -> Cell:
@@ -41,8 +40,3 @@ def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> N
         ("b", "chat:128"),
         ("b", "load"),
     ]
-
-
-def test_nothing_is_warmed_up_for_a_load() -> None:
-    work = work_left([cell("chat:9"), cell("load")], {}, samples_per_build=5)
-    assert [left.warms_up for left in work] == [True, False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metering.bench.errors import BenchValueError
-from metering.bench.sweeps.scenarios import (
+from metering.bench.scenarios import (
     DEFAULT_SCENARIOS,
     ScenarioKind,
     parse_scenario,

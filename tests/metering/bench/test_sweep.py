@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from metering.bench.client.asking import Ask, Asker
-from metering.bench.client.targets import LocalDoor
+from metering.bench.answers import Answer
+from metering.bench.client import Asker
 from metering.bench.errors import SampleFailedError, TargetUnreachableError
-from metering.bench.sweeps.answers import Answer
-from metering.bench.sweeps.plan import CellKey
-from metering.bench.sweeps.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
-from metering.bench.sweeps.scenarios import parse_scenario
-from metering.bench.sweeps.settings import SweepSettings, TargetSpec
-from metering.bench.sweeps.sweep import Kept, Sweep, SweepResult
+from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
+from metering.bench.scenarios import CellKey, SweepSettings, TargetSpec, parse_scenario
+from metering.bench.sweep import Kept, Sweep, SweepResult
+from metering.bench.targets import LocalDoor
 
 
 @dataclass
@@ -49,7 +47,7 @@ class FakeTarget:
     def unload(self, model: ModelInfo) -> float:
         return 1.0
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, model: str, prompt: str, max_tokens: int) -> Answer:
         self.asked += 1
         if self.fails and (reason := self.fails.pop(0)):
             raise SampleFailedError(reason)

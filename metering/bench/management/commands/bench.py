@@ -24,8 +24,8 @@ from metering.bench.management.choosing import (
     sweep_of,
     sweep_run,
 )
-from metering.bench.sweeps.settings import SweepSettings
-from metering.bench.sweeps.sweep import SweepResult
+from metering.bench.scenarios import SweepSettings
+from metering.bench.sweep import SweepResult
 from metering.management.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1

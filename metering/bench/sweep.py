@@ -13,14 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from metering.bench.client.asking import Asker
-from metering.bench.client.targets import Target
+from metering.bench.client import Asker
 from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
-from metering.bench.sweeps.measuring import Measuring, Sample, measure
-from metering.bench.sweeps.plan import Cell, CellKey, Work, work_left
-from metering.bench.sweeps.probing import ModelInfo, Probed, Telemetry
-from metering.bench.sweeps.scenarios import Scenario, why_not
-from metering.bench.sweeps.settings import SweepSettings, TargetSpec
+from metering.bench.measuring import Measuring, Sample, measure
+from metering.bench.probing import ModelInfo, Probed, Telemetry
+from metering.bench.scenarios import (
+    Cell,
+    CellKey,
+    Scenario,
+    SweepSettings,
+    TargetSpec,
+    Work,
+    why_not,
+    work_left,
+)
+from metering.bench.targets import Target
 
 BUSY_POLL_S = 1.0
 MAX_FAILURES_IN_A_ROW = 2
@@ -151,7 +158,7 @@ class _TargetSweep:
             return None
 
     def _work(self, work: Work, asker: Asker) -> None:
-        if work.warms_up and not self._warm_up(work, asker):
+        if not work.cell.scenario.takes_offline and not self._warm_up(work, asker):
             return
         num_ok = num_failed_in_a_row = 0
         while num_ok < work.num_samples and num_failed_in_a_row < MAX_FAILURES_IN_A_ROW:
@@ -161,7 +168,8 @@ class _TargetSweep:
             num_failed_in_a_row = 0 if sample is not None else num_failed_in_a_row + 1
 
     def _warm_up(self, work: Work, asker: Asker) -> bool:
-        """A warm-up that fails is kept as the failure that it is."""
+        """Each sweep's first request to a cell is not measured: the server may have restarted since
+        the last one. One that fails is kept as the failure that it is."""
         sample, error = self._take(work, asker)
         if sample is None:
             self._keep(work, None, error)

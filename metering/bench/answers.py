@@ -1,5 +1,5 @@
-"""Streamed answers of both dialects, folded into one ``Answer`` with its times. Pure: the moments
-are arguments, in seconds since the request was sent."""
+"""Streamed answers of both dialects, read into one ``Answer`` with its times. Pure: moments are
+arguments, in seconds since the request was sent."""
 
 from __future__ import annotations
 
@@ -37,10 +37,6 @@ class Answer:
         self.last_s = at_s
 
     @property
-    def is_timed_by_server(self) -> bool:
-        return self.timing is not None
-
-    @property
     def decode_tps(self) -> float | None:
         """Tokens per second by the server's clock, else by the client's. The first token is the
         prefill's."""
@@ -64,80 +60,55 @@ class Answer:
 
     @property
     def queue_wait_ms(self) -> float | None:
-        """What of the time to the first token was not the prompt's computing."""
+        """The time to the first token without the prompt's computing."""
         if self.first_s is None or self.timing is None or self.timing.prefill_ms is None:
             return None
         return max(0.0, self.first_s * 1000 - self.timing.prefill_ms)
 
 
-class OpenAiFold:
-    """Folds the chunks of ``/v1/chat/completions``."""
-
-    def __init__(self) -> None:
-        self.answer = Answer()
-
-    def feed(self, event: dict[str, Any], at_s: float) -> None:
-        """Raises ``SampleFailedError`` for an error within the stream."""
-        if error := event.get("error"):
-            raise SampleFailedError(_message(error))
-        for choice in event.get("choices") or []:
-            self._delta(choice.get("delta") or {}, at_s)
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            self._usage(usage)
-        if timing := timing_of(event):
-            self.answer.timing = timing
-
-    def end(self, at_s: float) -> Answer:
-        self.answer.total_s = at_s
-        return self.answer
-
-    def _delta(self, delta: dict[str, Any], at_s: float) -> None:
-        thinking = delta.get("reasoning_content") or delta.get("reasoning")
-        if delta.get("content") or thinking:
-            self.answer.note_piece(at_s)
-
-    def _usage(self, usage: dict[str, Any]) -> None:
+def feed_openai(answer: Answer, event: dict[str, Any], at_s: float) -> None:
+    """A chunk of ``/v1/chat/completions``. Raises ``SampleFailedError`` for an error within the
+    stream."""
+    if error := event.get("error"):
+        raise SampleFailedError(_message(error))
+    for choice in event.get("choices") or []:
+        delta = choice.get("delta") or {}
+        if any(delta.get(name) for name in ("content", "reasoning_content", "reasoning")):
+            answer.note_piece(at_s)
+    usage = event.get("usage")
+    if isinstance(usage, dict):
         details = usage.get("prompt_tokens_details") or {}
-        self.answer.prompt_tokens = _whole(usage.get("prompt_tokens"))
-        self.answer.completion_tokens = _whole(usage.get("completion_tokens"))
-        self.answer.cached_tokens = _whole(details.get("cached_tokens"))
+        answer.prompt_tokens = _whole(usage.get("prompt_tokens"))
+        answer.completion_tokens = _whole(usage.get("completion_tokens"))
+        answer.cached_tokens = _whole(details.get("cached_tokens"))
+    answer.timing = timing_of(event) or answer.timing
 
 
-class AnthropicFold:
-    """Folds the events of ``/v1/messages``."""
+def feed_anthropic(answer: Answer, event: dict[str, Any], at_s: float) -> None:
+    """An event of ``/v1/messages``. Raises ``SampleFailedError`` for an error within the
+    stream."""
+    match event.get("type"):
+        case "error":
+            raise SampleFailedError(_message(event.get("error")))
+        case "message_start":
+            _note_anthropic_usage(answer, (event.get("message") or {}).get("usage") or {})
+        case "content_block_delta":
+            if (event.get("delta") or {}).get("type") in ("text_delta", "thinking_delta"):
+                answer.note_piece(at_s)
+        case "message_delta":
+            _note_anthropic_usage(answer, event.get("usage") or {})
+    answer.timing = timing_of(event) or answer.timing
 
-    def __init__(self) -> None:
-        self.answer = Answer()
 
-    def feed(self, event: dict[str, Any], at_s: float) -> None:
-        """Raises ``SampleFailedError`` for an error within the stream."""
-        match event.get("type"):
-            case "error":
-                raise SampleFailedError(_message(event.get("error")))
-            case "message_start":
-                self._usage((event.get("message") or {}).get("usage") or {})
-            case "content_block_delta":
-                if (event.get("delta") or {}).get("type") in ("text_delta", "thinking_delta"):
-                    self.answer.note_piece(at_s)
-            case "message_delta":
-                self._usage(event.get("usage") or {})
-        if timing := timing_of(event):
-            self.answer.timing = timing
-
-    def end(self, at_s: float) -> Answer:
-        self.answer.total_s = at_s
-        return self.answer
-
-    def _usage(self, usage: dict[str, Any]) -> None:
-        """Anthropic counts cached tokens beside the rest of the prompt."""
-        if (fresh := _whole(usage.get("input_tokens"))) is not None:
-            cached = _whole(usage.get("cache_read_input_tokens")) or 0
-            written = _whole(usage.get("cache_creation_input_tokens")) or 0
-            self.answer.prompt_tokens = fresh + cached + written
-            self.answer.cached_tokens = cached
-        if (tokens := _whole(usage.get("output_tokens"))) is not None:
-            self.answer.completion_tokens = tokens
+def _note_anthropic_usage(answer: Answer, usage: dict[str, Any]) -> None:
+    """Anthropic counts cached tokens beside the rest of the prompt."""
+    if (fresh := _whole(usage.get("input_tokens"))) is not None:
+        cached = _whole(usage.get("cache_read_input_tokens")) or 0
+        written = _whole(usage.get("cache_creation_input_tokens")) or 0
+        answer.prompt_tokens = fresh + cached + written
+        answer.cached_tokens = cached
+    if (tokens := _whole(usage.get("output_tokens"))) is not None:
+        answer.completion_tokens = tokens
 
 
 def timing_of(event: dict[str, Any]) -> ServerTiming | None:

@@ -1,24 +1,49 @@
-"""One sample of each scenario, taken over the wire. Scenarios are a table: kind → how."""
+"""Takes one sample of a scenario over the wire. Scenarios are a table: kind → how."""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from inference.supervised_threads import SupervisedPool
-from metering.bench.client.asking import Ask, Asker
-from metering.bench.client.targets import Target
+from metering.bench.answers import Answer
+from metering.bench.client import Asker
 from metering.bench.comparison import median, percentile
 from metering.bench.errors import SampleFailedError
-from metering.bench.sweeps.answers import Answer
-from metering.bench.sweeps.probing import ModelInfo
-from metering.bench.sweeps.prompts import chat_prompt
-from metering.bench.sweeps.scenarios import Scenario, ScenarioKind
-from metering.bench.sweeps.settings import SweepSettings
+from metering.bench.probing import ModelInfo
+from metering.bench.scenarios import Scenario, ScenarioKind, SweepSettings
+from metering.bench.targets import Target
 
+NO_THINKING = "/no_think"
+"""Models that think obey it, others read over it: speeds are of answers."""
+WORDS = """
+river stone market evening letter garden winter bridge paper captain window mountain silver orange
+morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
+table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
+ladder mirror number office pencil rabbit saddle thunder velvet wagon
+""".split()  # noqa: SIM905 - sixty quotes add nothing
+"""Each is one token of the vocabularies of today's models, or nearly."""
+ASK = (
+    "Leave the words above alone. Write a report of about three hundred words for the council of a "
+    "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
+    "used for, what a new one would cost, who would gain from it, and what you advise."
+)
+ASK_TOKENS = 64
+MIN_WORDS = 8
+"""So few tell a new prompt from those that caches know."""
 SALT_OF_WARM = "warm"
+
+
+def chat_prompt(num_tokens: int, salt: str) -> str:
+    """About so many tokens: words in an order that only ``salt`` decides, from the first one on,
+    and the question. Caches know no prompt of a new salt."""
+    numbers = random.Random(salt)
+    num_words = max(MIN_WORDS, num_tokens - ASK_TOKENS)
+    words = " ".join(numbers.choice(WORDS) for _ in range(num_words))
+    return f"{words}\n\n{ASK} {NO_THINKING}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +94,12 @@ def measure(measuring: Measuring) -> Sample:
 
 def _chat(one: Measuring) -> Sample:
     salt = SALT_OF_WARM if one.scenario.is_warm else one.salt
-    answer = _ask(one, chat_prompt(one.size, salt), one.settings.max_tokens)
+    answer = one.asker.ask(one.model.id, chat_prompt(one.size, salt), one.settings.max_tokens)
     return _sample(answer, one.settings.max_tokens)
 
 
 def _prefill(one: Measuring) -> Sample:
-    return _sample(_ask(one, chat_prompt(one.size, one.salt), 1), 1)
+    return _sample(one.asker.ask(one.model.id, chat_prompt(one.size, one.salt), 1), 1)
 
 
 def _concurrency(one: Measuring) -> Sample:
@@ -86,7 +111,7 @@ def _concurrency(one: Measuring) -> Sample:
 
     def ask(text: str) -> Answer | None:
         try:
-            return _ask(one, text, max_tokens)
+            return one.asker.ask(one.model.id, text, max_tokens)
         except SampleFailedError as error:
             if error.is_rejection:
                 return None
@@ -128,14 +153,10 @@ MEASURES: dict[ScenarioKind, Callable[[Measuring], Sample]] = {
 }
 
 
-def _ask(one: Measuring, prompt: str, max_tokens: int) -> Answer:
-    return one.asker.ask(Ask(model=one.model.id, prompt=prompt, max_tokens=max_tokens))
-
-
 def _sample(answer: Answer, max_tokens: int) -> Sample:
     timing = answer.timing
     return Sample(
-        is_timed_by_server=answer.is_timed_by_server,
+        is_timed_by_server=timing is not None,
         max_tokens=max_tokens,
         prompt_tokens_actual=answer.prompt_tokens,
         cached_tokens=answer.cached_tokens,

@@ -16,12 +16,11 @@ from django.core.management.base import CommandError
 
 from fleet.management.backend import LocalBackend
 from inference.settings.storage import BENCH_VARIABLES
-from metering.bench.client.asking import AnthropicAsker, Asker, OpenAiAsker, key_headers
-from metering.bench.client.http import Http
+from metering.bench import probing
+from metering.bench.client import Asker, Http, HttpAsker, key_headers
 from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
-from metering.bench.sweeps import probing
-from metering.bench.sweeps.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
-from metering.bench.sweeps.settings import TargetSpec
+from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
+from metering.bench.scenarios import TargetSpec
 
 VERSION_PATHS = ("version", "api/version", "props")
 
@@ -48,19 +47,9 @@ class Target(Protocol):
         ...
 
 
-class Door(Protocol):
-    """The way to a neuron's answers and operations."""
-
-    def get(self, path: str) -> Any:
-        """Raises ``TargetUnreachableError``."""
-        ...
-
-    def post(self, path: str, body: Any) -> Any:
-        """Raises ``SampleFailedError``."""
-        ...
-
-
 class HttpDoor:
+    """A neuron's paths over HTTP."""
+
     def __init__(self, http: Http, endpoint: str) -> None:
         self._http = http
         self._endpoint = endpoint.rstrip("/")
@@ -97,7 +86,7 @@ class NeuronTarget:
     def __init__(self, spec: TargetSpec, http: Http) -> None:
         self._spec = spec
         self._http = http
-        self._door: Door = LocalDoor(spec.name) if spec.is_local else HttpDoor(http, spec.endpoint)
+        self._door = LocalDoor(spec.name) if spec.is_local else HttpDoor(http, spec.endpoint)
 
     def probe(self) -> Probed:
         build = probing.neuron_build(self._object("version"))
@@ -122,7 +111,7 @@ class NeuronTarget:
             raise TargetUnreachableError(
                 f"{model.id} is also loaded on {', '.join(others)}, and the gateway chooses"
             )
-        return OpenAiAsker(self._http, base_url)
+        return HttpAsker(self._http, base_url)
 
     def is_busy(self) -> bool:
         return probing.is_busy(self._object("health"))
@@ -172,8 +161,7 @@ class EndpointTarget:
         )
 
     def asker(self, model: ModelInfo) -> Asker:
-        kind = AnthropicAsker if self._spec.kind == "anthropic" else OpenAiAsker
-        return kind(self._http, self._spec.endpoint)
+        return HttpAsker(self._http, self._spec.endpoint, self._spec.kind)
 
     def is_busy(self) -> bool:
         return False

@@ -1,4 +1,7 @@
-"""Requests with JSON, and answers that are JSON or server-sent events."""
+"""HTTP to the measured servers, and one streamed question in either dialect.
+
+The standard library's HTTP: only a socket lies between their clock and ours.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from inference import proxies
+from metering.bench.answers import Answer, feed_anthropic, feed_openai
 from metering.bench.errors import SampleFailedError, TargetUnreachableError
 
 PROBE_TIMEOUT_S = 30.0
 MAX_REASON_CHARACTERS = 500
+ANTHROPIC = "anthropic"
+ANTHROPIC_VERSION = "2023-06-01"
+TIMING_HEADER = {"x-helexa-timing": "true"}
+"""Asks helexa's gateway for its engine's own times; servers that do not know it skip it."""
 
 
 class Http:
@@ -42,7 +50,7 @@ class Http:
                 raise SampleFailedError(f"{url}: {error}") from error
 
     def stream(self, url: str, body: Any) -> Iterator[tuple[dict[str, Any], float]]:
-        """Each event and how long after the request was sent it came. Raises
+        """Each event, and its time in seconds since the request was sent. Raises
         ``SampleFailedError``."""
         started_s = time.perf_counter()
         with self._open("POST", url, body, self._timeout_s) as response:
@@ -82,3 +90,46 @@ def _reason(error: urllib.error.HTTPError) -> str:
     except (ValueError, AttributeError):
         message = None
     return f"HTTP {error.code}: {message or 'no reason given'}"[:MAX_REASON_CHARACTERS]
+
+
+class Asker(Protocol):
+    def ask(self, model: str, prompt: str, max_tokens: int) -> Answer:
+        """Raises ``SampleFailedError``."""
+        ...
+
+
+class HttpAsker:
+    """Asks an endpoint at a temperature of 0: the same answer each time, as far as it can."""
+
+    def __init__(self, http: Http, base_url: str, kind: str = "openai") -> None:
+        base = base_url.rstrip("/")
+        self._http = http
+        self._v1_url = base if base.endswith("/v1") else f"{base}/v1"
+        self._is_anthropic = kind == ANTHROPIC
+
+    def ask(self, model: str, prompt: str, max_tokens: int) -> Answer:
+        path = "messages" if self._is_anthropic else "chat/completions"
+        feed = feed_anthropic if self._is_anthropic else feed_openai
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            **({} if self._is_anthropic else {"stream_options": {"include_usage": True}}),
+        }
+        answer = Answer()
+        started_s = time.perf_counter()
+        for event, at_s in self._http.stream(f"{self._v1_url}/{path}", body):
+            feed(answer, event, at_s)
+        answer.total_s = time.perf_counter() - started_s
+        if answer.num_pieces == 0:
+            raise SampleFailedError("the answer is empty")
+        return answer
+
+
+def key_headers(kind: str, key: str | None) -> Mapping[str, str]:
+    if kind == ANTHROPIC:
+        version = {"anthropic-version": ANTHROPIC_VERSION}
+        return version if key is None else {**version, "x-api-key": key}
+    return TIMING_HEADER if key is None else {**TIMING_HEADER, "authorization": f"Bearer {key}"}
