@@ -31,7 +31,7 @@ from metering.actor import user_actor
 from metering.bench import charts, results, summaries
 from metering.bench.comparison import MIN_CHANGE, compare, outlook_of
 from metering.bench.errors import BenchError, BenchValueError
-from metering.bench.jobs.services import (
+from metering.bench.jobs import (
     MAX_JOB_SAMPLES,
     JobRequest,
     bench_job_cancel,

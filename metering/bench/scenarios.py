@@ -76,7 +76,7 @@ def parse_scenario(text: str) -> Scenario:
     return Scenario(kind=kind, size=_size(kind, rest[0], text), is_warm=is_warm)
 
 
-def parse_scenarios(texts: list[str] | tuple[str, ...]) -> list[Scenario]:
+def parse_scenarios(texts: Iterable[str]) -> list[Scenario]:
     """Each once, in their order. Raises ``BenchValueError``."""
     return list(dict.fromkeys(map(parse_scenario, texts)))
 

@@ -7,8 +7,7 @@ import threading
 from django.utils import timezone
 
 from helexa_site.celery import TASK_BENCH_JOBS, app
-from metering.bench.jobs.running import JobRun
-from metering.bench.jobs.services import bench_job_claim, bench_jobs_expire
+from metering.bench.jobs import JobRun, bench_job_claim, bench_jobs_expire
 
 
 @app.task(name=TASK_BENCH_JOBS)  # type: ignore[untyped-decorator]

@@ -34,7 +34,7 @@ from inference.quotas import Quota
 from metering.actor import user_actor
 from metering.bench.bench_toml import read_bench_toml
 from metering.bench.importing import file_import, toml_apply
-from metering.bench.jobs.services import JobRequest, bench_job_request
+from metering.bench.jobs import JobRequest, bench_job_request
 from metering.ledger import store
 from metering.playground.conversations import NEW, conversation_save, parse_state
 from metering.prices import Prices

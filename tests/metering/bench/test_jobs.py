@@ -12,10 +12,9 @@ from django.test import Client
 from django.utils import timezone
 
 from fleet.models import Neuron
-from metering.bench import tasks
+from metering.bench import jobs, tasks
 from metering.bench.errors import BenchValueError
-from metering.bench.jobs import services
-from metering.bench.jobs.running import JobRun
+from metering.bench.jobs import JobRun
 from metering.bench.models import BenchJob, BenchRun, BenchTarget, SweepPlan
 from metering.bench.store import spec_of
 from metering.models import AuditEntry
@@ -44,7 +43,7 @@ def start(client: Client, status: int = 302, **words: str) -> str:
 
 
 def run_claimed() -> BenchJob:
-    job = services.bench_job_claim()
+    job = jobs.bench_job_claim()
     assert job is not None
     JobRun(job, beat_every_s=NO_BEAT_S).run()
     job.refresh_from_db()
@@ -103,8 +102,8 @@ def test_a_target_is_never_sent_a_secret_of_this_server(operator: Client, name: 
 def test_a_second_at_once_is_refused(operator: Client) -> None:
     start(operator)
     assert "under way already" in start(operator, 409)
-    job = services.bench_job_claim()
-    assert job is not None and services.bench_job_claim() is None
+    job = jobs.bench_job_claim()
+    assert job is not None and jobs.bench_job_claim() is None
     assert "under way already" in start(operator, 409)
     assert BenchJob.objects.count() == 1
     assert AuditEntry.objects.filter(action="bench_job.request").count() == 1
@@ -155,7 +154,7 @@ def test_a_waiting_one_is_cancelled_at_once(operator: Client) -> None:
     assert operator.post(f"/bench/jobs/{job.pk}/cancel").status_code == 302
     job.refresh_from_db()
     assert (job.status, job.is_open) == ("cancelled", False)
-    assert services.bench_job_claim() is None
+    assert jobs.bench_job_claim() is None
     assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
     operator.post(f"/bench/jobs/{job.pk}/cancel")
     assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
@@ -164,16 +163,16 @@ def test_a_waiting_one_is_cancelled_at_once(operator: Client) -> None:
 
 def test_a_beat_reads_a_cancel(operator: Client) -> None:
     start(operator)
-    job = services.bench_job_claim()
-    assert job is not None and services.bench_job_beat(job_id=job.pk)
+    job = jobs.bench_job_claim()
+    assert job is not None and jobs.bench_job_beat(job_id=job.pk)
     operator.post(f"/bench/jobs/{job.pk}/cancel")
     assert "ends after the sample" in operator.get(f"/bench/jobs/{job.pk}").text
-    assert not services.bench_job_beat(job_id=job.pk)
+    assert not jobs.bench_job_beat(job_id=job.pk)
 
 
 def test_a_running_one_ends_after_its_sample(operator: Client, script: Script) -> None:
     start(operator, samples="1000")
-    job = services.bench_job_claim()
+    job = jobs.bench_job_claim()
     assert job is not None
     running = JobRun(job, beat_every_s=NO_BEAT_S)
 
@@ -205,12 +204,12 @@ def test_a_failure_has_its_reason(operator: Client, script: Script) -> None:
 
 def test_one_whose_control_has_gone_fails(operator: Client) -> None:
     start(operator)
-    job = services.bench_job_claim()
+    job = jobs.bench_job_claim()
     assert job is not None
     now = timezone.now()
-    assert services.bench_jobs_expire(now=now) == 0
-    late = now + timedelta(seconds=services.SILENT_AFTER_S + 1)
-    assert services.bench_jobs_expire(now=late) == 1
+    assert jobs.bench_jobs_expire(now=now) == 0
+    late = now + timedelta(seconds=jobs.SILENT_AFTER_S + 1)
+    assert jobs.bench_jobs_expire(now=late) == 1
     job.refresh_from_db()
     assert job.status == "failed" and "has ended" in job.error
     start(operator)
@@ -241,4 +240,4 @@ def test_neurons_that_are_online_are_targets(operator: Client) -> None:
     moments = dict.fromkeys(("status_since", "started_at", "last_seen_at"), timezone.now())
     Neuron.objects.create(name="beast", status="online", **moments)
     Neuron.objects.create(name="gone", status="away", **moments)
-    assert services.target_names() == ["beast", "peer"]
+    assert jobs.target_names() == ["beast", "peer"]

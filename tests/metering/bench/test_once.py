@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from fleet.models import Neuron
 from helexa_site import server_url
-from metering.bench.management import choosing
+from metering.bench import choosing
 from metering.bench.management.commands import bench as command
 from metering.bench.models import BenchRun
 from tests.metering.bench.conftest import Bench
@@ -53,9 +53,7 @@ def test_the_running_server_is_found_as_status_finds_it(
     running = SimpleNamespace(url=bench.url, key="hx-its-own")
     monkeypatch.setattr(server_url, "find_running", lambda _data_dir: running)
     monkeypatch.delenv("HELEXA_URL", raising=False)
-    (found,) = choosing._all_targets(
-        {"endpoint": None, "config": None, "no_fleet": False, "url": None, "key": None}
-    )
+    (found,) = choosing.targets_chosen(choosing.SweepChoice())
     assert (found.endpoint, found.api_key) == (bench.url, "hx-its-own")
 
 

@@ -15,17 +15,10 @@ from django.db import close_old_connections
 from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
 from metering.bench import report, results, summaries
+from metering.bench.choosing import add_sweep_arguments, choice_of, settings_chosen, sweep_run
 from metering.bench.comparison import METRICS, MIN_CHANGE, compare
 from metering.bench.errors import BenchError, BenchValueError
 from metering.bench.importing import file_import
-from metering.bench.management.choosing import (
-    add_sweep_arguments,
-    settings_chosen,
-    sweep_of,
-    sweep_run,
-)
-from metering.bench.scenarios import SweepSettings
-from metering.bench.sweep import SweepResult
 from metering.management.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
@@ -68,23 +61,18 @@ class Command(QuickCommand):
 
     def _once(self, options: dict[str, Any]) -> None:
         report = self.stderr.write if options["json"] else self.stdout.write
-        result = self._sweep(options, settings_chosen(options), report)
+        result = sweep_run(choice_of(options), report)
         if options["json"]:
             self.stdout.write(json_text(asdict(result)))
         if result.num_ok == 0 and (result.num_failed or result.left_out):
             raise CommandError("nothing was measured", returncode=ERROR_CODE)
 
     def _run(self, options: dict[str, Any]) -> None:
+        choice = choice_of(options)
         while True:
             close_old_connections()
-            settings = settings_chosen(options)
-            self._sweep(options, settings, self.stdout.write)
-            time.sleep(settings.sweep_interval_s)
-
-    def _sweep(
-        self, options: dict[str, Any], settings: SweepSettings, report: Callable[[str], object]
-    ) -> SweepResult:
-        return sweep_run(options, sweep_of(settings, report), report)
+            sweep_run(choice, self.stdout.write)
+            time.sleep(settings_chosen(choice).sweep_interval_s)
 
     def _report(self, options: dict[str, Any]) -> None:
         filters = results.cell_filters({"target": options["target"]})

@@ -1,27 +1,40 @@
-"""Requesting, cancelling, claiming and ending jobs.
+"""Sweeps that are started from the page: requested there, run by the control, one at a time.
 
     pending ─▶ running ─▶ done | failed | cancelled
        └────▶ cancelled
 
-Each move is a conditional update: a caller that changes no row was too late.
+Each move is a conditional update: a caller that changes no row was too late. A running job has two
+threads:
+
+    the job's    sweep ─▶ line, counts ─▶ row
+    the beat's   every few seconds: row ─▶ shall it continue?
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import IntegrityError, transaction
+from django.core.management.base import CommandError
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.utils import timezone
 
 from fleet.models import Neuron
 from metering.actor import Actor
-from metering.bench.errors import BenchValueError, JobOpenError
+from metering.bench.choosing import SweepChoice, sweep_run
+from metering.bench.errors import BenchError, BenchValueError, JobOpenError
 from metering.bench.models import BenchJob, BenchTarget
 from metering.bench.scenarios import parse_scenarios
+from metering.bench.store import RunStore
+from metering.bench.sweep import Kept, SweepResult
 from metering.services.audit import audit_entry_create
 
+logger = logging.getLogger(__name__)
+
+BEAT_EVERY_S = 3.0
 MAX_JOB_SAMPLES = 1000
 MAX_JOB_LINES = 200
 SILENT_AFTER_S = 60.0
@@ -35,7 +48,7 @@ class JobRequest:
 
     target: str = ""
     model: str = ""
-    scenarios: Sequence[str] = field(default_factory=tuple)
+    scenarios: Sequence[str] = ()
     samples: int | None = None
     is_beside_load: bool = False
 
@@ -144,3 +157,124 @@ def bench_jobs_expire(*, now: datetime) -> int:
         open_slot=None,
         ended_at=now,
     )
+
+
+class _CancelledError(Exception):
+    """No ``BenchError``: the sweep does not continue with the next target."""
+
+
+class JobRun:
+    """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
+    ``run`` blocks until the job has ended, whatever happens to it."""
+
+    def __init__(self, job: BenchJob, *, beat_every_s: float = BEAT_EVERY_S) -> None:
+        self._job = job
+        self._beat_every_s = beat_every_s
+        self._is_over = threading.Event()
+        self._is_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Ends it after the sample that it is taking. Any thread may call it."""
+        self._is_cancelled.set()
+
+    def run_in_thread(self) -> None:
+        """``run`` in a thread of its own, whose connections end with it."""
+        try:
+            self.run()
+        finally:
+            connections.close_all()
+
+    def run(self) -> None:
+        beats = threading.Thread(target=self._beat, name="bench job beat", daemon=True)
+        beats.start()
+        try:
+            status, error = self._outcome()
+            bench_job_end(job_id=self._job.pk, status=status, error=error)
+        finally:
+            self._is_over.set()
+            beats.join()
+
+    def _outcome(self) -> tuple[str, str]:
+        """The status that it ends with, and why where that needs a reason."""
+        try:
+            result = self._sweep()
+        except _CancelledError:
+            return Status.CANCELLED, ""
+        except (BenchError, CommandError) as error:
+            return Status.FAILED, str(error)
+        except Exception:
+            logger.exception("%s broke", self._job)
+            return Status.FAILED, "The sweep broke; the control's log has the traceback."
+        finally:
+            self._save()
+        if result.num_ok == 0 and (result.num_failed or result.left_out):
+            return Status.FAILED, "Nothing was measured: the lines name the reasons."
+        return Status.DONE, ""
+
+    def _sweep(self) -> SweepResult:
+        """Raises ``BenchError``."""
+        job = self._job
+        choice = SweepChoice(
+            targets=[job.target] if job.target else [],
+            models=[job.model] if job.model else [],
+            scenarios=job.scenarios,
+            samples=job.samples,
+            is_beside_load=job.is_beside_load,
+        )
+        result = sweep_run(
+            choice,
+            self._report,
+            store=_CountingStore(self._count),
+            expect=self._expect,
+            ensure_wanted=self._ensure_wanted,
+        )
+        job.num_cells_done = result.num_cells_done
+        return result
+
+    def _report(self, line: str) -> None:
+        self._job.lines.append(line)
+        self._save()
+
+    def _save(self) -> None:
+        """The sweep continues where the database does not take its progress now."""
+        try:
+            bench_job_progress(job=self._job)
+        except DatabaseError as error:
+            logger.warning("the progress of %s is not saved: %s", self._job, error)
+
+    def _expect(self, num_samples: int) -> None:
+        self._job.num_planned += num_samples
+        self._report(f"{num_samples} samples to take")
+
+    def _count(self, kept: Kept) -> None:
+        if kept.sample is None:
+            self._job.num_failed += 1
+        else:
+            self._job.num_ok += 1
+        self._save()
+
+    def _ensure_wanted(self) -> None:
+        """Raises ``_CancelledError``."""
+        if self._is_cancelled.is_set():
+            raise _CancelledError
+
+    def _beat(self) -> None:
+        try:
+            while not self._is_over.wait(self._beat_every_s):
+                try:
+                    if not bench_job_beat(job_id=self._job.pk):
+                        self.cancel()
+                except DatabaseError as error:
+                    logger.warning("%s does not beat: %s", self._job, error)
+                    connections.close_all()
+        finally:
+            connections.close_all()
+
+
+class _CountingStore(RunStore):
+    def __init__(self, count: Callable[[Kept], None]) -> None:
+        self._count = count
+
+    def keep(self, kept: Kept) -> None:
+        super().keep(kept)
+        self._count(kept)

@@ -1,0 +1,185 @@
+"""Whom a sweep measures and how: what was asked for, over the database's rows or a file's."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from fleet.models import Neuron
+from helexa_site.server_url import server_and_key
+from inference.settings.gateway import API_KEY
+from metering.bench import store
+from metering.bench.bench_toml import BenchToml, read_bench_toml
+from metering.bench.errors import BenchFileError, BenchValueError
+from metering.bench.models import BenchTarget
+from metering.bench.scenarios import KINDS, SweepSettings, TargetSpec, parse_scenarios
+from metering.bench.sweep import Sweep, SweepResult
+from metering.bench.targets import open_target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepChoice:
+    """Empty fields leave it to the plan and the targets."""
+
+    targets: Sequence[str] = ()
+    models: Sequence[str] = ()
+    scenarios: Sequence[str] = ()
+    samples: int | None = None
+    max_tokens: int | None = None
+    pause_s: float | None = None
+    timeout_s: float | None = None
+    is_beside_load: bool = False
+    config: Path | None = None
+    """A file instead of the database."""
+    endpoint: str | None = None
+    """This one alone."""
+    kind: str = "openai"
+    name: str | None = None
+    build: str = ""
+    has_fleet: bool = True
+    url: str | None = None
+    key: str | None = None
+
+
+def add_sweep_arguments(parser: ArgumentParser) -> None:
+    """Their destinations are the fields of ``SweepChoice``."""
+    whom = parser.add_argument_group("whom to measure")
+    whom.add_argument(
+        "--config", type=Path, metavar="FILE", help="a helexa-bench.toml, instead of the database"
+    )
+    whom.add_argument("--endpoint", metavar="URL", help="this one alone, with --name and --kind")
+    whom.add_argument("--kind", choices=KINDS, default="openai", help="default: %(default)s")
+    whom.add_argument("--name", help="what its results are kept under (default: the endpoint)")
+    whom.add_argument("--build", default="", help="where the endpoint reports none")
+    whom.add_argument("--url", help="of this fleet's gateway (or HELEXA_URL; else the serve here)")
+    whom.add_argument("--key", help="sent to the gateway or the --endpoint (or HELEXA_API_KEY)")
+
+    def add(group: Any, option: str, dest: str, **how: Any) -> None:
+        group.add_argument(option, dest=dest, **how)
+
+    several: dict[str, Any] = {"action": "append", "default": []}
+    seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
+    add(whom, "--target", "targets", metavar="NAME", help="of those, this one", **several)
+    add(
+        whom,
+        *("--no-fleet", "has_fleet"),
+        action="store_false",
+        help="leave this fleet's neurons out",
+    )
+    how = parser.add_argument_group("how to measure")
+    add(how, "--scenario", "scenarios", metavar="ID", help="as chat:128", **several)
+    add(how, "--model", "models", metavar="NAME", help="this one alone", **several)
+    how.add_argument("--samples", type=int, help="per target, build, model and scenario")
+    how.add_argument("--max-tokens", type=int, help="of an answer")
+    add(how, "--pause", "pause_s", help="between samples", **seconds)
+    add(how, "--timeout", "timeout_s", help="of one request", **seconds)
+    add(
+        how,
+        *("--beside-load", "is_beside_load"),
+        action="store_true",
+        help="also while others use the target",
+    )
+
+
+def choice_of(options: Mapping[str, Any]) -> SweepChoice:
+    return SweepChoice(**{field.name: options[field.name] for field in fields(SweepChoice)})
+
+
+def sweep_run(choice: SweepChoice, report: Callable[[str], object], **hooks: Any) -> SweepResult:
+    """A sweep into the database. ``hooks``: fields of ``Sweep``. Raises ``BenchError``."""
+    settings = settings_chosen(choice)
+    sweep = Sweep(
+        settings=settings,
+        open_target=lambda spec: open_target(spec, timeout_s=settings.request_timeout_s),
+        report=report,
+        **{"store": store.RunStore(), **hooks},
+    )
+    specs = targets_chosen(choice)
+    if not specs:
+        raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
+    result = sweep.run(specs)
+    report(
+        f"{result.num_ok} measured, {result.num_failed} failed, "
+        f"{result.num_cells_done} had their samples"
+    )
+    return result
+
+
+def settings_chosen(choice: SweepChoice) -> SweepSettings:
+    """Raises ``BenchError``."""
+    plan = store.plan_find()
+    if choice.config:
+        for name, value in _file(choice.config).plan.items():
+            setattr(plan, name, value)
+    settings = store.settings_of(plan)
+    numbers = {
+        "samples_per_build": choice.samples,
+        "max_tokens": choice.max_tokens,
+        "iteration_pause_s": choice.pause_s,
+        "request_timeout_s": choice.timeout_s,
+    }
+    for name, value in numbers.items():
+        if value is not None:
+            if value < 0 or (value == 0 and name != "iteration_pause_s"):
+                raise BenchValueError(name, f"{value} is too little")
+            settings = replace(settings, **{name: value})
+    if choice.scenarios:
+        settings = replace(settings, scenarios=tuple(parse_scenarios(choice.scenarios)))
+    return replace(settings, is_beside_load=choice.is_beside_load)
+
+
+def targets_chosen(choice: SweepChoice) -> list[TargetSpec]:
+    """Raises ``BenchError``."""
+    specs = {spec.name: spec for spec in _all_targets(choice)}
+    names = choice.targets or list(specs)
+    for name in names:
+        if name not in specs:
+            known = ", ".join(specs) or "there is none"
+            raise BenchValueError("target", f"{name!r} is no target: {known}")
+    chosen = [specs[name] for name in dict.fromkeys(names)]
+    if choice.models:
+        chosen = [replace(spec, only_models=tuple(choice.models)) for spec in chosen]
+    if choice.scenarios:
+        chosen = [replace(spec, scenarios=()) for spec in chosen]
+    return chosen
+
+
+def _all_targets(choice: SweepChoice) -> Iterator[TargetSpec]:
+    if choice.endpoint:
+        target = BenchTarget(
+            name=choice.name or choice.endpoint,
+            kind=choice.kind,
+            endpoint=choice.endpoint,
+            build=choice.build,
+        )
+        key = choice.key or API_KEY.read(os.environ)
+        yield replace(store.spec_of(target, os.environ), api_key=key)
+        return
+    if choice.config:
+        rows = [BenchTarget(**columns) for columns in _file(choice.config).targets]
+    else:
+        rows = list(BenchTarget.objects.all())
+    if choice.has_fleet:
+        yield from _neurons(*server_and_key(choice.url, choice.key, settings.CONFIG.data_dir))
+    for row in rows:
+        if row.enabled:
+            yield store.spec_of(row, os.environ)
+
+
+def _neurons(url: str, key: str | None) -> Iterator[TargetSpec]:
+    """This fleet's, asked through the database's views; what they answer comes from ``url``."""
+    for neuron in Neuron.objects.exclude(status="away").order_by("name"):
+        yield TargetSpec(name=neuron.name, kind="neuron", endpoint=url, api_key=key, is_local=True)
+
+
+def _file(path: Path) -> BenchToml:
+    try:
+        return read_bench_toml(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchFileError(f"{path} cannot be read: {error}") from error

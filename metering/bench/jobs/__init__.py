@@ -1,1 +1,0 @@
-"""Sweeps that are started from the page: requested there, done by the control, one at a time."""
