@@ -5,8 +5,8 @@ Readers are callers who may read the fleet, or everybody with ``HELEXA_BENCH_PUB
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
@@ -144,26 +144,30 @@ class DimensionsView(BenchView):
 
 
 class CellsView(BenchView):
-    """A table of cells, filtered: ``chosen`` picks the cells of which ``rows`` makes rows."""
+    """A table of cells, filtered."""
 
     parameters = tuple(CELL_FILTERS)
-    chosen: ClassVar[Callable[[Sequence[Cell]], list[Cell]]] = staticmethod(results.latest_of_each)
-    rows: ClassVar[Callable[[Sequence[Cell]], list[Row]]] = staticmethod(summaries.summary_rows)
 
     @_parameters(*CELL_FILTERS)
     def get(self, call: Call) -> Response:
-        return Response(self.rows(self.chosen(results.cells_list(**self.cell_filters()))))
+        return Response(self.rows(results.cells_list(**self.cell_filters())))
+
+    def rows(self, cells: list[Cell]) -> list[Row]:
+        raise NotImplementedError
 
 
 class SummaryView(CellsView):
     """Each cell's latest build."""
 
+    def rows(self, cells: list[Cell]) -> list[Row]:
+        return summaries.summary_rows(results.latest_of_each(cells))
+
 
 class SeriesView(CellsView):
     """One model and scenario over its builds, oldest first."""
 
-    chosen = staticmethod(list)
-    rows = staticmethod(summaries.series_rows)
+    def rows(self, cells: list[Cell]) -> list[Row]:
+        return summaries.series_rows(cells)
 
     def cell_filters(self) -> dict[str, str]:
         self.word("model", is_needed=True)
@@ -172,17 +176,18 @@ class SeriesView(CellsView):
 
 
 class ScalingView(CellsView):
-    chosen = staticmethod(results.latest_builds)
-    rows = staticmethod(summaries.scaling_rows)
+    def rows(self, cells: list[Cell]) -> list[Row]:
+        return summaries.scaling_rows(results.latest_builds(cells))
 
 
 class ConcurrencyView(CellsView):
-    chosen = staticmethod(results.latest_builds)
-    rows = staticmethod(summaries.concurrency_rows)
+    def rows(self, cells: list[Cell]) -> list[Row]:
+        return summaries.concurrency_rows(results.latest_builds(cells))
 
 
 class SwapView(CellsView):
-    rows = staticmethod(summaries.swap_rows)
+    def rows(self, cells: list[Cell]) -> list[Row]:
+        return summaries.swap_rows(results.latest_of_each(cells))
 
 
 class RunsView(BenchView):

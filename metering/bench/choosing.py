@@ -49,6 +49,8 @@ class SweepChoice:
 
 def add_sweep_arguments(parser: ArgumentParser) -> None:
     """Their destinations are the fields of ``SweepChoice``."""
+    several: dict[str, Any] = {"action": "append", "default": []}
+    seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
     whom = parser.add_argument_group("whom to measure")
     whom.add_argument(
         "--config", type=Path, metavar="FILE", help="a helexa-bench.toml, instead of the database"
@@ -57,31 +59,24 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
     whom.add_argument("--kind", choices=KINDS, default="openai", help="default: %(default)s")
     whom.add_argument("--name", help="what its results are kept under (default: the endpoint)")
     whom.add_argument("--build", default="", help="where the endpoint reports none")
+    whom.add_argument(
+        "--target", dest="targets", metavar="NAME", help="of those, this one", **several
+    )
+    whom.add_argument(
+        "--no-fleet", dest="has_fleet", action="store_false", help="leave this fleet's neurons out"
+    )
     whom.add_argument("--url", help="of this fleet's gateway (or HELEXA_URL; else the serve here)")
     whom.add_argument("--key", help="sent to the gateway or the --endpoint (or HELEXA_API_KEY)")
-
-    def add(group: Any, option: str, dest: str, **how: Any) -> None:
-        group.add_argument(option, dest=dest, **how)
-
-    several: dict[str, Any] = {"action": "append", "default": []}
-    seconds: dict[str, Any] = {"type": float, "metavar": "SECONDS"}
-    add(whom, "--target", "targets", metavar="NAME", help="of those, this one", **several)
-    add(
-        whom,
-        *("--no-fleet", "has_fleet"),
-        action="store_false",
-        help="leave this fleet's neurons out",
-    )
     how = parser.add_argument_group("how to measure")
-    add(how, "--scenario", "scenarios", metavar="ID", help="as chat:128", **several)
-    add(how, "--model", "models", metavar="NAME", help="this one alone", **several)
+    how.add_argument("--scenario", dest="scenarios", metavar="ID", help="as chat:128", **several)
+    how.add_argument("--model", dest="models", metavar="NAME", help="this one alone", **several)
     how.add_argument("--samples", type=int, help="per target, build, model and scenario")
     how.add_argument("--max-tokens", type=int, help="of an answer")
-    add(how, "--pause", "pause_s", help="between samples", **seconds)
-    add(how, "--timeout", "timeout_s", help="of one request", **seconds)
-    add(
-        how,
-        *("--beside-load", "is_beside_load"),
+    how.add_argument("--pause", dest="pause_s", help="between samples", **seconds)
+    how.add_argument("--timeout", dest="timeout_s", help="of one request", **seconds)
+    how.add_argument(
+        "--beside-load",
+        dest="is_beside_load",
         action="store_true",
         help="also while others use the target",
     )
@@ -118,7 +113,7 @@ def settings_chosen(choice: SweepChoice) -> SweepSettings:
         for name, value in _file(choice.config).plan.items():
             setattr(plan, name, value)
     settings = store.settings_of(plan)
-    numbers = {
+    numbers: dict[str, Any] = {
         "samples_per_build": choice.samples,
         "max_tokens": choice.max_tokens,
         "iteration_pause_s": choice.pause_s,
