@@ -35,6 +35,7 @@ DATABASE_TESTS = (
     "helexa_site/logins/test_throttle.py",
     "metering/playground/test_conversations.py",
     "metering/bench/test_jobs.py",
+    "metering/bench/test_migrations.py",
 )
 
 
