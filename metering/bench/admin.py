@@ -15,27 +15,37 @@ from metering.bench.errors import BenchValueError
 from metering.bench.models import BenchTarget, SweepPlan
 
 if TYPE_CHECKING:
-    TargetModelForm = forms.ModelForm[BenchTarget]
-    PlanModelForm = forms.ModelForm[SweepPlan]
+    ModelForm = forms.ModelForm[Any]
 else:
-    TargetModelForm = PlanModelForm = forms.ModelForm
+    ModelForm = forms.ModelForm
 
 
-class TargetForm(TargetModelForm):
-    class Meta:
-        labels = {"gpus": "GPUs"}
+class CheckedForm(ModelForm):
+    """Checks the row as it would be saved."""
+
+    def check(self) -> None:
+        """Raises ``BenchValueError``."""
+        raise NotImplementedError
 
     def _post_clean(self) -> None:
-        """Checks the row as it would be saved."""
         super()._post_clean()  # type: ignore[misc]
         if not self.errors:
             try:
-                store.target_check(self.instance)
+                self.check()
             except BenchValueError as error:
-                _add_error(self, error)
+                field = {"scenario": "scenarios"}.get(error.field, error.field)
+                self.add_error(field if field in self.fields else None, str(error))
 
 
-class PlanForm(PlanModelForm):
+class TargetForm(CheckedForm):
+    class Meta:
+        labels = {"gpus": "GPUs"}
+
+    def check(self) -> None:
+        store.target_check(self.instance)
+
+
+class PlanForm(CheckedForm):
     class Meta:
         labels = {
             "iteration_pause_s": "pause between iterations (seconds)",
@@ -43,13 +53,8 @@ class PlanForm(PlanModelForm):
             "sweep_interval_s": "time between sweeps (seconds)",
         }
 
-    def _post_clean(self) -> None:
-        super()._post_clean()  # type: ignore[misc]
-        if not self.errors:
-            try:
-                store.settings_of(self.instance)
-            except BenchValueError as error:
-                _add_error(self, error)
+    def check(self) -> None:
+        store.settings_of(self.instance)
 
 
 @admin.register(BenchTarget)
@@ -91,9 +96,3 @@ class SweepPlanAdmin(UnfoldAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         store.plan_save(actor=actor_of(request), plan=obj)
-
-
-def _add_error(form: Any, error: BenchValueError) -> None:
-    """Adds the error to its field, if the form has one of that name, else to the form."""
-    field = {"scenario": "scenarios"}.get(error.field, error.field)
-    form.add_error(field if field in form.fields else None, str(error))

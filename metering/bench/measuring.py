@@ -31,7 +31,8 @@ ASK = (
     "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
     "used for, what a new one would cost, who would gain from it, and what you advise."
 )
-ASK_TOKENS = 64
+ASK_TOKENS = 76
+"""The question's 64, and a dozen of the model's chat template."""
 MIN_WORDS = 8
 """So few tell a new prompt from those that caches know."""
 SALT_OF_WARM = "warm"
