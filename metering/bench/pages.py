@@ -303,7 +303,6 @@ def _jobs_page(request: HttpRequest, context: dict[str, Any], status: int = 200)
         "targets": target_names(),
         "models": list(models.values_list("name", flat=True)),
         "plan": plan_find(),
-        "max_samples": MAX_JOB_SAMPLES,
         "open_job": BenchJob.objects.filter(open_slot=1).first(),
         "jobs": BenchJob.objects.filter(open_slot=None)[:MAX_JOBS_SHOWN],
         **context,

@@ -126,7 +126,6 @@ class TargetSpec:
     name: str
     kind: str
     endpoint: str
-    label: str = ""
     only_models: tuple[str, ...] = ()
     """Empty: all that it has loaded."""
     scenarios: tuple[Scenario, ...] = ()

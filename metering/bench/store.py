@@ -201,7 +201,6 @@ def spec_of(target: BenchTarget, environment: Mapping[str, str]) -> TargetSpec:
         name=target.name,
         kind=target.kind,
         endpoint=target.endpoint,
-        label=target.label,
         only_models=tuple(target.only_models),
         scenarios=tuple(parse_scenarios(target.scenarios)),
         build=target.build,

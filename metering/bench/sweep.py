@@ -48,7 +48,6 @@ class Kept:
     probed: Probed
     model: ModelInfo
     scenario: Scenario
-    settings: SweepSettings
     sample: Sample | None
     error: str
     telemetry: Telemetry
@@ -108,7 +107,9 @@ class _TargetSweep:
         """Raises ``BenchError``."""
         self._probed = self._target.probe()
         self._models = {model.id: model for model in self._probed.models}
-        self._leave_out_unknown()
+        for name in self._spec.only_models:
+            if name not in self._models:
+                self._leave_out(f"{name} is not loaded")
         cells = list(self._cells())
         work = work_left(
             cells,
@@ -125,10 +126,8 @@ class _TargetSweep:
             if (asker := askers[model]) is not None:
                 self._work(one, asker)
 
-    def _leave_out_unknown(self) -> None:
-        for name in self._spec.only_models:
-            if name not in self._models:
-                self._sweep._leave_out(self._result, f"{self._spec.name}: {name} is not loaded")
+    def _leave_out(self, reason: str) -> None:
+        self._sweep._leave_out(self._result, f"{self._spec.name}: {reason}")
 
     def _cells(self) -> list[Cell]:
         scenarios = self._spec.scenarios or self._settings.scenarios
@@ -154,7 +153,7 @@ class _TargetSweep:
         try:
             return self._target.asker(model)
         except TargetUnreachableError as error:
-            self._sweep._leave_out(self._result, f"{self._spec.name}: {error}")
+            self._leave_out(str(error))
             return None
 
     def _work(self, work: Work, asker: Asker) -> None:
@@ -173,8 +172,7 @@ class _TargetSweep:
         sample, error = self._take(work, asker)
         if sample is None:
             self._keep(work, None, error)
-            return False
-        return True
+        return sample is not None
 
     def _take(self, work: Work, asker: Asker) -> tuple[Sample | None, str]:
         self._wait_while_busy()
@@ -206,7 +204,6 @@ class _TargetSweep:
                 probed=self._probed,
                 model=model,
                 scenario=work.cell.scenario,
-                settings=self._settings,
                 sample=sample,
                 error=error,
                 telemetry=self._target.telemetry(model),

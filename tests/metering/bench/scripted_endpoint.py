@@ -26,8 +26,6 @@ class Script:
     """The speed its timings report, as a share of the ordinary."""
     reports_timing: bool = True
     status: int = 200
-    prompt_tokens: int = PROMPT_TOKENS
-    """The tokens its usage reports of every prompt."""
     in_flight: int = 0
     """Other clients' requests, as the neuron's health reports them."""
     locations: list[str] = field(default_factory=lambda: ["beast"])
@@ -144,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         last: dict[str, Any] = {
             "choices": [],
             "usage": {
-                "prompt_tokens": self.script.prompt_tokens,
+                "prompt_tokens": PROMPT_TOKENS,
                 "completion_tokens": COMPLETION_TOKENS,
                 "prompt_tokens_details": {"cached_tokens": 4},
             },
