@@ -1,7 +1,7 @@
 """helexa-bench: how fast endpoints are, build by build.
 
-    targets ─▶ probe (build, models) ─▶ plan ─▶ sample over HTTP ─▶ runs ─▶ statistics ─▶ API, pages
+    choosing ─▶ targets (client, probing) ─▶ sweep ─▶ measuring ─▶ store ─▶ runs
+    runs ─▶ results (cells) ─▶ comparison, summaries ─▶ api, pages, report
 
-``sweeps`` acts, ``results`` compares, ``client`` speaks HTTP, ``store`` writes. Most
-modules of the first two are pure: their docstrings name it.
+``scenarios``, ``answers``, ``probing``, ``comparison`` and ``bench_toml`` are pure.
 """

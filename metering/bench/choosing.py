@@ -1,4 +1,5 @@
-"""Whom a sweep measures and how: what was asked for, over the database's rows or a file's."""
+"""Chooses a sweep's targets and settings: the caller's options over the database's rows, or a
+file's."""
 
 from __future__ import annotations
 

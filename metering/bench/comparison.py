@@ -205,7 +205,7 @@ class Outlook:
     num_unclear: int
     num_too_few: int
     num_samples: int
-    """Of those with too few: the fewest on a side."""
+    """The fewest on a side, among those with too few."""
     samples_needed: int = MIN_SAMPLES
 
     @property

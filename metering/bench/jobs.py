@@ -44,7 +44,7 @@ Status = BenchJob.Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a person has chosen on the page; empty fields are the plan's."""
+    """A person's choice on the page; empty fields are the plan's."""
 
     target: str = ""
     model: str = ""
@@ -54,7 +54,7 @@ class JobRequest:
 
 
 def target_names() -> list[str]:
-    """What a job may measure: neurons that are online, and enabled targets."""
+    """The neurons that are online, and the enabled targets."""
     neurons = Neuron.objects.exclude(status="away").values_list("name", flat=True)
     targets = BenchTarget.objects.filter(enabled=True).values_list("name", flat=True)
     return sorted({*neurons, *targets})

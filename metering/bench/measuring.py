@@ -49,7 +49,7 @@ def chat_prompt(num_tokens: int, salt: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one measurement gave; names as the columns of a run."""
+    """One measurement, by the columns of a run."""
 
     is_timed_by_server: bool = False
     max_tokens: int | None = None

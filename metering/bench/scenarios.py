@@ -1,4 +1,4 @@
-"""What a sweep measures, how, and what of it is still to do. Pure.
+"""Scenarios, a sweep's settings, and the samples that are still to take. Pure.
 
 A scenario has an id that stays, because results are compared by it:
 
@@ -21,7 +21,7 @@ MAX_SIZE = 10_000_000
 MAX_CONCURRENCY = 1024
 WARM = "warm"
 KINDS = ("neuron", "openai", "anthropic")
-"""Of targets."""
+"""The kinds of targets."""
 DEFAULT_SCENARIOS = ("chat:128", "chat:128:warm", "chat:4096", "chat:4096:warm")
 
 
@@ -104,8 +104,6 @@ def _size(kind: ScenarioKind, word: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """How a sweep measures."""
-
     samples_per_build: int = 5
     iteration_pause_s: float = 2.0
     request_timeout_s: float = 600.0
@@ -114,15 +112,13 @@ class SweepSettings:
     concurrency_prompt_tokens: int = 512
     scenarios: tuple[Scenario, ...] = tuple(map(parse_scenario, DEFAULT_SCENARIOS))
     yields_for_s: float = 300.0
-    """How long a busy target is waited for before the sweep continues without it."""
+    """A target that is busy for longer is left out."""
     is_beside_load: bool = False
     """Measures also while others use the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSpec:
-    """Whom a sweep measures."""
-
     name: str
     kind: str
     endpoint: str
