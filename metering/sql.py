@@ -9,16 +9,37 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import overload
 
+import msgspec
+from django.db.backends.utils import CursorWrapper
+
 EPOCH = datetime(1970, 1, 1)
 MAX_INT64 = 2**63 - 1
 
-Value = int | str | None
+Value = int | str | msgspec.Raw | None
+"""``Raw``: JSON, of a column that holds it."""
 Row = Sequence[Value]
 
 
-def insert_into(table: str, columns: Sequence[str], num_rows: int) -> str:
+def insert_rows(
+    cursor: CursorWrapper, table: str, columns: Sequence[str], rows: Sequence[Row], then: str = ""
+) -> None:
+    """``then`` ends the statement: what to do in conflicts, and what is returned.
+
+    PostgreSQL gets the rows as one JSON parameter, because psycopg quotes each parameter in Python.
+    """
     names = ", ".join(f'"{name}"' for name in columns)
-    return f"INSERT INTO {table} ({names}) VALUES {rows_of_marks(num_rows, len(columns))}"
+    insert = f"INSERT INTO {table} ({names})"
+    if cursor.db.vendor == "postgresql":
+        text = msgspec.json.encode([dict(zip(columns, row, strict=True)) for row in rows]).decode()
+        given = f"jsonb_populate_recordset(NULL::{table}, %s::jsonb)"
+        cursor.execute(f"{insert} SELECT {names} FROM {given} {then}", [text])
+    else:
+        values = [
+            bytes(value).decode() if isinstance(value, msgspec.Raw) else value
+            for value in flat(rows)
+        ]
+        places = rows_of_marks(len(rows), len(columns))
+        cursor.execute(f"{insert} VALUES {places} {then}", values)
 
 
 def rows_of_marks(num_rows: int, width: int) -> str:

@@ -105,7 +105,7 @@ BOUNDARIES = (
         Boundary(f"metering/{name}.py", ("django", "redis", "celery", "fleet", "helexa_site"))
         for name in (
             *("errors", "prices", "principal"),
-            *("ledger/book", "ledger/entries", "sql"),
+            *("ledger/book", "ledger/entries"),
         )
     ),
     *(

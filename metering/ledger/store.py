@@ -42,7 +42,7 @@ from metering.sql import (
     Value,
     bounded,
     flat,
-    insert_into,
+    insert_rows,
     marks,
     rows_of_marks,
     stored_moment,
@@ -173,11 +173,8 @@ def _held(
 def _insert_entries(cursor: CursorWrapper, entries: dict[str, Row]) -> set[str]:
     if not entries:
         return set()
-    cursor.execute(
-        insert_into("metering_ledgerentry", LEDGER_COLUMNS, len(entries))
-        + " ON CONFLICT (request_id) DO NOTHING RETURNING request_id",
-        flat(entries.values()),
-    )
+    once = "ON CONFLICT (request_id) DO NOTHING RETURNING request_id"
+    insert_rows(cursor, "metering_ledgerentry", LEDGER_COLUMNS, [*entries.values()], once)
     return {row[0] for row in cursor.fetchall()}
 
 
@@ -212,11 +209,8 @@ def _add_to_hours(cursor: CursorWrapper, entries: list[tuple[Settle, Row]]) -> N
         for key in sorted(sums, key=str)
     ]
     grown = ", ".join(f"{name} = {_grown(name)}" for name in SUMS)
-    cursor.execute(
-        insert_into("metering_usagehour", (*HOUR_KEYS, *SUMS), len(rows))
-        + f' ON CONFLICT (hour, account, "key", model) DO UPDATE SET {grown}',
-        flat(rows),
-    )
+    add = f'ON CONFLICT (hour, account, "key", model) DO UPDATE SET {grown}'
+    insert_rows(cursor, "metering_usagehour", (*HOUR_KEYS, *SUMS), rows, add)
 
 
 def _grown(name: str) -> str:
@@ -252,11 +246,8 @@ def _write_held(
     ]
     if held_now:
         columns = ("request_id", "budget_id", "amount", "gateway_id")
-        cursor.execute(
-            insert_into("metering_reservation", columns, len(held_now))
-            + " ON CONFLICT (request_id, budget_id) DO UPDATE SET amount = excluded.amount",
-            flat(held_now),
-        )
+        change = "ON CONFLICT (request_id, budget_id) DO UPDATE SET amount = excluded.amount"
+        insert_rows(cursor, "metering_reservation", columns, held_now, change)
 
 
 def _write_budgets(cursor: CursorWrapper, budgets: list[BudgetState]) -> None:

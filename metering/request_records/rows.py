@@ -13,10 +13,11 @@ from metering.request_records import captures
 from metering.request_records.captures import Captured
 from metering.series.figures import changes_of
 from metering.series.store import figures_add
-from metering.sql import Row, bounded, flat, insert_into, stored_moment, stored_text
+from metering.sql import Row, bounded, insert_rows, stored_moment, stored_text
 
 UNKNOWN_MODEL = "-"
 TABLE = RequestRecord._meta.db_table
+ONCE = "ON CONFLICT (request_id) DO NOTHING RETURNING request_id"
 COLUMNS = (
     *("request_id", "at", "account", "key", "end_user", "model_asked", "model", "neuron"),
     *("endpoint", "client", "status", "outcome", "code", "message"),
@@ -92,11 +93,7 @@ def insert_records(records: Iterable[Record], *, using: str) -> None:
         return
     rows = [row_of(*record) for record in by_id.values()]
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(
-            insert_into(TABLE, COLUMNS, len(rows))
-            + " ON CONFLICT (request_id) DO NOTHING RETURNING request_id",
-            flat(rows),
-        )
+        insert_rows(cursor, TABLE, COLUMNS, rows, ONCE)
         new = [by_id[str(request_id).replace("-", "")] for (request_id,) in cursor.fetchall()]
         figures_add(changes_of(new), using=using)
 

@@ -17,14 +17,15 @@ from django.db import connections, transaction
 from metering.models import SeriesRow
 from metering.series.figures import Figures, add
 from metering.series.steps import TIERS, Kind, SeriesKey, boundary_s, floor_s, moment
-from metering.sql import bounded, flat, insert_into, stored_moment, stored_text
+from metering.sql import bounded, insert_rows, stored_moment, stored_text
 
 MAX_NAME_CHARS = 128
 TABLE = SeriesRow._meta.db_table
 COLUMNS = ("step_s", "at", "kind", "name", "requests", "figures")
 ON_CONFLICT = "ON CONFLICT (kind, name, at, step_s) DO UPDATE SET"
-LOCK_AND_READ = f" {ON_CONFLICT} step_s = excluded.step_s RETURNING step_s, at, kind, name, figures"
-WRITE = f" {ON_CONFLICT} requests = excluded.requests, figures = excluded.figures"
+LOCK_AND_READ = f"{ON_CONFLICT} step_s = excluded.step_s RETURNING step_s, at, kind, name, figures"
+WRITE = f"{ON_CONFLICT} requests = excluded.requests, figures = excluded.figures"
+NO_FIGURES = msgspec.Raw(b"{}")
 SECOND_CHARS = len("2026-01-31 12:00:00")
 decode_figures = msgspec.json.Decoder(Figures).decode
 
@@ -41,8 +42,8 @@ def figures_add(changes: Mapping[SeriesKey, Mapping[str, int]], *, using: str = 
         transaction.atomic(using=using, savepoint=False),
         connections[using].cursor() as cursor,
     ):
-        rows = [(*_columns(key), 0, "{}") for key in keys]
-        cursor.execute(insert_into(TABLE, COLUMNS, len(rows)) + LOCK_AND_READ, flat(rows))
+        new = [(*_columns(key), 0, NO_FIGURES) for key in keys]
+        insert_rows(cursor, TABLE, COLUMNS, new, LOCK_AND_READ)
         found = {
             (step_s, str(at)[:SECOND_CHARS], kind, name): decode_figures(figures)
             for step_s, at, kind, name, figures in cursor.fetchall()
@@ -50,16 +51,16 @@ def figures_add(changes: Mapping[SeriesKey, Mapping[str, int]], *, using: str = 
         for key in keys:
             for more in parts[key]:
                 add(found[_columns(key)], more)
-        rows = [(*columns, *_totals(figures)) for columns, figures in found.items()]
-        cursor.execute(insert_into(TABLE, COLUMNS, len(rows)) + WRITE, flat(rows))
+        summed = [(*columns, *_totals(figures)) for columns, figures in found.items()]
+        insert_rows(cursor, TABLE, COLUMNS, summed, WRITE)
 
 
 def _columns(key: SeriesKey) -> tuple[int, str, str, str]:
     return key.step_s, stored_moment(key.at_unix_s * 1_000_000), key.kind.value, key.name
 
 
-def _totals(figures: Figures) -> tuple[int, str]:
-    return bounded(figures.get("requests", 0)), msgspec.json.encode(figures).decode()
+def _totals(figures: Figures) -> tuple[int, msgspec.Raw]:
+    return bounded(figures.get("requests", 0)), msgspec.Raw(msgspec.json.encode(figures))
 
 
 def key_of(row: SeriesRow) -> SeriesKey:
