@@ -462,6 +462,7 @@ DEEDS = (
     *OTHERS,
 )
 NOT_DONE_BY_OPERATORS = {
+    "audit.row_update": "a part of every change of an account or of a key",
     "catalogue.default_model_ensure": "the command ensure_default_model, of the packages",
     "catalogue.default_model_offer": "each start of serve",
     "cut_off.neuron_cut_off": "the gateway and the control, of a host that floods",
