@@ -3,6 +3,10 @@
 The bills of a dead gateway, and their reservations with them, are settled by the next gateway of
 its data directory within seconds (``metering.ledger.spool``). What is left was never submitted, or
 its data directory has not come back.
+
+While the database was away no lease was renewed and no bill written: whatever is late has
+``PAUSE_S`` to come first. A gateway that was restarted meanwhile writes the bills of the one before
+it; what they are charged to should still be reserved then.
 """
 
 from __future__ import annotations

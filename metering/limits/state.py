@@ -1,4 +1,7 @@
-"""A caller's remaining limits: plain data that errors can carry."""
+"""A caller's remaining limits: plain data that errors can carry, and the headers that state it.
+
+``Retry-After`` is not here: it goes with every refusal that has one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keeping, finding and deleting conversations. Each function sees those of one user alone.
+"""Conversations as the page sends them: kept, found, deleted and exported. Each function of the
+database sees those of one user alone.
 
 Saves are not audited: each answer is one, and what people talk about is theirs.
 """

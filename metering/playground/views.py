@@ -1,4 +1,5 @@
-"""The page, and who asks by it."""
+"""The page, who asks by it, and its user's conversations: JSON in and out, and files to take
+along."""
 
 from __future__ import annotations
 

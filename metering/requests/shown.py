@@ -1,5 +1,5 @@
-"""Request records as the page prints them: numbers as text, and where each name leads. Pure but for
-addresses."""
+"""Request records as people see them: rows and details of pages, where each name leads, CSV and
+plain fields, and the last day's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Reads of accounts and keys by the names that people type."""
+"""Reads of accounts and keys by the names that people type, and how budgets stand now.
+
+A window that is over begins again in its row only with the next request: reads here already show
+it as begun.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to accounts and to who belongs to them."""
+"""Writes to accounts and to who belongs to them; how long bodies are captured; who reads them."""
 
 from __future__ import annotations
 
