@@ -49,6 +49,8 @@ from metering import selectors as metering_selectors
 from metering.links import requests_url
 from metering.selectors import UsageFilter, UsageGroup, UsageSums
 
+MAX_USERS = 8
+
 
 class LoadOnNeuronForm(forms.Form):
     neuron = forms.ModelChoiceField(
@@ -273,9 +275,6 @@ class AliasAdmin(UnfoldAdmin):
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         for alias in queryset:
             services.alias_delete(actor=actor_of(request), alias=alias)
-
-
-MAX_USERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

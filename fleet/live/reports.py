@@ -20,6 +20,8 @@ from inference.logs.formatters import one_line
 from inference.logs.throttled import ThrottledLog
 from inference.protocol.heartbeat import NeuronHeartbeat, decode_heartbeat
 
+logger = logging.getLogger(__name__)
+
 AnyReport = TypeVar("AnyReport", bound=msgspec.Struct)
 
 MAX_TEXT_LENGTH = 4096
@@ -66,6 +68,12 @@ DIVISORS = {"patch_px", "merge", "max_pixels"}
 """Gateways divide by them."""
 MAX_UNIX_S = 2.0**36
 """The year 4147, which every database has."""
+MAX_REPORT_BYTES = 1024 * 1024
+MAX_NAME_LENGTH = 100
+MAX_DEVICES = 64
+MAX_REPLICAS = 256
+MAX_REMEMBERED = 2000
+MAX_NAMED = 3
 
 
 def value_problem(report: msgspec.Struct) -> str | None:
@@ -125,16 +133,6 @@ def _problem(name: str, value: str | int | float) -> str | None:
     if not least <= value <= bound:
         return f"{value:.3e} is out of bounds" if abs(value) < 2**1000 else "it is out of bounds"
     return None
-
-
-logger = logging.getLogger(__name__)
-
-MAX_REPORT_BYTES = 1024 * 1024
-MAX_NAME_LENGTH = 100
-MAX_DEVICES = 64
-MAX_REPLICAS = 256
-MAX_REMEMBERED = 2000
-MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ NOT_LOADED = "unloaded"
 UPSTREAM = "upstream"
 """The status of a model that an upstream serves: nothing of it is loaded."""
 MAX_AUDIT_ENTRIES = 8
+REFUSAL_HOURS = 2
 
 
 def fleet_overview() -> FleetOverview:
@@ -284,9 +285,6 @@ def _audit() -> tuple[AuditLine, ...]:
         AuditLine(at=entry.at, actor=entry.actor, action=entry.action, object_id=entry.object_id)
         for entry in AuditEntry.objects.defer("detail")[:MAX_AUDIT_ENTRIES]
     )
-
-
-REFUSAL_HOURS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ FAILED_STAGE_BACKOFF_S = 30.0
 PERMANENT_BACKOFF_S = 600.0
 """The same where its next try would fail too, until its files or its entry change."""
 UNKNOWN = LoadFailure(code="unknown", message="no reason was given")
+HAS_LINKS = (HeldStageStatus.LISTENING, HeldStageStatus.READY)
 
 
 def stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
@@ -83,9 +84,6 @@ def _retry_in_s(failed: HeldStageView) -> float:
         return 0.0
     backoff_s = PERMANENT_BACKOFF_S if failure.is_permanent else FAILED_STAGE_BACKOFF_S
     return backoff_s - failed.status_age_s
-
-
-HAS_LINKS = (HeldStageStatus.LISTENING, HeldStageStatus.READY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

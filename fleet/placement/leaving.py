@@ -20,6 +20,12 @@ from inference.protocol.heartbeat import ReplicaStatus
 
 DRAINS = "its neuron drains"
 MISPLACED = "its pinned_on names other neurons"
+UNKNOWN_GRACE_S = 30.0
+"""How long a replica stays that the catalogue does not offer: the control may be behind."""
+SETTLED_S = 10.0
+"""How long each of several replicas must have been ready before one is surplus."""
+EXTRA_IDLE_S = 60.0
+"""A second replica goes when it has been idle for so long, or for its model's idle time."""
 
 
 def why_it_leaves(entry: CatalogueEntry, replica: ReplicaView, snapshot: FleetSnapshot) -> str:
@@ -95,14 +101,6 @@ def taking_requests(
     if loaded:
         return ready
     return [replica for replica in ready if not drains(replica, snapshot)]
-
-
-UNKNOWN_GRACE_S = 30.0
-"""How long a replica stays that the catalogue does not offer: the control may be behind."""
-SETTLED_S = 10.0
-"""How long each of several replicas must have been ready before one is surplus."""
-EXTRA_IDLE_S = 60.0
-"""A second replica goes when it has been idle for so long, or for its model's idle time."""
 
 
 def unknown_leaves(replica: ReplicaView) -> Unload | None:

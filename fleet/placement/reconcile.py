@@ -71,6 +71,8 @@ NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
 MOVE_IDLE_S = 2.0
 """A replica that is not required leaves a draining neuron when it is idle for so long, and is no
 reason for evictions."""
+MAX_PROMISE_S = 180.0
+"""How long room stays promised. Drains end within two minutes."""
 
 
 def reconcile(
@@ -301,10 +303,6 @@ class _Tick:
 
 def _leaving(replica: ReplicaView, reason: str) -> Unload:
     return Unload(neuron=replica.neuron, model=replica.model, reason=reason)
-
-
-MAX_PROMISE_S = 180.0
-"""How long room stays promised. Drains end within two minutes."""
 
 
 def time_slices_kept(

@@ -27,6 +27,10 @@ from inference.settings.neuron import MEMORY_LIMIT, STAGE_LISTEN
 NO_NEURON_RETRY_AFTER_S = 5.0
 NOT_ENOUGH_MEMORY_RETRY_AFTER_S = 30.0
 UNCHANGED_RETRY_AFTER_S = 60.0
+SUGGESTION = (
+    "Change device, min_devices, tensor_parallel or min_device_vram_mb of the model, or add a host "
+    "with such devices."
+)
 
 
 def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
@@ -259,12 +263,6 @@ def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
         message=message,
         retry_after_s=None if is_final else NO_NEURON_RETRY_AFTER_S,
     )
-
-
-SUGGESTION = (
-    "Change device, min_devices, tensor_parallel or min_device_vram_mb of the model, or add a host "
-    "with such devices."
-)
 
 
 def unmet_devices(

@@ -44,6 +44,9 @@ NAMES = {
 
 NO_CHAT = re.compile(r"embed|rerank|bge|babbage|davinci|realtime|sora|codex", re.IGNORECASE)
 """Names of models that do not chat, beside those of ``NAMES``."""
+TIME_LIMIT_S = 50.0
+"""All probes take as long at most: shorter than commands wait for a server's answer."""
+MODELS = "models"
 
 
 def chat_model(listed: Sequence[str]) -> str:
@@ -118,11 +121,6 @@ PAID_STEPS: Mapping[str, Step] = {
     "transcription": _transcription,
     "image_generation": _image_generation,
 }
-
-
-TIME_LIMIT_S = 50.0
-"""All probes take as long at most: shorter than commands wait for a server's answer."""
-MODELS = "models"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ LET_IT_LISTEN = (
 
 _applied: dict[str, str] = {}
 """The hash that this process has applied, by neuron: an upgrade may bring other rules."""
+DEFAULT_SHARE_PORT = 31315
+LEAST_SHARE_PORT, MAX_SHARE_PORT = 1024, 65535
 
 
 def neuron_invite(
@@ -200,10 +202,6 @@ def _may_have_users() -> bool:
 
 
 _has_looked = False
-
-
-DEFAULT_SHARE_PORT = 31315
-LEAST_SHARE_PORT, MAX_SHARE_PORT = 1024, 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,17 @@ logger = logging.getLogger(__name__)
 
 LENGTHS = {"source": 500, "file": 255, "revision": 100}
 AUDITED_LENGTH = 200
+PICKUP_TIMEOUT = timedelta(seconds=neuron_client.DOWNLOAD_EXPIRES_S + 10)
+SILENCE_TIMEOUT = timedelta(seconds=2 * CACHE_REPORT_EXPIRY_S)
+AWAY_TIMEOUT = timedelta(seconds=15)
+ENDED = {
+    CacheJobStatus.SUCCEEDED: LoadJobStatus.SUCCEEDED,
+    CacheJobStatus.FAILED: LoadJobStatus.FAILED,
+    CacheJobStatus.CANCELLED: LoadJobStatus.CANCELLED,
+}
+LOST = LoadFailure(
+    code="download_lost", message="The neuron was started anew; the next pull resumes it"
+)
 
 
 def download_start(
@@ -259,19 +270,6 @@ def _send_delete(download: Download) -> None:
         files=list(download.files),
     )
     neuron_client.send_delete_cached(neuron_name=download.neuron.name, spec=spec)
-
-
-PICKUP_TIMEOUT = timedelta(seconds=neuron_client.DOWNLOAD_EXPIRES_S + 10)
-SILENCE_TIMEOUT = timedelta(seconds=2 * CACHE_REPORT_EXPIRY_S)
-AWAY_TIMEOUT = timedelta(seconds=15)
-ENDED = {
-    CacheJobStatus.SUCCEEDED: LoadJobStatus.SUCCEEDED,
-    CacheJobStatus.FAILED: LoadJobStatus.FAILED,
-    CacheJobStatus.CANCELLED: LoadJobStatus.CANCELLED,
-}
-LOST = LoadFailure(
-    code="download_lost", message="The neuron was started anew; the next pull resumes it"
-)
 
 
 def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:

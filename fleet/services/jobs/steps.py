@@ -49,6 +49,8 @@ NOT_SENT = LoadFailure(
     message="Redis did not take the task: nothing was sent to the neuron",
 )
 
+LOOK_EVERY_S = 0.5
+
 
 def neuron_away(neuron: Neuron, began_at: datetime, what: str) -> LoadFailure:
     was_away = neuron.status_since < began_at
@@ -269,9 +271,6 @@ def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime)
         elif job.engine_started_at is None:
             changed["engine_started_at"] = now
     return changed
-
-
-LOOK_EVERY_S = 0.5
 
 
 def wait_for_job(

@@ -47,6 +47,7 @@ DEFAULT_MODEL_SAMPLING: Mapping[str, SettingValue] = {
 """The default model's sampling. At temperature 1 a model this small leaves its subject within a
 sentence, and without a penalty it repeats itself endlessly."""
 DEFAULT_MODEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+ROOM_FOR_A_NUMBER = 4
 
 
 def catalogue_model_create(*, actor: Actor, name: str, **values: SettingValue) -> CatalogueModel:
@@ -278,9 +279,6 @@ def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
     if not is_there and deletions.exists():
         return None
     return default_model_ensure(actor=actor)
-
-
-ROOM_FOR_A_NUMBER = 4
 
 
 def pulled_model_offer(
