@@ -17,13 +17,14 @@ import uvicorn
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import Load
-from helexa_site.config import Config
+from helexa_site.config import Config, read_config
 from helexa_site.routing import build_application
 from inference.gateway import database
 from inference.gateway.batches import store as batch_store
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses import store as response_store
+from inference.settings.metrics_listen import METRICS_OFF
 from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest, PullState
 from metering.actor import Actor
@@ -99,19 +100,17 @@ class FakeCatalogue:
 
 @pytest.fixture
 def config(redis_url: str, tmp_path: Path) -> Config:
-    return Config(
+    return replace(
+        read_config({}),
         data_dir=tmp_path,
         database_url="sqlite://",
         redis_url=redis_url,
         secret_key="secret",
-        debug=False,
+        secret_key_is_kept=True,
         allowed_hosts=("*",),
-        csrf_trusted_origins=(),
         max_body_bytes=100_000,
         request_timeout_s=20,
-        api_key=None,
-        always_stream_usage=False,
-        allow_anonymous=None,
+        metrics=METRICS_OFF,
         listen_host="127.0.0.1",
         serve_key="of-serve",
     )
