@@ -3,7 +3,6 @@
 serve.lock    held (flock) by serve and its guardian; names the holder in plain text
 serve.json    where it answers, and its own key; mode 0600
 secret_key    signs sessions; mode 0600
-instance_id   which instance this is: its servers send it
 redis/        the private Redis's configuration and socket
 logs/         one file per child
 ledger-spool/ requests whose bills the database has yet to take, a file a gateway

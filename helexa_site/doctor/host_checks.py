@@ -22,7 +22,7 @@ from helexa_site.bootstrap.arguments import reachable_host
 from helexa_site.bootstrap.sharing import try_to_listen
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
-from helexa_site.instance import INSTANCE_HEADER, known_instance_id
+from helexa_site.instance import INSTANCE_HEADER, instance_id
 from helexa_site.program import REPOSITORY_DIR, Installation, installation, program
 from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.environment import Role, environment_for
@@ -185,7 +185,7 @@ SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
 def port_findings(
     data_dir: Path, host: str, port: int, metrics: MetricsListen | None
 ) -> Iterator[Finding]:
-    instance = known_instance_id(data_dir)
+    instance = instance_id(data_dir)
     yield _port(instance, host, port, "/health", "a gateway")
     if metrics is not None:
         yield _port(instance, metrics.host, metrics.port, "/metrics", "a gateway's metrics")

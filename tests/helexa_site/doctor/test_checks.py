@@ -17,6 +17,7 @@ from helexa_site.doctor import host_checks, service_checks
 from helexa_site.doctor.examine import examine, run_checks, settings_findings
 from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, object_of, ok
 from helexa_site.doctor.host_checks import GIB, disk_findings, port_findings
+from helexa_site.instance import instance_id
 from inference.protocol.refusals import Refused
 from inference.settings.gateway import MetricsListen
 from inference.version import VERSION
@@ -223,26 +224,20 @@ def test_a_port_that_something_else_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 @pytest.mark.parametrize(
-    ("sent", "kept", "level"),
-    [
-        ("a", "a", Level.OK),
-        ("b", "a", Level.FAILED),
-        ("b", None, Level.FAILED),
-        (None, None, Level.OK),
-    ],
+    ("is_ours", "has_directory", "level"),
+    [(True, True, Level.OK), (False, True, Level.FAILED), (False, False, Level.FAILED)],
 )
 def test_a_port_is_ours_where_the_instance_of_the_data_directory_answers(
-    tmp_path: Path, path: str, sent: str | None, kept: str | None, level: Level
+    tmp_path: Path, path: str, is_ours: bool, has_directory: bool, level: Level
 ) -> None:
-    if kept is not None:
-        written_for = f"{tmp_path.stat().st_dev}:{tmp_path.stat().st_ino}"
-        (tmp_path / "instance_id").write_text(f"{kept} {written_for}")
+    data_dir = tmp_path if has_directory else tmp_path / "none"
+    sent = instance_id(data_dir) if is_ours else "another"
     with answering({"/health": b'{"status": "ok"}', "/metrics": b"helexa_up 1"}, sent) as port:
         if path == "/health":
-            found = list(port_findings(tmp_path, "127.0.0.1", port, None))
+            found = list(port_findings(data_dir, "127.0.0.1", port, None))
         else:
             listen = MetricsListen("127.0.0.1", port)
-            found = list(port_findings(tmp_path, "127.0.0.1", free_port(), listen))[1:]
+            found = list(port_findings(data_dir, "127.0.0.1", free_port(), listen))[1:]
     assert levels(found) == [level]
     assert ("another data directory" in found[0].text) == (level is Level.FAILED)
 

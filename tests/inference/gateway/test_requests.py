@@ -11,7 +11,7 @@ import redis.asyncio
 from prometheus_client import generate_latest
 
 from helexa_site.config import Config
-from helexa_site.instance import known_instance_id
+from helexa_site.instance import instance_id
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from inference.supervised_threads import FailureRecord
@@ -305,5 +305,5 @@ async def test_health_names_the_instance_of_the_data_directory(
 ) -> None:
     answer = await client.get("/health")
     sent = dict(answer.headers)["x-helexa-instance"]
-    assert sent == known_instance_id(config.data_dir)
+    assert sent == instance_id(config.data_dir)
     assert dict((await client.get("/health")).headers)["x-helexa-instance"] == sent

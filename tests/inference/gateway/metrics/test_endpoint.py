@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from helexa_site.instance import known_instance_id
+from helexa_site.instance import instance_id
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import endpoint as metrics_endpoint
 from inference.gateway.metrics.endpoint import DatabaseCounts, MetricsEndpoint
@@ -57,7 +57,7 @@ async def scrape(endpoint: MetricsEndpoint, path: str = "/metrics") -> httpx.Res
 
 async def test_a_scrape_names_the_instance(gateway: Gateway, endpoint: MetricsEndpoint) -> None:
     sent = (await scrape(endpoint)).headers["x-helexa-instance"]
-    assert sent == known_instance_id(gateway.config.data_dir)
+    assert sent == instance_id(gateway.config.data_dir)
 
 
 async def test_a_scrape_shows_requests_fleet_and_load_jobs(
