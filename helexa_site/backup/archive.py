@@ -12,6 +12,13 @@ from typing import Any
 
 from helexa_site.whole_file import written_whole
 
+FORMAT = 1
+MANIFEST = "manifest.json"
+RETIRED_APPS = frozenset({"axes"})
+"""Apps that earlier releases had. Databases keep their tables and records of their migrations, and
+a restored one does without them."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class BackupError(Exception):
     """Nothing was changed, or what had been begun was taken back."""
@@ -20,38 +27,6 @@ class BackupError(Exception):
 def os_error_text(error: OSError, place: Path) -> str:
     """The system names no file where a disk was full."""
     return str(error) if error.filename is not None else f"{place}: {error.strerror}"
-
-
-def extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Extracts files, folders and links that stay below ``folder``. Raises ``tarfile.TarError`` for
-    an archive with anything else, of which nothing is extracted.
-
-    ``filter="data"`` does as much since Python 3.11.4; Debian 12 has 3.11.2.
-    """
-    root = folder.resolve()
-    members = tar.getmembers()
-    for member in members:
-        if not _stays_below(root, member):
-            raise tarfile.TarError(f"{member.name!r} is no file below the archive's folder")
-    tar.extraction_filter = getattr(tarfile, "data_filter", None)
-    tar.extractall(root, members)
-
-
-def _stays_below(root: Path, member: tarfile.TarInfo) -> bool:
-    path = (root / member.name).resolve()
-    if not path.is_relative_to(root):
-        return False
-    if member.issym():
-        return (path.parent / member.linkname).resolve().is_relative_to(root)
-    return member.isreg() or member.isdir()
-
-
-FORMAT = 1
-MANIFEST = "manifest.json"
-RETIRED_APPS = frozenset({"axes"})
-"""Apps that earlier releases had. Databases keep their tables and records of their migrations, and
-a restored one does without them."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +62,21 @@ def pack(folder: Path, manifest: Manifest, target: Path) -> None:
     ):
         for name in (MANIFEST, *files):
             tar.add(folder / name, arcname=name, filter=_nobodys)
+
+
+def extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Extracts files and folders. Raises ``tarfile.TarError`` for an archive with anything else, or
+    outside ``folder``, of which nothing is extracted.
+
+    ``filter="data"`` does as much since Python 3.11.4; Debian 12 has 3.11.2.
+    """
+    root = folder.resolve()
+    for member in tar.getmembers():
+        is_below = (root / member.name).resolve().is_relative_to(root)
+        if not is_below or not (member.isreg() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r} is no file below the archive's folder")
+    tar.extraction_filter = getattr(tarfile, "data_filter", None)
+    tar.extractall(root)
 
 
 def unpack(source: Path, folder: Path) -> Manifest:

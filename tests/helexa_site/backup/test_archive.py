@@ -34,12 +34,11 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
-def test_files_folders_and_links_below_the_folder(tmp_path: Path) -> None:
+def test_files_and_folders_below_the_folder(tmp_path: Path) -> None:
     folder = member("sub", tarfile.DIRTYPE)
     folder.mode = 0o755
-    link = member("sub/link", tarfile.SYMTYPE, "../a")
-    extract(archive(member("a"), folder, member("sub/b"), link), tmp_path)
-    assert [(tmp_path / name).read_text() for name in ("a", "sub/b", "sub/link")] == ["text"] * 3
+    extract(archive(member("a"), folder, member("sub/b")), tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("a", "sub/b")] == ["text"] * 2
 
 
 @pytest.mark.parametrize(
@@ -48,8 +47,7 @@ def test_files_folders_and_links_below_the_folder(tmp_path: Path) -> None:
         member("../a"),
         member("sub/../../a"),
         member("/etc/a"),
-        member("link", tarfile.SYMTYPE, "/etc"),
-        member("link", tarfile.SYMTYPE, "../x"),
+        member("link", tarfile.SYMTYPE, "a"),
         member("hard", tarfile.LNKTYPE, "../x"),
         member("device", tarfile.CHRTYPE),
         member("pipe", tarfile.FIFOTYPE),
