@@ -22,6 +22,7 @@ from django.http.request import split_domain_port, validate_host
 from django.utils.deprecation import MiddlewareMixin
 
 from helexa_site.bootstrap.arguments import is_loopback
+from helexa_site.bootstrap.sharing import ANY_ADDRESS
 from helexa_site.config import Config
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ django_request.host_validation_re = re.compile(
 
 LOOPBACK_NAMES = frozenset({"localhost", ".localhost", "127.0.0.1", "[::1]"})
 """A leading dot stands for all names under it, as in Django's ALLOWED_HOSTS."""
-ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 REFUSAL = "a request for the host %r is refused; where that is a name of this server, add it to %s"
 SETTING = "HELEXA_ALLOWED_HOSTS"
 REFUSED_TEXT = "This server has no such name.\n"
