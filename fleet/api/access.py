@@ -9,6 +9,7 @@ reading them too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from django.db import Error as DjangoDatabaseError
@@ -147,6 +148,7 @@ class FleetView(GenericAPIView[Any]):
     write_scope = Scope.FLEET_WRITE
     permission_of = ""
     reads_by_permission = False
+    action: str | None
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
     filters: dict[str, str] = {}
@@ -161,14 +163,17 @@ class FleetView(GenericAPIView[Any]):
             raise MethodNotAllowed(request.method or "")
         self.ensure_known_parameters(request)
 
-    def answer(self, call: Call, **ids: Any) -> Response:
-        """What the method answers to a command, refusals included. Raises ``django.db.Error``: an
-        operator at this machine may read the reason."""
+    def answer(self, call: Call, actions: Mapping[str, str], **ids: Any) -> Response:
+        """What the method answers to a command, refusals included. ``actions``: the view's methods
+        by HTTP method, where they have other names. Raises ``django.db.Error``: an operator at this
+        machine may read the reason."""
         self.request = cast(Request, call)  # for REST framework's mixins
         self.args, self.kwargs, self.format_kwarg = (), ids, None
+        method = str(call.method).lower()
+        self.action = actions.get(method, method)
         try:
             self.ensure_known_parameters(call)
-            answered: Response = getattr(self, str(call.method).lower())(call, **ids)
+            answered: Response = getattr(self, self.action)(call, **ids)
         except DjangoDatabaseError:
             raise
         except Exception as error:  # noqa: BLE001 -- as REST framework does for requests

@@ -45,5 +45,6 @@ def answer_of(method: str, path: str, body: dict[str, Any] | None) -> tuple[int,
         query_params=QueryDict(query),
         data=json.loads(json.dumps(body or {})),  # lists and text, as a server reads them
     )
-    answer = found.func.cls(**found.func.initkwargs).answer(call, **found.kwargs)
+    view, actions = found.func.cls(**found.func.initkwargs), getattr(found.func, "actions", {})
+    answer = view.answer(call, actions, **found.kwargs)
     return answer.status_code, b"" if answer.data is None else JSONRenderer().render(answer.data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from drf_spectacular.utils import extend_schema
@@ -10,11 +9,10 @@ from rest_framework import serializers
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetListView, FleetView
-from fleet.api.removal import removal_schema, removed
+from fleet.api.access import Call, FleetView
+from fleet.api.rows import RowsView, change_schema, changed_row, new_row
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import FleetPolicy, Invitation
-from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema
 from fleet.nouns.of_fleet import INVITATIONS, POLICY
 from metering.api.problems import ProblemError
 
@@ -48,18 +46,25 @@ class PolicyShape(serializers.ModelSerializer[FleetPolicy]):
         fields = ("admission", "share_address", "share_is_tls")
 
 
-class InvitationsView(FleetListView):
+class Invitations(RowsView):
     """Hosts that were invited. A second invitation of a name voids the line of the first."""
 
+    noun = INVITATIONS
+    can = ("add", "remove")
     serializer_class = InvitationShape
     permission_of = "fleet.invitation"
     queryset = Invitation.objects.all()
     filters = {"neuron": "neuron_name", "invited_by": "invited_by"}
+    new_shape = NewInvitationShape
 
-    @extend_schema(
-        request=new_schema("InvitationStart", INVITATIONS), responses={201: NewInvitationShape}
-    )
-    def post(self, call: Call) -> Response:
+    def find(self, name: str) -> Invitation:  # type: ignore[override]
+        """Raises ``ProblemError``."""
+        found = Invitation.objects.filter(neuron_name=name).first()
+        if found is None:
+            raise ProblemError(404, "invitation_not_found", f"{name!r} has no invitation.")
+        return found
+
+    def create(self, call: Call) -> Response:
         body = new_row(call, INVITATIONS)
         voids_earlier = selectors.is_invited(body["neuron"])
         line = services.neuron_invite(
@@ -68,25 +73,13 @@ class InvitationsView(FleetListView):
             address=body.get("address") or None,
             again=body.get("again", False),
         )
-        shown = self.get_serializer(Invitation.objects.get(neuron_name=body["neuron"])).data
+        shown = self.shown(self.find(body["neuron"]))
         answer = {**shown, "join": line, "voids_earlier": voids_earlier}
         return Response(answer, status=201, headers=SHOWN_ONCE)
 
-
-class InvitationView(FleetView):
-    serializer_class = InvitationShape
-    permission_of = "fleet.invitation"
-    queryset = Invitation.objects.none()
-
-    def get(self, call: Call, name: str) -> Response:
-        return Response(self.get_serializer(_invitation(name)).data)
-
-    @removal_schema
-    def delete(self, call: Call, name: str) -> Response:
+    def remove(self, invitation: Invitation) -> None:
         """Shuts the host out: its Redis user goes, and its connections with it."""
-        _invitation(name)
-        remove = partial(services.neuron_revoke, actor=self.actor, neuron_name=name)
-        return removed(call, self.actor, remove)
+        services.neuron_revoke(actor=self.actor, neuron_name=invitation.neuron_name)
 
 
 class PolicyView(FleetView):
@@ -99,22 +92,12 @@ class PolicyView(FleetView):
     def get(self, call: Call) -> Response:
         return Response(self._shown())
 
-    @extend_schema(request=change_schema("PolicyChange", POLICY))
+    @extend_schema(request=change_schema(POLICY))
     def patch(self, call: Call) -> Response:
-        changed = changed_row(call, POLICY)
-        if "admission" in changed:
-            policy = AdmissionPolicy(changed["admission"])
-            services.admission_policy_set(actor=self.actor, policy=policy)
+        policy = AdmissionPolicy(changed_row(call, POLICY)["admission"])
+        services.admission_policy_set(actor=self.actor, policy=policy)
         return Response(self._shown())
 
     def _shown(self) -> Any:
         policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
         return self.get_serializer(policy).data
-
-
-def _invitation(name: str) -> Invitation:
-    """Raises ``ProblemError``."""
-    found = Invitation.objects.filter(neuron_name=name).first()
-    if found is None:
-        raise ProblemError(404, "invitation_not_found", f"{name!r} has no invitation.")
-    return found

@@ -10,15 +10,18 @@ from django.http import StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetListView, FleetView, body_of, text_in, texts_in
+from fleet.api.access import Call, FleetView, body_of, text_in, texts_in
 from fleet.api.job_events import job_events
+from fleet.api.rows import RowsView
 from fleet.api.shapes import LoadJobShape
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
+from fleet.nouns.of_fleet import JOBS
 from metering.api.problems import ProblemError
 
 STARTED = inline_serializer(
@@ -32,72 +35,6 @@ STARTED = inline_serializer(
         "devices": serializers.ListField(child=serializers.CharField(), required=False),
     },
 )
-
-
-class JobView(FleetView):
-    serializer_class = LoadJobShape
-    queryset = LoadJob.objects.select_related("neuron", "model")
-
-    def accepted(self, job: LoadJob) -> Response:
-        """A job whose message the broker did not take has failed by now: nothing was sent."""
-        if job.status == LoadJobStatus.FAILED:
-            raise ProblemError(503, job.failure_code, job.failure_message)
-        return Response(self.get_serializer(job).data, status=202)
-
-
-class LoadJobsView(FleetListView, JobView):
-    """Newest first."""
-
-    filters = {"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"}
-
-    @extend_schema(request=STARTED, responses={202: LoadJobShape})
-    def post(self, call: Call) -> Response:
-        body = body_of(call, "kind", "model", "neuron", "devices")
-        kind, model = body.get("kind", LoadJobKind.LOAD.value), text_in(body, "model")
-        if kind == LoadJobKind.LOAD and "devices" not in body:
-            neuron = text_in(body, "neuron") if "neuron" in body else None
-            job = services.model_load_start(actor=self.actor, model_name=model, neuron_name=neuron)
-            return self.accepted(job)
-        starts: dict[Any, Callable[..., LoadJob]] = {
-            LoadJobKind.LOAD.value: services.model_load_start,
-            LoadJobKind.UNLOAD.value: services.unload_job_start,
-            LoadJobKind.RELOAD.value: services.reload_job_start,
-            LoadJobKind.SLEEP.value: services.sleep_job_start,
-        }
-        start = starts.get(kind) if isinstance(kind, str) else None
-        if start is None:
-            detail = f"{kind!r} is none of {', '.join(LoadJobKind.values)}."
-            raise ProblemError(400, "invalid_value", detail, param="kind")
-        values: dict[str, Any] = {"model_name": model, "neuron_name": text_in(body, "neuron")}
-        if kind == LoadJobKind.LOAD:
-            values["devices"] = texts_in(body, "devices")
-        elif "devices" in body:
-            detail = "Only a load has devices."
-            raise ProblemError(400, "invalid_value", detail, param="devices")
-        return self.accepted(start(actor=self.actor, **values))
-
-
-class OneJobView(JobView):
-    def job(self, pk: Any) -> LoadJob:
-        """Raises ``ProblemError``."""
-        job = LoadJob.objects.select_related("neuron", "model", "replacement__neuron")
-        found = job.filter(pk=pk).first()
-        if found is None:
-            raise ProblemError(404, "job_not_found", "There is no such job.")
-        return found
-
-
-class LoadJobView(OneJobView):
-    def get(self, call: Call, pk: Any) -> Response:
-        return Response(self.get_serializer(self.job(pk)).data)
-
-
-class LoadJobCancelView(OneJobView):
-    @extend_schema(request=None, responses={202: LoadJobShape})
-    def post(self, call: Call, pk: Any) -> Response:
-        """The answer is the unload that ends it."""
-        body_of(call)
-        return self.accepted(services.load_job_cancel(actor=self.actor, job=self.job(pk)))
 
 
 class EventStreamRenderer(JSONRenderer):
@@ -115,20 +52,76 @@ def events_response(look: Callable[[], dict[str, Any] | None]) -> StreamingHttpR
     return response
 
 
-class LoadJobEventsView(OneJobView):
-    """Server-sent events, each with the job as it is then; the last one is of its end."""
+class Jobs(RowsView):
+    """Newest first."""
 
-    renderer_classes = (JSONRenderer, EventStreamRenderer)
+    noun = JOBS
+    can = ("add",)
+    serializer_class = LoadJobShape
+    queryset = LoadJob.objects.select_related("neuron", "model")
+    filters = {"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"}
+    id_part = "<uuid:pk>"
+
+    def find(self, pk: Any) -> LoadJob:  # type: ignore[override]
+        """Raises ``ProblemError``."""
+        found = self.queryset.select_related("replacement__neuron").filter(pk=pk).first()
+        if found is None:
+            raise ProblemError(404, "job_not_found", "There is no such job.")
+        return found
+
+    @extend_schema(request=STARTED, responses={202: LoadJobShape})
+    def create(self, call: Call) -> Response:
+        body = body_of(call, "kind", "model", "neuron", "devices")
+        kind, model = body.get("kind", LoadJobKind.LOAD.value), text_in(body, "model")
+        if kind == LoadJobKind.LOAD and "devices" not in body:
+            neuron = text_in(body, "neuron") if "neuron" in body else None
+            job = services.model_load_start(actor=self.actor, model_name=model, neuron_name=neuron)
+            return _accepted(job)
+        starts: dict[Any, Callable[..., LoadJob]] = {
+            LoadJobKind.LOAD.value: services.model_load_start,
+            LoadJobKind.UNLOAD.value: services.unload_job_start,
+            LoadJobKind.RELOAD.value: services.reload_job_start,
+            LoadJobKind.SLEEP.value: services.sleep_job_start,
+        }
+        start = starts.get(kind) if isinstance(kind, str) else None
+        if start is None:
+            detail = f"{kind!r} is none of {', '.join(LoadJobKind.values)}."
+            raise ProblemError(400, "invalid_value", detail, param="kind")
+        values: dict[str, Any] = {"model_name": model, "neuron_name": text_in(body, "neuron")}
+        if kind == LoadJobKind.LOAD:
+            values["devices"] = texts_in(body, "devices")
+        elif "devices" in body:
+            detail = "Only a load has devices."
+            raise ProblemError(400, "invalid_value", detail, param="devices")
+        return _accepted(start(actor=self.actor, **values))
+
+    @extend_schema(request=None, responses={202: LoadJobShape})
+    @action(detail=True, methods=["post"])
+    def cancel(self, call: Call, pk: Any) -> Response:
+        """The answer is the unload that ends it."""
+        body_of(call)
+        return _accepted(services.load_job_cancel(actor=self.actor, job=self.find(pk)))
 
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
-    def get(self, call: Call, pk: Any) -> Any:
-        return events_response(partial(_look, self.job(pk).pk))
+    @action(detail=True, renderer_classes=(JSONRenderer, EventStreamRenderer))
+    def events(self, call: Call, pk: Any) -> Any:
+        """Server-sent events, each with the job as it is then; the last one is of its end."""
+        return events_response(partial(_look, self.find(pk).pk))
 
 
-class ModelJobsView(JobView):
+def _accepted(job: LoadJob) -> Response:
+    """A job whose message the broker did not take has failed by now: nothing was sent."""
+    if job.status == LoadJobStatus.FAILED:
+        raise ProblemError(503, job.failure_code, job.failure_message)
+    return Response(LoadJobShape(job).data, status=202)
+
+
+class ModelJobsView(FleetView):
     """``POST /api/catalogue/{name}/load``, ``…/unload``, ``…/reload``, ``…/sleep`` and ``…/wake``:
     of a model, on one neuron, or left out: a load goes where it fits, the others everywhere."""
 
+    serializer_class = LoadJobShape
+    queryset = LoadJob.objects.none()
     kind = ""
 
     @extend_schema(

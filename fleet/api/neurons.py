@@ -7,64 +7,76 @@ from functools import partial
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
+from rest_framework.decorators import action
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetListView, FleetView, body_of, seconds_in
-from fleet.api.removal import removal_schema, removed
+from fleet.api.access import Call, FleetListView, body_of, seconds_in
+from fleet.api.removal import removed
+from fleet.api.rows import RowsView
 from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
 from fleet.models import Device, Neuron, NeuronWish, Replica
+from fleet.nouns.of_fleet import NEURONS
 
-DESIRED_STATES: dict[str, Callable[..., NeuronWish]] = {
-    "drain": services.neuron_drain,
-    "resume": services.neuron_resume,
-    "admit": services.neuron_admit,
-    "refuse": services.neuron_refuse,
-}
+STATE_BODY = {"request": OpenApiTypes.OBJECT, "responses": NeuronShape}
 
 
-class NeuronsView(FleetListView):
+class Neurons(RowsView):
     """Every neuron that has reported, as it last did."""
 
+    noun = NEURONS
+    can = ("remove",)
     serializer_class = NeuronShape
+    permission_of = "fleet.neuron"
     queryset = Neuron.objects.prefetch_related("devices__neuron", "replicas")
     filters = {"status": "status"}
 
+    def permission(self, method: str) -> str | None:
+        return "fleet.change_neuron" if method == "POST" else super().permission(method)
 
-class NeuronView(FleetView):
-    serializer_class = NeuronShape
-    permission_of = "fleet.neuron"
-    queryset = Neuron.objects.none()
+    def find(self, name: str) -> Neuron:  # type: ignore[override]
+        """Raises ``UnknownNeuronError``."""
+        found: Neuron = self.queryset.filter(name=name).first() or selectors.neuron_known(name)
+        return found
 
-    def get(self, call: Call, name: str) -> Response:
-        return Response(self.get_serializer(_neuron(name)).data)
-
-    @removal_schema
-    def delete(self, call: Call, name: str) -> Response:
+    def destroy(self, call: Call, name: str) -> Response:  # type: ignore[override]
         """Forgets a neuron that is away, with its load jobs."""
         remove = partial(services.neuron_remove, actor=self.actor, neuron_name=name)
         return removed(call, self.actor, remove)
 
-
-class NeuronStateView(FleetView):
-    """``drain``: no new requests or loads, running ones finish, or end after ``within_s`` seconds
-    where it is given. ``resume`` ends that. ``admit`` and ``refuse`` set whether the neuron belongs
-    to the fleet."""
-
-    serializer_class = NeuronShape
-    queryset = Neuron.objects.none()
-    desired = ""
-
-    def permission(self, method: str) -> str | None:
-        return "fleet.change_neuron"
-
-    @extend_schema(request=OpenApiTypes.OBJECT)
-    def post(self, call: Call, name: str) -> Response:
-        body = body_of(call, *(("within_s",) if self.desired == "drain" else ()))
-        within_s = seconds_in(body, "within_s")
+    @extend_schema(**STATE_BODY)
+    @action(detail=True, methods=["post"])
+    def drain(self, call: Call, name: str) -> Response:
+        """No new requests or loads. Running ones finish, or end after ``within_s`` seconds where it
+        is given."""
+        within_s = seconds_in(body_of(call, "within_s"), "within_s")
         values = {} if within_s is None else {"within_s": within_s}
-        DESIRED_STATES[self.desired](actor=self.actor, neuron_name=name, **values)
-        return Response(self.get_serializer(_neuron(name)).data)
+        return self._set(services.neuron_drain, name, **values)
+
+    @extend_schema(**STATE_BODY)
+    @action(detail=True, methods=["post"])
+    def resume(self, call: Call, name: str) -> Response:
+        """Ends a drain."""
+        body_of(call)
+        return self._set(services.neuron_resume, name)
+
+    @extend_schema(**STATE_BODY)
+    @action(detail=True, methods=["post"])
+    def admit(self, call: Call, name: str) -> Response:
+        """The neuron belongs to the fleet from now on."""
+        body_of(call)
+        return self._set(services.neuron_admit, name)
+
+    @extend_schema(**STATE_BODY)
+    @action(detail=True, methods=["post"])
+    def refuse(self, call: Call, name: str) -> Response:
+        """The neuron does not belong to the fleet: it gets no loads and requests."""
+        body_of(call)
+        return self._set(services.neuron_refuse, name)
+
+    def _set(self, service: Callable[..., NeuronWish], name: str, **values: int) -> Response:
+        service(actor=self.actor, neuron_name=name, **values)
+        return Response(self.shown(self.find(name)))
 
 
 class DevicesView(FleetListView):
@@ -79,9 +91,3 @@ class ReplicasView(FleetListView):
     serializer_class = ReplicaShape
     queryset = Replica.objects.select_related("neuron")
     filters = {"neuron": "neuron__name", "model": "model_name", "status": "status"}
-
-
-def _neuron(name: str) -> Neuron:
-    """Raises ``UnknownNeuronError``."""
-    found: Neuron = NeuronsView.queryset.filter(name=name).first() or selectors.neuron_known(name)
-    return found

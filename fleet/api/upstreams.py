@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import Call, FleetListView, FleetView, body_of, flag_in, text_in
-from fleet.api.removal import removal_schema, removed
+from fleet.api.access import Call, body_of, flag_in, text_in
+from fleet.api.rows import RowsView, assigned
 from fleet.models import Upstream
-from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema
 from fleet.nouns.of_fleet import UPSTREAMS
 
 
@@ -57,50 +56,31 @@ class ProbedShape(serializers.Serializer[Any]):
     probes = ProbeShape(many=True)
 
 
-class UpstreamsView(FleetListView):
+class Upstreams(RowsView):
     """Endpoints of others that answer requests."""
 
+    noun = UPSTREAMS
     serializer_class = UpstreamShape
     permission_of = "fleet.upstream"
     queryset = Upstream.objects.all()
     filters = {"dialect": "dialect", "leaves_network": "leaves_network"}
 
-    @extend_schema(request=new_schema("UpstreamStart", UPSTREAMS), responses={201: UpstreamShape})
-    def post(self, call: Call) -> Response:
-        upstream = services.upstream_create(actor=self.actor, **new_row(call, UPSTREAMS))
-        return Response(self.get_serializer(upstream).data, status=201)
+    def find(self, name: str) -> Upstream:  # type: ignore[override]
+        return selectors.upstream_known(name)
 
+    def add(self, values: dict[str, Any]) -> Upstream:
+        return services.upstream_create(actor=self.actor, **values)
 
-class UpstreamView(FleetView):
-    serializer_class = UpstreamShape
-    permission_of = "fleet.upstream"
-    queryset = Upstream.objects.none()
-
-    def get(self, call: Call, name: str) -> Response:
-        return Response(self.get_serializer(selectors.upstream_known(name)).data)
-
-    @extend_schema(request=change_schema("UpstreamChange", UPSTREAMS))
-    def patch(self, call: Call, name: str) -> Response:
+    def change(self, upstream: Upstream, values: dict[str, Any]) -> None:
         """A URL of another host needs the key again. Requests follow within a second."""
-        upstream, changed = selectors.upstream_known(name), changed_row(call, UPSTREAMS)
-        key = changed.pop("key", None)
-        for field, value in changed.items():
-            setattr(upstream, field, value)
+        key = values.pop("key", None)
+        fields = assigned(upstream, values)
         services.upstream_update(
-            actor=self.actor, upstream=upstream, changed_fields=list(changed), key=key
+            actor=self.actor, upstream=upstream, changed_fields=fields, key=key
         )
-        return Response(self.get_serializer(upstream).data)
 
-    @removal_schema
-    def delete(self, call: Call, name: str) -> Response:
-        upstream = selectors.upstream_known(name)
-        remove = partial(services.upstream_delete, actor=self.actor, upstream=upstream)
-        return removed(call, self.actor, remove)
-
-
-class UpstreamTestView(FleetView):
-    serializer_class = ProbedShape
-    queryset = Upstream.objects.none()
+    def remove(self, upstream: Upstream) -> None:
+        services.upstream_delete(actor=self.actor, upstream=upstream)
 
     @extend_schema(
         request=inline_serializer(
@@ -112,7 +92,8 @@ class UpstreamTestView(FleetView):
         ),
         responses={200: ProbedShape},
     )
-    def post(self, call: Call, name: str) -> Response:
+    @action(detail=True, methods=["post"], serializer_class=ProbedShape)
+    def test(self, call: Call, name: str) -> Response:
         """Sends it a few small requests, within a minute, and records the models that it lists.
         ``model``: which one is asked; where it is not given, the first one that chats, by its name.
         ``paid``: also tries moderation, speech, transcription and image generation, which may cost
@@ -123,4 +104,4 @@ class UpstreamTestView(FleetView):
         probed = services.upstream_test(
             actor=self.actor, upstream=upstream, model=model, tries_paid=flag_in(body, "paid")
         )
-        return Response(self.get_serializer(probed).data)
+        return Response(ProbedShape(probed).data)

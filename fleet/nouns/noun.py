@@ -1,7 +1,7 @@
 """A noun that operators manage: where it is in the REST API, which fields it has, and how each is
 read from a command's text. Pure.
 
-Noun ─▶ bodies of POST and PATCH, their schemas    fleet.nouns.bodies
+Noun ─▶ rows, bodies and schemas of REST            fleet.api.rows
      └─▶ flags of add and change                   fleet.management.rows
 """
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
-from drf_spectacular.utils import extend_schema
-from rest_framework.response import Response
-
-from fleet.api.access import Call, FleetListView
-from fleet.api.removal import removal_schema, removed
-from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema
+from fleet.api.rows import RowsView, assigned
 from metering import selectors, services
 from metering.api.access import AccountingView
 from metering.api.shapes import BudgetShape
@@ -18,47 +13,33 @@ from metering.nouns import BUDGETS
 from metering.services import Cap
 
 
-class BudgetsView(FleetListView, AccountingView):
+class Budgets(RowsView, AccountingView):
     """Budgets as they stand now, in the order in which they were made."""
 
+    noun = BUDGETS
     serializer_class = BudgetShape
     permission_of = "metering.budget"
     queryset = Budget.objects.order_by("id")
     filters = {"account": "account", "key": "key", "unit": "unit", "window": "window"}
+    id_part = "<int:pk>"
 
-    @extend_schema(request=new_schema("BudgetStart", BUDGETS), responses={201: BudgetShape})
-    def post(self, call: Call) -> Response:
+    def find(self, pk: int) -> Budget:  # type: ignore[override]
+        return selectors.budget_find(pk)
+
+    def add(self, values: dict[str, Any]) -> Budget:
         """Adds a budget to an account or to a key."""
-        body = new_row(call, BUDGETS)
-        account, key = body.pop("account", None), body.pop("key", None)
-        budget = services.budget_create(
+        account, key = values.pop("account", None), values.pop("key", None)
+        return services.budget_create(
             actor=self.actor,
-            cap=Cap(**body),
+            cap=Cap(**values),
             account=None if account is None else selectors.account_find(account),
             key=None if key is None else selectors.key_find(key),
         )
-        return Response(self.get_serializer(budget).data, status=201)
 
-
-class BudgetView(AccountingView):
-    serializer_class = BudgetShape
-    permission_of = "metering.budget"
-    queryset = Budget.objects.none()
-
-    def get(self, call: Call, pk: int) -> Response:
-        return Response(self.get_serializer(selectors.budget_find(pk)).data)
-
-    @extend_schema(request=change_schema("BudgetChange", BUDGETS))
-    def patch(self, call: Call, pk: int) -> Response:
+    def change(self, budget: Budget, values: dict[str, Any]) -> None:
         """The cap and its window. A higher cap tops up a balance."""
-        budget, changed = selectors.budget_find(pk), changed_row(call, BUDGETS)
-        for field, value in changed.items():
-            setattr(budget, field, value)
-        services.budget_update(actor=self.actor, budget=budget, changed_fields=list(changed))
-        return Response(self.get_serializer(budget).data)
+        fields = assigned(budget, values)
+        services.budget_update(actor=self.actor, budget=budget, changed_fields=fields)
 
-    @removal_schema
-    def delete(self, call: Call, pk: int) -> Response:
-        budget = selectors.budget_find(pk)
-        remove = partial(services.budget_remove, actor=self.actor, budget=budget)
-        return removed(call, self.actor, remove)
+    def remove(self, budget: Budget) -> None:
+        services.budget_remove(actor=self.actor, budget=budget)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -11,9 +10,8 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
 
-from fleet.api.access import Call, FleetListView, text_in
-from fleet.api.removal import removal_schema, removed
-from fleet.nouns.bodies import change_schema, changed_row, new_row, new_schema, values_of_body
+from fleet.api.access import Call, text_in
+from fleet.api.rows import RowsView, assigned, new_row, values_of_body
 from metering import selectors, services
 from metering.api.access import SHOWN_ONCE, AccountingView
 from metering.api.problems import ProblemError
@@ -30,10 +28,21 @@ COLUMNS = {"models": "model_names"}
 CAP_FIELDS = ("unit", "cap", "window", "window_s")
 
 
-class KeyView(AccountingView):
+class Keys(RowsView, AccountingView):
+    """Newest first, revoked ones too."""
+
+    noun = KEYS
     serializer_class = KeyShape
     permission_of = "metering.apikey"
-    queryset = ApiKey.objects.none()
+    queryset = ApiKey.objects.select_related("account").prefetch_related("budgets")
+    filters = {"account": "account", "status": ""}
+    filter_backends = ()
+    id_part = "<str:prefix>"
+    new_shape = NewKeyShape
+    new_fields = {
+        "budgets": BudgetShape(many=True, required=False),
+        "key": serializers.CharField(required=False, help_text="One that was chosen elsewhere."),
+    }
 
     def handle_exception(self, exc: Exception) -> Response:
         """Names the body's field where a service names the column."""
@@ -41,12 +50,18 @@ class KeyView(AccountingView):
             exc = MeteringValueError("models", str(exc))
         return super().handle_exception(exc)
 
+    def permission(self, method: str) -> str | None:
+        """Revoking changes a key: keys are never deleted."""
+        return super().permission("PATCH" if method == "DELETE" else method)
 
-class KeysView(FleetListView, KeyView):
-    """Newest first, revoked ones too."""
-
-    queryset = ApiKey.objects.select_related("account").prefetch_related("budgets")
-    filters = {"account": "account", "status": ""}
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("account", str),
+            OpenApiParameter("status", str, description=", ".join(STATUSES)),
+        ]
+    )
+    def list(self, call: Call) -> Response:  # type: ignore[override]
+        return super().list(call)
 
     def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Raises ``ProblemError``."""
@@ -56,18 +71,12 @@ class KeysView(FleetListView, KeyView):
             queryset = queryset.filter(account__in=accounts.split(","))
         return queryset if wanted is None else queryset.filter(_has_status(wanted))
 
-    @extend_schema(
-        request=new_schema(
-            "KeyStart",
-            KEYS,
-            budgets=BudgetShape(many=True, required=False),
-            key=serializers.CharField(required=False, help_text="One that was chosen elsewhere."),
-        ),
-        responses={201: NewKeyShape},
-    )
-    def post(self, call: Call) -> Response:
+    def find(self, prefix: str) -> ApiKey:  # type: ignore[override]
+        return selectors.key_find(prefix)
+
+    def create(self, call: Call) -> Response:
         """Makes a key, or imports the ``key`` that is given. The answer shows it once."""
-        body = new_row(call, KEYS, "budgets", "key")
+        body = new_row(call, KEYS, *self.new_fields)
         imported = text_in(body, "key") if "key" in body else None
         scopes = body.get("scopes", [str(scope) for scope in DEFAULT_SCOPES])
         self.ensure_may_grant(scopes)
@@ -85,45 +94,20 @@ class KeysView(FleetListView, KeyView):
             caps=_caps(body.get("budgets", [])),
             imported=imported,
         )
-        shown = {"key": created.key, **self.get_serializer(created.row).data}
+        shown = {"key": created.key, **self.shown(created.row)}
         return Response(shown, status=201, headers=SHOWN_ONCE)
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter("account", str),
-            OpenApiParameter("status", str, description=", ".join(STATUSES)),
-        ]
-    )
-    def get(self, call: Call) -> Response:
-        return super().get(call)
-
-
-class OneKeyView(KeyView):
-    def get(self, call: Call, prefix: str) -> Response:
-        return Response(self.get_serializer(selectors.key_find(prefix)).data)
-
-    @extend_schema(request=change_schema("KeyChange", KEYS))
-    def patch(self, call: Call, prefix: str) -> Response:
+    def change(self, key: ApiKey, values: dict[str, Any]) -> None:
         """The fields that are given. A revoked key stays as it is."""
-        key, changed = selectors.key_find(prefix), changed_row(call, KEYS)
         if key.revoked_at is not None:
             raise ProblemError(409, "key_revoked", f"{key.prefix} was revoked: make another key.")
-        self.ensure_may_grant(changed.get("scopes", []))
-        values = {COLUMNS.get(field, field): value for field, value in changed.items()}
-        for column, value in values.items():
-            setattr(key, column, value)
-        services.key_update(actor=self.actor, key=key, changed_fields=list(values))
-        return Response(self.get_serializer(key).data)
+        self.ensure_may_grant(values.get("scopes", []))
+        columns = {COLUMNS.get(field, field): value for field, value in values.items()}
+        services.key_update(actor=self.actor, key=key, changed_fields=assigned(key, columns))
 
-    def permission(self, method: str) -> str | None:
-        """Revoking changes a key: keys are never deleted."""
-        return super().permission("PATCH" if method == "DELETE" else method)
-
-    @removal_schema
-    def delete(self, call: Call, prefix: str) -> Response:
+    def remove(self, key: ApiKey) -> None:
         """Revokes it, on every gateway within a second. Its row stays: the ledger names it."""
-        remove = partial(services.key_revoke, actor=self.actor, key=selectors.key_find(prefix))
-        return removed(call, self.actor, remove)
+        services.key_revoke(actor=self.actor, key=key)
 
 
 def _has_status(words: str) -> Q:

@@ -6,9 +6,11 @@ status is one of these.
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Any, Literal
 
 from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.plumbing import get_doc
 from rest_framework import serializers
 
 from metering.api.problems import CONTENT_TYPE
@@ -49,6 +51,14 @@ class Problem(serializers.Serializer[Any]):
 class ApiSchema(AutoSchema):
     """A view's ``flat_refusals``: the schema of refusals that are no problems, beside those that
     are."""
+
+    def get_description(self) -> str:
+        """The operation's docstring, else its view's own: a base class has nothing for callers."""
+        return get_doc(self.operation()) or cleandoc(type(self.view).__doc__ or "")
+
+    def operation(self) -> Any:
+        """The function that answers, or whose docstring describes it."""
+        return getattr(self.view, getattr(self.view, "action", self.method.lower()), None)
 
     def _get_response_bodies(self, direction: Direction = "response") -> Any:
         responses = super()._get_response_bodies(direction)

@@ -9,18 +9,21 @@ from django.db.models import QuerySet
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 
 from fleet import selectors, services
-from fleet.api.access import DRY_RUN, Call, FleetListView, FleetView, body_of, text_in, texts_in
+from fleet.api.access import DRY_RUN, Call, FleetListView, body_of, text_in, texts_in
 from fleet.api.jobs import EventStreamRenderer, events_response
 from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
+from fleet.api.rows import RowsView
 from fleet.api.shapes import CachedShape, DownloadShape
 from fleet.catalogue import SETTINGS
 from fleet.lifecycles import DownloadKind, LoadJobStatus
 from fleet.live.cached_models import cached_list
 from fleet.models import Download
+from fleet.nouns.of_fleet import DOWNLOADS
 from metering.api.problems import ProblemError
 
 STARTED = inline_serializer(
@@ -47,37 +50,30 @@ STARTED = inline_serializer(
 )
 
 
-class DownloadRowsView(FleetView):
+class Downloads(RowsView):
+    """Newest first, deletions too."""
+
+    noun = DOWNLOADS
+    can = ("add",)
     serializer_class = DownloadShape
     queryset: QuerySet[Download] = Download.objects.select_related("neuron")
+    filters = {"kind": "kind", "status": "status", "source": "source", "neuron": "neuron__name"}
+    post_removes = True
+    id_part = "<uuid:pk>"
 
-    def accepted(self, download: Download) -> Response:
-        """One whose message the broker did not take has failed by now: nothing was sent."""
-        if download.status == LoadJobStatus.FAILED:
-            raise ProblemError(503, download.failure_code, download.failure_message)
-        return Response(self.get_serializer(download).data, status=202)
-
-    def download(self, pk: Any) -> Download:
+    def find(self, pk: Any) -> Download:  # type: ignore[override]
         """Raises ``ProblemError``."""
         found = selectors.download_find(pk)
         if found is None:
             raise ProblemError(404, "download_not_found", "There is no such download.")
         return found
 
-
-class DownloadsView(FleetListView, DownloadRowsView):
-    """Newest first, deletions too."""
-
-    filters = {"kind": "kind", "status": "status", "source": "source", "neuron": "neuron__name"}
-
-    post_removes = True
-
     @extend_schema(
         parameters=[DRY_RUN_PARAMETER],
         request=STARTED,
         responses={202: DownloadShape, 200: DryRunShape},
     )
-    def post(self, call: Call) -> Response:
+    def create(self, call: Call) -> Response:
         """A pull that is under way already is answered with itself. One that was cancelled or
         broken off is resumed by the next."""
         known = ("kind", "source", "model", "file", "revision", "neuron", "files")
@@ -88,7 +84,7 @@ class DownloadsView(FleetListView, DownloadRowsView):
                 detail = "Only a deletion has a dry run."
                 raise ProblemError(400, "unknown_parameter", detail, param=DRY_RUN)
             _refuse(body, "files", "Only a deletion is of some files.")
-            return self.accepted(self._pull(body))
+            return _accepted(self._pull(body))
         if kind != DownloadKind.DELETE.value:
             detail = f"{kind!r} is none of {', '.join(DownloadKind.values)}."
             raise ProblemError(400, "invalid_value", detail, param="kind")
@@ -102,7 +98,7 @@ class DownloadsView(FleetListView, DownloadRowsView):
             revision=_optional(body, "revision") or "",
             files=texts_in(body, "files"),
         )
-        return would_response(self.actor, delete) if is_dry(call) else self.accepted(delete())
+        return would_response(self.actor, delete) if is_dry(call) else _accepted(delete())
 
     def _pull(self, body: dict[str, Any]) -> Download:
         neuron = _optional(body, "neuron")
@@ -120,29 +116,25 @@ class DownloadsView(FleetListView, DownloadRowsView):
             actor=self.actor, model_name=text_in(body, "model"), neuron_name=neuron
         )
 
-
-class DownloadView(DownloadRowsView):
-    def get(self, call: Call, pk: Any) -> Response:
-        return Response(self.get_serializer(self.download(pk)).data)
-
-
-class DownloadCancelView(DownloadRowsView):
     @extend_schema(request=None, responses={202: DownloadShape})
-    def post(self, call: Call, pk: Any) -> Response:
+    @action(detail=True, methods=["post"])
+    def cancel(self, call: Call, pk: Any) -> Response:
         """The download ends when its neuron has ended it. The bytes that came so far stay."""
         body_of(call)
-        download = services.download_cancel(actor=self.actor, download=self.download(pk))
-        return self.accepted(download)
-
-
-class DownloadEventsView(DownloadRowsView):
-    """Server-sent events, each with the download as it is then; the last one is of its end."""
-
-    renderer_classes = (JSONRenderer, EventStreamRenderer)
+        return _accepted(services.download_cancel(actor=self.actor, download=self.find(pk)))
 
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
-    def get(self, call: Call, pk: Any) -> Any:
-        return events_response(partial(_look, self.download(pk).pk))
+    @action(detail=True, renderer_classes=(JSONRenderer, EventStreamRenderer))
+    def events(self, call: Call, pk: Any) -> Any:
+        """Server-sent events, each with the download as it is then; the last one is of its end."""
+        return events_response(partial(_look, self.find(pk).pk))
+
+
+def _accepted(download: Download) -> Response:
+    """One whose message the broker did not take has failed by now: nothing was sent."""
+    if download.status == LoadJobStatus.FAILED:
+        raise ProblemError(503, download.failure_code, download.failure_message)
+    return Response(DownloadShape(download).data, status=202)
 
 
 class CachedView(FleetListView):

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError
 
-from fleet.api.models.catalogue import CatalogueView
+from fleet.api.models.catalogue import Catalogue
 from fleet.management.backend import refusal_of, refusal_text
 from inference import proxies
 from tests.cases import each_case
@@ -138,6 +138,6 @@ def test_a_database_that_is_not_there_yet_is_reported_as_such(
     def away(*_args: Any, **_options: Any) -> None:
         raise OperationalError("unable to open database file")
 
-    monkeypatch.setattr(CatalogueView, "list", away)
+    monkeypatch.setattr(Catalogue, "list", away)
     with pytest.raises(CommandError, match=r"does not answer.*HELEXA_DATA_DIR"):
         call_command("models", "list")

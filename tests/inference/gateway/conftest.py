@@ -24,7 +24,7 @@ from inference.gateway.batches import store as batch_store
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses import store as response_store
-from inference.settings.metrics_listen import METRICS_OFF
+from inference.settings.gateway import METRICS_OFF
 from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest, PullState
 from metering.actor import Actor

@@ -1,0 +1,205 @@
+"""Rows of a noun over REST: one class has its list, its rows, and what else can be done to a row.
+
+    GET, POST            /api/aliases         list, add
+    GET, PATCH, DELETE   /api/aliases/{name}  find, change, remove
+
+A subclass names the noun, the serializer and the permissions, and calls the services. Bodies, their
+checks and their OpenAPI schemas follow from the noun's fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, ClassVar
+
+from django.db.models import Model
+from django.urls import URLPattern, path
+from drf_spectacular.plumbing import get_doc
+from drf_spectacular.utils import inline_serializer
+from rest_framework import serializers
+from rest_framework.mixins import ListModelMixin
+from rest_framework.response import Response
+from rest_framework.viewsets import ViewSetMixin
+
+from fleet.api.access import Call, FleetView, body_of
+from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, removed
+from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
+from fleet.nouns.noun import Field, Kind, Moment, Names, Noun, moment_of
+from metering.api.problems import ProblemError
+from metering.api.schema import ApiSchema
+
+OF_ONE = {"change": ("patch", "partial_update"), "remove": ("delete", "destroy")}
+HOOKS = {"create": "add", "partial_update": "change", "destroy": "remove"}
+"""The hook that each of REST framework's actions calls."""
+
+
+class RowsSchema(ApiSchema):
+    """The schema of a ``RowsView``'s operations, by its noun and its hooks' docstrings."""
+
+    def get_description(self) -> str:
+        """The class describes its list."""
+        is_list = self.view.action == "list"
+        return super().get_description() if is_list else get_doc(self.operation())
+
+    def operation(self) -> Any:
+        hook = getattr(type(self.view), HOOKS.get(self.view.action, ""), None)
+        return hook if hook and hook.__doc__ else super().operation()
+
+    def get_override_parameters(self) -> list[Any]:
+        return [DRY_RUN_PARAMETER] if self.view.action == "destroy" else []
+
+    def get_request_serializer(self) -> Any:
+        noun: Noun = self.view.noun
+        if self.view.action == "create" and noun.fields:
+            fields = {field.name: _serialized(field, field.is_required) for field in noun.fields}
+            name = f"{noun.word.capitalize()}Start"
+            return inline_serializer(name, fields | self.view.new_fields)
+        if self.view.action == "partial_update" and noun.fields:
+            return change_schema(noun)
+        return super().get_request_serializer()
+
+    def get_response_serializers(self) -> Any:
+        if self.view.action == "create":
+            return {201: self.view.new_shape or self.view.serializer_class}
+        if self.view.action == "destroy":
+            return {204: None, 200: DryRunShape}
+        return super().get_response_serializers()
+
+
+class RowsView(ViewSetMixin, ListModelMixin, FleetView):
+    """``can``: which of add, change and remove there are. ``id_part``: the route's part after the
+    noun's path. ``new_shape``: what a new row is shown as, where that differs; ``new_fields``:
+    fields of a POST that the noun's commands have no flags for."""
+
+    schema = RowsSchema()
+    noun: ClassVar[Noun]
+    can: ClassVar[tuple[str, ...]] = ("add", "change", "remove")
+    id_part = "<str:name>"
+    new_shape: ClassVar[Any] = None
+    new_fields: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def urls(cls) -> Iterable[URLPattern]:
+        new = {"post": "create"} if "add" in cls.can else {}
+        yield path(cls.noun.path, cls.as_view({"get": "list"} | new))
+        one = f"{cls.noun.path}/{cls.id_part}"
+        of_one = dict(OF_ONE[verb] for verb in cls.can if verb in OF_ONE)
+        yield path(one, cls.as_view({"get": "retrieve"} | of_one))
+        for extra in cls.get_extra_actions():
+            yield path(f"{one}/{extra.url_path}", cls.as_view(dict(extra.mapping), **extra.kwargs))
+
+    def find(self, **ids: Any) -> Any:
+        """The row of the URL. Raises an error for one that does not exist."""
+        raise NotImplementedError
+
+    def add(self, values: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def change(self, row: Any, values: dict[str, Any]) -> Any:
+        """Returns the row as it is then; ``None``: as it was given."""
+        raise NotImplementedError
+
+    def remove(self, row: Any) -> object:
+        raise NotImplementedError
+
+    def new_values(self, call: Call) -> dict[str, Any]:
+        return new_row(call, self.noun)
+
+    def changed_values(self, call: Call) -> dict[str, Any]:
+        return changed_row(call, self.noun)
+
+    def retrieve(self, call: Call, **ids: Any) -> Response:
+        return Response(self.shown(self.find(**ids)))
+
+    def create(self, call: Call) -> Response:
+        return Response(self.shown(self.add(self.new_values(call))), status=201)
+
+    def partial_update(self, call: Call, **ids: Any) -> Response:
+        row = self.find(**ids)
+        changed = self.change(row, self.changed_values(call))
+        return Response(self.shown(row if changed is None else changed))
+
+    def destroy(self, call: Call, **ids: Any) -> Response:
+        return removed(call, self.actor, partial(self.remove, self.find(**ids)))
+
+    def shown(self, row: Any) -> Any:
+        return self.get_serializer(row).data
+
+    def ensure_known_parameters(self, call: Call) -> None:
+        """Filters are of the list alone."""
+        if self.action not in ("list", "create"):
+            self.filters = {}
+        super().ensure_known_parameters(call)
+
+
+def change_schema(noun: Noun) -> Any:
+    fields = {field.name: _serialized(field, False) for field in noun.changeable}
+    return inline_serializer(f"{noun.word.capitalize()}Change", dict(fields))
+
+
+def assigned(row: Model, values: dict[str, Any]) -> list[str]:
+    """Sets the row's fields and returns their names."""
+    for field, value in values.items():
+        setattr(row, field, value)
+    return list(values)
+
+
+def new_row(call: Call, noun: Noun, *others: str) -> dict[str, Any]:
+    """The values of a POST. ``others`` are fields that the view reads itself. Raises
+    ``ProblemError``."""
+    body = body_of(call, *(field.name for field in noun.fields), *others)
+    return values_of_body(body, noun.fields)
+
+
+def changed_row(call: Call, noun: Noun) -> dict[str, Any]:
+    """The values of a PATCH, which changes something. Raises ``ProblemError``."""
+    names = [field.name for field in noun.changeable]
+    body = body_of(call, *names)
+    if not body:
+        detail = f"Give at least one of {', '.join(names)}."
+        raise ProblemError(400, "missing_required_parameter", detail)
+    return _checked(body, noun.changeable)
+
+
+def values_of_body(body: dict[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
+    """The values of a new row. Raises ``ProblemError``."""
+    for field in fields:
+        if field.is_required and body.get(field.name) in (None, ""):
+            raise ProblemError(400, "invalid_value", f"{field.name} is needed.", param=field.name)
+    return _checked(body, fields)
+
+
+def _checked(body: dict[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
+    kinds = {field.name: field.kind for field in fields}
+    values: dict[str, Any] = {}
+    for name, value in body.items():
+        kind = kinds.get(name)
+        if kind is not None and (problem := kind.problem(value)):
+            raise ProblemError(400, "invalid_value", problem, param=name)
+        values[name] = moment_of(value) if isinstance(kind, Moment) else value
+    return values
+
+
+def _serialized(field: Field, is_required: bool) -> serializers.Field[Any, Any, Any, Any]:
+    return _of_kind(field.kind, {"required": is_required, "help_text": field.help})
+
+
+def _of_kind(kind: Kind, about: dict[str, Any]) -> serializers.Field[Any, Any, Any, Any]:
+    match kind:
+        case Flag():
+            return serializers.BooleanField(**about)
+        case Count(is_optional=is_optional):
+            return serializers.IntegerField(allow_null=is_optional, **about)
+        case Number():
+            return serializers.FloatField(allow_null=True, **about)
+        case Money():
+            return serializers.IntegerField(allow_null=True, **about)
+        case Names() | NeuronNames():
+            return serializers.ListField(child=serializers.CharField(), **about)
+        case Moment():
+            return serializers.DateTimeField(allow_null=True, **about)
+        case Word(words):
+            return serializers.ChoiceField(choices=list(words), **about)
+        case Text(max_length=max_length):
+            return serializers.CharField(max_length=max_length, allow_blank=True, **about)
