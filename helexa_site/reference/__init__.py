@@ -1,1 +1,0 @@
-"""The inventory of every noun's doors, which tests hold to the code."""
