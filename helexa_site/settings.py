@@ -134,7 +134,7 @@ REST_FRAMEWORK = {
         "metering.api.authentication.AnonymousAuthentication",
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["metering.api.json_parser.PlainJsonParser"],
+    "DEFAULT_PARSER_CLASSES": ["metering.api.problems.PlainJsonParser"],
     "EXCEPTION_HANDLER": "metering.api.problems.problem_response",
     # OPTIONS is 405 as under /v1: browsers' questions are answered before.
     "DEFAULT_METADATA_CLASS": None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path, re_path
 
-from fleet.api.version import VersionView
+from fleet.api.overview import VersionView
 from helexa_site.logins import Login, Logout
 from helexa_site.web.api_reference import api_reference
 from helexa_site.web.pages import favicon, front, settings_page

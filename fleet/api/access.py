@@ -9,19 +9,25 @@ reading them too.
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from django.contrib.auth.models import AnonymousUser
 from django.db import Error as DjangoDatabaseError
 from django.db.models import BooleanField
 from django.http import QueryDict
+from django.urls import resolve
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.generics import GenericAPIView
 from rest_framework.mixins import ListModelMixin
 from rest_framework.pagination import LimitOffsetPagination
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.serializers import Serializer
 
 from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
 from metering.actor import COMMAND, Actor, key_actor, user_actor
@@ -37,6 +43,7 @@ VERBS = {"POST": "add", "PATCH": "change", "DELETE": "delete"}
 BOOLEANS = {"true": True, "false": False}
 DRY_RUN = "dry_run"
 """The query parameter of every DELETE, and of a POST that removes."""
+API_URLS = "helexa_site.api_urls"
 COMMAND_CALLER = Caller(principal=None)
 """``manage.py`` on a machine with the database: its user has all permissions."""
 
@@ -67,11 +74,11 @@ class Page(LimitOffsetPagination):
 
     def get_limit(self, request: Request) -> int:
         """Raises ``ProblemError``: a page of another size than was asked for is none."""
-        return _number(request, "limit", self.default_limit, 1, self.max_limit)
+        return number_in(request, "limit", self.default_limit, 1, self.max_limit)
 
     def get_offset(self, request: Request) -> int:
         """Raises ``ProblemError``."""
-        return _number(request, "offset", 0, 0, MAX_OFFSET)
+        return number_in(request, "offset", 0, 0, MAX_OFFSET)
 
     def get_next_link(self) -> str | None:
         """``None`` also for a command, which has no URL and counts the rows."""
@@ -148,7 +155,7 @@ class FleetView(GenericAPIView[Any]):
     write_scope = Scope.FLEET_WRITE
     permission_of = ""
     reads_by_permission = False
-    action: str | None
+    action: str
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
     filters: dict[str, str] = {}
@@ -232,6 +239,13 @@ class FleetView(GenericAPIView[Any]):
             raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
 
+class ObjectView(FleetView):
+    """Its answers are one object, or a list that has no pages."""
+
+    pagination_class = None
+    serializer_class: Any = Serializer
+
+
 class FleetListView(ListModelMixin, FleetView):
     """``GET`` is a page of rows."""
 
@@ -299,10 +313,37 @@ def texts_in(body: dict[str, Any], name: str) -> list[str]:
     return value
 
 
-def _number(call: Call, name: str, default: int, least: int, most: int) -> int:
+def number_in(call: Call, name: str, default: int, least: int, most: int) -> int:
+    """A query parameter. Raises ``ProblemError``."""
     word = call.query_params.get(name, str(default))
     is_number = word.isascii() and word.isdigit() and len(word) <= len(str(most))
     if not is_number or not least <= int(word) <= most:
         detail = f"{name!r} is to be a number from {least} to {most}."
         raise ProblemError(400, "invalid_value", detail, param=name)
     return int(word)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandCall:
+    """A ``Call`` that only code of this process can make."""
+
+    method: str
+    query_params: QueryDict
+    data: dict[str, Any]
+    user: AnonymousUser
+    auth: Caller = COMMAND_CALLER
+
+
+def command_answer(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+    """Calls an operation in this process: no HTTP, no authentication. Returns the status and the
+    JSON that a server answers at ``/api/{path}``, refusals included. Raises ``django.db.Error``.
+
+    Commands find operations by URL, which they need for a server (``--url``) too."""
+    quoted, _, query = path.partition("?")
+    found: Any = resolve(f"/api/{urllib.parse.unquote(quoted)}", API_URLS)
+    call = CommandCall(
+        method=method, query_params=QueryDict(query), data=body or {}, user=AnonymousUser()
+    )
+    view, actions = found.func.cls(**found.func.initkwargs), getattr(found.func, "actions", {})
+    answer = view.answer(call, actions, **found.kwargs)
+    return answer.status_code, b"" if answer.data is None else JSONRenderer().render(answer.data)

@@ -1,11 +1,14 @@
-"""Load jobs: loads, unloads and reloads, their history and how the present ones go."""
+"""Load jobs: their history, how the present ones go, and starting them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.http import StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, inline_serializer
@@ -13,10 +16,10 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
+from rest_framework.utils.encoders import JSONEncoder
 
 from fleet import selectors, services
 from fleet.api.access import Call, FleetView, body_of, text_in, texts_in
-from fleet.api.job_events import job_events
 from fleet.api.rows import RowsView
 from fleet.api.shapes import LoadJobShape
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
@@ -62,7 +65,7 @@ class Jobs(RowsView):
     filters = {"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"}
     id_part = "<uuid:pk>"
 
-    def find(self, pk: Any) -> LoadJob:  # type: ignore[override]
+    def find(self, pk: Any) -> LoadJob:
         """Raises ``ProblemError``."""
         found = self.queryset.select_related("replacement__neuron").filter(pk=pk).first()
         if found is None:
@@ -171,3 +174,30 @@ EVERYWHERE: dict[str, Callable[..., list[LoadJob]]] = {
 def _look(pk: Any) -> dict[str, Any] | None:
     job = LoadJob.objects.select_related("neuron").filter(pk=pk).first()
     return None if job is None else dict(LoadJobShape(job).data)
+
+
+LOOK_EVERY_S = 0.5
+COMMENT_EVERY_S = 15.0
+
+
+async def job_events(
+    look: Callable[[], dict[str, Any] | None], *, look_every_s: float = LOOK_EVERY_S
+) -> AsyncIterator[bytes]:
+    """``look``: the job as it is now, ``None``: its row is gone. Ends with the job, also then."""
+    sent, quiet_s = "", 0.0
+    while True:
+        job = await sync_to_async(look)()
+        if job is None:
+            yield b"event: gone\ndata: {}\n\n"
+            return
+        data = json.dumps(job, cls=JSONEncoder)
+        if data != sent:
+            sent, quiet_s = data, 0.0
+            yield f"event: {job['status']}\ndata: {data}\n\n".encode()
+        if job["finished_at"] is not None:
+            return
+        if quiet_s >= COMMENT_EVERY_S:
+            quiet_s = 0.0
+            yield b": still here\n\n"
+        await asyncio.sleep(look_every_s)
+        quiet_s += look_every_s

@@ -1,27 +1,41 @@
-"""The fleet at one look, and what should be loaded."""
+"""The fleet at one look, engines' logs, settings, the audit and the version."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
 
 from fleet import selectors
-from fleet.api.access import Call, FleetListView, FleetView
-from fleet.api.shapes import AssignmentShape
+from fleet.api.access import (
+    BOOLEANS,
+    COMMAND_CALLER,
+    Call,
+    FleetListView,
+    FleetView,
+    ObjectView,
+    number_in,
+)
+from fleet.api.shapes import AssignmentShape, AuditShape
+from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from fleet.models import CatalogueModel
 from fleet.overview import fleet_overview
 from fleet.placement.decisions import assignment_of
+from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
+from inference.build import this_build, version_object
+from inference.protocol.engine_logs import MAX_LINES
+from metering.api.authentication import Caller
+from metering.api.problems import ProblemError
+from metering.models import AuditEntry
+from metering.principal import Scope
 
 
-class OverviewView(FleetView):
-    pagination_class = None
-    serializer_class = serializers.Serializer
-
+class OverviewView(ObjectView):
     @extend_schema(responses={200: OpenApiTypes.OBJECT})
     def get(self, call: Call) -> Response:
         return Response(asdict(fleet_overview()))
@@ -36,3 +50,100 @@ class AssignmentsView(FleetListView):
     def filter_queryset(self, queryset: Any) -> Any:
         loadable = (one for one in selectors.catalogue_list() if one.upstream_model is None)
         return [asdict(assignment_of(entry)) for entry in loadable]
+
+
+class AuditView(FleetListView):
+    serializer_class = AuditShape
+    queryset = AuditEntry.objects.all()
+    filters = {"actor": "actor", "action": "action", "object": "object_id"}
+
+
+class EngineLogView(ObjectView):
+    """The last lines of an engine's log, also after it has ended, as long as its neuron has not."""
+
+    filters = {"lines": ""}
+
+    @extend_schema(
+        parameters=[OpenApiParameter("lines", int, default=DEFAULT_LINES)],
+        responses={200: OpenApiTypes.OBJECT},
+    )
+    def get(self, call: Call, name: str, model: str) -> Response:
+        num_lines = number_in(call, "lines", DEFAULT_LINES, 1, MAX_LINES)
+        return Response(asdict(engine_log(name, model, num_lines)))
+
+
+class SettingShape(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    value = serializers.CharField(help_text="As it is set; empty: it is not.")
+    default = serializers.CharField(help_text="In words.")
+    meaning = serializers.CharField()
+
+
+class SettingsView(FleetView):
+    """The settings, for superusers and keys with ``fleet:write``: addresses and paths of the host
+    are among the values. Secrets are not shown."""
+
+    read_scope = Scope.FLEET_WRITE
+    filter_backends = ()
+    filters = {"name": "", "set": ""}
+    serializer_class = SettingShape
+
+    def ensure_may(self, call: Call) -> None:
+        caller = cast(Caller, call.auth)
+        is_person = caller is not COMMAND_CALLER and caller.username is not None
+        if is_person and not call.user.is_superuser:
+            raise ProblemError(403, "insufficient_scope", "Superusers alone see the settings.")
+        super().ensure_may(call)
+
+    @extend_schema(
+        parameters=[
+            OpenApiParameter("name", description="Parts of names, separated by commas."),
+            OpenApiParameter("set", bool, description="Whether the environment has it."),
+        ],
+        responses={200: SettingShape(many=True)},
+    )
+    def get(self, call: Call) -> Response:
+        """Raises ``ProblemError``."""
+        shown = [_shown(row) for row in rows_of(ENVIRONMENT) if _matches(row, call.query_params)]
+        return self.get_paginated_response(self.paginate_queryset(shown))
+
+
+class SettingView(SettingsView):
+    pagination_class = None
+    filters = {}
+
+    @extend_schema(responses={200: SettingShape}, operation_id="settings_retrieve_one")
+    def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
+        for row in rows_of(ENVIRONMENT):
+            if row.setting.name == name:
+                return Response(_shown(row))
+        raise ProblemError(404, "setting_not_found", f"There is no setting named {name!r}.")
+
+
+def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
+    """Raises ``ProblemError``."""
+    parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
+    word = wanted.get("set")
+    if word is not None and word not in BOOLEANS:
+        raise ProblemError(
+            400, "invalid_value", f"{word!r} is none of {', '.join(BOOLEANS)}.", param="set"
+        )
+    is_wanted = word is None or BOOLEANS[word] == bool(row.value)
+    return is_wanted and any(part in row.setting.name for part in parts)
+
+
+def _shown(row: Row) -> dict[str, str]:
+    return {
+        "name": row.setting.name,
+        "value": row.value,
+        "default": row.setting.plain_default,
+        "meaning": row.setting.plain_doc,
+    }
+
+
+class VersionView(ObjectView):
+    """The gateway's version, for callers who may read the fleet: versions help an attacker."""
+
+    @extend_schema(responses={200: OpenApiTypes.OBJECT})
+    def get(self, call: Call) -> Response:
+        return Response(version_object(this_build()))

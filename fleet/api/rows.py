@@ -9,25 +9,28 @@ checks and their OpenAPI schemas follow from the noun's fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from django.db import transaction
 from django.db.models import Model
 from django.urls import URLPattern, path
 from drf_spectacular.plumbing import get_doc
-from drf_spectacular.utils import inline_serializer
+from drf_spectacular.utils import OpenApiParameter, inline_serializer
 from rest_framework import serializers
 from rest_framework.mixins import ListModelMixin
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSetMixin
 
-from fleet.api.access import Call, FleetView, body_of
-from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, removed
+from fleet import selectors
+from fleet.api.access import BOOLEANS, DRY_RUN, Call, FleetView, body_of
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
 from fleet.nouns.noun import Field, Kind, Moment, Names, Noun, moment_of
+from metering.actor import Actor
 from metering.api.problems import ProblemError
 from metering.api.schema import ApiSchema
+from metering.models import AuditEntry
 
 OF_ONE = {"change": ("patch", "partial_update"), "remove": ("delete", "destroy")}
 HOOKS = {"create": "add", "partial_update": "change", "destroy": "remove"}
@@ -37,7 +40,9 @@ HOOKS = {"create": "add", "partial_update": "change", "destroy": "remove"}
 class RowsSchema(ApiSchema):
     """The schema of a ``RowsView``'s operations, by its noun and its hooks' docstrings."""
 
-    def get_description(self) -> str:
+    view: Any
+
+    def get_description(self) -> str:  # type: ignore[override]
         """The class describes its list."""
         is_list = self.view.action == "list"
         return super().get_description() if is_list else get_doc(self.operation())
@@ -78,30 +83,23 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
     id_part = "<str:name>"
     new_shape: ClassVar[Any] = None
     new_fields: ClassVar[dict[str, Any]] = {}
+    find: Callable[..., Any]
+    """The row of the URL's ids. Raises an error for one that does not exist."""
+    add: Callable[[dict[str, Any]], Any]
+    change: Callable[[Any, dict[str, Any]], Any]
+    """Returns the row as it is then; ``None``: as it was given."""
+    remove: Callable[[Any], object]
 
     @classmethod
     def urls(cls) -> Iterable[URLPattern]:
-        new = {"post": "create"} if "add" in cls.can else {}
-        yield path(cls.noun.path, cls.as_view({"get": "list"} | new))
+        of_all: dict[str, Any] = {"get": "list"} | ({"post": "create"} if "add" in cls.can else {})
+        of_one: dict[str, Any] = {"get": "retrieve"}
+        of_one |= dict(OF_ONE[verb] for verb in cls.can if verb in OF_ONE)
         one = f"{cls.noun.path}/{cls.id_part}"
-        of_one = dict(OF_ONE[verb] for verb in cls.can if verb in OF_ONE)
-        yield path(one, cls.as_view({"get": "retrieve"} | of_one))
-        for extra in cls.get_extra_actions():
+        yield path(cls.noun.path, cls.as_view(of_all))
+        yield path(one, cls.as_view(of_one))
+        for extra in cast(list[Any], cls.get_extra_actions()):
             yield path(f"{one}/{extra.url_path}", cls.as_view(dict(extra.mapping), **extra.kwargs))
-
-    def find(self, **ids: Any) -> Any:
-        """The row of the URL. Raises an error for one that does not exist."""
-        raise NotImplementedError
-
-    def add(self, values: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def change(self, row: Any, values: dict[str, Any]) -> Any:
-        """Returns the row as it is then; ``None``: as it was given."""
-        raise NotImplementedError
-
-    def remove(self, row: Any) -> object:
-        raise NotImplementedError
 
     def new_values(self, call: Call) -> dict[str, Any]:
         return new_row(call, self.noun)
@@ -136,6 +134,53 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
 def change_schema(noun: Noun) -> Any:
     fields = {field.name: _serialized(field, False) for field in noun.changeable}
     return inline_serializer(f"{noun.word.capitalize()}Change", dict(fields))
+
+
+class WouldShape(serializers.ModelSerializer[AuditEntry]):
+    class Meta:
+        model = AuditEntry
+        fields = ("action", "object_id", "detail")
+
+
+class DryRunShape(serializers.Serializer[Any]):
+    would = WouldShape(many=True, help_text="The audit entries that the removal would leave.")
+
+
+DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only reports what would be done.")
+
+
+def removed(call: Call, actor: Actor, remove: Callable[[], object]) -> Response:
+    """204 once ``remove`` is done, or 200 with what it would do. Raises ``ProblemError``."""
+    if not is_dry(call):
+        remove()
+        return Response(status=204)
+    return would_response(actor, remove)
+
+
+def would_response(actor: Actor, remove: Callable[[], object]) -> Response:
+    """200 with what ``remove`` would do."""
+    return Response({"would": WouldShape(would(actor, remove), many=True).data})
+
+
+def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
+    """Makes the change, reads its audit entries and rolls everything back."""
+    with transaction.atomic():
+        newest = AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
+        change()
+        entries = AuditEntry.objects.filter(id__gt=newest, actor=str(actor)[:200]).order_by("id")
+        found = list(entries)
+        transaction.set_rollback(True)
+    selectors.catalogue_cache_clear()
+    return found
+
+
+def is_dry(call: Call) -> bool:
+    """Raises ``ProblemError``."""
+    word = call.query_params.get(DRY_RUN, "false")
+    if word not in BOOLEANS:
+        detail = f"{word!r} is neither true nor false."
+        raise ProblemError(400, "invalid_value", detail, param=DRY_RUN)
+    return BOOLEANS[word]
 
 
 def assigned(row: Model, values: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rest_framework import serializers
 
@@ -13,12 +13,7 @@ from fleet.lifecycles import RecordedReplicaStatus
 from fleet.models import Alias, CatalogueModel, Device, Download, LoadJob, Neuron, Replica
 from metering.models import AuditEntry
 
-if TYPE_CHECKING:
-    RowShape = serializers.ModelSerializer[Any]
-else:
-    RowShape = serializers.ModelSerializer
-
-
+RowShape = serializers.ModelSerializer[Any]
 UNDER_WAY = (RecordedReplicaStatus.LOADING, RecordedReplicaStatus.RECOVERING)
 
 

@@ -65,7 +65,7 @@ class Upstreams(RowsView):
     queryset = Upstream.objects.all()
     filters = {"dialect": "dialect", "leaves_network": "leaves_network"}
 
-    def find(self, name: str) -> Upstream:  # type: ignore[override]
+    def find(self, name: str) -> Upstream:
         return selectors.upstream_known(name)
 
     def add(self, values: dict[str, Any]) -> Upstream:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from django.urls import path
 
 from fleet.api import original
-from fleet.api.audit import AuditView
+from fleet.api.catalogue import Aliases, Catalogue, ModelPlanView, ModelsTomlView
 from fleet.api.documents import DocumentsView, SchemaView
-from fleet.api.invitations import Invitations, PolicyView
+from fleet.api.downloads import CachedView, Downloads, NeuronCachedView
+from fleet.api.hub import HubRepositoryView, HubSearchView
 from fleet.api.jobs import Jobs, ModelJobsView
-from fleet.api.logs import EngineLogView
-from fleet.api.models.catalogue import Aliases, Catalogue
-from fleet.api.models.downloads import CachedView, Downloads, NeuronCachedView
-from fleet.api.models.hub import HubRepositoryView, HubSearchView
-from fleet.api.models.models_toml import ModelsTomlView
-from fleet.api.models.plans import ModelPlanView
-from fleet.api.neurons import DevicesView, Neurons, ReplicasView
-from fleet.api.overview import AssignmentsView, OverviewView
-from fleet.api.settings import SettingsView, SettingView
+from fleet.api.neurons import DevicesView, Invitations, Neurons, PolicyView, ReplicasView
+from fleet.api.overview import (
+    AssignmentsView,
+    AuditView,
+    EngineLogView,
+    OverviewView,
+    SettingsView,
+    SettingView,
+)
 from fleet.api.upstreams import Upstreams
 
 NOUNS = (Neurons, Invitations, Catalogue, Aliases, Upstreams, Jobs, Downloads)

@@ -81,10 +81,10 @@ class LocalBackend:
         return nullcontext()
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        from fleet.api.command_calls import answer_of  # a server's commands need no views
+        from fleet.api.access import command_answer  # a server's commands need no views
 
         try:
-            status, content = answer_of(method, path, body)
+            status, content = command_answer(method, path, body)
         except DjangoDatabaseError as error:
             reason = f"{database_words(error)} {OR_A_SERVER}"
             raise CommandError(reason, returncode=ExitCode.UNAVAILABLE) from error

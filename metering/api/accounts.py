@@ -1,15 +1,47 @@
-"""``/api/accounts`` and ``/api/members``: who pays, and who belongs to them."""
+"""Accounts, who belongs to them, and their hard caps.
+
+Keys need ``accounts:read`` and ``accounts:write``, people the permissions that the admin asks
+for."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from django.utils.functional import cached_property
+
+from fleet.api.access import COMMAND_CALLER, FleetView
 from fleet.api.rows import RowsView, assigned
 from metering import selectors, services
-from metering.api.access import AccountingView
-from metering.api.shapes import AccountShape, MemberShape
-from metering.models import Account, Membership
-from metering.nouns import ACCOUNTS, MEMBERS
+from metering.api.authentication import Caller
+from metering.api.shapes import AccountShape, BudgetShape, MemberShape
+from metering.errors import ScopeNotHeldError
+from metering.models import Account, Budget, Membership
+from metering.nouns import ACCOUNTS, BUDGETS, MEMBERS
+from metering.principal import Scope
+from metering.services import Cap
+
+SHOWN_ONCE = {"Cache-Control": "no-store"}
+
+
+class AccountingView(FleetView):
+    read_scope = Scope.ACCOUNTS_READ
+    write_scope = Scope.ACCOUNTS_WRITE
+    reads_by_permission = True
+
+    @cached_property
+    def caller(self) -> Caller:
+        return cast(Caller, self.request.auth)
+
+    def ensure_may_grant(self, scopes: list[str]) -> None:
+        """A key grants only what it may do itself. Raises ``ScopeNotHeldError``."""
+        if self.caller is COMMAND_CALLER or self.caller.username is not None:
+            return
+        principal = self.caller.principal
+        held = set() if principal is None else {str(scope) for scope in principal.scopes}
+        if lacking := sorted(set(scopes) - held):
+            raise ScopeNotHeldError(
+                f"This key cannot grant the scope {lacking[0]}, which it does not have itself."
+            )
 
 
 class Accounts(RowsView, AccountingView):
@@ -19,7 +51,7 @@ class Accounts(RowsView, AccountingView):
     queryset = Account.objects.prefetch_related("memberships__user", "budgets").order_by("name")
     filters = {"enabled": "enabled"}
 
-    def find(self, name: str) -> Account:  # type: ignore[override]
+    def find(self, name: str) -> Account:
         return selectors.account_find(name)
 
     def add(self, values: dict[str, Any]) -> Account:
@@ -45,7 +77,7 @@ class Members(RowsView, AccountingView):
     filters = {"account": "account", "user": "user__username", "role": "role"}
     id_part = "<str:account>/<str:user>"
 
-    def find(self, account: str, user: str) -> Membership:  # type: ignore[override]
+    def find(self, account: str, user: str) -> Membership:
         return selectors.member_find(account, user)
 
     def add(self, values: dict[str, Any]) -> Membership:
@@ -64,3 +96,35 @@ class Members(RowsView, AccountingView):
 
     def remove(self, member: Membership) -> None:
         services.membership_remove(actor=self.actor, membership=member)
+
+
+class Budgets(RowsView, AccountingView):
+    """Budgets as they stand now, in the order in which they were made."""
+
+    noun = BUDGETS
+    serializer_class = BudgetShape
+    permission_of = "metering.budget"
+    queryset = Budget.objects.order_by("id")
+    filters = {"account": "account", "key": "key", "unit": "unit", "window": "window"}
+    id_part = "<int:pk>"
+
+    def find(self, pk: int) -> Budget:
+        return selectors.budget_find(pk)
+
+    def add(self, values: dict[str, Any]) -> Budget:
+        """Adds a budget to an account or to a key."""
+        account, key = values.pop("account", None), values.pop("key", None)
+        return services.budget_create(
+            actor=self.actor,
+            cap=Cap(**values),
+            account=None if account is None else selectors.account_find(account),
+            key=None if key is None else selectors.key_find(key),
+        )
+
+    def change(self, budget: Budget, values: dict[str, Any]) -> None:
+        """The cap and its window. A higher cap tops up a balance."""
+        fields = assigned(budget, values)
+        services.budget_update(actor=self.actor, budget=budget, changed_fields=fields)
+
+    def remove(self, budget: Budget) -> None:
+        services.budget_remove(actor=self.actor, budget=budget)

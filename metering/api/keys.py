@@ -8,12 +8,13 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.api.access import Call, text_in
 from fleet.api.rows import RowsView, assigned, new_row, values_of_body
 from metering import selectors, services
-from metering.api.access import SHOWN_ONCE, AccountingView
+from metering.api.accounts import SHOWN_ONCE, AccountingView
 from metering.api.problems import ProblemError
 from metering.api.shapes import BudgetShape, KeyShape, NewKeyShape
 from metering.errors import MeteringValueError
@@ -60,7 +61,7 @@ class Keys(RowsView, AccountingView):
             OpenApiParameter("status", str, description=", ".join(STATUSES)),
         ]
     )
-    def list(self, call: Call) -> Response:  # type: ignore[override]
+    def list(self, call: Request) -> Response:
         return super().list(call)
 
     def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -71,7 +72,7 @@ class Keys(RowsView, AccountingView):
             queryset = queryset.filter(account__in=accounts.split(","))
         return queryset if wanted is None else queryset.filter(_has_status(wanted))
 
-    def find(self, prefix: str) -> ApiKey:  # type: ignore[override]
+    def find(self, prefix: str) -> ApiKey:
         return selectors.key_find(prefix)
 
     def create(self, call: Call) -> Response:

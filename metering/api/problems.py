@@ -1,4 +1,4 @@
-"""The REST API's refusals: problem details (RFC 9457) with helexa's codes.
+"""The REST API's refusals and its JSON: problem details (RFC 9457) with helexa's codes.
 
     {"type": "about:blank", "title": "Forbidden", "status": 403,
      "code": "insufficient_scope", "detail": "…", "param": null}
@@ -15,11 +15,14 @@ import re
 from http import HTTPStatus
 from typing import Any, cast
 
+import orjson
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error as DjangoDatabaseError
 from django.http import Http404, QueryDict
 from rest_framework import exceptions
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import JSONParser
 from rest_framework.response import Response
 
 from inference.gateway.request.identify import REFUSED, NotedRefusal
@@ -163,3 +166,29 @@ def _problem(error: Exception) -> ProblemError:
             return ProblemError(error.status_code, code, str(error.detail))
     logger.error("a request to the API failed", exc_info=error)
     return ProblemError(500, "internal_error", "Something went wrong here; the log has the reason.")
+
+
+MAX_DEPTH = 32
+
+
+class PlainJsonParser(JSONParser):
+    """Python's own parser accepts NaN and half a character, and raises for deep nesting."""
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        """Raises ``ParseError``."""
+        try:
+            value = orjson.loads(stream.read())
+        except orjson.JSONDecodeError as error:
+            raise ParseError(f"The body is not valid JSON: {error.msg}.") from None
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [child for parent in level for child in _children(parent)]
+            if not level:
+                return value
+        raise ParseError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

@@ -13,12 +13,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
-from fleet.api.access import COMMAND_CALLER, Call, FleetView
+from fleet.api.access import COMMAND_CALLER, Call, ObjectView, number_in
 from metering import selectors, services
-from metering.api.access import SHOWN_ONCE
+from metering.api.accounts import SHOWN_ONCE
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
-from metering.api.views import CsvRenderer, number_of
+from metering.api.views import CsvRenderer
 from metering.errors import MeteringValueError, UnknownRequestError
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
@@ -99,10 +99,9 @@ class RequestPageShape(serializers.Serializer[Any]):
     next = serializers.URLField(allow_null=True)
 
 
-class RequestView(FleetView):
+class RequestView(ObjectView):
     serializer_class: type[serializers.Serializer[Any]] = RequestShape
     queryset = RequestRecord.objects.none()
-    pagination_class = None
     filter_backends = ()
 
     def ensure_may(self, call: Call) -> None:
@@ -163,10 +162,10 @@ class RequestsView(RequestView):
         before = _before(words.get("before", ""), visible)
         renderer = getattr(call, "accepted_renderer", None)
         if isinstance(renderer, CsvRenderer):
-            limit = number_of(call, "limit", MAX_CSV_ROWS, least=1, most=MAX_CSV_ROWS)
+            limit = number_in(call, "limit", MAX_CSV_ROWS, 1, MAX_CSV_ROWS)
             found = selectors.requests_list(where=where, limit=limit, before=before)
             return Response(csv_text(found), headers=CSV_HEADERS)
-        limit = number_of(call, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
+        limit = number_in(call, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         found = selectors.requests_list(where=where, limit=limit + 1, before=before)
         shown = found[:limit]
         has_more = len(found) > limit

@@ -52,7 +52,7 @@ class ApiSchema(AutoSchema):
     """A view's ``flat_refusals``: the schema of refusals that are no problems, beside those that
     are."""
 
-    def get_description(self) -> str:
+    def get_description(self) -> str:  # type: ignore[override]
         """The operation's docstring, else its view's own: a base class has nothing for callers."""
         return get_doc(self.operation()) or cleandoc(type(self.view).__doc__ or "")
 

@@ -9,7 +9,7 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
 
-from fleet.api.access import COMMAND_CALLER, Call, FleetView
+from fleet.api.access import COMMAND_CALLER, Call, ObjectView
 from metering import selectors
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
@@ -44,9 +44,8 @@ class SeriesShape(serializers.Serializer[Any]):
     )
 
 
-class SeriesView(FleetView):
+class SeriesView(ObjectView):
     serializer_class = SeriesShape
-    pagination_class = None
     filter_backends = ()
     filters = dict.fromkeys(PARAMETERS, "")
     page_parameters = ()

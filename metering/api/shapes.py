@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rest_framework import serializers
 
@@ -13,10 +13,7 @@ from metering.models import Account, ApiKey, Budget, Membership
 from metering.principal import LIMIT_FIELDS
 from metering.selectors import budget_status
 
-if TYPE_CHECKING:
-    RowShape = serializers.ModelSerializer[Any]
-else:
-    RowShape = serializers.ModelSerializer
+RowShape = serializers.ModelSerializer[Any]
 
 AMOUNT = "In the unit."
 

@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
-from fleet.api.access import Call, FleetView
+from fleet.api.access import MAX_OFFSET, Call, ObjectView, number_in
 from metering import selectors
 from metering.api.authentication import Caller
 from metering.api.problems import ProblemError, ensure_no_nul
@@ -42,10 +42,9 @@ class CsvRenderer(BaseRenderer):
 
 
 @extend_schema(exclude=True)
-class UnknownUrlView(FleetView):
+class UnknownUrlView(ObjectView):
     """Answers 404 at every other URL, and to a command whose names make no URL."""
 
-    pagination_class = None
     filter_backends = ()
 
     def ensure_may(self, call: Call) -> None:
@@ -94,8 +93,8 @@ class UsageView(APIView):
         rows = selectors.usage_list(by=by, period=period, where=where)
         if isinstance(request.accepted_renderer, CsvRenderer):
             return Response(csv_text(by, rows), headers=_attachment(by))
-        limit = number_of(request, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
-        offset = number_of(request, "offset", 0, least=0, most=10**9)
+        limit = number_in(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        offset = number_in(request, "offset", 0, 0, MAX_OFFSET)
         return Response(
             {
                 "by": by.value,
@@ -185,18 +184,6 @@ def _group(word: str) -> UsageGroup:
         raise ProblemError(
             400, "invalid_value", f"{word!r} is none of {known}.", param="by"
         ) from None
-
-
-def number_of(call: Call, name: str, default: int, *, least: int, most: int) -> int:
-    """A query parameter. Raises ``ProblemError``."""
-    word = call.query_params.get(name)
-    if word is None:
-        return default
-    if not (word.isascii() and word.isdigit() and len(word) < 10 and least <= int(word) <= most):
-        raise ProblemError(
-            400, "invalid_value", f"{name} is a number from {least} to {most}.", param=name
-        )
-    return int(word)
 
 
 def _refuse_unknown_parameters(request: Request, known: frozenset[str] | set[str]) -> None:

@@ -16,7 +16,7 @@ from django.test import AsyncClient, Client
 from django.urls import reverse
 
 from fleet import services, tasks
-from fleet.api.job_events import job_events
+from fleet.api.jobs import job_events
 from fleet.management import download_progress
 from fleet.models import Download
 from inference.protocol.downloads import (

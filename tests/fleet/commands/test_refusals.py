@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError
 
-from fleet.api.models.catalogue import Catalogue
+from fleet.api.catalogue import Catalogue
 from fleet.management.backend import refusal_of, refusal_text
 from inference import proxies
 from tests.cases import each_case

@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.response import Response
 
 from fleet import selectors
-from fleet.api.access import Call, FleetView
+from fleet.api.access import Call, ObjectView
 from fleet.hub.offers import Choice, HubRepository, choices_of
 from fleet.live import reading as live
 from metering.api.problems import ProblemError
@@ -68,10 +68,9 @@ class RepositoryShape(serializers.Serializer[Any]):
     choices = ChoiceShape(many=True)
 
 
-class HubSearchView(FleetView):
+class HubSearchView(ObjectView):
     """The most downloaded first."""
 
-    pagination_class = None
     serializer_class = MatchShape
     filters = {"search": "", "source": ""}
 
@@ -87,10 +86,9 @@ class HubSearchView(FleetView):
         return Response(MatchShape(_client(call).search(words), many=True).data)
 
 
-class HubRepositoryView(FleetView):
+class HubRepositoryView(ObjectView):
     """Each of its models: the safetensors, and every GGUF."""
 
-    pagination_class = None
     serializer_class = RepositoryShape
     filters = {"revision": "", "source": ""}
 

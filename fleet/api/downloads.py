@@ -16,8 +16,7 @@ from rest_framework.response import Response
 from fleet import selectors, services
 from fleet.api.access import DRY_RUN, Call, FleetListView, body_of, text_in, texts_in
 from fleet.api.jobs import EventStreamRenderer, events_response
-from fleet.api.removal import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
-from fleet.api.rows import RowsView
+from fleet.api.rows import DRY_RUN_PARAMETER, DryRunShape, RowsView, is_dry, would_response
 from fleet.api.shapes import CachedShape, DownloadShape
 from fleet.catalogue import SETTINGS
 from fleet.lifecycles import DownloadKind, LoadJobStatus
@@ -61,7 +60,7 @@ class Downloads(RowsView):
     post_removes = True
     id_part = "<uuid:pk>"
 
-    def find(self, pk: Any) -> Download:  # type: ignore[override]
+    def find(self, pk: Any) -> Download:
         """Raises ``ProblemError``."""
         found = selectors.download_find(pk)
         if found is None:

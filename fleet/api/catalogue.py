@@ -1,0 +1,217 @@
+"""The catalogue: its models, their plans and aliases, and models.toml."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet import selectors, services
+from fleet.api.access import Call, ObjectView, body_of, text_in
+from fleet.api.rows import RowsView, assigned
+from fleet.api.shapes import AliasShape, CatalogueShape
+from fleet.catalogue import SETTINGS
+from fleet.live import reading as live
+from fleet.models import Alias, CatalogueModel
+from fleet.models_toml import plan_import, read_document, write_document
+from fleet.nouns.of_fleet import ALIASES, MODELS
+from fleet.overview.stage_plans import WHAT_LOADS_DO, stage_plan
+from fleet.placement.stages import StagePlan
+from metering.api.problems import CONTENT_TYPE, ProblemError
+from metering.api.schema import Problem
+
+
+class Catalogue(RowsView):
+    """Includes disabled models. Fields as in the admin; a price is in micro-USD per million."""
+
+    noun = MODELS
+    serializer_class = CatalogueShape
+    permission_of = "fleet.cataloguemodel"
+    queryset = CatalogueModel.objects.prefetch_related(
+        "aliases", "load_measurements__neuron", "replicas__neuron"
+    )
+    filters = {"enabled": "enabled", "pinned": "pinned", "base": "base", "source": "source"}
+
+    def find(self, name: str) -> CatalogueModel:
+        return selectors.model_known(name)
+
+    def new_values(self, call: Call) -> dict[str, Any]:
+        """Raises ``ProblemError``."""
+        body = body_of(call, "name", *SETTINGS)
+        values = {"name": text_in(body, "name"), **_settings(body)}
+        if values.get("source") is None:
+            raise ProblemError(400, "invalid_value", "A source is needed.", param="source")
+        return values
+
+    def changed_values(self, call: Call) -> dict[str, Any]:
+        return _settings(body_of(call, *SETTINGS))
+
+    def add(self, values: dict[str, Any]) -> CatalogueModel:
+        return services.catalogue_model_create(actor=self.actor, **values)
+
+    def change(self, model: CatalogueModel, values: dict[str, Any]) -> CatalogueModel:
+        """Changes the given fields. Loaded replicas keep their settings until they are reloaded."""
+        model.assign(values)
+        services.catalogue_model_update(actor=self.actor, model=model, changed_fields=list(values))
+        return self.find(model.name)
+
+    def remove(self, model: CatalogueModel) -> None:
+        """Deletes the model with its aliases, and unloads its replicas. A base can only be deleted
+        after its adapters."""
+        services.catalogue_model_delete(actor=self.actor, model=model)
+
+
+class Aliases(RowsView):
+    noun = ALIASES
+    serializer_class = AliasShape
+    permission_of = "fleet.alias"
+    queryset = Alias.objects.select_related("model")
+    filters = {"model": "model__name"}
+    id_part = "<path:name>"
+
+    def find(self, name: str) -> Alias:
+        """Raises ``ProblemError``."""
+        alias = Alias.objects.select_related("model").filter(name=name).first()
+        if alias is None:
+            raise ProblemError(404, "alias_not_found", f"There is no alias named {name!r}.")
+        return alias
+
+    def add(self, values: dict[str, Any]) -> Alias:
+        model = selectors.model_known(values["model"])
+        return services.alias_create(actor=self.actor, name=values["name"], model=model)
+
+    def change(self, alias: Alias, values: dict[str, Any]) -> None:
+        """Points the alias at another model; requests follow within a second."""
+        values = {"model": selectors.model_known(values["model"])}
+        services.alias_update(actor=self.actor, alias=alias, changed_fields=assigned(alias, values))
+
+    def remove(self, alias: Alias) -> None:
+        services.alias_delete(actor=self.actor, alias=alias)
+
+
+def _settings(body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body's settings as the catalogue has them: JSON has lists where it has tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in body.items()
+        if name in SETTINGS
+    }
+
+
+class ModelsTomlView(ObjectView):
+    @extend_schema(responses=OpenApiTypes.OBJECT)
+    def get(self, call: Call) -> Response:
+        return Response({"toml": write_document(selectors.catalogue_state())})
+
+    @extend_schema(request=OpenApiTypes.OBJECT, responses=OpenApiTypes.OBJECT)
+    def post(self, call: Call) -> Response:
+        """``{"toml": "…", "apply": false, "prune": false, "seen": "…"}``. Without ``apply`` it
+        returns the plan and the entries' ``problems``; while there are any, ``apply`` is refused.
+        ``seen`` is the digest of that plan, and another one is refused."""
+        body = body_of(call, "toml", "apply", "prune", "seen")
+        document = read_document(text_in(body, "toml"))
+        apply, prune = _flag(body.get("apply", False)), _flag(body.get("prune", False))
+        seen = text_in(body, "seen") if body.get("seen") is not None else None
+        if apply:
+            plan = services.catalogue_import(
+                actor=self.actor, document=document, prune=prune, seen=seen
+            )
+        else:
+            plan = plan_import(document, selectors.catalogue_state(), prune=prune)
+        return Response(
+            {
+                "lines": list(plan.lines()),
+                "changes": not plan.is_empty,
+                "problems": [asdict(problem) for problem in plan.problems],
+                "applied": apply,
+                "digest": plan.digest,
+            }
+        )
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ProblemError(400, "invalid_value", f"{value!r} is neither true nor false.")
+    return value
+
+
+class StageShape(serializers.Serializer[Any]):
+    neuron = serializers.CharField()
+    device = serializers.CharField()
+    first_layer = serializers.IntegerField()
+    last_layer = serializers.IntegerField(help_text="The one after its last layer.")
+    weight_bytes = serializers.IntegerField()
+    kv_bytes = serializers.IntegerField()
+    beside_bytes = serializers.IntegerField(help_text="Its process and a step's activations.")
+    free_bytes = serializers.IntegerField(help_text="On the device, as reported.")
+
+
+class StagePlanShape(serializers.Serializer[Any]):
+    stages = StageShape(many=True)
+    num_blocks = serializers.IntegerField(help_text="Of keys and values, on every stage.")
+    kv_tokens = serializers.IntegerField(help_text="That the blocks hold.")
+    tokens_per_s = serializers.FloatField(help_text="Predicted, of one request.")
+    tokens_per_s_of_16 = serializers.FloatField(
+        source="tokens_per_s_of_many", help_text="Predicted, of 16 requests together."
+    )
+    num_running = serializers.IntegerField(help_text="How many of the 16 run at once.")
+
+
+class AlternativeShape(StagePlanShape):
+    words = serializers.CharField()
+
+
+class ModelPlanShape(serializers.Serializer[Any]):
+    model = serializers.CharField()
+    num_layers = serializers.IntegerField()
+    weight_bytes = serializers.IntegerField(help_text="Of all weights, on their devices.")
+    plan = StagePlanShape(allow_null=True)
+    refusal = serializers.CharField(allow_null=True, help_text="What is missing where.")
+    alternatives = AlternativeShape(many=True)
+    note = serializers.CharField()
+
+
+class ModelPlanView(ObjectView):
+    """The plan of a model: the devices that would hold it, predictions from makers' figures, and
+    its alternatives. Loads nothing; a model of the hub need not be downloaded."""
+
+    serializer_class = ModelPlanShape
+
+    @extend_schema(
+        responses={
+            200: ModelPlanShape,
+            (409, CONTENT_TYPE): OpenApiResponse(Problem, description="no plan can be made of it"),
+        }
+    )
+    def get(self, request: Request, name: str) -> Response:
+        entry = selectors.model_known(name).entry()
+        snapshot = live.read_snapshot_sync(live.redis_client())
+        planned = stage_plan(entry, snapshot)
+        found = {
+            "model": name,
+            "num_layers": len(planned.costs.layers),
+            "weight_bytes": planned.costs.weight_bytes.cuda,
+            "plan": planned.plan,
+            "refusal": planned.refusal.words if planned.refusal else None,
+            "alternatives": [
+                _shown(one.plan) | {"words": one.words} for one in planned.alternatives
+            ],
+            "note": WHAT_LOADS_DO,
+        }
+        return Response(ModelPlanShape(found).data)
+
+
+def _shown(plan: StagePlan) -> dict[str, Any]:
+    return {
+        "stages": plan.stages,
+        "num_blocks": plan.num_blocks,
+        "kv_tokens": plan.kv_tokens,
+        "tokens_per_s": plan.tokens_per_s,
+        "tokens_per_s_of_many": plan.tokens_per_s_of_many,
+        "num_running": plan.num_running,
+    }

@@ -1,1 +1,0 @@
-"""Models over HTTP: the catalogue, what hubs offer, downloads, plans."""
