@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
-from fleet.nouns.noun import Field, Moment, Names, Noun
+from fleet.noun import Field, Moment, Names, Noun
 from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
@@ -26,31 +26,26 @@ WINDOWS = tuple(Budget.Window.values)
 ACCOUNT_NAME = Text(max_length=64)
 LIMITS = (
     Field(
-        name="requests_per_minute",
+        "requests_per_minute",
+        Count(),
+        "requests per minute; none: no limit",
         flag="rpm",
-        kind=Count(),
         placeholder="N",
-        help="requests per minute; none: no limit",
     ),
     Field(
-        name="tokens_per_minute",
+        "tokens_per_minute",
+        Count(),
+        "tokens per minute; none: no limit",
         flag="tpm",
-        kind=Count(),
         placeholder="N",
-        help="tokens per minute; none: no limit",
     ),
-    Field(
-        name="max_concurrent",
-        kind=Count(),
-        placeholder="N",
-        help="requests at once; none: no limit",
-    ),
+    Field("max_concurrent", Count(), "requests at once; none: no limit", placeholder="N"),
 )
 CAPTURE = Field(
-    name="capture_until",
-    kind=Moment(),
+    "capture_until",
+    Moment(),
+    "store the bodies of its requests until then: 2h, at most 7d, or never",
     placeholder="WHEN",
-    help="store the bodies of its requests until then: 2h, at most 7d, or never",
 )
 ACCOUNTS = Noun(
     path="accounts",
@@ -58,20 +53,20 @@ ACCOUNTS = Noun(
     id_field="name",
     fields=(
         Field(
-            name="name",
-            kind=ACCOUNT_NAME,
-            help="a lower-case slug, as in research-team",
+            "name",
+            ACCOUNT_NAME,
+            "a lower-case slug, as in research-team",
             is_required=True,
             may_change=False,
         ),
-        Field(name="description", kind=Text(max_length=200), placeholder="TEXT"),
+        Field("description", Text(max_length=200), placeholder="TEXT"),
         Field(
-            name="weight",
-            kind=Count(most=MAX_WEIGHT, is_optional=False),
+            "weight",
+            Count(most=MAX_WEIGHT, is_optional=False),
+            "its share of a busy engine (1)",
             placeholder="N",
-            help="its share of a busy engine (1)",
         ),
-        Field(name="enabled", kind=Flag(), help="true, or false: its keys are refused"),
+        Field("enabled", Flag(), "true, or false: its keys are refused"),
         *LIMITS,
         CAPTURE,
     ),
@@ -82,26 +77,15 @@ MEMBERS = Noun(
     word="member",
     id_field="id",
     fields=(
+        Field("account", ACCOUNT_NAME, "the account", is_required=True, may_change=False),
         Field(
-            name="account",
-            kind=ACCOUNT_NAME,
-            help="the account",
+            "user",
+            Text(max_length=150),
+            "the name that the person logs in with",
             is_required=True,
             may_change=False,
         ),
-        Field(
-            name="user",
-            kind=Text(max_length=150),
-            help="the name that the person logs in with",
-            is_required=True,
-            may_change=False,
-        ),
-        Field(
-            name="role",
-            kind=Word(ROLES),
-            help="owner, member or viewer",
-            is_required=True,
-        ),
+        Field("role", Word(ROLES), "owner, member or viewer", is_required=True),
     ),
     filters=("account", "user", "role"),
     id_help="ACCOUNT/USER",
@@ -112,46 +96,27 @@ KEYS = Noun(
     word="key",
     id_field="prefix",
     fields=(
+        Field("account", ACCOUNT_NAME, "who pays", is_required=True, may_change=False),
+        Field("name", Text(max_length=MAX_NAME_CHARS), "what it is for", placeholder="TEXT"),
         Field(
-            name="account",
-            kind=ACCOUNT_NAME,
-            help="who pays",
-            is_required=True,
-            may_change=False,
-        ),
-        Field(
-            name="name",
-            kind=Text(max_length=MAX_NAME_CHARS),
-            placeholder="TEXT",
-            help="what it is for",
-        ),
-        Field(
-            name="scopes",
-            kind=Names(),
-            help=f"of {', '.join(scope.value for scope in Scope)} "
+            "scopes",
+            Names(),
+            f"of {', '.join(scope.value for scope in Scope)} "
             f"(a new key: {','.join(DEFAULT_SCOPES)})",
         ),
+        Field("models", Names(), "names of the catalogue, or aliases; empty: all"),
+        Field("names_end_user", Flag(), "true: its clients are trusted to name their end user"),
         Field(
-            name="models",
-            kind=Names(),
-            help="names of the catalogue, or aliases; empty: all",
+            "may_leave_network",
+            Flag(),
+            "false: its requests never go to upstreams outside your network",
         ),
         Field(
-            name="names_end_user",
-            kind=Flag(),
-            help="true: its clients are trusted to name their end user",
-        ),
-        Field(
-            name="may_leave_network",
-            kind=Flag(),
-            help="false: its requests never go to upstreams outside your network",
-        ),
-        Field(
-            name="expires_at",
+            "expires_at",
+            Moment(),
+            "30d, 12h, 2027-01-31 or never",
             flag="expires",
-            kind=Moment(),
             placeholder="WHEN",
-            help="30d, 12h, 2027-01-31 or never",
         ),
         *LIMITS,
         CAPTURE,
@@ -167,41 +132,25 @@ BUDGETS = Noun(
     id_help="a number, as budgets list has it",
     id_pattern="[0-9]+",
     fields=(
+        Field("account", ACCOUNT_NAME, "the account that it caps, or", may_change=False),
         Field(
-            name="account",
-            kind=ACCOUNT_NAME,
-            help="the account that it caps, or",
-            may_change=False,
-        ),
-        Field(
-            name="key",
+            "key",
+            Text(max_length=16),
+            "the key that it caps",
             flag="on-key",
-            kind=Text(max_length=16),
             placeholder="PREFIX",
-            help="the key that it caps",
             may_change=False,
         ),
+        Field("unit", Word(UNITS), "tokens or micro_usd", is_required=True, may_change=False),
         Field(
-            name="unit",
-            kind=Word(UNITS),
-            help="tokens or micro_usd",
-            is_required=True,
-            may_change=False,
-        ),
-        Field(
-            name="cap",
-            kind=Count(most=MAX_CAP, is_optional=False),
+            "cap",
+            Count(most=MAX_CAP, is_optional=False),
+            "in the unit",
             placeholder="N",
-            help="in the unit",
             is_required=True,
         ),
-        Field(name="window", kind=Word(WINDOWS), help="balance, day, month or seconds"),
-        Field(
-            name="window_s",
-            kind=Count(most=MAX_WINDOW_S),
-            placeholder="N",
-            help="of a window of seconds",
-        ),
+        Field("window", Word(WINDOWS), "balance, day, month or seconds"),
+        Field("window_s", Count(most=MAX_WINDOW_S), "of a window of seconds", placeholder="N"),
     ),
     filters=("account", "key", "unit", "window"),
 )
@@ -222,7 +171,7 @@ REQUESTS = Noun(
     path="requests",
     word="request",
     id_field="id",
-    fields=(Field(name="key", flag="on-key", kind=Text(max_length=100)),),
+    fields=(Field("key", Text(max_length=100), flag="on-key"),),
     id_help="the x-request-id of its response",
     id_pattern="[0-9A-Za-z-]{1,64}",
     filters=FILTERS,

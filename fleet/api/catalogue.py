@@ -19,7 +19,7 @@ from fleet.catalogue import SETTINGS
 from fleet.live import reading as live
 from fleet.models import Alias, CatalogueModel
 from fleet.models_toml import plan_import, read_document, write_document
-from fleet.nouns.of_fleet import ALIASES, MODELS
+from fleet.nouns import ALIASES, MODELS
 from fleet.overview.stage_plans import WHAT_LOADS_DO, stage_plan
 from fleet.placement.stages import StagePlan
 from metering.api.problems import CONTENT_TYPE, ProblemError

@@ -22,7 +22,7 @@ from fleet.catalogue import SETTINGS
 from fleet.lifecycles import DownloadKind, LoadJobStatus
 from fleet.live.cached_models import cached_list
 from fleet.models import Download
-from fleet.nouns.of_fleet import DOWNLOADS
+from fleet.nouns import DOWNLOADS
 from metering.api.problems import ProblemError
 
 STARTED = inline_serializer(

@@ -24,7 +24,7 @@ from fleet.api.rows import RowsView
 from fleet.api.shapes import LoadJobShape
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
-from fleet.nouns.of_fleet import JOBS
+from fleet.nouns import JOBS
 from metering.api.problems import ProblemError
 
 STARTED = inline_serializer(

@@ -19,7 +19,7 @@ from fleet.api.rows import RowsView, change_schema, changed_row, new_row, remove
 from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
 from fleet.live.desired_state import AdmissionPolicy
 from fleet.models import Device, FleetPolicy, Invitation, Neuron, NeuronWish, Replica
-from fleet.nouns.of_fleet import INVITATIONS, NEURONS, POLICY
+from fleet.nouns import INVITATIONS, NEURONS, POLICY
 from metering.api.problems import ProblemError
 
 state_schema = extend_schema(request=OpenApiTypes.OBJECT, responses=NeuronShape)

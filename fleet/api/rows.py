@@ -26,7 +26,7 @@ from rest_framework.viewsets import ViewSetMixin
 from fleet import selectors
 from fleet.api.access import BOOLEANS, DRY_RUN, Call, FleetView, body_of
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Text, Word
-from fleet.nouns.noun import Field, Kind, Moment, Names, Noun, moment_of
+from fleet.noun import Field, Kind, Moment, Names, Noun, moment_of
 from metering.actor import Actor
 from metering.api.problems import ProblemError
 from metering.api.schema import ApiSchema

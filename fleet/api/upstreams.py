@@ -13,7 +13,7 @@ from fleet import selectors, services
 from fleet.api.access import Call, body_of, flag_in, text_in
 from fleet.api.rows import RowsView, assigned
 from fleet.models import Upstream
-from fleet.nouns.of_fleet import UPSTREAMS
+from fleet.nouns import UPSTREAMS
 
 
 class UpstreamShape(serializers.ModelSerializer[Upstream]):

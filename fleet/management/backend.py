@@ -16,10 +16,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http.client import HTTPException
 from typing import Any, Protocol
 
+from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import Error as DjangoDatabaseError
 
 from helexa_site.exit_codes import ExitCode, exit_code
+from helexa_site.program import program
 from helexa_site.server_url import checked_url
 from inference import proxies
 from inference.settings.gateway import API_KEY
@@ -122,6 +124,15 @@ def backend_of(options: dict[str, Any]) -> Backend:
             raise CommandError(f"--key is the caller's key for --url (or HELEXA_URL){meant}")
         return LocalBackend()
     return RestBackend(checked_url(url), options["key"] or API_KEY.read(os.environ))
+
+
+def ensure_gateways_could_check(backend: Backend) -> None:
+    """Raises ``CommandError`` where this process signs and seals with a secret key of its own."""
+    if isinstance(backend, LocalBackend) and not settings.CONFIG.secret_key_is_kept:
+        raise CommandError(
+            "No gateway could read this key: start one here first, set HELEXA_SECRET_KEY to "
+            f"theirs, or HELEXA_DATA_DIR to the directory that {program()} serve uses"
+        )
 
 
 def rows_of(backend: Backend, path: str) -> list[dict[str, Any]]:

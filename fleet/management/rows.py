@@ -1,6 +1,7 @@
-"""Subcommands that every noun of the REST API has: list, show, add, change and remove.
+"""Commands of subcommands, and those that every noun has: list, show, add, change, remove, and what
+else is done to a row.
 
-Noun ─▶ flags ─▶ JSON body ─▶ Backend ─▶ the view of that noun ─▶ its service
+Noun ─▶ flags ─▶ JSON body ─▶ Backend ─▶ the noun's rows in the API ─▶ the service
 """
 
 from __future__ import annotations
@@ -8,25 +9,213 @@ from __future__ import annotations
 import json
 import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, OutputWrapper
 
-from fleet.management.backend import rows_of
-from fleet.management.subcommands import Run
-from fleet.nouns import Field, Noun
-from fleet.nouns.noun import Kind, value_of_text
+from fleet.errors import FleetError
+from fleet.management.backend import Backend, add_backend_arguments, backend_of, rows_of
+from fleet.noun import Field, Kind, Noun, value_of_text
 from helexa_site.exit_codes import ExitCode
-from metering.management.output import table_text
+from helexa_site.quick_command import QuickCommand
+from metering.management.output import errors_on_one_line, json_text, table_text
 
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], object]]
 """A table's columns: title, and the cell of a row."""
 FIELD = "field_"
 FILTER = "filter_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a subcommand is run with."""
+
+    options: dict[str, Any]
+    backend: Backend
+    stdout: OutputWrapper
+    stderr: OutputWrapper
+
+    def show(self, value: Any, text: str) -> None:
+        """``value`` for programs, ``text`` for people."""
+        self.stdout.write(json_text(value) if self.options["json"] else text)
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """Something that is done to one row, as a base class.
+
+    ``aliases``: other words for it, which earlier releases had."""
+
+    noun: Noun
+    help: str
+    _: KW_ONLY
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_id_argument(parser, self.noun)
+
+    def run(self, run: Run) -> None:
+        """Raises ``CommandError``, ``FleetError``."""
+        raise NotImplementedError
+
+    def row_id(self, run: Run) -> str:
+        return self.noun.id_of_word(run.options["id"])
+
+    def path(self, run: Run) -> str:
+        """The row's. Raises ``CommandError``."""
+        return row_path(self.noun, self.row_id(run))
+
+
+class SubcommandsCommand(QuickCommand):
+    subcommands: Sequence[Subcommand] = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parsers = parser.add_subparsers(dest="command", required=True)
+        for one in self.subcommands:
+            inner = parsers.add_parser(
+                one.name,
+                help=one.help,
+                description=one.help,
+                aliases=one.aliases,
+                epilog=f"also: {', '.join(one.aliases)}" if one.aliases else None,
+                conflict_handler="resolve",  # a subcommand's own flag goes before a server's
+            )
+            add_backend_arguments(inner)
+            one.add_arguments(inner)
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        word = options["command"]
+        subcommand = next(one for one in self.subcommands if word in (one.name, *one.aliases))
+        run = Run(
+            options=options, backend=backend_of(options), stdout=self.stdout, stderr=self.stderr
+        )
+        with errors_on_one_line(), run.backend.understood():
+            try:
+                subcommand.run(run)
+            except FleetError as error:
+                raise CommandError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListRows(Subcommand):
+    columns: Columns = field(default_factory=dict)
+    name: str = "list"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_filter_arguments(parser, self.noun)
+
+    def run(self, run: Run) -> None:
+        rows = rows_of(run.backend, list_path(self.noun, run.options))
+        run.show(rows, rows_text(self.columns, rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowRow(Subcommand):
+    """``tables``: fields of the row that are lists of rows themselves. ``hidden``: fields that
+    only JSON has."""
+
+    tables: Mapping[str, Columns] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+    name: str = "show"
+
+    def row(self, run: Run) -> Row:
+        found: Row = run.backend.ask("GET", self.path(run))
+        return found
+
+    def run(self, run: Run) -> None:
+        row = self.row(run)
+        run.show(row, self.text(row))
+
+    def text(self, row: Row) -> str:
+        others = {*self.tables, *self.hidden}
+        plain = [[name, cell_of(value)] for name, value in row.items() if name not in others]
+        parts = [table_text(("", ""), plain)]
+        parts += [rows_text(self.tables[name], row[name]) for name in self.tables if row[name]]
+        return "\n\n".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddRow(Subcommand):
+    """``positional``: fields that are given by their place."""
+
+    positional: tuple[str, ...] = ()
+    name: str = "add"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        by_name = {one.name: one for one in self.noun.fields}
+        for name in self.positional:
+            parser.add_argument(FIELD + name, metavar=name.upper(), help=by_name[name].help)
+        others = [one for one in self.noun.fields if one.name not in self.positional]
+        add_field_arguments(parser, others, required=True)
+
+    def body(self, run: Run) -> Row:
+        return given_fields(run.options, self.noun.fields)
+
+    def run(self, run: Run) -> None:
+        row = run.backend.ask("POST", self.noun.path, self.body(run))
+        self.show(run, row)
+
+    def show(self, run: Run, row: Row) -> None:
+        run.show(row, f"Made the {self.noun.word} {row[self.noun.id_field]}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeRow(Subcommand):
+    name: str = "change"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        add_field_arguments(parser, self.noun.changeable)
+
+    def body(self, run: Run) -> Row:
+        """Raises ``CommandError`` where nothing is given."""
+        return given_fields(run.options, self.noun.changeable)
+
+    def run(self, run: Run) -> None:
+        body = self.body(run)
+        if not body:
+            flags = ", ".join(one.option for one in self.noun.changeable)
+            raise CommandError(f"nothing to change: give {flags}", returncode=ExitCode.USAGE)
+        row = run.backend.ask("PATCH", self.path(run), body)
+        run.show(row, f"Changed the {self.noun.word} {self.row_id(run)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveRow(Subcommand):
+    done: str = "Removed the {word} {id}."
+    name: str = "remove"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
+        add_dry_run_argument(parser)
+
+    def run(self, run: Run) -> None:
+        if removed(run, self.path(run)):
+            row_id = self.row_id(run)
+            run.show({"removed": row_id}, self.done.format(word=self.noun.word, id=row_id))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoToRow(Subcommand):
+    """``POST`` to the action of the subcommand's name below the row's path. ``line``: its answer
+    in words."""
+
+    line: Callable[[Row], str] = str
+
+    def body(self, run: Run) -> Row:
+        return {}
+
+    def run(self, run: Run) -> None:
+        answer = run.backend.ask("POST", f"{self.path(run)}/{self.name}", self.body(run))
+        run.show(answer, self.text(run, answer))
+
+    def text(self, run: Run, answer: Row) -> str:
+        return self.line(answer)
 
 
 def cells(*names: str) -> Columns:
@@ -52,7 +241,8 @@ def row_path(noun: Noun, row_id: object) -> str:
 
 
 def add_id_argument(parser: ArgumentParser, noun: Noun) -> None:
-    parser.add_argument("id", metavar=noun.id_field.upper(), help=noun.id_help)
+    metavar = noun.id_metavar or noun.id_field.upper()
+    parser.add_argument("id", metavar=metavar, help=noun.id_help or None)
 
 
 def add_field_arguments(
@@ -102,126 +292,6 @@ def list_path(noun: Noun, options: dict[str, Any]) -> str:
     given = {word: options[FILTER + word] for word in noun.filters}
     query = urlencode({word: value for word, value in given.items() if value is not None})
     return f"{noun.path}?{query}" if query else noun.path
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListRows:
-    noun: Noun
-    columns: Columns
-    help: str
-    name: str = "list"
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_filter_arguments(parser, self.noun)
-
-    def run(self, run: Run) -> None:
-        rows = rows_of(run.backend, list_path(self.noun, run.options))
-        run.show(rows, rows_text(self.columns, rows))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShowRow:
-    """``tables``: fields of the row that are lists of rows themselves. ``hidden``: fields that
-    only JSON has."""
-
-    noun: Noun
-    help: str
-    tables: Mapping[str, Columns] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
-    name: str = "show"
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_id_argument(parser, self.noun)
-
-    def row(self, run: Run) -> Row:
-        found: Row = run.backend.ask("GET", row_path(self.noun, row_id_of(self.noun, run.options)))
-        return found
-
-    def run(self, run: Run) -> None:
-        row = self.row(run)
-        run.show(row, self.text(row))
-
-    def text(self, row: Row) -> str:
-        others = {*self.tables, *self.hidden}
-        plain = [[name, cell_of(value)] for name, value in row.items() if name not in others]
-        parts = [table_text(("", ""), plain)]
-        parts += [rows_text(self.tables[name], row[name]) for name in self.tables if row[name]]
-        return "\n\n".join(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AddRow:
-    """``positional``: fields that are given by their place."""
-
-    noun: Noun
-    help: str
-    positional: tuple[str, ...] = ()
-    name: str = "add"
-    aliases: tuple[str, ...] = ()
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        by_name = {one.name: one for one in self.noun.fields}
-        for name in self.positional:
-            parser.add_argument(FIELD + name, metavar=name.upper(), help=by_name[name].help)
-        others = [one for one in self.noun.fields if one.name not in self.positional]
-        add_field_arguments(parser, others, required=True)
-
-    def body(self, run: Run) -> Row:
-        return given_fields(run.options, self.noun.fields)
-
-    def run(self, run: Run) -> None:
-        row = run.backend.ask("POST", self.noun.path, self.body(run))
-        self.show(run, row)
-
-    def show(self, run: Run, row: Row) -> None:
-        run.show(row, f"Made the {self.noun.word} {row[self.noun.id_field]}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChangeRow:
-    noun: Noun
-    help: str
-    name: str = "change"
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_id_argument(parser, self.noun)
-        add_field_arguments(parser, self.noun.changeable)
-
-    def body(self, run: Run) -> Row:
-        return given_fields(run.options, self.noun.changeable)
-
-    def run(self, run: Run) -> None:
-        body = self.body(run)
-        if not body:
-            flags = ", ".join(one.option for one in self.noun.changeable)
-            raise CommandError(f"nothing to change: give {flags}", returncode=ExitCode.USAGE)
-        row_id = row_id_of(self.noun, run.options)
-        row = run.backend.ask("PATCH", row_path(self.noun, row_id), body)
-        run.show(row, f"Changed the {self.noun.word} {row_id}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoveRow:
-    noun: Noun
-    help: str
-    done: str = "Removed the {word} {id}."
-    name: str = "remove"
-    aliases: tuple[str, ...] = ()
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_id_argument(parser, self.noun)
-        add_dry_run_argument(parser)
-
-    def run(self, run: Run) -> None:
-        row_id = row_id_of(self.noun, run.options)
-        if not removed(run, row_path(self.noun, row_id)):
-            return
-        text = self.done.format(word=self.noun.word, id=row_id)
-        run.show({"removed": row_id}, text)
-
-
-def row_id_of(noun: Noun, options: dict[str, Any]) -> str:
-    return noun.id_of_word(options["id"])
 
 
 def add_dry_run_argument(parser: ArgumentParser) -> None:

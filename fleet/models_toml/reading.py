@@ -25,7 +25,7 @@ from fleet.catalogue import (
 from fleet.catalogue.rules import check_settings
 from fleet.errors import CatalogueValueError, FleetError, UpstreamValueError
 from fleet.models_toml import values as toml
-from fleet.nouns.of_fleet import UPSTREAMS
+from fleet.nouns import UPSTREAMS
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.rules import check_upstream
 from inference.loading.sources.hub_sources import default_scheme

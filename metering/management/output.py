@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,19 +76,6 @@ def database_words(error: DjangoDatabaseError) -> str:
     if any(words in reason for words in CANNOT_WRITE):
         return f"The database cannot be written: {reason}"
     return f"The database does not answer as it should: {reason}. {NO_DATABASE}"
-
-
-def limits_text(row: Mapping[str, Any]) -> str:
-    """``60 requests and 10,000 tokens a minute, 4 at once``."""
-    rates = [
-        f"{row[name]:,} {noun}"
-        for name, noun in (("requests_per_minute", "requests"), ("tokens_per_minute", "tokens"))
-        if row[name] is not None
-    ]
-    limits = [f"{' and '.join(rates)} a minute"] if rates else []
-    if (most := row["max_concurrent"]) is not None:
-        limits.append(f"{most:,} at once")
-    return ", ".join(limits)
 
 
 def _cell(value: object) -> str:

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 
 from fleet.management.backend import RestBackend
 from fleet.management.chat_client import ChatClient
-from fleet.management.gate import RefusedError, Server
+from fleet.management.commands.deploy_gate import RefusedError, Server
 from inference.proxies import UnsupportedProxyError, proxy_for
 from metering.bench.client import Http
 from metering.bench.errors import TargetUnreachableError

@@ -3,22 +3,324 @@ code 1 if not."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import sys
+import time
+import urllib.error
+import urllib.request
 from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import quote
 
 from django.core.management.base import CommandError
 
-from fleet.management.backend import understood
-from fleet.management.gate import QUESTION, WORD, Gate, Loaded, RefusedError, Server, ready_now
+from fleet.management.backend import NO_ANSWER, refusal_of, understood
 from helexa_site.quick_command import QuickCommand
 from helexa_site.server_url import DEFAULT_URL, checked_url
+from inference import proxies
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
 from metering.management.output import json_text
+
+QUESTION = "Reply with exactly one word: pineapple"
+WORD = "pineapple"
+NUMBERED = "{question} (question {number})"
+MAX_TOKENS = 512
+NO_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""A model's own penalties keep it from the words of the question, and the answer is one of them."""
+MAX_REASON = 200
+REQUEST_TIMEOUT_S = 600.0
+BUSY_STATUSES = (429, 503)
+BUSY_RETRY_S = 5.0
+BUSY_LIMIT_S = 360.0
+"""How long a model that refuses for being busy is asked again."""
+POLL_INTERVAL_S = 2.0
+ABSENT_LIMIT_S = 30.0
+"""How long a server that has never answered is waited for. One that has is waited for as loads
+are."""
+NO_SERVER = (0, 502, 503, 504)
+"""Statuses of a server, or of a proxy before it, that is offline now."""
+NOTHING_KNOWN: Mapping[str, Any] = {"is_live": False, "neurons": [], "jobs": []}
+MAX_TRIES = 12
+"""Questions to a model of several neurons until one of them reached the neuron in question."""
+ACTIVE = ("pending", "running")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Loaded:
+    neuron: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.neuron}"
+
+
+class RefusedError(Exception):
+    """The server refused a question, or did not answer (status 0)."""
+
+    def __init__(self, status: int, reason: str, retry_after_s: float = BUSY_RETRY_S) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Fleet(Protocol):
+    """How the gate sees the fleet. Every method raises ``RefusedError``."""
+
+    def overview(self) -> Mapping[str, Any]: ...
+
+    def last_used(self, one: Loaded) -> str | None:
+        """When that replica last had work; changes with each request."""
+
+    def embedding_models(self) -> frozenset[str]:
+        """Names of the ready models that make embeddings."""
+
+    def post(self, path: str, body: dict[str, Any]) -> Any: ...
+
+
+class Server:
+    """A gateway over HTTP. Raises ``RefusedError``, and ``ValueError`` for a body that is not
+    JSON."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+
+    def overview(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.get("/api/overview")
+        return found
+
+    def last_used(self, one: Loaded) -> str | None:
+        query = f"neuron={quote(one.neuron)}&model={quote(one.model)}"
+        rows = self.get(f"/api/replicas?{query}")["data"]
+        return str(rows[0]["last_used_at"]) if rows else None
+
+    def embedding_models(self) -> frozenset[str]:
+        cards = self.get("/v1/models")["data"]
+        return frozenset(
+            card["id"] for card in cards if "embeddings" in (card.get("capabilities") or ())
+        )
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._ask(path, json.dumps(body).encode())
+
+    def get(self, path: str) -> Any:
+        return self._ask(path, None)
+
+    def _ask(self, path: str, data: bytes | None) -> Any:
+        request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
+        try:
+            with proxies.open_url(request, timeout=REQUEST_TIMEOUT_S) as response:
+                content = response.read()
+        except urllib.error.HTTPError as error:
+            word = error.headers.get("retry-after", "")
+            retry_after_s = float(word) if word.isdigit() else BUSY_RETRY_S
+            reason = refusal_of(error)[:MAX_REASON]
+            raise RefusedError(error.code, reason, retry_after_s) from error
+        except NO_ANSWER as error:
+            raise RefusedError(0, f"{self._url} does not answer: {error}") from error
+        return json.loads(content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    fleet: Fleet
+    neuron: str | None
+    """``None``: each model is asked once, wherever it is answered."""
+    ready_limit_s: float
+    report: Callable[[str], object]
+    model: str | None = None
+    """``None``: all that are loaded."""
+    question: str = QUESTION
+    word: str = WORD
+    clock: Callable[[], float] = field(default=time.monotonic)
+    sleep: Callable[[float], object] = field(default=time.sleep)
+
+    def problems(self, expected: Sequence[Loaded]) -> list[str]:
+        """Empty: green."""
+        if closed := self._wait(expected):
+            return closed
+        ready = ready_now(self.fleet.overview(), self.neuron)
+        loaded = [one for one in ready if self.model in (None, one.model)]
+        embedding = self.fleet.embedding_models() if loaded else frozenset()
+        if not loaded:
+            where = f" on {self.neuron}" if self.neuron else ""
+            self.report(f"no model is loaded{where}: nothing to probe")
+        problems = []
+        for one in loaded if self.neuron else _one_of_each(loaded):
+            problem = self._problem(one, is_embedding=one.model in embedding)
+            shown = str(one) if self.neuron else one.model
+            self.report(f"{shown}: {problem or 'green'}")
+            if problem:
+                problems.append(f"{shown}: {problem}")
+        return problems
+
+    def _wait(self, expected: Sequence[Loaded]) -> list[str]:
+        """Why the gate stays closed; empty once all that is expected is ready."""
+        deadline_s = self.clock() + self.ready_limit_s
+        absent_at_s = self.clock() + min(ABSENT_LIMIT_S, self.ready_limit_s)
+        reported: list[str] = []
+        while True:
+            overview, absence = self._poll()
+            if absence is None:
+                absent_at_s = deadline_s
+            elif self.clock() >= absent_at_s:
+                return [absence]
+            if lost := failures(overview, self.neuron):
+                return lost
+            reasons = [absence] if absence else missing(overview, expected, self.neuron)
+            if not reasons:
+                return []
+            if reasons != reported:
+                self.report(f"waiting: {'; '.join(reasons)}")
+                reported = reasons
+            if self.clock() >= deadline_s:
+                return [f"not ready in {self.ready_limit_s:.0f} s: {reason}" for reason in reasons]
+            self.sleep(POLL_INTERVAL_S)
+
+    def _poll(self) -> tuple[Mapping[str, Any], str | None]:
+        """The fleet, and why the server does not answer: it may be restarted itself."""
+        try:
+            return self.fleet.overview(), None
+        except RefusedError as error:
+            if error.status not in NO_SERVER:
+                raise
+            return NOTHING_KNOWN, str(error)
+
+    def _problem(self, one: Loaded, *, is_embedding: bool) -> str | None:
+        """Why the model is not green; ``None``: it is, on that neuron where one is named."""
+        before = None if self.neuron is None else self.fleet.last_used(one)
+        for number in itertools.count(1):
+            # Other words each time: the first ones' prefix may be at home with another neuron.
+            numbered = NUMBERED.format(question=self.question, number=number)
+            question = self.question if number == 1 else numbered
+            problem = self._unless_busy(one.model, question, is_embedding)
+            if problem or self.neuron is None or self._was_used(one, before):
+                return problem
+            if number == MAX_TRIES:
+                return f"{number} questions were answered, and none of them there"
+        raise AssertionError("counting does not end")
+
+    def _was_used(self, one: Loaded, before: str | None) -> bool:
+        """Whether the model's last use changed; a neuron reports it with its next heartbeat."""
+        for _ in range(3):
+            if self.fleet.last_used(one) != before:
+                return True
+            self.sleep(1.0)
+        return False
+
+    def _unless_busy(self, model: str, question: str, is_embedding: bool) -> str | None:
+        """The problem of one answer; a busy model is asked again."""
+        deadline_s = self.clock() + BUSY_LIMIT_S
+        while True:
+            try:
+                return self._vector(model) if is_embedding else self._chat(model, question)
+            except RefusedError as refusal:
+                is_late = self.clock() + refusal.retry_after_s > deadline_s
+                if refusal.status not in BUSY_STATUSES or is_late:
+                    return f"it was refused ({refusal.status or 'no answer'}): {refusal}"
+                self.sleep(refusal.retry_after_s)
+
+    def _chat(self, model: str, question: str) -> str | None:
+        body = {
+            "model": model,
+            "temperature": 0,
+            **NO_PENALTIES,
+            "max_tokens": MAX_TOKENS,
+            "messages": [{"role": "user", "content": question}],
+        }
+        answer = self.fleet.post("/v1/chat/completions", body)
+        try:
+            choice = answer["choices"][0]
+            text = str(choice["message"].get("content") or "")
+        except (KeyError, IndexError, TypeError):
+            return f"its answer is none: {str(answer)[:MAX_REASON]}"
+        if self.word.lower() in text.lower():
+            return None
+        problem = f"its answer lacks {self.word!r}: {text[:MAX_REASON]!r}"
+        return problem + (" (cut off)" if choice.get("finish_reason") == "length" else "")
+
+    def _vector(self, model: str) -> str | None:
+        answer = self.fleet.post("/v1/embeddings", {"model": model, "input": WORD})
+        try:
+            numbers = [float(number) for number in answer["data"][0]["embedding"]]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return f"its answer is no vector: {str(answer)[:MAX_REASON]}"
+        if not numbers or not all(map(math.isfinite, numbers)) or not any(numbers):
+            return "its vector has nothing in it"
+        return None
+
+
+def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Loaded]:
+    """The replicas that are ready, on that neuron or on all, without those that stand in until
+    their model is back on another neuron."""
+    home = {
+        model: line["name"]
+        for line in overview["neurons"]
+        if line["status"] == "online"
+        for model in line.get("coming_back", ())
+    }
+    return sorted(
+        Loaded(line["name"], replica["model"])
+        for line in overview["neurons"]
+        for replica in line["replicas"]
+        if replica["status"] == "ready"
+        and neuron in (None, line["name"])
+        and home.get(replica["model"], line["name"]) == line["name"]
+    )
+
+
+def missing(
+    overview: Mapping[str, Any], expected: Sequence[Loaded], neuron: str | None = None
+) -> list[str]:
+    """Why the gate is still closed, in words; empty: it may ask."""
+    ready = set(ready_now(overview))
+    reasons = [f"{one} is not ready" for one in expected if one not in ready]
+    return [*reasons, *_offline(overview, neuron), *_loading(overview, neuron)]
+
+
+def failures(overview: Mapping[str, Any], neuron: str | None = None) -> list[str]:
+    """Failed loads, which waiting does not mend."""
+    return [
+        f"{replica['model']} failed on {line['name']}: {replica['failure']}"
+        for line in overview["neurons"]
+        if neuron in (None, line["name"])
+        for replica in line["replicas"]
+        if replica["status"] == "failed"
+    ]
+
+
+def _offline(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
+    if not overview["is_live"]:
+        yield "Redis does not answer the gateway"
+    if neuron is None:
+        return
+    line = next((line for line in overview["neurons"] if line["name"] == neuron), None)
+    if line is None:
+        yield f"{neuron} is not known"
+    elif line["status"] not in ("online", "draining"):
+        yield f"{neuron} is {line['status']}"
+
+
+def _loading(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
+    """Models that are being loaded. Pinned ones that a neuron loads by itself are in no earlier
+    list."""
+    for job in overview["jobs"]:
+        if job["status"] in ACTIVE and neuron in (None, job["neuron"]):
+            yield f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"
+
+
+def _one_of_each(loaded: Sequence[Loaded]) -> list[Loaded]:
+    by_model = {one.model: one for one in reversed(loaded)}
+    return sorted(by_model.values(), key=lambda one: one.model)
 
 
 class Command(QuickCommand):

@@ -17,7 +17,7 @@ from django.urls import reverse
 
 from fleet import services, tasks
 from fleet.api.jobs import job_events
-from fleet.management import download_progress
+from fleet.management import following
 from fleet.models import Download
 from inference.protocol.downloads import (
     CacheJobState,
@@ -120,7 +120,7 @@ def test_the_pull_command_shows_how_it_goes(beast, sent, publish_report, monkeyp
         publish_report(jobs=[steps.pop(0)(Download.objects.get())])
         tasks.record_heartbeats()
 
-    monkeypatch.setattr(download_progress, "sleep", look_later)
+    monkeypatch.setattr(following, "sleep", look_later)
     out, err = printed("models", "pull", SOURCE, "--neuron", "beast", "--json")
     assert json.loads(out)["status"] == "succeeded"
     assert "running 25% of 3.7 GiB" in err
@@ -130,7 +130,7 @@ def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypat
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(download_progress, "sleep", interrupt)
+    monkeypatch.setattr(following, "sleep", interrupt)
     with pytest.raises(CommandError, match="the next pull resumes it"):
         printed("models", "pull", SOURCE)
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
@@ -197,7 +197,7 @@ def test_the_cached_command_lists_and_removes(beast, sent, publish_report, monke
         publish_report(jobs=[state(Download.objects.get(), "succeeded")])
         tasks.record_heartbeats()
 
-    monkeypatch.setattr(download_progress, "sleep", look_later)
+    monkeypatch.setattr(following, "sleep", look_later)
     out, _ = printed("models", "cached", "--remove", f"{SOURCE}@abc")
     assert f"delete {SOURCE} on beast: succeeded" in out
 

@@ -17,10 +17,20 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from fleet.management.connect.choosing import NoModelError, chosen_card
-from fleet.management.connect.clients import ANY_KEY, CLIENTS, NEED_TOOLS, Target
-from fleet.management.connect.printing import settings_text
-from fleet.management.connect.settings_files import UnmergeableError, merged_json, merged_toml
+from fleet.management.connect.clients import (
+    ANY_KEY,
+    CLIENTS,
+    NEED_TOOLS,
+    NoModelError,
+    Target,
+    chosen_card,
+)
+from fleet.management.connect.settings_files import (
+    UnmergeableError,
+    merged_json,
+    merged_toml,
+    settings_text,
+)
 from helexa_site.exit_codes import ExitCode
 from inference import proxies
 from tests.cases import each_case

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.management.gate import (
+from fleet.management.commands.deploy_gate import (
     ABSENT_LIMIT_S,
     MAX_TRIES,
     Gate,

@@ -13,7 +13,7 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from fleet.nouns.noun import expiry
+from fleet.noun import expiry
 from metering.actor import COMMAND
 from metering.keys import api_key as keys
 from metering.models import Account, ApiKey, Budget

@@ -9,24 +9,30 @@ from urllib.parse import quote, urlencode
 
 from django.core.management.base import CommandError
 
+from fleet.catalogue import SETTINGS
 from fleet.catalogue.targets import UPSTREAM_PREFIX
 from fleet.hub.offers import expected_vram_mb
+from fleet.management.rows import Run, Subcommand
 from fleet.management.sizes import size_text
-from fleet.management.subcommands import Run
 from inference.loading.sources.projectors import JOINED_BY, WantedFiles, wanted_files
 from inference.protocol.load import NO_PROJECTOR
 from inference.protocol.load_errors import BadSourceError
 from inference.settings.storage import HUGGINGFACE
 from metering.management.output import table_text
 
+
+def add_file_arguments(parser: ArgumentParser) -> None:
+    """``--file`` and ``--revision``: which files of a source."""
+    for name in ("file", "revision"):
+        text = SETTINGS[name].help_text.removesuffix(".")
+        parser.add_argument(f"--{name}", help=text[0].lower() + text[1:])
+
+
 FOUND = ("repository", "downloads", "likes", "gated")
 OFFERED = ("", "file", "size", "where it fits")
 
 
-class Search:
-    name = "search"
-    help = "repositories of Hugging Face or of a named source by words of their name"
-
+class Search(Subcommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("words", nargs="+", metavar="WORD")
         parser.add_argument(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -109,13 +109,14 @@ def expiry(text: str, *, now: datetime | None = None) -> datetime:
         ) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """``name`` is the JSON's. ``flag`` is the command's, without dashes; empty: the name's."""
 
     name: str
     kind: Kind
     help: str = ""
+    _: KW_ONLY
     flag: str = ""
     placeholder: str = ""
     """How the command's help calls the value; empty: the flag in upper case."""
@@ -143,6 +144,8 @@ class Noun:
     filter_help: Mapping[str, str] = field(default_factory=dict)
     """Help of the filters that are no lists of whole values."""
     id_help: str = ""
+    id_metavar: str = ""
+    """How a command's help calls the id; empty: the field's name in upper case."""
     id_pattern: str = ".+"
     """What its ids match. No URL has another one."""
     id_of_word: Callable[[str], str] = str

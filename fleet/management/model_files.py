@@ -11,11 +11,10 @@ from django.core.management.base import CommandError
 
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.management.backend import rows_of
-from fleet.management.download_progress import download_line, follow_download
-from fleet.management.model_commands.source_arguments import add_file_arguments
-from fleet.management.rows import add_dry_run_argument
+from fleet.management.following import download_line, follow_download
+from fleet.management.hub import add_file_arguments
+from fleet.management.rows import Run, Subcommand, add_dry_run_argument
 from fleet.management.sizes import size_text
-from fleet.management.subcommands import Run
 from helexa_site.exit_codes import ExitCode
 from metering.management.output import table_text
 
@@ -33,10 +32,7 @@ COLUMNS = (
 NO_MODEL = "none of the catalogue"
 
 
-class Pull:
-    name = "pull"
-    help = "download a model's files to a neuron without loading it"
-
+class Pull(Subcommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "source", metavar="SOURCE", help=f"as {EXAMPLE_SOURCE}, or a model's name"
@@ -56,10 +52,7 @@ class Pull:
         run.show(download, download_line(download))
 
 
-class Cached:
-    name = "cached"
-    help = "what neurons have downloaded, and deleting it"
-
+class Cached(Subcommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--neuron", metavar="NAME")
         parser.add_argument(

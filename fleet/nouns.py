@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.live.desired_state import AdmissionPolicy
-from fleet.nouns.noun import Field, Noun
+from fleet.noun import Field, Noun
 from fleet.upstreams.rules import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
 
 UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -15,16 +15,16 @@ ALIASES = Noun(
     id_field="name",
     fields=(
         Field(
-            name="name",
-            kind=Text(max_length=100),
-            help="what clients may ask for",
+            "name",
+            Text(max_length=100),
+            "what clients may ask for",
             is_required=True,
             may_change=False,
         ),
         Field(
-            name="model",
-            kind=Text(max_length=100, is_required=True),
-            help="the model of the catalogue that answers",
+            "model",
+            Text(max_length=100, is_required=True),
+            "the model of the catalogue that answers",
             is_required=True,
         ),
     ),
@@ -36,23 +36,23 @@ INVITATIONS = Noun(
     id_field="neuron",
     fields=(
         Field(
-            name="neuron",
-            kind=Text(max_length=63, is_required=True),
-            help="the neuron's name",
+            "neuron",
+            Text(max_length=63, is_required=True),
+            "the neuron's name",
             is_required=True,
             may_change=False,
         ),
         Field(
-            name="address",
-            kind=Text(max_length=255),
-            help="where that host reaches Redis, where it is not what serve --share has",
+            "address",
+            Text(max_length=255),
+            "where that host reaches Redis, where it is not what serve --share has",
             placeholder="HOST:PORT",
             may_change=False,
         ),
         Field(
-            name="again",
-            kind=Flag(),
-            help="true: also where a host is connected by an earlier line, which is void then",
+            "again",
+            Flag(),
+            "true: also where a host is connected by an earlier line, which is void then",
             may_change=False,
         ),
     ),
@@ -64,64 +64,60 @@ UPSTREAMS = Noun(
     id_field="name",
     fields=(
         Field(
-            name="name",
-            kind=Text(max_length=63, is_required=True),
-            help="how it is called here",
+            "name",
+            Text(max_length=63, is_required=True),
+            "how it is called here",
             is_required=True,
             may_change=False,
         ),
         Field(
-            name="url",
-            kind=Text(max_length=500, is_required=True),
-            help="where its API begins, as http://gpu-box:8000/v1",
+            "url",
+            Text(max_length=500, is_required=True),
+            "where its API begins, as http://gpu-box:8000/v1",
             flag="endpoint",  # --url is the server's
             placeholder="URL",
             is_required=True,
         ),
         Field(
-            name="dialect",
-            kind=Word(("openai", "anthropic", "ollama")),
-            help="whose API it speaks: openai, anthropic or ollama; openai where none is given",
+            "dialect",
+            Word(("openai", "anthropic", "ollama")),
+            "whose API it speaks: openai, anthropic or ollama; openai where none is given",
         ),
         Field(
-            name="key",
-            kind=Text(max_length=MAX_SECRET_LENGTH, is_required=True),
-            help="its secret, which is stored encrypted and never shown; empty removes it",
+            "key",
+            Text(max_length=MAX_SECRET_LENGTH, is_required=True),
+            "its secret, which is stored encrypted and never shown; empty removes it",
+        ),
+        Field("leaves_network", Flag(), "whether requests to it leave your network"),
+        Field(
+            "concurrency",
+            Count(most=MAX_CONCURRENCY, is_optional=False),
+            "how many requests each gateway sends it at once",
         ),
         Field(
-            name="leaves_network",
-            kind=Flag(),
-            help="whether requests to it leave your network",
+            "connect_timeout_s",
+            Count(most=MAX_TIMEOUT_S, is_optional=False),
+            "seconds until it has accepted a connection",
         ),
         Field(
-            name="concurrency",
-            kind=Count(most=MAX_CONCURRENCY, is_optional=False),
-            help="how many requests each gateway sends it at once",
+            "first_token_timeout_s",
+            Count(most=MAX_TIMEOUT_S, is_optional=False),
+            "seconds until the first part of an answer",
         ),
         Field(
-            name="connect_timeout_s",
-            kind=Count(most=MAX_TIMEOUT_S, is_optional=False),
-            help="seconds until it has accepted a connection",
+            "token_timeout_s",
+            Count(most=MAX_TIMEOUT_S, is_optional=False),
+            "seconds between two parts of an answer",
         ),
         Field(
-            name="first_token_timeout_s",
-            kind=Count(most=MAX_TIMEOUT_S, is_optional=False),
-            help="seconds until the first part of an answer",
+            "proxy",
+            Text(max_length=500, is_required=True),
+            "an HTTP proxy on the way to it; empty: none",
         ),
         Field(
-            name="token_timeout_s",
-            kind=Count(most=MAX_TIMEOUT_S, is_optional=False),
-            help="seconds between two parts of an answer",
-        ),
-        Field(
-            name="proxy",
-            kind=Text(max_length=500, is_required=True),
-            help="an HTTP proxy on the way to it; empty: none",
-        ),
-        Field(
-            name="ca_file",
-            kind=Text(max_length=500, is_required=True),
-            help="certificates of a private CA, a file on every gateway's host; empty: none",
+            "ca_file",
+            Text(max_length=500, is_required=True),
+            "certificates of a private CA, a file on every gateway's host; empty: none",
         ),
     ),
     filters=("dialect", "leaves_network"),
@@ -132,9 +128,9 @@ POLICY = Noun(
     id_field="",
     fields=(
         Field(
-            name="admission",
-            kind=Word(tuple(policy.value for policy in AdmissionPolicy)),
-            help="how an unknown neuron is admitted",
+            "admission",
+            Word(tuple(policy.value for policy in AdmissionPolicy)),
+            "how an unknown neuron is admitted",
         ),
     ),
 )
@@ -143,6 +139,7 @@ MODELS = Noun(
     path="catalogue",
     word="model",
     id_field="name",
+    id_metavar="MODEL",
     fields=(),
     filters=("enabled", "pinned", "base", "source"),
 )

@@ -1,13 +1,18 @@
-"""The caps of ``keys add`` and ``budgets add``, as the REST API takes them."""
+"""Caps and rate limits in commands: the arguments of ``keys add`` and ``budgets add``, and how rows
+show them."""
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
 from typing import Any
 
+from fleet.management.rows import Columns, Row
 from metering.errors import MeteringValueError
 from metering.models import Budget
-from metering.money import micro_usd_of
+from metering.money import amount_words, micro_usd_of
+from metering.selectors import BudgetStatus, left_words
 
 CALENDAR_WINDOWS = (Budget.Window.BALANCE, Budget.Window.DAY, Budget.Window.MONTH)
 WINDOW_HELP = "balance (default), day, month or a number of seconds"
@@ -53,3 +58,36 @@ def window_of(word: str) -> dict[str, Any]:
             "window", f"{word!r} is none of balance, day, month and a number of seconds"
         )
     return {"window": Budget.Window.SECONDS.value, "window_s": int(word)}
+
+
+def window_text(budget: Row) -> str:
+    return budget["window"] if budget["window_s"] is None else f"{budget['window_s']} s"
+
+
+def caps_text(budgets: list[Row]) -> str:
+    """The amount left of each of them, in words."""
+    names = [one.name for one in dataclasses.fields(BudgetStatus)]
+    return left_words(BudgetStatus(**{name: row[name] for name in names}) for row in budgets)
+
+
+def limits_text(row: Mapping[str, Any]) -> str:
+    """``60 requests and 10,000 tokens a minute, 4 at once``."""
+    rates = [
+        f"{row[name]:,} {noun}"
+        for name, noun in (("requests_per_minute", "requests"), ("tokens_per_minute", "tokens"))
+        if row[name] is not None
+    ]
+    limits = [f"{' and '.join(rates)} a minute"] if rates else []
+    if (most := row["max_concurrent"]) is not None:
+        limits.append(f"{most:,} at once")
+    return ", ".join(limits)
+
+
+AMOUNTS: Columns = {
+    "window": window_text,
+    **{
+        name: lambda row, name=name: amount_words(row["unit"], row[name])  # type: ignore[misc]
+        for name in ("cap", "spent", "reserved", "left")
+    },
+}
+OF_AN_OWNER: Columns = {"budget": lambda row: row["id"], **AMOUNTS}
