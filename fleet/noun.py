@@ -57,7 +57,6 @@ def moment_of(value: str | None) -> datetime | None:
 
 
 def _parsed_moment(text: str) -> datetime:
-    """Raises ``ValueError``."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 

@@ -77,7 +77,6 @@ class Page(LimitOffsetPagination):
         return number_in(request, "limit", self.default_limit, 1, self.max_limit)
 
     def get_offset(self, request: Request) -> int:
-        """Raises ``ProblemError``."""
         return number_in(request, "offset", 0, 0, MAX_OFFSET)
 
     def get_next_link(self) -> str | None:
@@ -140,7 +139,6 @@ def _words_of(queryset: Any, field: str) -> list[str]:
 
 
 def _ensure_words(name: str, values: list[str], words: list[str]) -> None:
-    """Raises ``ProblemError``."""
     for value in values:
         if words and value not in words:
             detail = f"{value!r} is none of {', '.join(words)}."
@@ -191,7 +189,6 @@ class FleetView(GenericAPIView[Any]):
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
 
     def ensure_may(self, call: Call) -> None:
-        """Raises ``ProblemError``."""
         caller = cast(Caller, call.auth)
         if caller is COMMAND_CALLER:
             return
@@ -278,7 +275,6 @@ def body_of(call: Call, *known: str) -> dict[str, Any]:
 
 
 def text_in(body: dict[str, Any], name: str) -> str:
-    """Raises ``ProblemError``."""
     value = body.get(name)
     if not isinstance(value, str) or not value or "\x00" in value:
         raise ProblemError(400, "invalid_value", f"{name!r} is to be text.", param=name)
@@ -297,7 +293,6 @@ MAX_SECONDS = 86_400
 
 
 def seconds_in(body: dict[str, Any], name: str) -> int | None:
-    """Raises ``ProblemError``."""
     value = body.get(name)
     if value is not None and (type(value) is not int or not 0 <= value <= MAX_SECONDS):
         message = f"{name!r} is to be a whole number of seconds, from 0 to {MAX_SECONDS}."

@@ -41,7 +41,6 @@ class Catalogue(RowsView):
         return selectors.model_known(name)
 
     def new_values(self, call: Call) -> dict[str, Any]:
-        """Raises ``ProblemError``."""
         body = body_of(call, "name", *SETTINGS)
         values = {"name": text_in(body, "name"), **_settings(body)}
         if values.get("source") is None:
@@ -75,7 +74,6 @@ class Aliases(RowsView):
     id_part = "<path:name>"
 
     def find(self, name: str) -> Alias:
-        """Raises ``ProblemError``."""
         alias = Alias.objects.select_related("model").filter(name=name).first()
         if alias is None:
             raise ProblemError(404, "alias_not_found", f"There is no alias named {name!r}.")

@@ -61,7 +61,6 @@ class Downloads(RowsView):
     id_part = "<uuid:pk>"
 
     def find(self, pk: Any) -> Download:
-        """Raises ``ProblemError``."""
         found = selectors.download_find(pk)
         if found is None:
             raise ProblemError(404, "download_not_found", "There is no such download.")
@@ -161,7 +160,6 @@ def _look(pk: Any) -> dict[str, Any] | None:
 
 
 def _optional(body: dict[str, Any], name: str) -> str | None:
-    """Raises ``ProblemError``."""
     return text_in(body, name) if body.get(name) not in (None, "") else None
 
 

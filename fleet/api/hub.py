@@ -128,7 +128,6 @@ def _choice_shapes(
 
 
 def _client(call: Call) -> HubClient:
-    """Raises ``UnknownSourceError``."""
     from fleet.hub.client import HubClient  # takes a second, and few processes need it
 
     return HubClient(call.query_params.get("source") or None)

@@ -66,7 +66,6 @@ class Jobs(RowsView):
     id_part = "<uuid:pk>"
 
     def find(self, pk: Any) -> LoadJob:
-        """Raises ``ProblemError``."""
         found = self.queryset.select_related("replacement__neuron").filter(pk=pk).first()
         if found is None:
             raise ProblemError(404, "job_not_found", "There is no such job.")

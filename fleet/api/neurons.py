@@ -39,7 +39,6 @@ class Neurons(RowsView):
         return "fleet.change_neuron" if method == "POST" else super().permission(method)
 
     def find(self, name: str) -> Neuron:
-        """Raises ``UnknownNeuronError``."""
         found: Neuron = self.queryset.filter(name=name).first() or selectors.neuron_known(name)
         return found
 
@@ -139,7 +138,6 @@ class Invitations(RowsView):
     new_shape = NewInvitationShape
 
     def find(self, name: str) -> Invitation:
-        """Raises ``ProblemError``."""
         found = Invitation.objects.filter(neuron_name=name).first()
         if found is None:
             raise ProblemError(404, "invitation_not_found", f"{name!r} has no invitation.")

@@ -74,7 +74,6 @@ class OriginalView(ObjectView):
         return super().handle_exception(exc)
 
     def heartbeat(self, name: str) -> NeuronHeartbeat:
-        """Raises ``UnknownNeuronError``, ``SnapshotUnavailableError``, ``ProblemError``."""
         selectors.neuron_known(name)
         if (report := _report(name)) is None:
             raise ProblemError(503, "neuron_away", f"{name} is away")

@@ -103,7 +103,6 @@ class SettingsView(FleetView):
         responses={200: SettingShape(many=True)},
     )
     def get(self, call: Call) -> Response:
-        """Raises ``ProblemError``."""
         shown = [_shown(row) for row in rows_of(ENVIRONMENT) if _matches(row, call.query_params)]
         return self.get_paginated_response(self.paginate_queryset(shown))
 
@@ -121,7 +120,6 @@ class SettingView(SettingsView):
 
 
 def _matches(row: Row, wanted: Mapping[str, str]) -> bool:
-    """Raises ``ProblemError``."""
     parts = [part.strip().upper() for part in wanted.get("name", "").split(",")]
     word = wanted.get("set")
     if word is not None and word not in BOOLEANS:

@@ -175,7 +175,6 @@ def would(actor: Actor, change: Callable[[], object]) -> list[AuditEntry]:
 
 
 def is_dry(call: Call) -> bool:
-    """Raises ``ProblemError``."""
     word = call.query_params.get(DRY_RUN, "false")
     if word not in BOOLEANS:
         detail = f"{word!r} is neither true nor false."

@@ -98,7 +98,6 @@ class ChatClient:
         return Answer("".join(parts), num_tokens, clock() - first_s)
 
     def _open(self, path: str, body: dict[str, Any] | None) -> Any:
-        """Raises ``CommandError``."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
         try:

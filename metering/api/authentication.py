@@ -51,7 +51,6 @@ class Caller:
         )
 
     def ensure_scope(self, scope: Scope) -> None:
-        """Raises ``ProblemError``."""
         may = self.username is not None or (
             self.principal is not None and self.principal.has(scope)
         )
@@ -67,7 +66,6 @@ class KeyAuthentication(BaseAuthentication):
     key is required: SDKs, which send placeholders, ask nothing here."""
 
     def authenticate(self, request: Request) -> Found | None:
-        """Raises ``MeteringError``."""
         given = presented_keys(
             _header(request, "authorization"),
             *(_header(request, name.decode()) for name in API_KEY_HEADERS),
@@ -90,7 +88,6 @@ class PersonAuthentication(SessionAuthentication):
     """A logged-in user, as in the admin. ``?account=`` names one of the user's accounts."""
 
     def authenticate(self, request: Request) -> Found | None:
-        """Raises ``MeteringError``."""
         found = super().authenticate(request)
         if found is None:
             return None
@@ -103,7 +100,6 @@ class AnonymousAuthentication(BaseAuthentication):
     """The last one: a caller without any identity is anonymous or refused."""
 
     def authenticate(self, _request: Request) -> Found:
-        """Raises ``ProblemError``, ``DisabledAccountError``."""
         if not allows_anonymous(settings.CONFIG):
             raise ProblemError(
                 401,

@@ -65,7 +65,6 @@ class Keys(RowsView, AccountingView):
         return super().list(call)
 
     def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Raises ``ProblemError``."""
         wanted = self.request.query_params.get("status")
         accounts = self.request.query_params.get("account")
         if accounts is not None:
@@ -112,7 +111,6 @@ class Keys(RowsView, AccountingView):
 
 
 def _has_status(words: str) -> Q:
-    """Raises ``ProblemError``."""
     now = timezone.now()
     may_be_used = Q(revoked_at=None, account__enabled=True)
     by_status = {
@@ -131,7 +129,6 @@ def _has_status(words: str) -> Q:
 
 
 def _caps(given: object) -> list[Cap]:
-    """Raises ``ProblemError``."""
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise ProblemError(400, "invalid_value", "A list of budgets is wanted.", param="budgets")
     fields = tuple(field for field in BUDGETS.fields if field.name in CAP_FIELDS)

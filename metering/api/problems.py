@@ -175,7 +175,6 @@ class PlainJsonParser(JSONParser):
     """Python's own parser accepts NaN and half a character, and raises for deep nesting."""
 
     def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
-        """Raises ``ParseError``."""
         try:
             value = orjson.loads(stream.read())
         except orjson.JSONDecodeError as error:

@@ -105,13 +105,12 @@ class RequestView(ObjectView):
     filter_backends = ()
 
     def ensure_may(self, call: Call) -> None:
-        """Raises ``ProblemError``."""
         caller = cast(Caller, call.auth)
         if caller is not COMMAND_CALLER and not caller.sees_all:
             caller.ensure_scope(Scope.USAGE_READ)
 
     def get(self, call: Call, pk: str) -> Response:
-        """One request by its id. Raises ``UnknownRequestError``, also for another's."""
+        """One request by its id; another caller's is not found."""
         record = selectors.request_find(pk, where=_visible(cast(Caller, call.auth)))
         return Response(all_fields([record])[0])
 
@@ -122,7 +121,6 @@ class CaptureView(RequestView):
     serializer_class = CaptureShape
 
     def get(self, call: Call, pk: str) -> Response:
-        """Raises ``UnknownRequestError``, ``ProblemError``."""
         caller = cast(Caller, call.auth)
         record = selectors.request_find(pk, where=_visible(caller))
         if not _may_read_bodies(call, caller, record):
@@ -199,7 +197,6 @@ def _may_read_bodies(call: Call, caller: Caller, record: RequestRecord) -> bool:
 
 
 def _before(request_id: str, visible: RequestFilter) -> RequestRecord | None:
-    """Raises ``ProblemError``."""
     if not request_id:
         return None
     try:

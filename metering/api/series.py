@@ -74,7 +74,6 @@ class SeriesView(ObjectView):
         responses=SeriesShape,
     )
     def get(self, call: Call) -> Response:
-        """Raises ``MeteringValueError``."""
         given = call.query_params
         kind, name = kind_of(given.get("kind", Kind.FLEET)), given.get("name", FLEET_NAME)
         if bool(name) is (kind is Kind.FLEET):

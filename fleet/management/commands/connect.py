@@ -65,7 +65,6 @@ class Command(QuickCommand):
 
 
 def _target(client: str, options: dict[str, Any]) -> Target:
-    """Raises ``CommandError``."""
     key = options["key"] or API_KEY.read(os.environ)
     url = server_url(options["url"], settings.CONFIG.data_dir).rstrip("/")
     try:

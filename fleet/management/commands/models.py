@@ -140,7 +140,6 @@ class Add(Subcommand):
         )
 
     def _named(self, run: Run) -> dict[str, Any]:
-        """Raises ``CommandError``."""
         given = {
             name: run.options[name]
             for name in ("base", "file", "revision", "spread")

@@ -37,7 +37,6 @@ class AddKey(AddRow):
         add_cap_arguments(parser)
 
     def body(self, run: Run) -> Row:
-        """Raises ``CommandError``, ``MeteringValueError``."""
         ensure_gateways_could_check(run.backend)
         return super().body(run) | {"budgets": caps(run.options)}
 
