@@ -44,8 +44,7 @@ BOOLEANS = {"true": True, "false": False}
 DRY_RUN = "dry_run"
 """The query parameter of every DELETE, and of a POST that removes."""
 API_URLS = "helexa_site.api_urls"
-COMMAND_CALLER = Caller(principal=None)
-"""``manage.py`` on a machine with the database: its user has all permissions."""
+COMMAND_CALLER = Caller(principal=None, is_command=True)
 
 
 class Call(Protocol):
@@ -189,16 +188,14 @@ class FleetView(GenericAPIView[Any]):
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
 
     def ensure_may(self, call: Call) -> None:
-        caller = cast(Caller, call.auth)
-        if caller is COMMAND_CALLER:
-            return
+        caller: Caller = call.auth
         scope = self.read_scope if call.method in READING else self.write_scope
         if caller.username is not None:
             permission = self.permission(call.method or "")
             user = call.user
             may = user.is_staff and (permission is None or user.has_perm(permission))
         else:
-            may = caller.principal is not None and caller.principal.has(scope)
+            may = caller.has(scope)
         if not may:
             raise ProblemError(
                 403, "insufficient_scope", f"This needs the scope {scope.value}, or a staff login."
@@ -216,7 +213,7 @@ class FleetView(GenericAPIView[Any]):
     @property
     def actor(self) -> Actor:
         caller = cast(Caller, self.request.auth)
-        if caller is COMMAND_CALLER:
+        if caller.is_command:
             return COMMAND
         if caller.username is not None:
             return user_actor(caller.username)

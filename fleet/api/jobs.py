@@ -75,27 +75,18 @@ class Jobs(RowsView):
     def create(self, call: Call) -> Response:
         body = body_of(call, "kind", "model", "neuron", "devices")
         kind, model = body.get("kind", LoadJobKind.LOAD.value), text_in(body, "model")
-        if kind == LoadJobKind.LOAD and "devices" not in body:
-            neuron = text_in(body, "neuron") if "neuron" in body else None
-            job = services.model_load_start(actor=self.actor, model_name=model, neuron_name=neuron)
-            return _accepted(job)
-        starts: dict[Any, Callable[..., LoadJob]] = {
-            LoadJobKind.LOAD.value: services.model_load_start,
-            LoadJobKind.UNLOAD.value: services.unload_job_start,
-            LoadJobKind.RELOAD.value: services.reload_job_start,
-            LoadJobKind.SLEEP.value: services.sleep_job_start,
-        }
-        start = starts.get(kind) if isinstance(kind, str) else None
-        if start is None:
+        if kind not in LoadJobKind.values:
             detail = f"{kind!r} is none of {', '.join(LoadJobKind.values)}."
             raise ProblemError(400, "invalid_value", detail, param="kind")
-        values: dict[str, Any] = {"model_name": model, "neuron_name": text_in(body, "neuron")}
+        values: dict[str, Any] = {"model_name": model}
+        if kind != LoadJobKind.LOAD or "neuron" in body or "devices" in body:
+            values["neuron_name"] = text_in(body, "neuron")
         if kind == LoadJobKind.LOAD:
             values["devices"] = texts_in(body, "devices")
         elif "devices" in body:
             detail = "Only a load has devices."
             raise ProblemError(400, "invalid_value", detail, param="devices")
-        return _accepted(start(actor=self.actor, **values))
+        return _accepted(STARTS[kind](actor=self.actor, **values))
 
     @extend_schema(request=None, responses={202: LoadJobShape})
     @action(detail=True, methods=["post"])

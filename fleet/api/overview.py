@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -14,7 +14,6 @@ from rest_framework.response import Response
 from fleet import selectors
 from fleet.api.access import (
     BOOLEANS,
-    COMMAND_CALLER,
     Call,
     FleetListView,
     FleetView,
@@ -29,7 +28,6 @@ from fleet.placement.decisions import assignment_of
 from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
 from inference.build import this_build, version_object
 from inference.protocol.engine_logs import MAX_LINES
-from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.models import AuditEntry
 from metering.principal import Scope
@@ -89,9 +87,7 @@ class SettingsView(FleetView):
     serializer_class = SettingShape
 
     def ensure_may(self, call: Call) -> None:
-        caller = cast(Caller, call.auth)
-        is_person = caller is not COMMAND_CALLER and caller.username is not None
-        if is_person and not call.user.is_superuser:
+        if call.auth.username is not None and not call.user.is_superuser:
             raise ProblemError(403, "insufficient_scope", "Superusers alone see the settings.")
         super().ensure_may(call)
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from django.utils.functional import cached_property
-
-from fleet.api.access import COMMAND_CALLER, FleetView
+from fleet.api.access import FleetView
 from fleet.api.rows import RowsView, assigned
 from metering import selectors, services
 from metering.api.authentication import Caller
@@ -28,16 +26,12 @@ class AccountingView(FleetView):
     write_scope = Scope.ACCOUNTS_WRITE
     reads_by_permission = True
 
-    @cached_property
-    def caller(self) -> Caller:
-        return cast(Caller, self.request.auth)
-
     def ensure_may_grant(self, scopes: list[str]) -> None:
         """A key grants only what it may do itself. Raises ``ScopeNotHeldError``."""
-        if self.caller is COMMAND_CALLER or self.caller.username is not None:
+        caller = cast(Caller, self.request.auth)
+        if caller.is_command or caller.username is not None:
             return
-        principal = self.caller.principal
-        held = set() if principal is None else {str(scope) for scope in principal.scopes}
+        held = {str(scope) for scope in caller.principal.scopes} if caller.principal else set()
         if lacking := sorted(set(scopes) - held):
             raise ScopeNotHeldError(
                 f"This key cannot grant the scope {lacking[0]}, which it does not have itself."

@@ -41,20 +41,21 @@ class Caller:
     """A person's accounts, with their role in each."""
     accounts: frozenset[str] | None = frozenset()
 
+    is_command: bool = False
+    """``manage.py`` on a machine with the database: its user may do everything."""
+
+    def has(self, scope: Scope) -> bool:
+        """Of a key or a command: people have permissions instead."""
+        return self.is_command or (self.principal is not None and self.principal.has(scope))
+
     @property
     def sees_all(self) -> bool:
-        """Whether it is a key that reads everybody's accounts."""
-        return (
-            self.username is None
-            and self.principal is not None
-            and self.principal.has(Scope.ACCOUNTS_READ)
-        )
+        """Whether it is a key, or a command, that reads everybody's accounts."""
+        return self.username is None and self.has(Scope.ACCOUNTS_READ)
 
     def ensure_scope(self, scope: Scope) -> None:
-        may = self.username is not None or (
-            self.principal is not None and self.principal.has(scope)
-        )
-        if not may:
+        """People need none. Raises ``ProblemError``."""
+        if self.username is None and not self.has(scope):
             raise ProblemError(403, "insufficient_scope", f"This needs the scope {scope.value}.")
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.response import Response
 
-from fleet.api.access import COMMAND_CALLER, Call, ObjectView
+from fleet.api.access import Call, ObjectView
 from metering import selectors
-from metering.api.authentication import Caller
 from metering.api.problems import ProblemError
 from metering.errors import MeteringValueError
 from metering.principal import Scope
@@ -56,13 +55,13 @@ class SeriesView(ObjectView):
         if call.query_params.get("kind") != Kind.ACCOUNT:
             super().ensure_may(call)
             return
-        caller = cast(Caller, call.auth)
+        caller = call.auth
         name = call.query_params.get("name", "")
         if caller.username is not None:
             may = caller.accounts is None or name in caller.accounts
         else:
-            may = caller.principal is not None and caller.principal.has(Scope.ACCOUNTS_READ)
-        if not may and caller is not COMMAND_CALLER:
+            may = caller.has(Scope.ACCOUNTS_READ)
+        if not may:
             raise ProblemError(
                 403, "account_not_allowed", f"You may not see {name[:64]!r}.", param="name"
             )
