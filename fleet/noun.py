@@ -129,6 +129,11 @@ class Field:
         return f"--{self.flag or self.name.replace('_', '-')}"
 
 
+def fixed(name: str, kind: Kind, help: str) -> Field:
+    """A field that a row cannot be made without, and that stays as it was made."""
+    return Field(name, kind, help, is_required=True, may_change=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noun:
     """``path`` is below ``/api/``; one row is at ``path/{id}``, where its ``id`` may hold slashes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
 from fleet.live.desired_state import AdmissionPolicy
-from fleet.noun import Field, Noun
+from fleet.noun import Field, Noun, fixed
 from fleet.upstreams.rules import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
 
 UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -14,13 +14,7 @@ ALIASES = Noun(
     word="alias",
     id_field="name",
     fields=(
-        Field(
-            "name",
-            Text(max_length=100),
-            "what clients may ask for",
-            is_required=True,
-            may_change=False,
-        ),
+        fixed("name", Text(max_length=100), "what clients may ask for"),
         Field(
             "model",
             Text(max_length=100, is_required=True),
@@ -35,13 +29,7 @@ INVITATIONS = Noun(
     word="invitation",
     id_field="neuron",
     fields=(
-        Field(
-            "neuron",
-            Text(max_length=63, is_required=True),
-            "the neuron's name",
-            is_required=True,
-            may_change=False,
-        ),
+        fixed("neuron", Text(max_length=63, is_required=True), "the neuron's name"),
         Field(
             "address",
             Text(max_length=255),
@@ -63,13 +51,7 @@ UPSTREAMS = Noun(
     word="upstream",
     id_field="name",
     fields=(
-        Field(
-            "name",
-            Text(max_length=63, is_required=True),
-            "how it is called here",
-            is_required=True,
-            may_change=False,
-        ),
+        fixed("name", Text(max_length=63, is_required=True), "how it is called here"),
         Field(
             "url",
             Text(max_length=500, is_required=True),

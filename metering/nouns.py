@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.catalogue.kinds import Count, Flag, Text, Word
-from fleet.noun import Field, Moment, Names, Noun
+from fleet.noun import Field, Moment, Names, Noun, fixed
 from metering.keys.api_key import prefix_of
 from metering.models import Budget, Membership
 from metering.principal import Scope
@@ -52,13 +52,7 @@ ACCOUNTS = Noun(
     word="account",
     id_field="name",
     fields=(
-        Field(
-            "name",
-            ACCOUNT_NAME,
-            "a lower-case slug, as in research-team",
-            is_required=True,
-            may_change=False,
-        ),
+        fixed("name", ACCOUNT_NAME, "a lower-case slug, as in research-team"),
         Field("description", Text(max_length=200), placeholder="TEXT"),
         Field(
             "weight",
@@ -77,14 +71,8 @@ MEMBERS = Noun(
     word="member",
     id_field="id",
     fields=(
-        Field("account", ACCOUNT_NAME, "the account", is_required=True, may_change=False),
-        Field(
-            "user",
-            Text(max_length=150),
-            "the name that the person logs in with",
-            is_required=True,
-            may_change=False,
-        ),
+        fixed("account", ACCOUNT_NAME, "the account"),
+        fixed("user", Text(max_length=150), "the name that the person logs in with"),
         Field("role", Word(ROLES), "owner, member or viewer", is_required=True),
     ),
     filters=("account", "user", "role"),
@@ -96,7 +84,7 @@ KEYS = Noun(
     word="key",
     id_field="prefix",
     fields=(
-        Field("account", ACCOUNT_NAME, "who pays", is_required=True, may_change=False),
+        fixed("account", ACCOUNT_NAME, "who pays"),
         Field("name", Text(max_length=MAX_NAME_CHARS), "what it is for", placeholder="TEXT"),
         Field(
             "scopes",
@@ -141,7 +129,7 @@ BUDGETS = Noun(
             placeholder="PREFIX",
             may_change=False,
         ),
-        Field("unit", Word(UNITS), "tokens or micro_usd", is_required=True, may_change=False),
+        fixed("unit", Word(UNITS), "tokens or micro_usd"),
         Field(
             "cap",
             Count(most=MAX_CAP, is_optional=False),

@@ -20,8 +20,7 @@ from fleet.live import reading as live
 from fleet.models import Alias, CatalogueModel
 from fleet.models_toml import plan_import, read_document, write_document
 from fleet.nouns import ALIASES, MODELS
-from fleet.overview.stage_plans import WHAT_LOADS_DO, stage_plan
-from fleet.placement.stages import StagePlan
+from fleet.overview.stage_plans import WHAT_LOADS_DO, Alternative, stage_plan
 from metering.api.problems import CONTENT_TYPE, ProblemError
 from metering.api.schema import Problem
 
@@ -163,6 +162,9 @@ class StagePlanShape(serializers.Serializer[Any]):
 class AlternativeShape(StagePlanShape):
     words = serializers.CharField()
 
+    def to_representation(self, instance: Alternative) -> dict[str, Any]:
+        return {**StagePlanShape(instance.plan).data, "words": instance.words}
+
 
 class ModelPlanShape(serializers.Serializer[Any]):
     model = serializers.CharField()
@@ -196,20 +198,7 @@ class ModelPlanView(ObjectView):
             "weight_bytes": planned.costs.weight_bytes.cuda,
             "plan": planned.plan,
             "refusal": planned.refusal.words if planned.refusal else None,
-            "alternatives": [
-                _shown(one.plan) | {"words": one.words} for one in planned.alternatives
-            ],
+            "alternatives": planned.alternatives,
             "note": WHAT_LOADS_DO,
         }
         return Response(ModelPlanShape(found).data)
-
-
-def _shown(plan: StagePlan) -> dict[str, Any]:
-    return {
-        "stages": plan.stages,
-        "num_blocks": plan.num_blocks,
-        "kv_tokens": plan.kv_tokens,
-        "tokens_per_s": plan.tokens_per_s,
-        "tokens_per_s_of_many": plan.tokens_per_s_of_many,
-        "num_running": plan.num_running,
-    }

@@ -46,33 +46,66 @@ class Backend(Protocol):
         ...
 
 
-class RestBackend:
-    def __init__(self, url: str, key: str | None) -> None:
-        self._url = url.rstrip("/")
-        self._key = key
+class RefusedError(CommandError):
+    """A server refused a request, or did not answer (status 0)."""
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        headers = {"content-type": "application/json"}
-        if self._key:
-            headers["authorization"] = f"Bearer {self._key}"
+    def __init__(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
+        code = exit_code(status) if status else ExitCode.UNAVAILABLE
+        super().__init__(reason, returncode=code)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Server:
+    """Requests to one server, with a key. ``hint``: what to look at where it does not answer."""
+
+    def __init__(self, url: str, key: str | None, *, timeout_s: float, hint: str = "") -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._timeout_s = timeout_s
+        self._hint = hint
+
+    def open(self, path: str, body: object = None, *, method: str | None = None) -> Any:
+        """The response to read: a GET, or a POST where there is a body. Raises
+        ``RefusedError``."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"{self._url}/api/{path}", data=data, headers=headers, method=method
+            self.url + path, data=data, headers=self._headers, method=method
         )
+        with self._refusals():
+            return proxies.open_url(request, timeout=self._timeout_s)
+
+    def read(self, path: str, body: object = None, *, method: str | None = None) -> bytes:
+        """The whole response. Raises ``RefusedError``."""
+        with self.open(path, body, method=method) as response, self._refusals():
+            content: bytes = response.read()
+        return content
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
         try:
-            with proxies.open_url(request, timeout=TIMEOUT_S) as response:
-                content = response.read()
+            yield
         except urllib.error.HTTPError as error:
-            raise CommandError(refusal_of(error), returncode=exit_code(error.code)) from error
+            word = error.headers.get("retry-after", "")
+            retry_after_s = float(word) if word.isdigit() else None
+            raise RefusedError(error.code, refusal_of(error), retry_after_s) from error
         except NO_ANSWER as error:
-            raise CommandError(
-                f"{self._url} does not answer: {error}", returncode=ExitCode.UNAVAILABLE
-            ) from error
+            raise RefusedError(0, f"{self.url} does not answer: {error}{self._hint}") from error
+
+
+class RestBackend:
+    def __init__(self, url: str, key: str | None) -> None:
+        self._server = Server(url, key, timeout_s=TIMEOUT_S)
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        content = self._server.read(f"/api/{path}", body, method=method)
         with self.understood():
             return _json(content)
 
     def understood(self) -> AbstractContextManager[None]:
-        return understood(self._url)
+        return understood(self._server.url)
 
 
 class LocalBackend:

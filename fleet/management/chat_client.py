@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,10 +11,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from fleet.management.backend import NO_ANSWER, refusal_of
-from helexa_site.exit_codes import ExitCode, exit_code
+from fleet.management.backend import NO_ANSWER, Server
+from helexa_site.exit_codes import ExitCode
 from helexa_site.program import program
-from inference import proxies
 
 TIMEOUT_S = 660.0
 """A first request may wait for its model; the server gives up before this."""
@@ -38,10 +35,8 @@ class Answer:
 
 class ChatClient:
     def __init__(self, url: str, key: str | None) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {"content-type": "application/json"}
-        if key:
-            self._headers["authorization"] = f"Bearer {key}"
+        hint = f"; is {program()} serve running?"
+        self._server = Server(url, key, timeout_s=TIMEOUT_S, hint=hint)
 
     def model_to_ask(self) -> str:
         """One that is loaded, else the first that is offered, of those that may chat: what a model
@@ -57,11 +52,11 @@ class ChatClient:
 
     def model_cards(self) -> list[dict[str, Any]]:
         """Returns the models of ``GET /v1/models``. Raises ``CommandError``."""
-        with self._open("/v1/models", None) as response:
+        with self._server.open("/v1/models") as response:
             try:
                 cards: list[dict[str, Any]] = json.load(response)["data"]
             except (*NO_ANSWER, LookupError, TypeError) as error:
-                raise CommandError(f"{self._url} answers with no list of models") from error
+                raise CommandError(f"{self._server.url} answers with no list of models") from error
         return cards
 
     def ask(
@@ -84,7 +79,7 @@ class ChatClient:
         }
         parts: list[str] = []
         num_tokens, first_s = 0, clock()
-        with self._open("/v1/chat/completions", body) as response:
+        with self._server.open("/v1/chat/completions", body) as response:
             for event in self._events(response):
                 if error := event.get("error"):
                     raise CommandError(str(error.get("message", error)))
@@ -97,19 +92,6 @@ class ChatClient:
                     num_tokens = usage["completion_tokens"]
         return Answer("".join(parts), num_tokens, clock() - first_s)
 
-    def _open(self, path: str, body: dict[str, Any] | None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
-        try:
-            return proxies.open_url(request, timeout=TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            raise CommandError(refusal_of(error), returncode=exit_code(error.code)) from error
-        except NO_ANSWER as error:
-            raise CommandError(
-                f"{self._url} does not answer ({error}): is {program()} serve running?",
-                returncode=ExitCode.UNAVAILABLE,
-            ) from error
-
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         """Raises ``CommandError`` where the server goes away meanwhile."""
         try:
@@ -118,6 +100,6 @@ class ChatClient:
                     yield json.loads(line[6:])
         except NO_ANSWER as error:
             raise CommandError(
-                f"The answer broke off: {self._url} went away ({error})",
+                f"The answer broke off: {self._server.url} went away ({error})",
                 returncode=ExitCode.UNAVAILABLE,
             ) from error

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.core.management.base import CommandError
 
-from fleet.management.backend import RestBackend
+from fleet.management.backend import RefusedError, RestBackend
 from fleet.management.chat_client import ChatClient
-from fleet.management.commands.deploy_gate import RefusedError, Server
+from fleet.management.commands.deploy_gate import GatewayFleet
 from inference.proxies import UnsupportedProxyError, proxy_for
 from metering.bench.client import Http
 from metering.bench.errors import TargetUnreachableError
@@ -22,7 +22,7 @@ BEAST = "http://beast.example:31313"
 CLIENTS: dict[str, Callable[[str], Any]] = {
     "commands": lambda url: RestBackend(url, None).ask("GET", "models"),
     "chat": lambda url: ChatClient(url, None).model_cards(),
-    "gate": lambda url: Server(url, None).get("/v1/models"),
+    "gate": lambda url: GatewayFleet(url, None).get("/v1/models"),
     "bench": lambda url: Http(headers={}, timeout_s=60).get(f"{url}/v1/models"),
 }
 """The clients of commands, each with a question."""

@@ -9,8 +9,6 @@ import math
 import os
 import sys
 import time
-import urllib.error
-import urllib.request
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +18,9 @@ from urllib.parse import quote
 
 from django.core.management.base import CommandError
 
-from fleet.management.backend import NO_ANSWER, refusal_of, understood
+from fleet.management.backend import RefusedError, Server, understood
 from helexa_site.quick_command import QuickCommand
 from helexa_site.server_url import DEFAULT_URL, checked_url
-from inference import proxies
 from inference.settings.gateway import API_KEY
 from inference.settings.installation import URL
 from metering.management.output import json_text
@@ -61,15 +58,6 @@ class Loaded:
         return f"{self.model} on {self.neuron}"
 
 
-class RefusedError(Exception):
-    """The server refused a question, or did not answer (status 0)."""
-
-    def __init__(self, status: int, reason: str, retry_after_s: float = BUSY_RETRY_S) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.retry_after_s = retry_after_s
-
-
 class Fleet(Protocol):
     """How the gate sees the fleet. Every method raises ``RefusedError``."""
 
@@ -84,15 +72,11 @@ class Fleet(Protocol):
     def post(self, path: str, body: dict[str, Any]) -> Any: ...
 
 
-class Server:
-    """A gateway over HTTP. Raises ``RefusedError``, and ``ValueError`` for a body that is not
-    JSON."""
+class GatewayFleet:
+    """The fleet over HTTP. Raises ``ValueError`` too, for a body that is not JSON."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {"content-type": "application/json"}
-        if key:
-            self._headers["authorization"] = f"Bearer {key}"
+        self._server = Server(url, key, timeout_s=REQUEST_TIMEOUT_S)
 
     def overview(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.get("/api/overview")
@@ -110,24 +94,10 @@ class Server:
         )
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._ask(path, json.dumps(body).encode())
+        return json.loads(self._server.read(path, body))
 
     def get(self, path: str) -> Any:
-        return self._ask(path, None)
-
-    def _ask(self, path: str, data: bytes | None) -> Any:
-        request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
-        try:
-            with proxies.open_url(request, timeout=REQUEST_TIMEOUT_S) as response:
-                content = response.read()
-        except urllib.error.HTTPError as error:
-            word = error.headers.get("retry-after", "")
-            retry_after_s = float(word) if word.isdigit() else BUSY_RETRY_S
-            reason = refusal_of(error)[:MAX_REASON]
-            raise RefusedError(error.code, reason, retry_after_s) from error
-        except NO_ANSWER as error:
-            raise RefusedError(0, f"{self._url} does not answer: {error}") from error
-        return json.loads(content)
+        return json.loads(self._server.read(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +194,13 @@ class Gate:
             try:
                 return self._vector(model) if is_embedding else self._chat(model, question)
             except RefusedError as refusal:
-                is_late = self.clock() + refusal.retry_after_s > deadline_s
+                after_s = refusal.retry_after_s
+                retry_after_s = BUSY_RETRY_S if after_s is None else after_s
+                is_late = self.clock() + retry_after_s > deadline_s
                 if refusal.status not in BUSY_STATUSES or is_late:
-                    return f"it was refused ({refusal.status or 'no answer'}): {refusal}"
-                self.sleep(refusal.retry_after_s)
+                    reason = str(refusal)[:MAX_REASON]
+                    return f"it was refused ({refusal.status or 'no answer'}): {reason}"
+                self.sleep(retry_after_s)
 
     def _chat(self, model: str, question: str) -> str | None:
         body = {
@@ -353,9 +326,9 @@ class Command(QuickCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         url = checked_url(options["url"] or URL.read(os.environ) or DEFAULT_URL)
         with understood(url):
-            self._run(Server(url, options["key"] or API_KEY.read(os.environ)), options)
+            self._run(GatewayFleet(url, options["key"] or API_KEY.read(os.environ)), options)
 
-    def _run(self, server: Server, options: dict[str, Any]) -> None:
+    def _run(self, server: GatewayFleet, options: dict[str, Any]) -> None:
         try:
             if options["remember"]:
                 loaded = ready_now(server.overview(), options["neuron"])
@@ -373,7 +346,7 @@ class Command(QuickCommand):
         if problems:
             sys.exit(1)
 
-    def _gate(self, server: Server, options: dict[str, Any]) -> Gate:
+    def _gate(self, server: GatewayFleet, options: dict[str, Any]) -> Gate:
         return Gate(
             fleet=server,
             neuron=options["neuron"],

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from django.core.management.base import CommandError
 
 from fleet.catalogue import DEFAULTS, SETTINGS
-from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames, Number, Targets
+from fleet.catalogue.kinds import Targets
 from fleet.catalogue.rules import EXAMPLE_SOURCE
 from fleet.catalogue.targets import upstream_of
 from fleet.management.backend import rows_of
@@ -37,6 +37,7 @@ from fleet.management.rows import (
     list_path,
 )
 from fleet.management.sizes import size_text
+from fleet.noun import value_of_text
 from fleet.nouns import MODELS
 from metering.management.output import table_text
 
@@ -278,27 +279,13 @@ def setting_of(words: str) -> tuple[str, Any]:
         raise CommandError(f"{words!r} is not SETTING=VALUE with one of {', '.join(SETTINGS)}")
     if not text:
         return name, None if _may_be_open(name) else DEFAULTS.get(name)
-    match SETTINGS[name].kind:
-        case Flag():
-            if text not in ("true", "false"):
-                raise CommandError(f"{name} is true or false")
-            return name, text == "true"
-        case Count() | Money():
-            try:
-                return name, int(text)
-            except ValueError:
-                raise CommandError(f"{name} is a whole number, and {text!r} is none") from None
-        case Number():
-            try:
-                return name, float(text)
-            except ValueError:
-                raise CommandError(f"{name} is a number, and {text!r} is none") from None
-        case NeuronNames():
-            return name, text.replace(",", " ").split()
-        case Targets():
-            return name, [one.strip() for one in text.split(",")]
-        case _:
-            return name, text
+    kind = SETTINGS[name].kind
+    if isinstance(kind, Targets):
+        return name, [one.strip() for one in text.split(",")]
+    try:
+        return name, value_of_text(kind, text)
+    except ValueError as error:
+        raise CommandError(f"{name}: {error}") from None
 
 
 def _may_be_open(name: str) -> bool:

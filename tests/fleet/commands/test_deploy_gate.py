@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from fleet.management.backend import RefusedError
 from fleet.management.commands.deploy_gate import (
     ABSENT_LIMIT_S,
     MAX_TRIES,
     Gate,
     Loaded,
-    RefusedError,
     failures,
     missing,
     ready_now,
