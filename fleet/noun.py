@@ -143,8 +143,9 @@ class Noun:
     word: str
     id_field: str
     fields: tuple[Field, ...]
-    filters: tuple[str, ...] = ()
-    """Query parameters of the list, which are the flags of its command."""
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """Query parameters of the list, which are the flags of its command, with the rows' columns that
+    must have one of the values; empty: the list reads the parameter itself."""
     filter_help: Mapping[str, str] = field(default_factory=dict)
     """Help of the filters that are no lists of whole values."""
     id_help: str = ""

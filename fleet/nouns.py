@@ -22,7 +22,7 @@ ALIASES = Noun(
             is_required=True,
         ),
     ),
-    filters=("model",),
+    filters={"model": "model__name"},
 )
 INVITATIONS = Noun(
     path="invitations",
@@ -44,7 +44,7 @@ INVITATIONS = Noun(
             may_change=False,
         ),
     ),
-    filters=("neuron", "invited_by"),
+    filters={"neuron": "neuron_name", "invited_by": "invited_by"},
 )
 UPSTREAMS = Noun(
     path="upstreams",
@@ -102,7 +102,7 @@ UPSTREAMS = Noun(
             "certificates of a private CA, a file on every gateway's host; empty: none",
         ),
     ),
-    filters=("dialect", "leaves_network"),
+    filters={"dialect": "dialect", "leaves_network": "leaves_network"},
 )
 POLICY = Noun(
     path="policy",
@@ -116,14 +116,20 @@ POLICY = Noun(
         ),
     ),
 )
-NEURONS = Noun(path="neurons", word="neuron", id_field="name", fields=(), filters=("status",))
+NEURONS = Noun(
+    path="neurons",
+    word="neuron",
+    id_field="name",
+    fields=(),
+    filters={"status": "status"},
+)
 MODELS = Noun(
     path="catalogue",
     word="model",
     id_field="name",
     id_metavar="MODEL",
     fields=(),
-    filters=("enabled", "pinned", "base", "source"),
+    filters={"enabled": "enabled", "pinned": "pinned", "base": "base", "source": "source"},
 )
 JOBS = Noun(
     path="load-jobs",
@@ -132,7 +138,7 @@ JOBS = Noun(
     fields=(),
     id_help="as jobs list has it",
     id_pattern=UUID_PATTERN,
-    filters=("kind", "status", "model", "neuron"),
+    filters={"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"},
 )
 DOWNLOADS = Noun(
     path="downloads",
@@ -141,14 +147,14 @@ DOWNLOADS = Noun(
     fields=(),
     id_help="as downloads list has it",
     id_pattern=UUID_PATTERN,
-    filters=("kind", "status", "source", "neuron"),
+    filters={"kind": "kind", "status": "status", "source": "source", "neuron": "neuron__name"},
 )
 SETTINGS = Noun(
     path="settings",
     word="setting",
     id_field="name",
     fields=(),
-    filters=("name", "set"),
+    filters={"name": "", "set": ""},
     filter_help={"name": "only those with this in their names", "set": "true or false"},
 )
 AUDIT = Noun(
@@ -156,5 +162,5 @@ AUDIT = Noun(
     word="audit entry",
     id_field="id",
     fields=(),
-    filters=("actor", "action", "object"),
+    filters={"actor": "actor", "action": "action", "object": "object_id"},
 )

@@ -64,7 +64,7 @@ ACCOUNTS = Noun(
         *LIMITS,
         CAPTURE,
     ),
-    filters=("enabled",),
+    filters={"enabled": "enabled"},
 )
 MEMBERS = Noun(
     path="members",
@@ -75,7 +75,7 @@ MEMBERS = Noun(
         fixed("user", Text(max_length=150), "the name that the person logs in with"),
         Field("role", Word(ROLES), "owner, member or viewer", is_required=True),
     ),
-    filters=("account", "user", "role"),
+    filters={"account": "account", "user": "user__username", "role": "role"},
     id_help="ACCOUNT/USER",
     id_pattern="[^/]+/.+",
 )
@@ -109,7 +109,7 @@ KEYS = Noun(
         *LIMITS,
         CAPTURE,
     ),
-    filters=("account", "status"),
+    filters={"account": "account", "status": ""},
     id_help="as in hx-0a1b2c3d4e",
     id_of_word=prefix_of_word,
 )
@@ -140,14 +140,14 @@ BUDGETS = Noun(
         Field("window", Word(WINDOWS), "balance, day, month or seconds"),
         Field("window_s", Count(most=MAX_WINDOW_S), "of a window of seconds", placeholder="N"),
     ),
-    filters=("account", "key", "unit", "window"),
+    filters={"account": "account", "key": "key", "unit": "unit", "window": "window"},
 )
 SERIES = Noun(
     path="series",
     word="series",
     id_field="name",
     fields=(),
-    filters=("kind", "name", "range", "step"),
+    filters=dict.fromkeys(("kind", "name", "range", "step"), ""),
     filter_help={
         "kind": f"{', '.join(Kind)}; without it the fleet",
         "name": "whose; a device's is NEURON/cuda:0",
@@ -162,5 +162,5 @@ REQUESTS = Noun(
     fields=(Field("key", Text(max_length=100), flag="on-key"),),
     id_help="the x-request-id of its response",
     id_pattern="[0-9A-Za-z-]{1,64}",
-    filters=FILTERS,
+    filters=dict.fromkeys(FILTERS, ""),
 )

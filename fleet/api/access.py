@@ -155,7 +155,7 @@ class FleetView(GenericAPIView[Any]):
     action: str
     pagination_class: Any = Page
     filter_backends: Any = (EqualFilters,)
-    filters: dict[str, str] = {}
+    filters: Mapping[str, str] = {}
     page_parameters: tuple[str, ...] = ("limit", "offset")
     post_removes = False
     """Whether a POST may remove something, and so takes ``DRY_RUN``."""

@@ -34,7 +34,6 @@ class Catalogue(RowsView):
     queryset = CatalogueModel.objects.prefetch_related(
         "aliases", "load_measurements__neuron", "replicas__neuron"
     )
-    filters = {"enabled": "enabled", "pinned": "pinned", "base": "base", "source": "source"}
 
     def find(self, name: str) -> CatalogueModel:
         return selectors.model_known(name)
@@ -69,7 +68,6 @@ class Aliases(RowsView):
     serializer_class = AliasShape
     permission_of = "fleet.alias"
     queryset = Alias.objects.select_related("model")
-    filters = {"model": "model__name"}
     id_part = "<path:name>"
 
     def find(self, name: str) -> Alias:

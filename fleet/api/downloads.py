@@ -56,7 +56,6 @@ class Downloads(RowsView):
     can = ("add",)
     serializer_class = DownloadShape
     queryset: QuerySet[Download] = Download.objects.select_related("neuron")
-    filters = {"kind": "kind", "status": "status", "source": "source", "neuron": "neuron__name"}
     post_removes = True
     id_part = "<uuid:pk>"
 

@@ -62,7 +62,6 @@ class Jobs(RowsView):
     can = ("add",)
     serializer_class = LoadJobShape
     queryset = LoadJob.objects.select_related("neuron", "model")
-    filters = {"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"}
     id_part = "<uuid:pk>"
 
     def find(self, pk: Any) -> LoadJob:

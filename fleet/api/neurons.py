@@ -33,7 +33,6 @@ class Neurons(RowsView):
     serializer_class = NeuronShape
     permission_of = "fleet.neuron"
     queryset = Neuron.objects.prefetch_related("devices__neuron", "replicas")
-    filters = {"status": "status"}
 
     def permission(self, method: str) -> str | None:
         return "fleet.change_neuron" if method == "POST" else super().permission(method)
@@ -134,7 +133,6 @@ class Invitations(RowsView):
     serializer_class = InvitationShape
     permission_of = "fleet.invitation"
     queryset = Invitation.objects.all()
-    filters = {"neuron": "neuron_name", "invited_by": "invited_by"}
     new_shape = NewInvitationShape
 
     def find(self, name: str) -> Invitation:

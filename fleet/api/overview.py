@@ -23,6 +23,7 @@ from fleet.api.access import (
 from fleet.api.shapes import AssignmentShape, AuditShape
 from fleet.live.engine_logs import DEFAULT_LINES, engine_log
 from fleet.models import CatalogueModel
+from fleet.nouns import AUDIT, SETTINGS
 from fleet.overview import fleet_overview
 from fleet.placement.decisions import assignment_of
 from helexa_site.web.pages import ENVIRONMENT, Row, rows_of
@@ -53,7 +54,7 @@ class AssignmentsView(FleetListView):
 class AuditView(FleetListView):
     serializer_class = AuditShape
     queryset = AuditEntry.objects.all()
-    filters = {"actor": "actor", "action": "action", "object": "object_id"}
+    filters = AUDIT.filters
 
 
 class EngineLogView(ObjectView):
@@ -83,7 +84,7 @@ class SettingsView(FleetView):
 
     read_scope = Scope.FLEET_WRITE
     filter_backends = ()
-    filters = {"name": "", "set": ""}
+    filters = SETTINGS.filters
     serializer_class = SettingShape
 
     def ensure_may(self, call: Call) -> None:

@@ -9,7 +9,7 @@ checks and their OpenAPI schemas follow from the noun's fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -90,6 +90,10 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
     """Returns the row as it is then; ``None``: as it was given."""
     remove: Callable[[Any], object]
 
+    @property
+    def filters(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self.noun.filters if self.action in ("list", "create") else {}
+
     @classmethod
     def urls(cls) -> Iterable[URLPattern]:
         of_all: dict[str, Any] = {"get": "list"} | ({"post": "create"} if "add" in cls.can else {})
@@ -123,12 +127,6 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
 
     def shown(self, row: Any) -> Any:
         return self.get_serializer(row).data
-
-    def ensure_known_parameters(self, call: Call) -> None:
-        """Filters are of the list alone."""
-        if self.action not in ("list", "create"):
-            self.filters = {}
-        super().ensure_known_parameters(call)
 
 
 def change_schema(noun: Noun) -> Any:

@@ -63,7 +63,6 @@ class Upstreams(RowsView):
     serializer_class = UpstreamShape
     permission_of = "fleet.upstream"
     queryset = Upstream.objects.all()
-    filters = {"dialect": "dialect", "leaves_network": "leaves_network"}
 
     def find(self, name: str) -> Upstream:
         return selectors.upstream_known(name)

@@ -43,7 +43,6 @@ class Accounts(RowsView, AccountingView):
     serializer_class = AccountShape
     permission_of = "metering.account"
     queryset = Account.objects.prefetch_related("memberships__user", "budgets").order_by("name")
-    filters = {"enabled": "enabled"}
 
     def find(self, name: str) -> Account:
         return selectors.account_find(name)
@@ -68,7 +67,6 @@ class Members(RowsView, AccountingView):
     serializer_class = MemberShape
     permission_of = "metering.membership"
     queryset = Membership.objects.select_related("user").order_by("account", "user__username")
-    filters = {"account": "account", "user": "user__username", "role": "role"}
     id_part = "<str:account>/<str:user>"
 
     def find(self, account: str, user: str) -> Membership:
@@ -99,7 +97,6 @@ class Budgets(RowsView, AccountingView):
     serializer_class = BudgetShape
     permission_of = "metering.budget"
     queryset = Budget.objects.order_by("id")
-    filters = {"account": "account", "key": "key", "unit": "unit", "window": "window"}
     id_part = "<int:pk>"
 
     def find(self, pk: int) -> Budget:

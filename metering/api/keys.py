@@ -36,7 +36,6 @@ class Keys(RowsView, AccountingView):
     serializer_class = KeyShape
     permission_of = "metering.apikey"
     queryset = ApiKey.objects.select_related("account").prefetch_related("budgets")
-    filters = {"account": "account", "status": ""}
     filter_backends = ()
     id_part = "<str:prefix>"
     new_shape = NewKeyShape

@@ -22,6 +22,7 @@ from metering.api.views import CsvRenderer
 from metering.errors import MeteringValueError, UnknownRequestError
 from metering.ledger.entries import Outcome
 from metering.models import RequestRecord
+from metering.nouns import REQUESTS
 from metering.principal import Scope
 from metering.requests.filters import FILTERS, filter_of
 from metering.requests.shown import MAX_CSV_ROWS, all_fields, csv_text
@@ -142,7 +143,7 @@ class RequestsView(RequestView):
     """Newest first."""
 
     renderer_classes = (JSONRenderer, CsvRenderer)
-    filters = dict.fromkeys(FILTERS, "")
+    filters = REQUESTS.filters
     page_parameters = ("limit", "before")
 
     @extend_schema(

@@ -13,6 +13,7 @@ from fleet.api.access import Call, ObjectView
 from metering import selectors
 from metering.api.problems import ProblemError
 from metering.errors import MeteringValueError
+from metering.nouns import SERIES
 from metering.principal import Scope
 from metering.series.figures import point_fields
 from metering.series.steps import FLEET_NAME, RANGES, Kind, kind_of, moment, range_of
@@ -46,7 +47,7 @@ class SeriesShape(serializers.Serializer[Any]):
 class SeriesView(ObjectView):
     serializer_class = SeriesShape
     filter_backends = ()
-    filters = dict.fromkeys(PARAMETERS, "")
+    filters = SERIES.filters
     page_parameters = ()
 
     def ensure_may(self, call: Call) -> None:
