@@ -6,20 +6,18 @@ from functools import partial
 from typing import Any
 
 from django.db.models import QuerySet
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, inline_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
-from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 
 from fleet import selectors, services
 from fleet.api.access import DRY_RUN, Call, FleetListView, body_of, text_in, texts_in
-from fleet.api.jobs import EventStreamRenderer, events_response
-from fleet.api.rows import DRY_RUN_PARAMETER, DryRunShape, RowsView, is_dry, would_response
+from fleet.api.jobs import JobRows
+from fleet.api.rows import DRY_RUN_PARAMETER, DryRunShape, is_dry, would_response
 from fleet.api.shapes import CachedShape, DownloadShape
 from fleet.catalogue import SETTINGS
-from fleet.lifecycles import DownloadKind, LoadJobStatus
+from fleet.lifecycles import DownloadKind
 from fleet.live.cached_models import cached_list
 from fleet.models import Download
 from fleet.nouns import DOWNLOADS
@@ -49,21 +47,13 @@ STARTED = inline_serializer(
 )
 
 
-class Downloads(RowsView):
+class Downloads(JobRows):
     """Newest first, deletions too."""
 
     noun = DOWNLOADS
-    can = ("add",)
     serializer_class = DownloadShape
     queryset: QuerySet[Download] = Download.objects.select_related("neuron")
     post_removes = True
-    id_part = "<uuid:pk>"
-
-    def find(self, pk: Any) -> Download:
-        found = selectors.download_find(pk)
-        if found is None:
-            raise ProblemError(404, "download_not_found", "There is no such download.")
-        return found
 
     @extend_schema(
         parameters=[DRY_RUN_PARAMETER],
@@ -81,7 +71,7 @@ class Downloads(RowsView):
                 detail = "Only a deletion has a dry run."
                 raise ProblemError(400, "unknown_parameter", detail, param=DRY_RUN)
             _refuse(body, "files", "Only a deletion is of some files.")
-            return _accepted(self._pull(body))
+            return self.accepted(self._pull(body))
         if kind != DownloadKind.DELETE.value:
             detail = f"{kind!r} is none of {', '.join(DownloadKind.values)}."
             raise ProblemError(400, "invalid_value", detail, param="kind")
@@ -95,7 +85,7 @@ class Downloads(RowsView):
             revision=_optional(body, "revision") or "",
             files=texts_in(body, "files"),
         )
-        return would_response(self.actor, delete) if is_dry(call) else _accepted(delete())
+        return would_response(self.actor, delete) if is_dry(call) else self.accepted(delete())
 
     def _pull(self, body: dict[str, Any]) -> Download:
         neuron = _optional(body, "neuron")
@@ -118,20 +108,7 @@ class Downloads(RowsView):
     def cancel(self, call: Call, pk: Any) -> Response:
         """The download ends when its neuron has ended it. The bytes that came so far stay."""
         body_of(call)
-        return _accepted(services.download_cancel(actor=self.actor, download=self.find(pk)))
-
-    @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
-    @action(detail=True, renderer_classes=(JSONRenderer, EventStreamRenderer))
-    def events(self, call: Call, pk: Any) -> Any:
-        """Server-sent events, each with the download as it is then; the last one is of its end."""
-        return events_response(partial(_look, self.find(pk).pk))
-
-
-def _accepted(download: Download) -> Response:
-    """One whose message the broker did not take has failed by now: nothing was sent."""
-    if download.status == LoadJobStatus.FAILED:
-        raise ProblemError(503, download.failure_code, download.failure_message)
-    return Response(DownloadShape(download).data, status=202)
+        return self.accepted(services.download_cancel(actor=self.actor, download=self.find(pk)))
 
 
 class CachedView(FleetListView):
@@ -151,11 +128,6 @@ class NeuronCachedView(CachedView):
     def get(self, call: Call, name: str) -> Response:  # type: ignore[override]
         selectors.neuron_known(name)
         return self.list(self.request)
-
-
-def _look(pk: Any) -> dict[str, Any] | None:
-    download = selectors.download_find(pk)
-    return None if download is None else dict(DownloadShape(download).data)
 
 
 def _optional(body: dict[str, Any], name: str) -> str | None:

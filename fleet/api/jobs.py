@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, inline_serializer
@@ -48,27 +49,48 @@ class EventStreamRenderer(JSONRenderer):
     format = "sse"
 
 
-def events_response(look: Callable[[], dict[str, Any] | None]) -> StreamingHttpResponse:
-    response = StreamingHttpResponse(job_events(look), content_type="text/event-stream")
-    response["Cache-Control"] = "no-store"
-    response["X-Accel-Buffering"] = "no"
-    return response
+class JobRows(RowsView):
+    """Rows of what neurons do, which end by themselves."""
+
+    serializer_class: Any
+    queryset: QuerySet[Any]
+    can = ("add",)
+    id_part = "<uuid:pk>"
+
+    def find(self, pk: Any) -> Any:
+        found = self.queryset.filter(pk=pk).first()
+        if found is None:
+            word = self.noun.word
+            raise ProblemError(404, f"{word}_not_found", f"There is no such {word}.")
+        return found
+
+    def accepted(self, row: Any) -> Response:
+        """A job whose message the broker did not take has failed by now: nothing was sent."""
+        if row.status == LoadJobStatus.FAILED:
+            raise ProblemError(503, row.failure_code, row.failure_message)
+        return Response(self.shown(row), status=202)
+
+    @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
+    @action(detail=True, renderer_classes=(JSONRenderer, EventStreamRenderer))
+    def events(self, call: Call, pk: Any) -> Any:
+        """Server-sent events, each with the row as it is then; the last one is of its end."""
+        stream = job_events(partial(self._look, self.find(pk).pk))
+        response = StreamingHttpResponse(stream, content_type="text/event-stream")
+        response["Cache-Control"] = "no-store"
+        response["X-Accel-Buffering"] = "no"
+        return response
+
+    def _look(self, pk: Any) -> dict[str, Any] | None:
+        row = self.queryset.filter(pk=pk).first()
+        return None if row is None else dict(self.serializer_class(row).data)
 
 
-class Jobs(RowsView):
+class Jobs(JobRows):
     """Newest first."""
 
     noun = JOBS
-    can = ("add",)
     serializer_class = LoadJobShape
-    queryset = LoadJob.objects.select_related("neuron", "model")
-    id_part = "<uuid:pk>"
-
-    def find(self, pk: Any) -> LoadJob:
-        found = self.queryset.select_related("replacement__neuron").filter(pk=pk).first()
-        if found is None:
-            raise ProblemError(404, "job_not_found", "There is no such job.")
-        return found
+    queryset = LoadJob.objects.select_related("neuron", "model", "replacement__neuron")
 
     @extend_schema(request=STARTED, responses={202: LoadJobShape})
     def create(self, call: Call) -> Response:
@@ -85,27 +107,14 @@ class Jobs(RowsView):
         elif "devices" in body:
             detail = "Only a load has devices."
             raise ProblemError(400, "invalid_value", detail, param="devices")
-        return _accepted(STARTS[kind](actor=self.actor, **values))
+        return self.accepted(STARTS[kind](actor=self.actor, **values))
 
     @extend_schema(request=None, responses={202: LoadJobShape})
     @action(detail=True, methods=["post"])
     def cancel(self, call: Call, pk: Any) -> Response:
         """The answer is the unload that ends it."""
         body_of(call)
-        return _accepted(services.load_job_cancel(actor=self.actor, job=self.find(pk)))
-
-    @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
-    @action(detail=True, renderer_classes=(JSONRenderer, EventStreamRenderer))
-    def events(self, call: Call, pk: Any) -> Any:
-        """Server-sent events, each with the job as it is then; the last one is of its end."""
-        return events_response(partial(_look, self.find(pk).pk))
-
-
-def _accepted(job: LoadJob) -> Response:
-    """A job whose message the broker did not take has failed by now: nothing was sent."""
-    if job.status == LoadJobStatus.FAILED:
-        raise ProblemError(503, job.failure_code, job.failure_message)
-    return Response(LoadJobShape(job).data, status=202)
+        return self.accepted(services.load_job_cancel(actor=self.actor, job=self.find(pk)))
 
 
 class ModelJobsView(FleetView):
@@ -158,11 +167,6 @@ EVERYWHERE: dict[str, Callable[..., list[LoadJob]]] = {
     "sleep": services.model_sleep_everywhere,
     "wake": services.model_wake_everywhere,
 }
-
-
-def _look(pk: Any) -> dict[str, Any] | None:
-    job = LoadJob.objects.select_related("neuron").filter(pk=pk).first()
-    return None if job is None else dict(LoadJobShape(job).data)
 
 
 LOOK_EVERY_S = 0.5
