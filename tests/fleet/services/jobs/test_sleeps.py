@@ -16,6 +16,7 @@ from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import AsleepBytes
 from metering.actor import COMMAND
 from metering.models import AuditEntry
+from tests.fleet.admin.admin_pages import act
 from tests.fleet.conftest import GIB
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -212,3 +213,13 @@ def test_what_does_not_sleep_is_not_woken(publish_replica: Any) -> None:
         services.wake_job_start(actor=COMMAND, **HERE)
     with pytest.raises(ReplicaNotFoundError, match="sleeps nowhere"):
         services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
+
+
+def test_the_admin_puts_a_replica_to_sleep_and_wakes_it(
+    admin_client: Any, publish_replica: Any, sent: Any
+) -> None:
+    publish_replica()
+    act(admin_client, "replica", "sleep_selected", Replica.objects.get())
+    publish_replica(ReplicaStatus.ASLEEP)
+    act(admin_client, "replica", "wake_selected", Replica.objects.get())
+    assert [name for name, *_ in sent.tasks] == ["neuron.sleep_model", "neuron.load_model"]
