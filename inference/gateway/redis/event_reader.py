@@ -12,9 +12,8 @@ instead of continuing with a gap.
 Entries that were read are deleted, since a neuron leaves only some MiB of them unread. Events for
 requests that are not here are skipped, and too many of them are a fault.
 
-One read is bounded in entries, and neurons bound their entries in bytes. A read that is larger all
-the same is asked again in smaller parts, and an entry that is too large alone is skipped: its
-neuron's requests fail, as where a batch is missing.
+One read is bounded in entries, and neurons bound their entries in bytes. A stream of which a read
+is larger all the same is deleted: its neuron's requests fail, as where a batch is missing.
 
 ``NeuronConduct`` counts what no honest neuron writes, until one is shut out:
 
@@ -40,57 +39,10 @@ from inference.protocol import keys
 from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
 from inference.redis_link import (
     REDIS_BACKOFF,
-    LuaScript,
     RedisLink,
     RedisOutage,
     ReplyTooLargeError,
 )
-
-WINDOW_S = 60.0
-MAX_FAULTS = 30
-"""The most faults in a window. A neuron whose build is broken fails a few requests, and no more
-than these."""
-MAX_NEURONS = 2000
-
-
-@dataclass(slots=True)
-class _Record:
-    window_began_s: float
-    num_faults: int = 0
-    is_reported: bool = False
-
-
-class NeuronConduct:
-    def __init__(
-        self,
-        on_cut_off: Callable[[str, str], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._on_cut_off = on_cut_off
-        self._clock = clock
-        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S, clock=clock)
-        self._records: dict[str, _Record] = {}
-
-    def fault(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
-        now_s = self._clock()
-        record = self._record(neuron, now_s)
-        record.num_faults += 1
-        self._log.log(neuron, f"neuron {neuron}: {what}")
-        if record.is_reported or not (is_grave or record.num_faults > MAX_FAULTS):
-            return
-        record.is_reported = True
-        times = "" if is_grave else f", the last of {record.num_faults} faults in a minute"
-        self._on_cut_off(neuron, f"{what}{times}")
-
-    def _record(self, neuron: str, now_s: float) -> _Record:
-        record = self._records.get(neuron)
-        if record is None or now_s - record.window_began_s > WINDOW_S:
-            record = self._records[neuron] = _Record(window_began_s=now_s)
-            while len(self._records) > MAX_NEURONS:
-                del self._records[next(iter(self._records))]
-        return record
-
 
 logger = logging.getLogger(__name__)
 
@@ -112,11 +64,11 @@ UNKNOWN_WITHIN_S = 60.0
 """The time in which events for requests that are not here are counted: an honest neuron's are those
 that ended while it was writing."""
 LOG_INTERVAL_S = 10.0
-
-NEXT_ENTRY_ID_SCRIPT = LuaScript("""
-local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+', 'COUNT', 1)
-return entries[1] and entries[1][1]
-""")
+WINDOW_S = 60.0
+MAX_FAULTS = 30
+"""The most faults in a window. A neuron whose build is broken fails a few requests, and no more
+than these."""
+MAX_NEURONS = 2000
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
@@ -149,7 +101,6 @@ class EventReader:
         self._next_sequence_number = 0
         self._num_losses = 0
         self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S)
-        self._max_entries = MAX_ENTRIES_A_READ
         self._untrimmed_bytes = 0
         self._unknown_bytes = 0
         self._unknown_since_s = 0.0
@@ -186,42 +137,30 @@ class EventReader:
 
     async def _read_and_deliver(self) -> None:
         num_losses, asked_s = self._num_losses, asyncio.get_running_loop().time()
-        max_entries = self._max_entries
         try:
             reply: Any = await self._redis.xread(
-                {self.key: self.last_entry_id}, count=max_entries, block=BLOCK_MS
+                {self.key: self.last_entry_id}, count=MAX_ENTRIES_A_READ, block=BLOCK_MS
             )
         except ReplyTooLargeError:
-            await self._read_less(max_entries)
+            await self._grave_fault("its events are too large to be read at once")
+            await self._redis.command("UNLINK", self.key)  # ``upkeep`` makes it again
+            self.stream_is_gone()
             return
         self._outage.answered()
         if num_losses != self._num_losses:
             return  # asked of the stream before; the new one is read from its start
-        self._max_entries = min(2 * max_entries, MAX_ENTRIES_A_READ)
         entries: list[Entry] = reply[0][1] if reply else []
         if entries:
             self.last_entry_id = entries[-1][0].decode()
             await self._deliver_all(entries)
             await self._trim()
-        if len(entries) < max_entries:
+        if len(entries) < MAX_ENTRIES_A_READ:
             self.caught_up_s = asked_s
 
     async def _trim(self) -> None:
         if self._untrimmed_bytes >= TRIM_AFTER_BYTES:
             self._untrimmed_bytes = 0
             await self._redis.command("XTRIM", self.key, "MINID", "~", self.last_entry_id)
-
-    async def _read_less(self, max_entries: int) -> None:
-        if max_entries > 1:
-            self._max_entries = max_entries // 2
-            await self._grave_fault("its events are too large to be read at once")
-            return
-        entry_id = await self._redis.run(
-            NEXT_ENTRY_ID_SCRIPT, keys=[self.key], args=[self.last_entry_id]
-        )
-        if entry_id is not None:
-            self.last_entry_id = entry_id.decode()
-            await self._grave_fault("an entry of its events is too large and was skipped")
 
     async def _deliver_all(self, entries: list[Entry]) -> None:
         num_events = num_bytes = 0
@@ -296,3 +235,42 @@ class EventReader:
     async def _grave_fault(self, what: str) -> None:
         self._on_fault(self.neuron, what, is_grave=True)
         await asyncio.sleep(GRAVE_PAUSE_S)
+
+
+@dataclass(slots=True)
+class _Record:
+    window_began_s: float
+    num_faults: int = 0
+    is_reported: bool = False
+
+
+class NeuronConduct:
+    def __init__(
+        self,
+        on_cut_off: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_cut_off = on_cut_off
+        self._clock = clock
+        self._log = ThrottledLog(logger, logging.ERROR, interval_s=LOG_INTERVAL_S, clock=clock)
+        self._records: dict[str, _Record] = {}
+
+    def fault(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
+        now_s = self._clock()
+        record = self._record(neuron, now_s)
+        record.num_faults += 1
+        self._log.log(neuron, f"neuron {neuron}: {what}")
+        if record.is_reported or not (is_grave or record.num_faults > MAX_FAULTS):
+            return
+        record.is_reported = True
+        times = "" if is_grave else f", the last of {record.num_faults} faults in a minute"
+        self._on_cut_off(neuron, f"{what}{times}")
+
+    def _record(self, neuron: str, now_s: float) -> _Record:
+        record = self._records.get(neuron)
+        if record is None or now_s - record.window_began_s > WINDOW_S:
+            record = self._records[neuron] = _Record(window_began_s=now_s)
+            while len(self._records) > MAX_NEURONS:
+                del self._records[next(iter(self._records))]
+        return record
