@@ -49,7 +49,6 @@ class DatabaseThreads:
         self._threads = SupervisedPool(NUM_THREADS, thread_name_prefix=name)
 
     async def query(self, query: Callable[[], Result]) -> Result:
-        """Raises ``ServiceUnavailableError`` (database_unavailable)."""
         call = DatabaseSyncToAsync(query, thread_sensitive=False, executor=self._threads)
         try:
             # wait_for, before Python 3.12, loses a cancellation that comes with the result.
@@ -88,9 +87,7 @@ class Catalogue(Protocol):
         """Idempotent: one active job for each model that is asked for."""
         ...
 
-    async def cut_off_neuron(self, neuron: str, reason: str) -> None:
-        """Shuts an invited neuron out. Raises nothing: it is logged where that fails."""
-        ...
+    async def cut_off_neuron(self, neuron: str, reason: str) -> None: ...
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState: ...
 
@@ -234,7 +231,6 @@ def pull_look(before: PullState) -> PullState:
 
 
 def pull_cancel(state: PullState, actor: Actor) -> None:
-    """What came of it stays, for the next pull."""
     download = selectors.download_find(state.id)
     if download is None or not download.is_active:
         return

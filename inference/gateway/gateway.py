@@ -90,8 +90,6 @@ class Gateway:
         make_ledger: Callable[[str], Ledger],
         records: RequestRecords | None = None,
     ) -> None:
-        """``make_ledger`` is given this gateway's id. ``records``: ``None`` keeps no record of
-        requests."""
         self.config = config
         self.catalogue = catalogue
         self.gateway_id = uuid.uuid4().hex

@@ -64,8 +64,6 @@ class ImageFetchError(Exception):
 async def fetch_image(
     url: str, hosts: Sequence[str], *, max_bytes: int, resolvers: Executor
 ) -> bytes:
-    """``resolvers`` look names up, which has no time limit of its own. Raises
-    ``ImageFetchError``."""
     import httpx2
 
     try:
@@ -89,7 +87,6 @@ async def fetch_image(
 
 
 async def _ask(address: ImageAddress, *, max_bytes: int, resolvers: Executor) -> bytes | str:
-    """The image, or where it has moved."""
     import httpx2
 
     find = partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
@@ -149,7 +146,6 @@ class ImageAddress:
     port: int
     target: str
     is_named: bool
-    """Literally, by the operator: it may be in a private network."""
 
     @property
     def host_header(self) -> str:
@@ -364,7 +360,6 @@ class ImageSender:
                 return
 
     def forget_soon(self, neuron: str, request_id: str) -> None:
-        """An image whose deletion fails expires."""
         task = asyncio.create_task(self._forget(images_key(neuron, request_id)))
         self._forgetting.add(task)
         task.add_done_callback(self._forgetting.discard)

@@ -182,8 +182,6 @@ def _parse(body: bytes, _context: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """``content`` is a temporary file once it is large."""
-
     name: str
     content: IO[bytes]
     fields: dict[str, str]
@@ -233,7 +231,6 @@ class MessageBatchApiConsumer(BatchApiConsumer):
         return await self._store.find_batch(self.named, self.account, "anthropic")
 
     def shown(self, batch: BatchRecord) -> dict[str, Any]:
-        """Results are fetched from where the client found this server."""
         host = self.context().headers.get("host", "")
         base_url = f"{self.scope.get('scheme', 'http')}://{host}" if host else ""
         return anthropic_batches.batch_object(batch, base_url=base_url)

@@ -176,7 +176,6 @@ class BatchRun:
         await asyncio.shield(kept)  # what has been paid for
 
     async def _principal(self) -> Principal:
-        """Who asks, as of now: the key may have been revoked since."""
         return await self._gateway.identifier.still(self._batch.account, self._batch.key)
 
     async def _keep(
@@ -335,8 +334,6 @@ class BatchRow:
         return written
 
     def _blamed(self, error: ApiError) -> ApiError:
-        """What it failed with; where more engines or neurons have died under it than may, that it
-        ends them."""
         self._num_worker_deaths += error.code in ENGINE_ENDED
         self._num_neuron_losses += error.code == NEURON_LOST
         if error.code in ENGINE_ENDED and self._num_worker_deaths > MAX_DEATHS:

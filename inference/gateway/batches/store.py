@@ -41,7 +41,6 @@ class BatchStore:
     def __init__(
         self, files: FileStore, *, max_files: int, max_bytes: int, max_open_batches: int
     ) -> None:
-        """The most that one account may keep, and have open."""
         self.files = files
         self.database = DatabaseThreads("batches")
         self._max_bytes = max_bytes
@@ -92,7 +91,6 @@ class BatchStore:
         return self.path(file_id)
 
     def path(self, file_id: str) -> Path:
-        """Raises ``ServiceUnavailableError`` where a file that the database lists is missing."""
         if not self.files.has(file_id):
             raise ServiceUnavailableError(
                 "storage_unavailable",
@@ -161,7 +159,6 @@ class BatchStore:
         await self.database.query(lambda: services.batch_cancel(batch_id=batch_id, account=account))
 
     async def delete_batch(self, batch: BatchRecord) -> bool:
-        """Deletes a batch with all that belongs to it. Returns ``False`` if it has not ended."""
         if not await self.database.query(
             lambda: services.batch_delete(batch_id=batch.id, account=batch.account)
         ):

@@ -92,16 +92,12 @@ class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
 
 
 class ApiConsumer(AbortableConsumer):
-    """One request. Subclasses implement ``answer`` and raise ``ApiError`` for what they refuse."""
-
     method: ClassVar[str] = "GET"
     other_methods: ClassVar[tuple[str, ...]] = ()
     scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
-    """``None``: anybody may ask."""
     error_outcome: ClassVar[str] = FINISHED
     """The outcome of an answer that is no refusal and has an error's status."""
     endpoint: ClassVar[str] = ""
-    """How logs, metrics and the ledger call it."""
 
     scope: dict[str, Any]
 
@@ -281,8 +277,6 @@ class ApiConsumer(AbortableConsumer):
         )
 
     async def _identify(self, headers: Headers, scope_needed: Scope) -> None:
-        """The call is identified also where it is refused for want of the scope. Raises
-        ``ApiError``."""
         login: Login | None = self.scope.get(LOGIN)
         if login is not None:
             principal = login.known()

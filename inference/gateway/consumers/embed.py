@@ -72,7 +72,6 @@ class ScoreConsumer(ApiConsumer):
 
 class RerankConsumer(ScoreConsumer):
     def __init__(self, *, gateway: Gateway, version: int = 1) -> None:
-        """``version`` is that of Cohere's API: the second returns no documents unless asked."""
         super().__init__(gateway=gateway, endpoint=f"/v{version}/rerank")
         self._version = version
 

@@ -74,8 +74,6 @@ class HealthConsumer(ApiConsumer):
 
 
 class PingConsumer(HealthConsumer):
-    """GET and POST /ping: the same for hosts of containers and vLLM's clients."""
-
     endpoint = "/ping"
     other_methods: ClassVar[tuple[str, ...]] = ("POST",)
 

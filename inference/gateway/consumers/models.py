@@ -55,8 +55,6 @@ class _ModelsConsumer(ApiConsumer):
 
 
 class ModelListConsumer(_ModelsConsumer):
-    """OpenAI's list has no pages; Anthropic's has. A key sees the models that it may use."""
-
     endpoint = "/v1/models"
 
     async def answer(self, body: bytes) -> None:
@@ -194,7 +192,6 @@ def _stages(replica: ReplicaView) -> tuple[ModelStage, ...]:
 
 
 def _stage_bytes(stage: StageReport, taken: Mapping[str, int]) -> int:
-    """``taken``: of the engine's own neuron. What a stage takes on another one is estimated."""
     if stage.neuron:
         return stage.estimated_bytes + stage.kv_bytes
     return taken.get(stage.device, 0)

@@ -131,7 +131,6 @@ class OllamaConsumer(GenerationConsumer):
         return encoder
 
     async def _load(self, request: OllamaRequest) -> None:
-        """Counting the tokens of nothing has the model loaded, and is not charged."""
         async with run_request(self.gateway, self.call, request.load, abort=self.abort) as stream:
             await stream.next_events()
         await self.respond(200, request.shape.loaded_body(time.time()))
@@ -221,7 +220,6 @@ class OllamaOperatorsConsumer(ApiConsumer):
 def offered_model(
     entry: CatalogueEntry, snapshot: FleetSnapshot, base: CatalogueEntry | None = None
 ) -> OfferedModel:
-    """What a replica has reported, a ready one's first, else what the catalogue has."""
     loaded = base or entry
     replicas = snapshot.replicas_of(loaded.name)
     reports = [

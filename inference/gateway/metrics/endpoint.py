@@ -61,8 +61,6 @@ class MetricsEndpoint:
         return self._server.server_port if self._server is not None else None
 
     def start(self, listen: MetricsListen | None) -> None:
-        """Call on the gateway's event loop. A port that cannot be had is a warning: the gateway
-        serves without."""
         if listen is None:
             return
         self._loop = asyncio.get_running_loop()
@@ -206,7 +204,6 @@ REPLICA_COUNTERS = {
         "Guessed tokens that were right and are in an answer.",
     ),
 }
-"""By name: the field of ``ReplicaView``, and the documentation."""
 DEVICE_GAUGES: dict[str, tuple[Callable[[DeviceInfo], float | None], str]] = {
     "cortex_device_vram_used_mb": (
         lambda device: (device.total_memory_bytes - device.free_memory_bytes) / MIB,

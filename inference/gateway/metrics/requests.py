@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 disable_created_metrics()
 
 OTHER = "other"
-"""Stands for all further names once there are too many."""
 MAX_NAMES = 2000
 """The most names of one kind: a scrape grows no further."""
 CODE_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -48,7 +47,6 @@ REJECTION_REASONS = {
     "rate_limit_exceeded": "per_principal",
     "budget_reserved": "per_principal",
 }
-"""The rejection reason in the metrics, by the code of the refusal."""
 
 MODEL_COUNTERS = {
     "requests": ("cortex_requests", "Requests for a model."),
@@ -199,7 +197,6 @@ class Metrics(Collector):
         Gauge(name, documentation, registry=self.registry).set_function(value)
 
     def watch_total(self, name: str, documentation: str, read: Callable[[], int]) -> None:
-        """A counter that is read at each scrape, in its thread; ``read`` must not wait or fail."""
         self._totals.append((name, documentation, read))
 
 

@@ -79,8 +79,6 @@ class OnFault(Protocol):
 
 
 class EventReader:
-    """``link`` must wait longer than ``BLOCK_MS`` for a reply and serve this reader alone."""
-
     def __init__(
         self,
         link: RedisLink,
@@ -106,8 +104,6 @@ class EventReader:
         self._unknown_since_s = 0.0
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
         self.caught_up_s = 0.0
-        """The time on the loop's clock by which everything that was in the stream has been
-        delivered."""
 
     async def run(self) -> None:
         num_failures = 0
@@ -128,8 +124,6 @@ class EventReader:
             await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
 
     def stream_is_gone(self) -> None:
-        """The stream and its entries are gone: the neuron's open requests fail, and the next stream
-        is read from its beginning."""
         self._num_losses += 1
         self._epoch = ""
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID

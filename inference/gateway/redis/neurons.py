@@ -217,7 +217,6 @@ class Liveness:
             logger.info("the gateway's keys were not deleted from Redis: %s", error)
 
     async def snapshot(self) -> FleetSnapshot:
-        """Returns a snapshot at most ``SNAPSHOT_AGE_S`` old. Raises ``ServiceUnavailableError``."""
         age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
         if self._snapshot is not None and age_s <= SNAPSHOT_AGE_S:
             return self._snapshot
@@ -225,12 +224,9 @@ class Liveness:
 
     @property
     def latest(self) -> FleetSnapshot | None:
-        """The newest, from any thread; ``None`` while Redis does not answer."""
         return self._snapshot if self._is_answering else None
 
     async def placing_snapshot(self) -> FleetSnapshot:
-        """Returns what ``snapshot`` does or, while Redis does not answer, the last one, up to the
-        stall's limit. Raises ``ServiceUnavailableError``."""
         if self._is_answering:
             try:
                 return await self.snapshot()

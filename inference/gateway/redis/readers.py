@@ -59,8 +59,6 @@ class EventReaders:
         self._running: dict[str, _Running] = {}
 
     async def ensure(self, neuron: str) -> None:
-        """Returns when that neuron's events are being read: call it before the neuron is sent a
-        request. Raises ``ServiceUnavailableError``."""
         running = self._running.get(neuron) or self._start(neuron)
         if not running.is_made:
             await running.making.join()

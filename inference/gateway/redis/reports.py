@@ -84,7 +84,6 @@ class RefusalCounts:
             self._counts[refused] += 1
 
     async def flush(self, client: redis.asyncio.Redis) -> None:
-        """Sends nothing without refusals. Counts that Redis does not take are dropped."""
         if not self._counts:
             return
         counts, self._counts = self._counts, Counter()

@@ -119,8 +119,6 @@ class BackgroundRun:
             logger.warning("response %s: its progress is not stored", self.id)
 
     async def _keep(self, event: Finished) -> bool:
-        """``False``: it was cancelled before. Raises ``ServiceUnavailableError`` when the database
-        stays away."""
         self._is_ending = True
         response, number = self._encoder.response_after(event), self._encoder.next_number
         for pause_s in SAVE_AGAIN_AFTER_S:
@@ -175,8 +173,6 @@ class BackgroundRuns:
         encoder: ResponseStreamEncoder,
         opening: bytes,
     ) -> BackgroundRun:
-        """``request`` has been stored as queued. ``call`` is that of the request that asked for
-        it, whose end is now the run's to report."""
         run = BackgroundRun(
             self._gateway,
             self._store,
@@ -201,7 +197,6 @@ class BackgroundRuns:
             run.cancel()
 
     def _forget(self, run: BackgroundRun) -> None:
-        """Forgets a run; also called for one that was cancelled before it did anything."""
         run.log.close()
         run.call.close()
         del self._runs[run.id]
@@ -246,8 +241,6 @@ class EventsGoneError(Exception):
 
 
 class FrameLog:
-    """Events are numbered from 0. Belongs to one event loop."""
-
     def __init__(self) -> None:
         self.is_closed = False
         self._frames: deque[bytes] = deque()
@@ -275,8 +268,6 @@ class FrameLog:
             watch.wake()
 
     def watch(self, abort: Callable[[], None], *, after: int = -1) -> FrameWatch:
-        """Watches from the event after number ``after`` on. ``abort`` is called when the log drops
-        an event that the watch has not taken. Raises ``EventsGoneError``."""
         if after + 1 < self._first:
             raise EventsGoneError(self._first)
         watch = FrameWatch(self, abort, after + 1)

@@ -54,9 +54,7 @@ class Presence(Protocol):
 
     gateway_id: str
 
-    async def is_gateway_alive(self, gateway_id: str) -> bool:
-        """``True`` also where the answer is unknown."""
-        ...
+    async def is_gateway_alive(self, gateway_id: str) -> bool: ...
 
 
 class ResponseStore:
@@ -92,8 +90,6 @@ class ResponseStore:
         )
 
     async def find(self, response_id: str, principal: Principal) -> ResponseRecord:
-        """What its gateway no longer works on has failed, and stays so. Raises
-        ``ResponseNotFoundError``."""
         record = await self._read(response_id, principal)
         gateway_id = record.presumed_lost_by
         if gateway_id is None:
@@ -155,7 +151,6 @@ class ResponseStore:
     async def progress(
         self, response: dict[str, Any], last_event_number: int | None = None
     ) -> bool:
-        """``False``: it had ended already, or was deleted."""
         return await self._database.query(
             lambda: services.response_progress(
                 response=response, last_event_number=last_event_number
@@ -163,7 +158,6 @@ class ResponseStore:
         )
 
     async def cancel(self, response_id: str, principal: Principal) -> None:
-        """Cancels a response, after it was found: one with a lost gateway has failed since."""
         record = await self._read(response_id, principal)
         await self._database.query(
             lambda: services.response_cancel(

@@ -240,16 +240,11 @@ def _close_call(call: Call, _turn: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeptTurn:
-    """``items``: the conversation up to its end."""
-
     response_id: str
     items: list[InputItem]
 
 
 class ResponseTurn:
-    """``send`` is given whole events; ``abort`` is called when they are not taken as fast as they
-    come."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -287,7 +282,6 @@ class ResponseTurn:
         return self.call.request_id
 
     async def failed(self, error: ApiError) -> bytes:
-        """The event that ends it; none where the client has received no response yet."""
         request, encoder = self._request, self._encoder
         if request is None or encoder is None or encoder.response is None:
             return b""

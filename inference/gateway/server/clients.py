@@ -120,8 +120,6 @@ class ClientConnections:
         self._logged_s = -LOG_INTERVAL_S
 
     def admit(self, host: str, descriptor: int) -> ApiError | None:
-        """Why a connection of ``host`` with this file descriptor is not served, where that is so.
-        Every connection that was admitted or refused is to be released."""
         address = self._counted(host)
         if address is not None:
             self._by_address[address] += 1

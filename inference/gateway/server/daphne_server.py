@@ -78,7 +78,6 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
             self._checking = asyncio.ensure_future(self._check_sender())
 
     def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
-        """What comes in after a refusal is dropped, so that the client gets to read the answer."""
         self._num_body_bytes += len(data)
         if not self._refused and self._num_body_bytes > self.server.max_body_bytes:
             self.refuse(RequestTooLargeError(self.server.max_body_bytes))
@@ -237,7 +236,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         return loop
 
     def serve(self) -> str | None:
-        """Runs until ``close``. Returns why it cannot listen, or ``None`` after a run."""
         self.connections: dict[Any, Any] = {}
         self.http_factory = StreamFactory(self)
         self.ws_factory = self._websocket_factory()

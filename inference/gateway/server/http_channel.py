@@ -36,7 +36,6 @@ from inference.wire.errors import (
 )
 
 MIN_BODY_BYTES = 4096
-"""What a body must bring in each ``body_s`` that it is not complete."""
 MAX_BODY_S = 3600.0
 
 
@@ -46,7 +45,6 @@ class ReadTimeouts:
     """The time from the first byte of a request until its head is complete, however slowly that
     comes."""
     body_s: float
-    """A body that is not complete brings ``MIN_BODY_BYTES`` in each period of this length."""
     idle_s: float
 
 
@@ -77,8 +75,6 @@ class ReadDeadline:
         self._due_s = now_s + self._timeouts.head_s
 
     def begin_body(self, now_s: float) -> None:
-        """Starts the deadline of the body. Also called when the server resumes reading after a
-        pause of its own."""
         self.reading = Reading.BODY
         self._num_bytes = 0
         self._read_from_s = now_s
@@ -122,7 +118,6 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     _is_refused = False
     _drops_input = False
     refusal: ApiError | None = None
-    """What its first request is answered with, where the connection is one too many."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -51,7 +51,6 @@ KNOWN_PATHS = (
     "/api/tags",
     "/api/show",
 )
-"""The paths without a name in them: what a wrong path is compared to."""
 
 OLLAMA_PATHS = frozenset(
     f"/api/{name}"
@@ -101,7 +100,6 @@ _WITHOUT_VERSION = re.compile(
 
 
 def api_path(path: str) -> str | None:
-    """The path by which the API's routes know it; ``None``: it is not the API's."""
     if path in OLLAMA_PATHS or _API_PATH.fullmatch(path):
         return path
     if (of_azure := api_path_of_azure(path)) is not None:

@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 
 def started_tracing(url: str | None, *, gateway_id: str) -> Tracing | None:
-    """``url`` takes OTLP's traces. ``None``: it is not named, or OpenTelemetry refuses one of its
-    other variables, which the log reports."""
     if url is None:
         return None
     from inference.gateway.tracing.exporter import Tracing

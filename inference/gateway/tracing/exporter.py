@@ -44,7 +44,6 @@ class Tracing:
         return RequestSpans(self._tracer, headers)
 
     def stop(self, timeout_s: float) -> None:
-        """Sends the queued spans, for ``timeout_s`` at most. Blocks: not for an event loop."""
         stopping = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         stopping.start()
         stopping.join(timeout_s)

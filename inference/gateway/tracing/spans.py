@@ -214,7 +214,6 @@ PREPARE, QUEUE, PREFILL, DECODE = (
     "engine decode",
 )
 ENGINE = "engine"
-"""What the engine did, where its stages are not known: embeddings, and engines that died."""
 
 
 class Stage(NamedTuple):
@@ -224,7 +223,6 @@ class Stage(NamedTuple):
 
 
 def reported_stages(times: StageTimes, *, sent_s: float, ended_s: float) -> list[Stage]:
-    """None ends after ``ended_s``, whatever the neuron reports."""
     way_s = max(0.0, ended_s - sent_s - times.total_ms / 1000) / 2
     by_name = {
         PREPARE: times.prepare_ms,
@@ -298,7 +296,6 @@ Attributes = dict[str, str | int | bool]
 
 
 def span_name(outcome: RequestOutcome) -> str:
-    """``chat tiny``; without the model where it is not known, for its name is the client's text."""
     endpoint, model = outcome.settle.endpoint, outcome.settle.model
     operation = OPERATION_OF.get(endpoint)
     if operation is None:

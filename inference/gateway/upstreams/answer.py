@@ -111,8 +111,6 @@ TAIL_TIMEOUT_S = 5.0
 
 
 class UpstreamAnswer:
-    """``next_events`` until the last one, then ``close``."""
-
     def __init__(
         self,
         link: UpstreamLink,
@@ -135,7 +133,6 @@ class UpstreamAnswer:
         )
         self._response: UpstreamResponse | None = None
         self._fault: Exception | None = None
-        """It came behind events that were given."""
 
     async def next_events(self) -> list[Event]:
         with faults(self._link, lambda: self._answer.is_accepted):

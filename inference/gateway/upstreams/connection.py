@@ -250,8 +250,6 @@ class UpstreamConnection(asyncio.Protocol):
         body: bytes | AsyncIterable[bytes],
         until_s: float | None = None,
     ) -> None:
-        """Returns before the whole is sent where the answer comes first. Raises
-        ``httpx2.TransportError``, ``TimeoutError``."""
         self._is_sent = False
         self._answer.begin()
         writer = RequestWriter(method, target, headers)

@@ -271,8 +271,6 @@ def permitted_upstream(
 def attempt_headers(
     gateway: Gateway, call: Call, upstream: UpstreamEntry, served: UpstreamModel, since_s: float
 ) -> dict[str, str]:
-    """``Via``, and ``traceparent`` where it is traced: begins the span of this attempt, which
-    has looked for a place since then."""
     headers = {"via": passed_on(call.via, gateway.pseudonym)}
     spans, counter = call.spans, call.usage_counter
     if spans is None:

@@ -52,8 +52,6 @@ UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
 
 
 class Watch:
-    """Reports to a link how one request went. ``end`` once."""
-
     __slots__ = ("_has_answered", "_link")
 
     def __init__(self, link: UpstreamLink) -> None:
@@ -67,7 +65,6 @@ class Watch:
             self._link.has_answered()
 
     def end(self, error: BaseException | None) -> None:
-        """Where the client has left before, nothing is known."""
         if error is None or (isinstance(error, RequestFailedError) and error.code != UNAVAILABLE):
             self.answered()
         elif isinstance(error, RequestFailedError) and not self._has_answered:
@@ -104,7 +101,6 @@ class UpstreamLink:
         self._probing: asyncio.Task[None] | None = None
         self.is_left_out = False
         self._num_failures = 0
-        """Those in a row."""
         self._is_sick = False
         """It was left out, and has answered no request since."""
 
@@ -141,7 +137,6 @@ class UpstreamLink:
             self.leave_place()
 
     async def take_place(self, *, timeout_s: float) -> None:
-        """``leave_place`` once. Raises what ``place`` does."""
         self.num_open += 1
         try:
             await self._acquire(timeout_s)
@@ -164,8 +159,6 @@ class UpstreamLink:
         watch.end(None)
 
     def watch(self) -> Watch:
-        """An upstream that was unavailable several times in a row is left out for a while. Raises
-        ``ServiceUnavailableError``."""
         if self.is_left_out:
             raise ServiceUnavailableError(
                 UNAVAILABLE,

@@ -205,8 +205,6 @@ def believed(reported: Usage | None, most: TokenBounds) -> Usage | None:
 
 
 def estimate(most: TokenBounds, request: PassedRequest, *, units: int, num_bytes: int) -> Usage:
-    """``units`` and ``num_bytes``: the answer's. Nothing shows how many tokens images had: the most
-    are charged."""
     prompt_tokens, output_tokens = most.prompt_tokens, most.output_tokens or 0
     if request.endpoint.task == "transcription":
         prompt_tokens = min(prompt_tokens, units * TOKENS_A_SECOND)
@@ -217,8 +215,6 @@ def estimate(most: TokenBounds, request: PassedRequest, *, units: int, num_bytes
 
 
 class PassThroughConsumer(ApiConsumer):
-    """A form's body goes to a file as it comes, and is sent on from there."""
-
     method = "POST"
 
     def __init__(self, *, gateway: Gateway, passed: PassedEndpoint) -> None:

@@ -71,7 +71,6 @@ class PassedAnswer:
 
     @property
     def reported_units(self) -> int | None:
-        """``None``: the upstream reports none, or broke off before it could."""
         return self._units.units if self._units is not None and self.is_whole else None
 
     @property
@@ -85,8 +84,6 @@ class PassedAnswer:
         *,
         deadline_s: float,
     ) -> None:
-        """``deadline_s``, on the event loop's clock, is for the first part. Raises
-        ``RequestFailedError``."""
         with faults(self._link, lambda: self.has_begun):
             entry, client = self._link.entry, self._link.client
             loop = asyncio.get_running_loop()

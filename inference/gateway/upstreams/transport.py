@@ -28,8 +28,6 @@ OK, FIRST_REDIRECT = 200, 300
 
 
 class UpstreamTransport(httpx2.AsyncBaseTransport):
-    """Belongs to one event loop. All requests go to one origin."""
-
     def __init__(self, context: ssl.SSLContext, *, proxy: str, connect_timeout_s: float) -> None:
         context.set_alpn_protocols(["http/1.1"])
         self._context = context
