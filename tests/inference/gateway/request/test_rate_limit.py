@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from inference.gateway.request.admission import with_sampling_defaults
+from inference.neuron.requests.prompts.prompts import resolve_sampling
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,
@@ -16,8 +18,16 @@ from inference.protocol.events import (
     Finished,
     Usage,
 )
-from inference.protocol.generation import Submit
+from inference.protocol.generation import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Submit,
+    TextInput,
+    TokensInput,
+)
+from inference.protocol.sampling import SamplingOptions
 from metering.principal import RateLimits
+from tests.fleet.conftest import report
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory
@@ -207,3 +217,20 @@ async def test_without_redis_the_refusals_are_unknown(
     client = make_client(redis_url="unix:///nowhere.sock")
     refused = await client.post(CHAT, BODY, headers=BEARER)
     assert (refused.status, refused.error["code"]) == (503, "redis_unavailable")
+
+
+def test_the_request_then_the_operator_then_the_files() -> None:
+    asked = SamplingOptions(temperature=0.0, presence_penalty=0.5)
+    request = GenerationRequest(model="m", input=TokensInput(prompts=[[1]]), sampling=asked)
+    defaults = {"temperature": 0.9, "top_k": 5, "repetition_penalty": 1.1, "repetition_window": 64}
+    filled = with_sampling_defaults(request, defaults).sampling  # type: ignore[union-attr]
+    files = {"temperature": 0.6, "top_k": 20, "top_p": 0.8}
+    params = resolve_sampling(filled, 10, report(generation_defaults=files))
+    assert (params.temperature, params.top_k, params.top_p) == (0.0, 5, 0.8)
+    assert (params.repetition_penalty, params.repetition_window) == (1.1, 64)
+    assert params.presence_penalty == 0.5
+
+
+def test_what_samples_nothing_stays_as_it_is() -> None:
+    request = EmbeddingRequest(model="m", input=TextInput(texts=["a"]))
+    assert with_sampling_defaults(request, {"temperature": 0.5}) is request
