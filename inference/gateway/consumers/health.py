@@ -26,6 +26,14 @@ from metering.principal import Scope
 
 STALLED_AFTER_S = 60.0
 """An engine with work whose last forward pass is older than this has stalled."""
+DEVICE_FIELDS = (
+    *("name", "kind", "index"),
+    *("free_memory_bytes", "total_memory_bytes", "installed_memory_bytes"),
+)
+REPLICA_FIELDS = (
+    *("model", "in_flight", "queue_depth", "kv_blocks_used", "kv_blocks_total"),
+    *("decode_tokens_per_s", "last_forward_age_s", "num_restarts"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +159,7 @@ def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot
                     "problems": (*neuron.problems, *neuron.thread_problems),
                     "is_ready": neuron.is_ready,
                     "devices": [
-                        {
-                            "name": device.name,
-                            "kind": device.kind,
-                            "index": device.index,
-                            "free_memory_bytes": device.free_memory_bytes,
-                            "total_memory_bytes": device.total_memory_bytes,
-                            "installed_memory_bytes": device.installed_memory_bytes,
-                        }
+                        {field: getattr(device, field) for field in DEVICE_FIELDS}
                         for device in neuron.devices
                     ],
                     "replicas": [_replica_object(replica) for replica in neuron.replicas],
@@ -190,15 +191,6 @@ def _has_stalled(replica: ReplicaView) -> bool:
 
 
 def _replica_object(replica: ReplicaView) -> dict[str, Any]:
-    return {
-        "model": replica.model,
-        "status": replica.status.value,
-        "in_flight": replica.in_flight,
-        "queue_depth": replica.queue_depth,
-        "kv_blocks_used": replica.kv_blocks_used,
-        "kv_blocks_total": replica.kv_blocks_total,
-        "decode_tokens_per_s": replica.decode_tokens_per_s,
-        "last_forward_age_s": replica.last_forward_age_s,
-        "num_restarts": replica.num_restarts,
-        "failure": replica.failure.message if replica.failure else None,
-    }
+    shown = {field: getattr(replica, field) for field in REPLICA_FIELDS}
+    failure = replica.failure.message if replica.failure else None
+    return {"status": replica.status.value, **shown, "failure": failure}

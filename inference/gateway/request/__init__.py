@@ -5,11 +5,13 @@
     3 run        finds the model, and owns the steps below          run.py
     4 permit     the key's models, and what a minute allows         admission.py
     5 place      a ready replica, or a load that is waited for      place.py
-    6 reserve    the most that it may use, on every cap             reserve.py
-    7 submit     a frame to the neuron's inbox                      ../redis/inbox.py
-    8 accept     or another replica, where no engine took it        placed_request.py
-    9 stream     events, checked, until the last                    event_stream.py, answer_check.py
-   10 settle     what it used; one outcome for log and ledger       settle.py
+    6 reserve    the most that it may use, on every cap             token_bounds.py, reserve.py
+    7 submit     a frame to the neuron's inbox                      attempt.py, ../redis/inbox.py
+    8 accept     or another replica, where no engine took it        attempt.py
+                 or another of the model's targets                  failover.py, ../upstreams/
+    9 stream     events, until the last                             event_stream.py
+                 each checked, and counted                          answer_check.py, usage_counter.py
+   10 settle     what it used; one outcome for log and ledger       outcome.py
 
-``call.py`` goes with it all the way: its ids, times, caller and outcome.
+``outcome.Call`` goes with it all the way: its ids, times, caller and outcome.
 """

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import (
     ANSWERS,
     Accepted,
@@ -50,7 +49,6 @@ class UsageCounter:
         "first_token_s",
         "is_settled",
         "stage_times",
-        "timing",
         "trace",
         "usage",
     )
@@ -63,7 +61,6 @@ class UsageCounter:
         neuron had prepared it; ``None``: it was not accepted."""
         self.trace = ""
         self.stage_times: StageTimes | None = None
-        self.timing: SequenceTiming | None = None
         self.is_settled = False
         self._when_counted: Callable[[int, int, int, int], None] | None = None
         self._when_settled: list[Callable[[], None]] = []
@@ -94,7 +91,6 @@ class UsageCounter:
             case StageTimes():
                 self.stage_times = event
             case Finished():
-                self.timing = event.timing
                 if event.timing is not None and self.begun_s is not None:
                     self.begun_s += event.timing.queue_ms / 1000
                 self.settle(event.usage)
@@ -106,12 +102,6 @@ class UsageCounter:
                 self.settle(NOTHING)
             case _:
                 self._count_tokens(getattr(event, "num_tokens", 0))
-
-    @property
-    def accepted_s(self) -> float | None:
-        if self.begun_s is None or self.timing is None:
-            return self.begun_s
-        return self.begun_s - self.timing.queue_ms / 1000
 
     def _count_tokens(self, num_tokens: int) -> None:
         if self._is_cut:

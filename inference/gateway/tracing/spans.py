@@ -25,7 +25,6 @@ from fleet.upstreams.entry import UpstreamEntry
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.gateway.request.usage_counter import UsageCounter
 from inference.logs.redaction import Redactor
-from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import StageTimes
 from inference.wire.errors import ApiError
 from metering.ledger.entries import CANCELLED, Outcome
@@ -179,12 +178,10 @@ class _Attempt:
         self.ended_s = time.monotonic()
 
     def stages(self, ended_s: float) -> list[Stage]:
-        counter = self._counter
-        if (times := counter.stage_times) is not None:
-            return reported_stages(times, sent_s=self._sent_s, ended_s=ended_s)
-        return timed_stages(
-            counter.timing, sent_s=self._sent_s, accepted_s=counter.accepted_s, ended_s=ended_s
-        )
+        times = self._counter.stage_times
+        if times is None:
+            return []
+        return reported_stages(times, sent_s=self._sent_s, ended_s=ended_s)
 
 
 def traceparent_of(span: Span) -> str:
@@ -234,25 +231,6 @@ def reported_stages(times: StageTimes, *, sent_s: float, ended_s: float) -> list
     if times.queue_ms is None and rest_ms > 0:
         by_name[ENGINE] = rest_ms
     return list(_in_a_row(by_name, sent_s + way_s, ended_s))
-
-
-def timed_stages(
-    timing: SequenceTiming | None, *, sent_s: float, accepted_s: float | None, ended_s: float
-) -> list[Stage]:
-    """Returns the stages of a neuron that reports no ``StageTimes``, by the time at which its
-    ``Accepted`` came. An ``accepted_s`` of ``None`` means that it did not come: there are no
-    stages."""
-    if accepted_s is None:
-        return []
-    prepare_ms = 1000 * (accepted_s - sent_s)
-    by_name: dict[str, float | None] = {PREPARE: prepare_ms}
-    if timing is not None:
-        by_name |= {
-            QUEUE: timing.queue_ms,
-            PREFILL: timing.prefill_ms,
-            DECODE: timing.decode_ms,
-        }
-    return list(_in_a_row(by_name, sent_s, ended_s))
 
 
 def _in_a_row(by_name: dict[str, float | None], at_s: float, ended_s: float) -> Iterator[Stage]:

@@ -20,7 +20,6 @@ from inference.gateway.tracing.spans import (
     QUEUE,
     Stage,
     reported_stages,
-    timed_stages,
 )
 from inference.protocol.engine import SequenceTiming
 from inference.protocol.events import Cancelled, Event, Failed, Failure, Finished, StageTimes
@@ -318,15 +317,3 @@ def test_no_report_leaves_the_attempt(found: StageTimes) -> None:
     assert stages[0].start_s >= 5.0 and stages[-1].end_s <= 9.0
     assert all(one.start_s <= one.end_s for one in stages)
     assert all(one.end_s == after.start_s for one, after in itertools.pairwise(stages))
-
-
-def test_without_a_report_they_follow_the_acceptance() -> None:
-    timing = SequenceTiming(queue_ms=500.0, prefill_ms=1000.0, decode_ms=1500.0, prefill_tokens=4)
-    assert timed_stages(timing, sent_s=1.0, accepted_s=2.0, ended_s=6.0) == [
-        Stage(PREPARE, 1.0, 2.0),
-        Stage(QUEUE, 2.0, 2.5),
-        Stage(PREFILL, 2.5, 3.5),
-        Stage(DECODE, 3.5, 5.0),
-    ]
-    assert timed_stages(None, sent_s=1.0, accepted_s=2.0, ended_s=6.0) == [Stage(PREPARE, 1.0, 2.0)]
-    assert timed_stages(None, sent_s=1.0, accepted_s=None, ended_s=6.0) == []
