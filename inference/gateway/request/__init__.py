@@ -10,7 +10,8 @@
     8 accept     or another replica, where no engine took it        attempt.py
                  or another of the model's targets                  failover.py, ../upstreams/
     9 stream     events, until the last                             event_stream.py
-                 each checked, and counted                          answer_check.py, usage_counter.py
+                 each checked                                       answer_check.py
+                 each counted                                       usage_counter.py
    10 settle     what it used; one outcome for log and ledger       outcome.py
 
 ``outcome.Call`` goes with it all the way: its ids, times, caller and outcome.

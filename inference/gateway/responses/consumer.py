@@ -96,10 +96,7 @@ class ResponsesConsumer(GenerationConsumer):
             if earlier:
                 await super()._forward(earlier, encoder, request)
             assert isinstance(encoder, ResponseStreamEncoder | ResponseBodyEncoder)
-            response = encoder.response_after(last)
-            number = encoder.next_number
-            record = record_of(self._asked, response, call=self.call, last_event_number=number)
-            await self._store.save(record)
+            await self._store.save_finished(self._asked, encoder, last, self.call)
             events = [last]
         await super()._forward(events, encoder, request)
 
@@ -114,19 +111,9 @@ class ResponsesConsumer(GenerationConsumer):
             await super().refuse(error)
             return
         frames = encoder.failed(error)
-        await self._keep_failed(encoder)
+        if self._asked is not None:
+            await self._store.save_failed(self._asked, encoder, self.call)
         await self.send_body(frames, last=True)
-
-    async def _keep_failed(self, encoder: ResponseStreamEncoder) -> None:
-        if self._asked is None or not self._asked.store or encoder.response is None:
-            return
-        record = record_of(
-            self._asked,
-            encoder.response,
-            call=self.call,
-            last_event_number=encoder.next_number - 1,
-        )
-        await self._store.save_failed(record)
 
     async def _start_in_background(self, request: ResponsesRequest) -> None:
         entry = await self.gateway.catalogue.find(request.generation.model)

@@ -20,6 +20,7 @@ from inference.conversations.records import (
 )
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.request.outcome import Call
+from inference.protocol.events import Finished
 from inference.protocol.refusals import Cause
 from inference.quotas import Quota, QuotaFullError, Used
 from inference.wire.common.parts import ImageReading, images_read
@@ -31,6 +32,7 @@ from inference.wire.errors import (
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
+from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.input import InputItem, items, with_ids
 from inference.wire.openai.responses.request import ResponsesRequest
 from metering.principal import Principal
@@ -141,12 +143,30 @@ class ResponseStore:
             kept.number += 1
             kept.size_bytes += size_bytes
 
-    async def save_failed(self, record: ResponseRecord) -> None:
+    async def save_finished(
+        self,
+        request: ResponsesRequest,
+        encoder: ResponseStreamEncoder | ResponseBodyEncoder,
+        event: Finished,
+        call: Call,
+    ) -> None:
+        """Call before the client reads that it is complete: a client that has its id can build on
+        it. Raises what ``save`` does."""
+        if request.store:
+            response, number = encoder.response_after(event), encoder.next_number
+            await self.save(record_of(request, response, call=call, last_event_number=number))
+
+    async def save_failed(
+        self, request: ResponsesRequest, encoder: ResponseStreamEncoder, call: Call
+    ) -> None:
         """The client has its id, so it may ask for it; it gets the failure either way."""
+        if not request.store or encoder.response is None:
+            return
+        response, number = encoder.response, encoder.next_number - 1
         try:
-            await self.save(record)
+            await self.save(record_of(request, response, call=call, last_event_number=number))
         except ApiError as error:
-            logger.error("%s failed and is not stored: %s", record.response["id"], error.code)
+            logger.error("%s failed and is not stored: %s", response["id"], error.code)
 
     async def progress(
         self, response: dict[str, Any], last_event_number: int | None = None

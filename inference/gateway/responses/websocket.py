@@ -26,7 +26,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.request.identify import REQUEST_ID, ensure_scope
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.run import run_request
-from inference.gateway.responses.store import ResponseStore, read_back, record_of
+from inference.gateway.responses.store import ResponseStore, read_back
 from inference.gateway.server import bodies
 from inference.gateway.server.unhandled import REFUSED_HANDSHAKE
 from inference.protocol.events import ChoiceFinished, Event, Finished
@@ -286,10 +286,7 @@ class ResponseTurn:
         if request is None or encoder is None or encoder.response is None:
             return b""
         frames = encoder.failed(error, names_error=False)
-        if request.store:
-            number = encoder.next_number - 1
-            record = record_of(request, encoder.response, call=self.call, last_event_number=number)
-            await self._store.save_failed(record)
+        await self._store.save_failed(request, encoder, self.call)
         return frames
 
     async def _history(self, request: ResponsesRequest, kept: KeptTurn | None) -> list[InputItem]:
@@ -313,11 +310,7 @@ class ResponseTurn:
     ) -> None:
         for event in events:
             if isinstance(event, Finished):
-                response = encoder.response_after(event)
-                if request.store:
-                    number = encoder.next_number
-                    record = record_of(request, response, call=self.call, last_event_number=number)
-                    await self._store.save(record)
+                await self._store.save_finished(request, encoder, event, self.call)
                 self._has_finished = True
         if frames := b"".join([encoder.encode(event) for event in events]):
             self.call.capture_answer(frames)
