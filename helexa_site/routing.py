@@ -24,8 +24,12 @@ from inference.gateway.batches.endpoints import (
 from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.consumers.api_consumer import OpenApiConsumer, UnknownUrlConsumer
-from inference.gateway.consumers.embed import EmbeddingsConsumer, RerankConsumer, ScoreConsumer
-from inference.gateway.consumers.generate import GenerationConsumer
+from inference.gateway.consumers.generate import (
+    EmbeddingsConsumer,
+    GenerationConsumer,
+    RerankConsumer,
+    ScoreConsumer,
+)
 from inference.gateway.consumers.health import HealthConsumer, PingConsumer
 from inference.gateway.consumers.models import ModelConsumer, ModelListConsumer
 from inference.gateway.consumers.ollama import (

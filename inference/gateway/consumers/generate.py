@@ -1,4 +1,4 @@
-"""Answering a request for text: parse, place, submit, and encode what comes back.
+"""Answers requests for text, vectors, scores and ranks: parse, place, submit, encode the events.
 
     parse ─▶ catalogue ─▶ placer ─▶ Submit ─▶ events ─▶ encoder ─▶ frames
 
@@ -7,7 +7,7 @@ A stream that has to wait is started after ``STREAM_GRACE_S``, so that early ref
 status and later ones become the stream's last event.
 
 Frames are sent as they come, and keep-alives while there are none: a stream is started by its first
-frame or by its first keep-alive.
+frame or by its first keep-alive. A body of vectors is encoded and sent as they come.
 """
 
 from __future__ import annotations
@@ -15,23 +15,36 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
+from inference.gateway.request.attempt import RunningRequest
 from inference.gateway.request.run import run_request
 from inference.gateway.responses.background import FrameWatch
-from inference.protocol.events import Accepted, ChoiceFinished, Event, Finished
+from inference.gateway.server.bodies import BodyWriter
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Embedded,
+    EmbeddedPart,
+    Event,
+    Finished,
+)
 from inference.wire.dialect import (
     WAITING_COMMENT,
     Encoder,
     ErrorDialect,
     Parse,
     ParsedRequest,
+    PartsEncoder,
     waiting_comment,
     with_escaped_line_ends,
 )
+from inference.wire.openai import embeddings as openai_embeddings
 from inference.wire.openai import errors as openai_errors
+from inference.wire.vllm import rerank
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -214,3 +227,65 @@ def _parts_of(encoder: Encoder) -> Callable[[Event], Iterator[bytes]] | None:
 
 def unix_time_s() -> int:
     return int(time.time())
+
+
+class EmbeddingsConsumer(ApiConsumer):
+    method = "POST"
+
+    endpoint = "/v1/embeddings"
+
+    async def answer(self, body: bytes) -> None:
+        request = await self.parsed(openai_embeddings.parse, body)
+        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
+        async with run_request(
+            self.gateway, self.call, request.embedding, abort=self.abort
+        ) as stream:
+            await write_body(stream, encoder, BodyWriter(self))
+
+
+async def write_body(stream: RunningRequest, encoder: PartsEncoder, writer: BodyWriter) -> None:
+    has_ended = False
+    while not has_ended:
+        for event in await stream.next_events():
+            for part in encoder.parts(event):
+                await writer.write(part)
+            has_ended = isinstance(event, Embedded)
+    await writer.finish()
+
+
+async def all_vectors(stream: RunningRequest) -> Embedded:
+    vectors: list[bytes] = []
+    while True:
+        for event in await stream.next_events():
+            if isinstance(event, EmbeddedPart | Embedded):
+                vectors += event.vectors
+            if isinstance(event, Embedded):
+                usage = event.usage
+                return Embedded(request_id=event.request_id, vectors=vectors, usage=usage)
+
+
+class ScoreConsumer(ApiConsumer):
+    method = "POST"
+
+    endpoint = "/v1/score"
+
+    async def answer(self, body: bytes) -> None:
+        await self.answer_with_scores(await self.parsed(rerank.parse_score, body))
+
+    async def answer_with_scores(
+        self, request: rerank.ScoringRequest | rerank.RerankRequest
+    ) -> None:
+        async with run_request(self.gateway, self.call, request.score, abort=self.abort) as stream:
+            embedded = await all_vectors(stream)
+        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
+        await self.respond(200, encoder.encode(embedded))
+
+
+class RerankConsumer(ScoreConsumer):
+    def __init__(self, *, gateway: Gateway, version: int = 1) -> None:
+        super().__init__(gateway=gateway, endpoint=f"/v{version}/rerank")
+        self._version = version
+
+    async def answer(self, body: bytes) -> None:
+        parse = partial(rerank.parse, version=self._version)
+        await self.answer_with_scores(await self.parsed(parse, body))

@@ -15,8 +15,7 @@ from typing import ClassVar
 from fleet.catalogue import CatalogueEntry
 from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
-from inference.gateway.consumers.embed import write_body
-from inference.gateway.consumers.generate import GenerationConsumer
+from inference.gateway.consumers.generate import GenerationConsumer, write_body
 from inference.gateway.consumers.models import model_card
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.run import run_request
