@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from inference.gateway.request.reserve import Ledger
 
 logger = logging.getLogger(__name__)
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OTHER = "other"
 MAX_NAMES = 2000
@@ -97,7 +97,7 @@ class _Series(Generic[Family]):
     here, since ``labels`` takes longer than counting."""
 
     def __init__(self, families: Mapping[str, Family], limit: int) -> None:
-        self._families = families
+        self._families: Mapping[str, Family] = families
         self._limit = limit
         self._by_labels: dict[tuple[str, ...], dict[str, Family]] = {}
 
@@ -174,7 +174,8 @@ class Metrics(Collector):
         if ended.was_cold:
             counts["cold_starts"].inc()
         for name, number in settle.tokens.items():
-            counts[name].inc(number)
+            if number:
+                counts[name].inc(number)
         first_token_s = ended.time_to_first_token_s
         if first_token_s is None:
             return

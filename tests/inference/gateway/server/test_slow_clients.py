@@ -57,7 +57,7 @@ def environment(redis_server_url: str, make_sqlite: MakeSqlite) -> dict[str, str
 
 @pytest.fixture(scope="module")
 def server(environment: dict[str, str], tmp_path_factory: Any) -> Iterator[RunningServer]:
-    running = start("daphne", environment, tmp_path_factory.mktemp("log") / "server.log")
+    running = start(environment, tmp_path_factory.mktemp("log") / "server.log")
     yield running
     running.process.terminate()
     running.process.wait(60)
@@ -174,7 +174,7 @@ async def test_a_websocket_may_be_quiet(server: RunningServer, ready: FakeNeuron
 def poor_server(environment: dict[str, str], tmp_path: Path) -> Iterator[RunningServer]:
     """One with few file descriptors, whose clients may take their time."""
     patient = environment | {"HELEXA_HEAD_TIMEOUT_S": "60", "HELEXA_IDLE_TIMEOUT_S": "60"}
-    running = start("daphne", patient, tmp_path / "log", num_descriptors=NUM_DESCRIPTORS)
+    running = start(patient, tmp_path / "log", num_descriptors=NUM_DESCRIPTORS)
     yield running
     running.process.terminate()
     running.process.wait(60)

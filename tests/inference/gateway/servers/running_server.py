@@ -1,4 +1,4 @@
-"""The whole application under Daphne or uvicorn, in a process of its own."""
+"""The whole application under Daphne, in a process of its own."""
 
 from __future__ import annotations
 
@@ -52,12 +52,7 @@ def gateway_environment(data_dir: Path, redis_url: str, *, max_body_bytes: int) 
     return env
 
 
-def command(kind: str, port: int) -> list[str]:
-    if kind == "uvicorn":
-        return [
-            *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application"),
-            *("--port", str(port), "--timeout-graceful-shutdown", "1"),
-        ]
+def command(port: int) -> list[str]:
     code = (
         "import django; django.setup();"
         "from django.core.management import call_command;"
@@ -66,12 +61,10 @@ def command(kind: str, port: int) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def start(
-    kind: str, env: dict[str, str], log: Path, *, num_descriptors: int | None = None
-) -> RunningServer:
+def start(env: dict[str, str], log: Path, *, num_descriptors: int | None = None) -> RunningServer:
     """``num_descriptors``: the limit of its file descriptors, soft and hard."""
     port = free_port()
-    words = command(kind, port)
+    words = command(port)
     if num_descriptors is not None:
         words = ["sh", "-c", f'ulimit -n {num_descriptors} && exec "$@"', "sh", *words]
     with log.open("wb") as output:

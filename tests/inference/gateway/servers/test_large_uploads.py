@@ -86,7 +86,7 @@ def server(
 
     data_dir = make_sqlite(offer).parent
     env = gateway_environment(data_dir, redis_server_url, max_body_bytes=UPLOAD_BYTES + MIB)
-    running = start("daphne", env, tmp_path / "server.log")
+    running = start(env, tmp_path / "server.log")
     yield running
     running.process.terminate()
     running.process.wait(60)

@@ -1,4 +1,4 @@
-"""The same application under Daphne and uvicorn, as processes, with real clients."""
+"""The application under Daphne, as a process, with real clients."""
 
 from __future__ import annotations
 
@@ -27,12 +27,9 @@ from tests.inference.gateway.servers.running_server import RunningServer, served
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["daphne", "uvicorn"])
-def server(
-    request: pytest.FixtureRequest, environment: dict[str, str], tmp_path_factory: Any
-) -> Iterator[RunningServer]:
-    log = tmp_path_factory.mktemp("log") / "server.log"
-    running = start(request.param, environment, log)
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str], tmp_path_factory: Any) -> Iterator[RunningServer]:
+    running = start(environment, tmp_path_factory.mktemp("log") / "server.log")
     yield running
     running.process.terminate()
     running.process.wait(60)
@@ -140,7 +137,6 @@ async def test_a_body_is_not_read_for_whoever_may_not_ask(
     writer.close()
 
 
-@pytest.mark.parametrize("server", ["daphne"], indirect=True)
 @each_case(
     ("head", "status", "code"),
     [
@@ -182,7 +178,6 @@ async def recorded(
     return tuple(row)
 
 
-@pytest.mark.parametrize("server", ["daphne"], indirect=True)
 async def test_leaving_before_the_body_is_whole_is_recorded(server: RunningServer) -> None:
     _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"POST /v1/moderations HTTP/1.1\r\nHost: a.b\r\nContent-Length: 9\r\n\r\n{")
@@ -192,7 +187,6 @@ async def test_leaving_before_the_body_is_whole_is_recorded(server: RunningServe
     assert found == (0, "cancelled")
 
 
-@pytest.mark.parametrize("server", ["daphne"], indirect=True)
 async def test_a_handshake_that_is_none_is_recorded(server: RunningServer) -> None:
     upgrade = {"connection": "Upgrade", "upgrade": "websocket"}
     async with server.client() as client:
@@ -289,7 +283,6 @@ async def test_a_websocket_that_is_refused(server: RunningServer, ready: FakeNeu
         assert (await client.get("/health", headers=headers)).json()["status"] == "ok"
 
 
-@pytest.mark.parametrize("server", ["daphne"], indirect=True)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 async def test_a_refused_handshake_has_its_records_id(server: RunningServer, path: str) -> None:
     key = {"authorization": "Bearer hx-abcdefghij-" + 32 * "s"}
@@ -302,7 +295,6 @@ async def test_a_refused_handshake_has_its_records_id(server: RunningServer, pat
     assert found == (403, "refused")
 
 
-@pytest.mark.parametrize("server", ["daphne"], indirect=True)
 async def test_what_django_refuses_has_its_records_id(server: RunningServer) -> None:
     async with server.client() as client:
         for path, content, status in (

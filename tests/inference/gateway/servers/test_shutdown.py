@@ -36,7 +36,7 @@ async def test_daphne_drains(
 
     ready.script = waits
     await ready.beat()
-    running = await asyncio.to_thread(start, "daphne", environment, tmp_path / "log")
+    running = await asyncio.to_thread(start, environment, tmp_path / "log")
     body = {"model": MODEL, "messages": QUESTION, "stream": True}
     try:
         async with running.client() as client:
@@ -64,7 +64,7 @@ async def test_a_second_signal_ends_a_drain_at_once(
     ready.script = never_ends
     await ready.beat()
     patient = environment | {"HELEXA_DRAIN_SECONDS": "3600"}
-    running = await asyncio.to_thread(start, "daphne", patient, tmp_path / "log")
+    running = await asyncio.to_thread(start, patient, tmp_path / "log")
     body = {"model": MODEL, "messages": QUESTION, "stream": True}
     try:
         async with running.client() as client:
@@ -85,7 +85,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(environment: dict[str, str]) 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         run = subprocess.run(
-            command("daphne", taken.getsockname()[1]),
+            command(taken.getsockname()[1]),
             cwd=REPOSITORY_DIR,
             env=environment,
             capture_output=True,
