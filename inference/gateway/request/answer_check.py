@@ -92,24 +92,6 @@ def _most_bytes(request: Request, most: Usage) -> int:
 
 
 class AnswerCheck:
-    __slots__ = (
-        "_is_accepted",
-        "_is_only_counted",
-        "_max_output_tokens",
-        "_may_time",
-        "_may_trace",
-        "_most",
-        "_num_calls",
-        "_num_choices",
-        "_num_open",
-        "_num_prompts",
-        "_num_tokens",
-        "_num_vectors",
-        "_request",
-        "_vector_bytes",
-        "bytes_left",
-    )
-
     def __init__(
         self,
         request: Request,

@@ -58,28 +58,6 @@ class RequestStream:
     """``epoch`` is that of the neuron instance that serves it: from the snapshot at dispatch, then
     from its events."""
 
-    __slots__ = (
-        "_abort",
-        "_check",
-        "_deadline",
-        "_error",
-        "_events",
-        "_fragments",
-        "_num_queued_bytes",
-        "_submission",
-        "_waiter",
-        "accepted",
-        "ended",
-        "epoch",
-        "is_submitted",
-        "model",
-        "neuron",
-        "num_misses",
-        "request_id",
-        "started_s",
-        "usage_counter",
-    )
-
     def __init__(
         self,
         *,

@@ -38,21 +38,6 @@ class UsageCounter:
 
     ``on_accepted`` is called with the prompt's length."""
 
-    __slots__ = (
-        "_completion_tokens",
-        "_is_cut",
-        "_on_accepted",
-        "_prompt_tokens",
-        "_when_counted",
-        "_when_settled",
-        "begun_s",
-        "first_token_s",
-        "is_settled",
-        "stage_times",
-        "trace",
-        "usage",
-    )
-
     def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
         self.usage: Usage = NOTHING
         self.first_token_s: float | None = None

@@ -22,6 +22,7 @@ from twisted.internet.tcp import Port
 from helexa_site.web.client_address import client_address, counted_address
 from inference.descriptors import DescriptorMarks
 from inference.gateway.server.http_channel import ReadDeadline, ReadTimeouts, StreamChannel
+from inference.logs.throttled import ThrottledLog
 from inference.protocol.refusals import OVERLOADED
 from inference.settings.kinds import Network
 from inference.wire.errors import ApiError, ServiceUnavailableError, TooManyConnectionsError
@@ -96,7 +97,6 @@ class OpenClients:
 
 logger = logging.getLogger(__name__)
 
-LOG_INTERVAL_S = 60.0
 OVERLOADED_RETRY_AFTER_S = 2.0
 
 
@@ -114,10 +114,8 @@ class ClientConnections:
         self._trusted_proxies = trusted_proxies
         self._marks = marks
         self._on_refused = on_refused
-        self._clock = clock
+        self._log = ThrottledLog(logger, logging.WARNING, clock=clock)
         self._by_address: Counter[str] = Counter()
-        self._num_refused: Counter[str] = Counter()
-        self._logged_s = -LOG_INTERVAL_S
 
     def admit(self, host: str, descriptor: int) -> ApiError | None:
         address = self._counted(host)
@@ -147,18 +145,12 @@ class ClientConnections:
         return counted_address(address)
 
     def _refused(self, error: ApiError, host: str, descriptor: int) -> ApiError:
-        self._num_refused[error.code] += 1
         self._on_refused(error.code)
-        if self._clock() - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = self._clock()
-            logger.warning(
-                "connections refused: %s; the last one was of %s with file descriptor %d of %d",
-                ", ".join(f"{number} {code}" for code, number in self._num_refused.items()),
-                host,
-                descriptor,
-                self._marks.limit,
-            )
-            self._num_refused.clear()
+        self._log.log(
+            error.code,
+            f"a connection is refused: {error.code}, of {host} with file descriptor {descriptor} "
+            f"of {self._marks.limit}",
+        )
         return error
 
 

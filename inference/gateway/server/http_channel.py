@@ -56,8 +56,6 @@ class Reading(enum.Enum):
 
 
 class ReadDeadline:
-    __slots__ = ("_body_left_s", "_due_s", "_num_bytes", "_read_from_s", "_timeouts", "reading")
-
     def __init__(self, timeouts: ReadTimeouts, now_s: float) -> None:
         self._timeouts = timeouts
         self.wait(now_s)

@@ -38,15 +38,6 @@ propagator = TraceContextTextMapPropagator()
 
 
 class RequestSpans:
-    __slots__ = (
-        "_attempt",
-        "_context",
-        "_num_attempts",
-        "_root",
-        "_tracer",
-        "_unix_ns",
-    )
-
     def __init__(self, tracer: Tracer, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._tracer = tracer
         began_s = time.monotonic()
@@ -163,8 +154,6 @@ class RequestSpans:
 
 
 class _Attempt:
-    __slots__ = ("_counter", "_sent_s", "ended_s", "has_stages", "span")
-
     def __init__(
         self, span: Span, counter: UsageCounter, sent_s: float, *, has_stages: bool
     ) -> None:

@@ -52,8 +52,6 @@ UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
 
 
 class Watch:
-    __slots__ = ("_has_answered", "_link")
-
     def __init__(self, link: UpstreamLink) -> None:
         self._link = link
         self._has_answered = False
