@@ -11,9 +11,9 @@ Nothing is read ahead: an upstream whose client reads slowly is read as slowly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fleet.upstreams.http import unversioned
 from inference.gateway.upstreams.links import UpstreamLink
@@ -29,8 +29,6 @@ from inference.wire.upstream.dialects import JSON, Exchange
 from inference.wire.upstream.refusals import FAILED, UNAVAILABLE, failure_in_stream, failure_of
 
 if TYPE_CHECKING:
-    import httpx2
-
     from inference.gateway.upstreams.transport import UpstreamResponse
 
 
@@ -60,15 +58,7 @@ def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
         raise _failed(name, "broke off", has_begun()) from None
 
 
-class Response(Protocol):
-    @property
-    def status_code(self) -> int: ...
-    @property
-    def headers(self) -> httpx2.Headers: ...
-    def aiter_raw(self) -> AsyncIterator[bytes]: ...
-
-
-async def check_status(link: UpstreamLink, response: Response) -> None:
+async def check_status(link: UpstreamLink, response: UpstreamResponse) -> None:
     status = response.status_code
     if status == OK:
         return
@@ -87,9 +77,9 @@ async def check_status(link: UpstreamLink, response: Response) -> None:
     )
 
 
-async def read_whole(response: Response, max_bytes: int, *, cuts: bool = False) -> bytes:
+async def read_whole(response: UpstreamResponse, max_bytes: int, *, cuts: bool = False) -> bytes:
     content = bytearray()
-    async for part in response.aiter_raw():
+    async for part in response.parts():
         content += part
         if len(content) > max_bytes:
             if cuts:

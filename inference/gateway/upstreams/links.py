@@ -2,8 +2,7 @@
 
     UpstreamEntry ─▶ UpstreamLink ─┬▶ place()    waits while all are taken
                                    ├▶ watched()  refuses while it is left out, and probes it
-                                   ├▶ post()     a whole body, over its UpstreamTransport
-                                   └▶ client     httpx2's over the same one, for all else
+                                   └▶ post()     over its UpstreamTransport
     another entry ─▶ another link; the old one is closed once its last request has ended
 
 An upstream that was unavailable for ``MAX_FAILURES`` requests in a row is left out:
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -75,7 +74,6 @@ class UpstreamLink:
     def __init__(
         self,
         entry: UpstreamEntry,
-        client: httpx2.AsyncClient,
         transport: UpstreamTransport,
         secret: str,
         *,
@@ -83,8 +81,6 @@ class UpstreamLink:
     ) -> None:
         self.entry = entry
         self._transport = transport
-        self.client = client
-        """Over the same connections, for bodies that are streamed. Its requests cost more."""
         self._headers = [
             (b"host", urlsplit(entry.url).netloc.encode()),
             *((name.encode(), value.encode()) for name, value in headers_of(entry, secret).items()),
@@ -106,16 +102,22 @@ class UpstreamLink:
         return f"<UpstreamLink {self.entry.name}: {self.num_open} open>"
 
     async def post(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, until_s: float
+        self,
+        url: str,
+        body: bytes | AsyncIterable[bytes],
+        headers: Mapping[str, str],
+        *,
+        until_s: float,
     ) -> UpstreamResponse:
         """The answer for the caller to close: its head is there by then, and of a success some of
-        its body. ``url`` is of the upstream's origin. Raises ``httpx2.TransportError``,
-        ``TimeoutError``."""
+        its body. ``url`` is of the upstream's origin; ``headers`` have the length of a body that is
+        streamed. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         sent = [
             *self._headers,
             *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
-            (b"content-length", b"%d" % len(body)),
         ]
+        if isinstance(body, bytes):
+            sent.append((b"content-length", b"%d" % len(body)))
         return await self._transport.send(b"POST", _url(url), sent, body, until_s, with_part=True)
 
     @property
@@ -190,7 +192,7 @@ class UpstreamLink:
     async def close(self) -> None:
         if self._probing is not None:
             self._probing.cancel()
-        await self.client.aclose()
+        await self._transport.aclose()
 
     async def _probe(self) -> None:
         """Keeps an upstream that is offline left out, at the cost of no client's request."""
@@ -202,12 +204,14 @@ class UpstreamLink:
     async def _is_reachable(self) -> bool:
         import httpx2
 
-        url = list_url(self.entry)
+        until_s = asyncio.get_running_loop().time() + PROBE_TIME_LIMIT_S
+        url = _url(list_url(self.entry))
         try:
-            async with asyncio.timeout(PROBE_TIME_LIMIT_S), self.client.stream("GET", url) as head:
-                return head.status_code < FIRST_SERVER_ERROR
+            response = await self._transport.send(b"GET", url, self._headers, b"", until_s)
         except (httpx2.HTTPError, TimeoutError):
             return False
+        response.close()
+        return response.status_code < FIRST_SERVER_ERROR
 
     async def _acquire(self, timeout_s: float) -> None:
         name = self.entry.name
@@ -271,8 +275,6 @@ class UpstreamLinks:
             await link.close()
 
     async def _opened(self, entry: UpstreamEntry) -> UpstreamLink:
-        import httpx2
-
         from inference.gateway.upstreams.transport import UpstreamTransport
 
         try:
@@ -290,12 +292,11 @@ class UpstreamLinks:
                 )
             ) from None
         transport = UpstreamTransport(
-            options.pop("verify"),
-            proxy=options.pop("proxy") or "",
+            options["verify"],
+            proxy=options["proxy"] or "",
             connect_timeout_s=entry.connect_timeout_s,
         )
-        client = httpx2.AsyncClient(**options, transport=transport, timeout=None)
-        return UpstreamLink(entry, client, transport, secret, max_waiting=self._max_waiting)
+        return UpstreamLink(entry, transport, secret, max_waiting=self._max_waiting)
 
 
 @lru_cache(maxsize=256)

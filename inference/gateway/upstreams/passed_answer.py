@@ -35,7 +35,7 @@ from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamF
 from inference.wire.upstream.refusals import FAILED
 
 if TYPE_CHECKING:
-    import httpx2
+    from inference.gateway.upstreams.transport import UpstreamResponse
 
 HELD_BYTES = 64 * 1024
 TYPES = re.compile(
@@ -85,15 +85,14 @@ class PassedAnswer:
         deadline_s: float,
     ) -> None:
         with faults(self._link, lambda: self.has_begun):
-            entry, client = self._link.entry, self._link.client
-            loop = asyncio.get_running_loop()
-            until_s = min(deadline_s, loop.time() + entry.first_token_timeout_s)
-            url = entry.url + self._request.endpoint.path.removeprefix("/v1")
-            request = client.build_request(
-                "POST", url, content=content, headers={"accept": "*/*", **headers}
+            entry = self._link.entry
+            until_s = min(
+                deadline_s, asyncio.get_running_loop().time() + entry.first_token_timeout_s
             )
-            async with asyncio.timeout_at(until_s):
-                response = await client.send(request, stream=True)
+            url = entry.url + self._request.endpoint.path.removeprefix("/v1")
+            response = await self._link.post(
+                url, content, {"accept": "*/*", **headers}, until_s=until_s
+            )
             try:
                 async with asyncio.timeout_at(until_s):
                     await check_status(self._link, response)
@@ -101,20 +100,15 @@ class PassedAnswer:
                 async with aclosing(self._parts(response, until_s)) as parts:
                     await self._pass_parts(parts, type_)
             finally:
-                await response.aclose()
+                response.close()
         if self._units is not None and self._units.has_failed:
             message = f"The upstream {entry.name} failed in its answer."
             raise RequestFailedError(Failure(code=FAILED, message=message))
 
-    async def _parts(self, response: httpx2.Response, until_s: float) -> AsyncGenerator[bytes]:
+    async def _parts(self, response: UpstreamResponse, until_s: float) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()
         left_bytes = MAX_ANSWER_BYTES
-        parts = response.aiter_raw()
-        while True:
-            async with asyncio.timeout_at(until_s):
-                part = await anext(parts, None)
-            if part is None:
-                return
+        while (part := await response.next_part(until_s)) is not None:
             left_bytes -= len(part)
             if left_bytes < 0:
                 raise UpstreamFaultError(f"more than {MAX_ANSWER_BYTES:,} bytes")
@@ -166,7 +160,7 @@ class PassedAnswer:
             await self._reply.send_body(part)
 
 
-def _type_of(response: httpx2.Response) -> str:
+def _type_of(response: UpstreamResponse) -> str:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise UpstreamFaultError("a compressed body")

@@ -3,9 +3,9 @@ over a new one.
 
     new: addresses ─▶ the proxy's CONNECT, where there is one ─▶ TLS ─▶ UpstreamConnection
 
-It is also a transport of httpx2's client, whose own pool asks the kernel about each idle connection
-for each request: with 64 requests at once that took more than all else of a forwarded request. How
-many connections there are is the caller's to bound. Errors are httpx2's.
+httpx2's own pool asks the kernel about each idle connection for each request: with 64 requests at
+once that took more than all else of a forwarded request. How many connections there are is the
+caller's to bound. Errors are httpx2's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PORTS = {"http": 80, SECURE: 443}
 OK, FIRST_REDIRECT = 200, 300
 
 
-class UpstreamTransport(httpx2.AsyncBaseTransport):
+class UpstreamTransport:
     def __init__(self, context: ssl.SSLContext, *, proxy: str, connect_timeout_s: float) -> None:
         context.set_alpn_protocols(["http/1.1"])
         self._context = context
@@ -37,13 +37,6 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self._open: set[UpstreamConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._draining: set[asyncio.Task[None]] = set()
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        assert isinstance(request.stream, httpx2.AsyncByteStream)
-        answer = await self.send(
-            request.method.encode(), request.url, request.headers.raw, request.stream
-        )
-        return httpx2.Response(answer.status_code, headers=answer.raw_headers, stream=answer)
 
     async def send(
         self,
@@ -186,9 +179,8 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         return connection
 
 
-class UpstreamResponse(httpx2.AsyncByteStream):
-    """An answer whose head is there, for its reader to close. Its body can also be read as the
-    stream of an ``httpx2.Response``."""
+class UpstreamResponse:
+    """An answer whose head is there, for its reader to close."""
 
     def __init__(
         self,
@@ -216,10 +208,8 @@ class UpstreamResponse(httpx2.AsyncByteStream):
     async def next_part(self, until_s: float | None) -> bytes | None:
         return await self._connection.next_part(until_s)
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    def parts(self) -> AsyncIterator[bytes]:
         return self._connection.parts()
-
-    aiter_raw = __aiter__
 
     def gather(self) -> None:
         self._connection.gathers = True
@@ -229,9 +219,6 @@ class UpstreamResponse(httpx2.AsyncByteStream):
 
     def close_drained(self) -> None:
         self._transport.free_drained(self._connection)
-
-    async def aclose(self) -> None:
-        self.close()
 
 
 def _port(url: httpx2.URL) -> int:

@@ -48,18 +48,19 @@ async def transport_of(
         await made.aclose()
 
 
-async def ask(transport: UpstreamTransport, url: str, body: bytes = b"{}") -> httpx2.Response:
+async def ask(transport: UpstreamTransport, url: str, body: bytes = b"{}") -> UpstreamResponse:
     """The answer's head."""
-    request = httpx2.Request("POST", url, content=body)
-    return await transport.handle_async_request(request)
+    asked = httpx2.URL(url)
+    headers = [(b"host", asked.netloc), (b"content-length", b"%d" % len(body))]
+    return await transport.send(b"POST", asked, headers, body)
 
 
-async def read(response: httpx2.Response) -> bytes:
+async def read(response: UpstreamResponse) -> bytes:
     """The whole body."""
     try:
-        return b"".join([part async for part in response.aiter_raw()])
+        return b"".join([part async for part in response.parts()])
     finally:
-        await response.aclose()
+        response.close()
 
 
 async def head_of(reader: asyncio.StreamReader) -> bytes:
@@ -97,7 +98,7 @@ async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None
                 await until(lambda: not any(one.is_reusable for one in transport._idle))
         assert num_connections == 2
     async with serving(leaves) as port, transport_of() as transport:
-        await (await ask(transport, f"http://127.0.0.1:{port}/")).aclose()
+        (await ask(transport, f"http://127.0.0.1:{port}/")).close()
         await asyncio.wait_for(left.wait(), PATIENCE_S)
 
 
@@ -226,15 +227,14 @@ async def test_tokens_that_come_fast_are_given_together_and_the_end_at_once(
 
     async with serving(handler) as port, transport_of() as transport:
         response = await ask(transport, f"http://127.0.0.1:{port}/")
-        parts = response.aiter_raw()
+        parts = response.parts()
         assert await anext(parts) == b"a"
-        assert isinstance(response.stream, UpstreamResponse)
-        response.stream.gather()
+        response.gather()
         goes_on.set()
         async with asyncio.timeout(PATIENCE_S / 2):
             assert [part async for part in parts] == [b"bcd"]
         monkeypatch.setattr(connection_module, "GATHER_S", 0.01)
-        await response.aclose()
+        response.close()
 
 
 async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,14 +250,13 @@ async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.Monkey
 
     async with serving(handler) as port, transport_of() as transport:
         response = await ask(transport, f"http://127.0.0.1:{port}/")
-        parts = response.aiter_raw()
+        parts = response.parts()
         assert await anext(parts) == b"a"
-        assert isinstance(response.stream, UpstreamResponse)
-        response.stream.gather()
+        response.gather()
         goes_on.set()
         async with asyncio.timeout(PATIENCE_S):
             assert await anext(parts) == b"b"
-        await response.aclose()
+        response.close()
 
 
 async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
@@ -295,7 +294,7 @@ async def test_no_more_is_read_than_is_taken() -> None:
         assert num_written < 32 * 1024 * 1024
         (connection,) = transport._open
         assert sum(map(len, connection._unread)) <= MAX_UNREAD_BYTES + 256 * 1024
-        await response.aclose()
+        response.close()
 
 
 @each_case(
@@ -328,11 +327,11 @@ async def test_what_came_before_a_break_is_given() -> None:
     async with serving(handler) as port, transport_of() as transport:
         response = await ask(transport, f"http://127.0.0.1:{port}/")
         await asyncio.sleep(0.05)  # the end has come too when the body is read
-        parts = response.aiter_raw()
+        parts = response.parts()
         assert await anext(parts) == b"hello"
         with pytest.raises(httpx2.RemoteProtocolError):
             await anext(parts)
-        await response.aclose()
+        response.close()
 
 
 async def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
