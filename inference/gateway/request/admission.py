@@ -55,6 +55,7 @@ from metering.limits.state import (
 
 if TYPE_CHECKING:
     from inference.gateway.gateway import Gateway
+    from inference.gateway.redis.neurons import Liveness
 
 RETRY_AFTER_S = 1.0
 
@@ -183,7 +184,7 @@ async def permit(
         raise ModelNotAllowedError(entry.name)
     # Bounds read the whole prompt, so they are made only where a limit counts its tokens.
     is_counted = principal.tokens_per_minute is not None
-    bounds = await _bounds_now(gateway, base, request) if is_counted else None
+    bounds = await _bounds_now(gateway.liveness, base, request) if is_counted else None
     await gateway.limits.acquire(call, bounds, base.name)
     if base.upstream_model is not None or not (call.is_billed and principal.budgets):
         return
@@ -193,8 +194,8 @@ async def permit(
         await gateway.accounting.reserve(call, fewest_tokens(request))
 
 
-async def _bounds_now(gateway: Gateway, base: CatalogueEntry, request: Request) -> TokenBounds:
-    ready = ready_replicas(await gateway.liveness.placing_snapshot(), base.name)
+async def _bounds_now(liveness: Liveness, base: CatalogueEntry, request: Request) -> TokenBounds:
+    ready = ready_replicas(await liveness.placing_snapshot(), base.name)
     contexts = [replica.context_tokens for replica in ready]
     outputs = [replica.max_output_tokens for replica in ready]
     return token_bounds(
@@ -227,10 +228,10 @@ def check_task(entry: CatalogueEntry, task: Task) -> None:
     )
 
 
-async def check_sees(gateway: Gateway, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
+async def check_sees(liveness: Liveness, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
     """Refuses before anything is placed, where a replica has reported its vision: the same files
     may be another model on none. Raises ``VisionUnsupportedError``."""
-    ready = ready_replicas(await gateway.liveness.placing_snapshot(), entry.name)
+    ready = ready_replicas(await liveness.placing_snapshot(), entry.name)
     if ready and not any("vision" in replica.capabilities for replica in ready):
         raise VisionUnsupportedError(files[0].path)
 

@@ -18,7 +18,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import Target, When
 from inference.gateway.gateway import Gateway
 from inference.gateway.images import without_files
-from inference.gateway.request.admission import check_sees, check_task, permit
+from inference.gateway.request.admission import Bounds, check_sees, check_task, permit
 from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.failover import TargetedRequest
 from inference.gateway.request.identify import take_end_user
@@ -60,7 +60,7 @@ async def run_request(
     check_task(base, "text")
     targets = usable_targets(base, request, is_adapter=entry.base is not None)
     if files and all(target.is_own for target in targets):
-        await check_sees(gateway, base, files)
+        await check_sees(gateway.liveness, base, files)
     if isinstance(request, TokenCountRequest | TokenizeRequest) and targets[0].is_own:
         files = []  # their sizes are enough
     asked = Asked(
@@ -72,7 +72,7 @@ async def run_request(
         abort=abort,
     )
     running: RunningRequest
-    with _stored_counted(gateway, files):
+    with _stored_counted(gateway.bounds, files):
         served = targets[0].upstream_model
         if not is_plain(targets):
             running = TargetedRequest(asked, targets, files=files)
@@ -88,15 +88,15 @@ async def run_request(
 
 
 @contextmanager
-def _stored_counted(gateway: Gateway, files: Sequence[ImageFile]) -> Iterator[None]:
+def _stored_counted(bounds: Bounds, files: Sequence[ImageFile]) -> Iterator[None]:
     """Images that came with the body are counted with it; stored ones take as much room. Raises
     ``ServiceUnavailableError``."""
     num_bytes = sum(image.num_bytes for image in files if image.path is None)
-    gateway.bounds.take_body(num_bytes)
+    bounds.take_body(num_bytes)
     try:
         yield
     finally:
-        gateway.bounds.free_body(num_bytes)
+        bounds.free_body(num_bytes)
 
 
 def usable_targets(

@@ -21,7 +21,6 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
 from fleet.upstreams.entry import UpstreamEntry
-from inference.gateway.gateway import Gateway
 from inference.gateway.request.admission import with_defaults_at
 from inference.gateway.request.attempt import Asked
 from inference.gateway.request.identify import has_passed, passed_on
@@ -101,7 +100,9 @@ class ForwardedRequest:
 
     async def begin(self) -> None:
         self._call.placed_model = self._entry.name
-        upstream = permitted_upstream(self._gateway, self._call, self._entry, self._served)
+        upstream = permitted_upstream(
+            self._gateway.pseudonym, self._call, self._entry, self._served
+        )
         request = self._request = with_defaults_at(self._request, self._entry, upstream)
         if isinstance(request, TokenCountRequest) and _is_empty(request):
             self._uncounted = [TokensCounted(request_id=self._call.request_id, prompt_tokens=0)]
@@ -193,7 +194,9 @@ class ForwardedRequest:
         counter = UsageCounter()
         self._gateway.accounting.submitted(self._call, counter)
         attempt = self._attempt = _Attempt(link, made, watch, counter, most, bounds)
-        headers = attempt_headers(self._gateway, self._call, link.entry, self._served, since_s)
+        headers = attempt_headers(
+            self._gateway.pseudonym, self._call, link.entry, self._served, since_s
+        )
         attempt.answer = UpstreamAnswer(
             link,
             exchange,
@@ -249,7 +252,7 @@ class ForwardedRequest:
 
 
 def permitted_upstream(
-    gateway: Gateway, call: Call, entry: CatalogueEntry, served: UpstreamModel
+    pseudonym: str, call: Call, entry: CatalogueEntry, served: UpstreamModel
 ) -> UpstreamEntry:
     upstream = entry.upstream_named(served.upstream)
     if upstream is None:
@@ -257,7 +260,7 @@ def permitted_upstream(
             Failure(code=FAILED, message=f"The upstream {served.upstream} has been removed.")
         )
     check_network(entry, upstream, call.who)
-    if has_passed(call.via, gateway.pseudonym):
+    if has_passed(call.via, pseudonym):
         raise RequestFailedError(
             Failure(
                 code=FAILED,
@@ -269,9 +272,9 @@ def permitted_upstream(
 
 
 def attempt_headers(
-    gateway: Gateway, call: Call, upstream: UpstreamEntry, served: UpstreamModel, since_s: float
+    pseudonym: str, call: Call, upstream: UpstreamEntry, served: UpstreamModel, since_s: float
 ) -> dict[str, str]:
-    headers = {"via": passed_on(call.via, gateway.pseudonym)}
+    headers = {"via": passed_on(call.via, pseudonym)}
     spans, counter = call.spans, call.usage_counter
     if spans is None:
         return headers

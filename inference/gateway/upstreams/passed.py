@@ -83,7 +83,12 @@ class _PassedThrough:
         self._unit = UNIT_OF_TASK[entry.task]
         self._deadline_s = asyncio.get_running_loop().time() + gateway.config.request_timeout_s
         self._failover = Failover(
-            gateway, call, entry, entry.ordered_targets, deadline_s=self._deadline_s
+            gateway.placer,
+            gateway.upstreams,
+            call,
+            entry,
+            entry.ordered_targets,
+            deadline_s=self._deadline_s,
         )
 
     async def run(self) -> None:
@@ -109,7 +114,7 @@ class _PassedThrough:
         served = target.upstream_model
         assert served is not None, "a task that no engine has"
         call, loop = self._call, asyncio.get_running_loop()
-        upstream = permitted_upstream(self._gateway, call, self._entry, served)
+        upstream = permitted_upstream(self._gateway.pseudonym, call, self._entry, served)
         if upstream.dialect != "openai":
             raise UnsupportedParameterError(
                 "model", f"the upstream {upstream.name} speaks no dialect that has this endpoint"
@@ -124,7 +129,7 @@ class _PassedThrough:
                 counter = UsageCounter()
                 self._gateway.accounting.submitted(call, counter)
                 answer = PassedAnswer(link, call, self._request, self._reply, watch)
-                headers = attempt_headers(self._gateway, call, upstream, served, since_s)
+                headers = attempt_headers(self._gateway.pseudonym, call, upstream, served, since_s)
                 content, content_headers = self._content(served.model)
                 try:
                     await answer.pass_on(
