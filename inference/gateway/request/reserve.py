@@ -5,8 +5,8 @@ refuses a longer prompt before anything is computed.
                 ▲                                           └▶ longer than was reserved
                 └──────────── extend, by the count, once ◀───┘
 
-``TokenBudget`` decides how much, for one request. What its limits per minute were charged
-for is reserved nowhere else (``admission``). ``Accounting`` reserves on the caps of the ledger:
+``TokenBudget`` decides how much, for one request: by what ``admission.Limiting`` has charged its
+limits per minute, else by what texts of that size have had. ``Accounting`` reserves on the caps:
 
     reserve ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
       │           └▶ release, where it never came to a neuron
