@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import daphne.server  # noqa: F401 -- before anything of Twisted: it installs asyncio's reactor
 from twisted.internet import reactor
 from twisted.internet.tcp import Port
 
