@@ -37,7 +37,11 @@ from inference.gateway.redis.readers import EventReaders
 from inference.gateway.redis.reports import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.redis.reports import QueueDemandReporter, RefusalCounts
 from inference.gateway.request.admission import Bounds, Limiting
-from inference.gateway.request.event_stream import RequestStreams
+from inference.gateway.request.event_stream import (
+    STANDSTILL_INTERVAL_S,
+    RequestStreams,
+    StandstillWatch,
+)
 from inference.gateway.request.identify import SENDER, Directory, Identifier, pseudonym_of
 from inference.gateway.request.outcome import (
     PROBES,
@@ -175,7 +179,9 @@ class Gateway:
         )
         self._queue_demand = QueueDemandReporter(self._redis, self.gateway_id)
         self._tracing = started_tracing(self.config.traces_url, gateway_id=self.gateway_id)
+        standstills = StandstillWatch(self.streams)
         for name, loop in (
+            ("standstills", partial(repeat, standstills.look, STANDSTILL_INTERVAL_S)),
             ("alive", self.liveness.run_alive),
             ("watch", self.liveness.run_watch),
             ("held requests", partial(repeat, self._look_at_held, LOOK_INTERVAL_S)),

@@ -18,6 +18,8 @@ Belongs to one event loop; must not know Redis or HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -39,8 +41,12 @@ from inference.protocol.events import (
     Traced,
     decode_event,
 )
+from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
 
+logger = logging.getLogger(__name__)
+
+STANDSTILL_INTERVAL_S = 0.5
 MAX_QUEUED_EVENTS = 16_384
 MAX_QUEUED_BYTES = 128 * 1024 * 1024
 MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
@@ -83,6 +89,7 @@ class RequestStream:
         it."""
         self.is_submitted = False
         self.num_misses = 0
+        self.stood_still_s = 0.0
         self._submission: asyncio.Future[None] | None = None
         self._events: deque[tuple[Event, int]] = deque()
         self._num_queued_bytes = 0
@@ -130,6 +137,8 @@ class RequestStream:
     def fail(self, error: ApiError) -> None:
         if self.ended:
             return
+        if self.stood_still_s and error.code in LOST_CODES:
+            error = stood_still(self.stood_still_s)
         self._error = error
         self.usage_counter.cut()
         self.end()
@@ -274,9 +283,44 @@ class RequestStreams:
                 stream.fail(error)
 
 
+class StandstillWatch:
+    """Detects that this process stood still: it was stopped, swapped out, or starved.
+
+    Meanwhile its key lapsed, so that neurons took it for dead and cancelled its requests: the
+    clients of these are told whose fault that was.
+    """
+
+    def __init__(
+        self, streams: RequestStreams, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._streams = streams
+        self._clock = clock
+        self._looked_s = clock()
+
+    async def look(self) -> None:
+        before_s, self._looked_s = self._looked_s, self._clock()
+        paused_s = self._looked_s - before_s
+        if paused_s <= GATEWAY_ALIVE_EXPIRY_S:
+            return
+        logger.error("this gateway stood still for %.0f s", paused_s)
+        for stream in self._streams:
+            stream.stood_still_s = paused_s
+
+
 def neuron_lost(neuron: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(
         "neuron_lost", f"The neuron {neuron} went away while it worked on this.", retry_after_s=5.0
+    )
+
+
+LOST_CODES = frozenset({"request_lost", "events_lost", "redis_unavailable"})
+
+
+def stood_still(paused_s: float) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "request_lost",
+        f"This gateway stood still for {paused_s:.0f} s, and lost the rest of the answer; try "
+        "again.",
     )
 
 

@@ -1,9 +1,23 @@
-"""Which tokens an attempt is billed for whose end its client is told before its neuron is."""
+"""Which tokens an attempt is billed for whose end its client is told before its neuron is, and
+whose fault a standstill is said to be."""
 
 from __future__ import annotations
 
-from inference.gateway.request.event_stream import RequestStream, RequestStreams, events_lost
+import pytest
+
+from inference.gateway.request.event_stream import (
+    STANDSTILL_INTERVAL_S,
+    RequestStream,
+    RequestStreams,
+    StandstillWatch,
+    events_lost,
+    neuron_lost,
+    request_lost,
+)
 from inference.protocol.events import Accepted, Cancelled, Delta, Usage
+from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
+from inference.redis_link import redis_unavailable
+from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import open_stream
 
 PROMPT_TOKENS, CACHED_TOKENS = 7, 4
@@ -51,3 +65,27 @@ async def test_a_prompt_without_a_token_costs_nothing_after_an_error() -> None:
     stream.put(Accepted(request_id="r", prompt_tokens=PROMPT_TOKENS))
     stream.fail(events_lost())
     assert go_on_until_cancelled(stream) == Usage(prompt_tokens=0, completion_tokens=0)
+
+
+async def message_of(stream: RequestStream, error: ApiError) -> str:
+    stream.fail(error)
+    with pytest.raises(ApiError) as raised:
+        await stream.next_events()
+    return raised.value.message
+
+
+async def test_what_is_lost_by_a_standstill_is_called_so() -> None:
+    now_s, streams = 1000.0, RequestStreams()
+    watch = StandstillWatch(streams, clock=lambda: now_s)
+    errors = (request_lost("beast"), events_lost(), redis_unavailable(), neuron_lost("beast"))
+    opened = [open_stream(streams, f"r{number}", "beast") for number in range(len(errors))]
+    now_s += STANDSTILL_INTERVAL_S + GATEWAY_ALIVE_EXPIRY_S - 1
+    await watch.look()
+    assert not any(stream.stood_still_s for stream in opened), "its key has not lapsed"
+    now_s += 12
+    await watch.look()
+    words = [await message_of(one, error) for one, error in zip(opened, errors, strict=True)]
+    assert all("This gateway stood still for 12 s" in one for one in words[:3])
+    assert words[3] == neuron_lost("beast").message, "its neuron did go away"
+    later = open_stream(streams, "later", "beast")
+    assert await message_of(later, request_lost("beast")) == request_lost("beast").message
