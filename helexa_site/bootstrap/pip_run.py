@@ -84,7 +84,8 @@ def _show(process: subprocess.Popen[str], lines: list[str]) -> None:
             if elapsed_s > LIMIT_S:
                 print_step("environment", f"pip is ended: it took over {LIMIT_S / 3600:.0f} hours")
                 process.kill()
-            latest = lines[-1].strip() if lines else "starting"
+            steps = (line for line in reversed(lines) if not line.startswith("WARNING"))
+            latest = next(steps, "starting").strip()
             show("environment", f"{elapsed_s:.0f} s, {latest[:MAX_SHOWN_CHARACTERS]}")
     if is_terminal:
         overwrite_line("", "")
