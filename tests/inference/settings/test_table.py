@@ -82,8 +82,8 @@ def test_every_setting_is_read_through_the_table_and_no_variable_beside_it() -> 
     }
     # The first has set it itself; the second restores a database that the variable has to name.
     assert {path for path, text in code.items() if READ.search(text)} == {
-        "helexa_site/bootstrap/serving/start.py",
-        "helexa_site/backup/restoring.py",
+        "helexa_site/bootstrap/serve.py",
+        "helexa_site/backup/commands.py",
     }
     constants = {
         value.name: name

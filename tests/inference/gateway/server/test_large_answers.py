@@ -31,8 +31,8 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import Submit
+from inference.wire.common import fields
 from inference.wire.common.fields import read_json_object
-from inference.wire.openai.chat import request as openai_chat
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 
@@ -234,7 +234,7 @@ async def test_large_bodies_are_parsed_beside_the_loop(
         threads.append(threading.current_thread())
         return read_json_object(body)
 
-    monkeypatch.setattr(openai_chat, "read_json_object", read)
+    monkeypatch.setattr(fields, "read_json_object", read)
     monkeypatch.setattr(bodies, "LARGE_BODY_BYTES", 1000)
     text = "x" * (2000 if is_large else 20)
     ask = CHAT | {"messages": [{"role": "user", "content": text}]}
