@@ -59,10 +59,7 @@ class HomePageAdmin(UnfoldAdmin):
         return super().change_view(request, object_id, form_url, context | (extra_context or {}))
 
 
-class ReportedAdmin(UnfoldAdmin):
-    """A neuron is the source of truth, so there is nothing to add, change or delete here."""
-
-    list_before_template = "fleet/refreshing_list.html"
+class ReadOnlyAdmin(UnfoldAdmin):
     list_per_page = 50
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -73,6 +70,12 @@ class ReportedAdmin(UnfoldAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class ReportedAdmin(ReadOnlyAdmin):
+    """A neuron is the source of truth, so there is nothing to add, change or delete here."""
+
+    list_before_template = "fleet/refreshing_list.html"
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         """Users who may change the catalogue may also load and unload."""

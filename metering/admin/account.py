@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
 from django.db.models import Count, F, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils import timezone
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import AnyForm, CheckedForm, UnfoldAdmin, display
+from fleet.admin.unfold_types import AnyForm, CheckedForm, HomePageAdmin, display
 from fleet.dashboard.links import model_url
 from helexa_site.web.moments import moment_text
 from metering import selectors, services
@@ -58,7 +57,7 @@ class MembershipInline(TabularInline):
 
 
 @admin.register(Account)
-class AccountAdmin(UnfoldAdmin):
+class AccountAdmin(HomePageAdmin):
     form = AccountForm
     change_form_outer_before_template = "metering/account_page.html"
     list_display = (
@@ -87,17 +86,8 @@ class AccountAdmin(UnfoldAdmin):
         rows: QuerySet[Any] = super().get_queryset(request).annotate(**counts)
         return rows.prefetch_related("budgets")
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        """An account's page is its home: above its settings stands everything else of it."""
-        account = self.get_object(request, unquote(object_id))
-        context = {} if account is None else page_of_account(account)
-        return super().change_view(request, object_id, form_url, context | (extra_context or {}))
+    def home_context(self, obj: Account) -> dict[str, Any]:
+        return page_of_account(obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """The ledger knows an account by its name, so it stays."""

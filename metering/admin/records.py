@@ -9,7 +9,7 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from fleet.admin.unfold_types import UnfoldAdmin, display, linked, linked_column
+from fleet.admin.unfold_types import ReadOnlyAdmin, UnfoldAdmin, display, linked, linked_column
 from fleet.dashboard.links import model_url, neuron_url
 from metering.links import account_url, key_url, request_url
 from metering.models import ApiKey, LedgerEntry, UsageHour
@@ -17,21 +17,10 @@ from metering.money import usd_text
 from metering.requests.shown import duration_text, shown_id
 
 
-class RecordAdmin(UnfoldAdmin):
-    """No one adds, changes or deletes a record. The number of all rows is not counted: there are
-    many."""
+class RecordAdmin(ReadOnlyAdmin):
+    """A record is final. The number of all rows is not counted: there are many."""
 
     show_full_result_count = False
-    list_per_page = 50
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 class KeyNames(UnfoldAdmin):
