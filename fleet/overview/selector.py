@@ -92,9 +92,12 @@ def _neurons(readings: LiveReadings, digests: Mapping[str, str]) -> tuple[Neuron
         devices[device.neuron_id].append(device)
     coming_back = models_to_restore()
     return tuple(
-        replace(
-            _neuron_line(neuron, devices[neuron.pk], tuple(replicas[neuron.pk]), readings),
-            coming_back=coming_back.get(neuron.name, ()),
+        _neuron_line(
+            neuron,
+            devices[neuron.pk],
+            tuple(replicas[neuron.pk]),
+            readings,
+            coming_back.get(neuron.name, ()),
         )
         for neuron in Neuron.objects.all()
     )
@@ -153,6 +156,7 @@ def _neuron_line(
     devices: Iterable[Device],
     replicas: tuple[ReplicaLine, ...],
     readings: LiveReadings,
+    coming_back: tuple[str, ...],
 ) -> NeuronLine:
     held = _held_memory(replicas)
     stages = tuple(HeldStageLine(**stage) for stage in neuron.held_stages)
@@ -169,6 +173,7 @@ def _neuron_line(
         devices=tuple(_device_line(neuron, device, held, readings) for device in devices),
         replicas=replicas,
         held_stages=stages,
+        coming_back=coming_back,
         disk_total_bytes=disk.disk_total_bytes if disk else None,
         disk_free_bytes=disk.disk_free_bytes if disk else None,
     )
@@ -292,7 +297,7 @@ class LiveReadings:
     devices: Mapping[tuple[str, str], DeviceLine] = field(default_factory=dict)
     """The devices' readings, by neuron and device."""
     disks: Mapping[str, CacheReport] = field(default_factory=dict)
-    """By neuron."""
+    """What neurons report of their disks, by name."""
     refused: Mapping[Refused, int] = field(default_factory=dict)
     """How many requests of whom and why, in this hour and the last."""
 
