@@ -21,7 +21,7 @@ from benchmarks.subject import SubjectError, SubjectProcess
 from benchmarks.vllm_interpreter import default_interpreter, process_environment
 from benchmarks.weights.dequantised import dequantised_folder
 from benchmarks.weights.model_files import KNOWN, SMOLLM2, model_file
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.load_errors import LoadError
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.ports import free_port
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 READY_PREFIX = "ready: "
 STOP_TIMEOUT_S = 20

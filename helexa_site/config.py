@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 from helexa_site.program import default_data_dir
 from inference.settings import gateway, storage
-from inference.settings.gateway import METRICS_OFF, MetricsSetting
+from inference.settings.gateway import MetricsSetting
 from inference.settings.kinds import Network
 from inference.settings.setting import Setting
 from inference.settings.table import check_settings
 
-REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY_FILE = "secret_key"
 PRIVATE_REDIS_URL_FILE = "redis/url"
 DEFAULT_HSTS_S = 30 * 24 * 3600
@@ -32,63 +31,63 @@ class Config:
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     secret_key: str | None = field(repr=False)
-    """The key that is set; ``None``: the data directory's own, see ``helexa_site.secret_key``."""
-    secret_key_is_kept: bool = True
+    """The key that is set; ``None``: the data directory's own, see ``helexa_site.instance``."""
+    secret_key_is_kept: bool
     """Whether there is one already, which other processes have as well: API keys are made for
     them."""
     debug: bool
-    listen_host: str | None = None
+    listen_host: str | None
     """What the gateway listens on. ``None``: an ASGI server of the operator's own, which cannot be
     asked and may be reachable from anywhere."""
     allowed_hosts: tuple[str, ...]
     """Names for this server beside those that follow from ``listen_host``: see
     ``helexa_site.web.hosts``."""
-    trusted_proxies: tuple[Network, ...] = ()
+    trusted_proxies: tuple[Network, ...]
     csrf_trusted_origins: tuple[str, ...]
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...]
     max_body_bytes: int
     request_timeout_s: int
-    head_timeout_s: int = gateway.HEAD_TIMEOUT_S.default
-    body_timeout_s: int = gateway.BODY_TIMEOUT_S.default
-    idle_timeout_s: int = gateway.IDLE_TIMEOUT_S.default
-    max_connections_per_address: int = gateway.MAX_CONNECTIONS_PER_ADDRESS.default
+    head_timeout_s: int
+    body_timeout_s: int
+    idle_timeout_s: int
+    max_connections_per_address: int
     api_key: str | None = field(repr=False)
     always_stream_usage: bool
-    ignores_unknown_fields: bool = False
-    metrics: MetricsSetting = METRICS_OFF
-    traces_url: str | None = field(default=None, repr=False)
+    ignores_unknown_fields: bool
+    metrics: MetricsSetting
+    traces_url: str | None = field(repr=False)
     """Where an OpenTelemetry collector takes traces; ``None``: requests are not traced."""
     allow_anonymous: bool | None
     """Whether callers without a key are served; ``None``: on loopback, while no key is set."""
-    serve_key: str | None = field(default=None, repr=False)
-    max_open_requests: int = gateway.MAX_OPEN_REQUESTS.default
-    max_waiting_requests: int = gateway.MAX_WAITING_REQUESTS.default
-    max_stored_responses: int = gateway.MAX_STORED_RESPONSES.default
-    max_stored_response_bytes: int = gateway.MAX_STORED_RESPONSE_BYTES.default
-    files_dir: Path | None = None
+    serve_key: str | None = field(repr=False)
+    max_open_requests: int
+    max_waiting_requests: int
+    max_stored_responses: int
+    max_stored_response_bytes: int
+    files_dir: Path | None
     """``None``: in the data directory."""
-    max_stored_files: int = gateway.MAX_STORED_FILES.default
-    max_stored_file_bytes: int = gateway.MAX_STORED_FILE_BYTES.default
-    max_open_batches: int = gateway.MAX_OPEN_BATCHES.default
-    batch_discount_percent: int = gateway.BATCH_DISCOUNT_PERCENT.default
-    max_open_body_bytes: int = gateway.MAX_OPEN_BODY_BYTES.default
-    max_image_bytes: int = gateway.MAX_IMAGE_BYTES.default
-    max_image_pixels: int = gateway.MAX_IMAGE_PIXELS.default
-    max_images: int = gateway.MAX_IMAGES.default
-    max_images_bytes: int = gateway.MAX_IMAGES_BYTES.default
-    image_hosts: tuple[str, ...] = ()
-    response_retention_days: int = storage.RESPONSE_RETENTION_DAYS.default
-    ledger_retention_days: int = storage.LEDGER_RETENTION_DAYS.default
-    request_retention_days: int = storage.REQUEST_RETENTION_DAYS.default
-    max_request_records: int = storage.MAX_REQUEST_RECORDS.default
-    capture_retention_days: int = storage.CAPTURE_RETENTION_DAYS.default
-    has_public_bench: bool = False
-    public_url: str | None = None
-    has_secure_cookies: bool = False
-    redirects_to_https: bool = False
-    hsts_s: int = 0
-    drain_s: int = gateway.DRAIN_SECONDS.default
-    redis_stall_s: int = storage.REDIS_STALL_S.default
+    max_stored_files: int
+    max_stored_file_bytes: int
+    max_open_batches: int
+    batch_discount_percent: int
+    max_open_body_bytes: int
+    max_image_bytes: int
+    max_image_pixels: int
+    max_images: int
+    max_images_bytes: int
+    image_hosts: tuple[str, ...]
+    response_retention_days: int
+    ledger_retention_days: int
+    request_retention_days: int
+    max_request_records: int
+    capture_retention_days: int
+    has_public_bench: bool
+    public_url: str | None
+    has_secure_cookies: bool
+    redirects_to_https: bool
+    hsts_s: int
+    drain_s: int
+    redis_stall_s: int
 
 
 SETTINGS: dict[str, Setting[Any]] = {

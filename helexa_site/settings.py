@@ -7,9 +7,10 @@ from typing import cast
 from django.templatetags.static import static
 from django.utils.functional import SimpleLazyObject
 
-from helexa_site.config import REPOSITORY_DIR, read_config
+from helexa_site.config import read_config
 from helexa_site.databases import database_settings
 from helexa_site.instance import secret_key
+from helexa_site.program import REPOSITORY_DIR
 from helexa_site.web.hosts import allowed_hosts
 from helexa_site.web.navigation import navigation_of
 from inference.version import VERSION

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gateway.processes import HOST, ProcessFailedError, RunningProcess
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 PATH = "/v1/chat/completions"
 ERROR_CHARACTERS = 3000

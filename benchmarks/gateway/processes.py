@@ -13,7 +13,7 @@ from typing import Self
 import psutil
 
 from helexa_site.bootstrap.guardian import Guardian
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120.0

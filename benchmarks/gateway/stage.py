@@ -21,7 +21,7 @@ from helexa_site.bootstrap.redis_server import (
     discard_private_redis,
     wait_for_redis,
 )
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 MODEL = "smollm2-135m-instruct"
 UPSTREAM_MODEL = "far"

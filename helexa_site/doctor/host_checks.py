@@ -117,7 +117,7 @@ def descriptor_limit_findings(limit: int, refused: Mapping[Refused, int]) -> Ite
 
 HOST_CHECK = (sys.executable, "-m", "inference.neuron.host.host_check")
 HOST_CHECK_TIMEOUT_S = 180.0
-"""It imports torch where there are cards; a driver that hangs never answers."""
+"""The check imports torch where there are cards, and waits for a driver that may hang."""
 
 
 def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.config import REPOSITORY_DIR
 from helexa_site.instance import SecretKeyError, kept_secret_key
+from helexa_site.program import REPOSITORY_DIR
 
 SHOW = "from django.conf import settings; print(settings.SECRET_KEY.encode().decode())"
 NUM_PROCESSES = 4

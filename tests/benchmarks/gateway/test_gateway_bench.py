@@ -15,7 +15,7 @@ from benchmarks.gateway.load import AnswerCounter, Client, Load, UnexpectedAnswe
 from benchmarks.gateway.measure import Reading, median_of, percentile
 from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError
 from benchmarks.ports import free_port
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 SMALL = ["--rounds", "1", "--seconds", "0.5", "--warm-up", "0.1", "--clients", "2", "--json"]
 

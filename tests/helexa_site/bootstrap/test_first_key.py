@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helexa_site.bootstrap.serve import first_key_lines
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from tests.leftovers import MARK_VARIABLE
 
 

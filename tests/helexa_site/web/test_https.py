@@ -14,8 +14,9 @@ import pytest
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from helexa_site.config import REPOSITORY_DIR, Config, read_config
+from helexa_site.config import Config, read_config
 from helexa_site.doctor.examine import settings_findings
+from helexa_site.program import REPOSITORY_DIR
 from helexa_site.web import middleware
 from helexa_site.web.hosts import allowed_hosts
 from inference.settings.kinds import Networks

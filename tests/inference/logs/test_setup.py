@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.logs.setup import configure_logging
 from inference.settings.setting import SettingError
 from tests.cases import each_case

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from tests.browser.server import PagesServer
 from tests.fleet.hub.conftest import running_hub
 from tests.live.failures.schemathesis_hooks import PLAIN, TEXT

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow, pytest.mark.limit_s(600)]
 

@@ -16,7 +16,7 @@ import redis
 from django.conf import settings
 
 from benchmarks.ports import free_port
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.protocol import keys
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 

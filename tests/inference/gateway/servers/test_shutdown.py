@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.events import Accepted, Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris

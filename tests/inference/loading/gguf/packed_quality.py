@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.program import REPOSITORY_DIR
 from inference.engine.cache.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.trial.quality_text import QUALITY_TEXT
 from inference.loading.loader import OpenedModel, open_model
