@@ -3,7 +3,7 @@
 Up to three closing braces too many are dropped, where none may be of an inner object; a name that
 was written inside the arguments is taken from there; a missing name is inferred from the arguments'
 keys where only one tool fits. Nothing else that was written is left out, and what could be two
-calls is none: the server's ``call_repairs`` reads the same (``tests/acp/rounds/test_repair.py``
+calls is none: the server's ``call_repairs`` reads the same (``tests/acp/test_repair.py``
 compares them).
 """
 

@@ -234,7 +234,7 @@ class FleetView(GenericAPIView[Any]):
 
 
 class ObjectView(FleetView):
-    """Its answers are one object, or a list that has no pages."""
+    """Answers one object, or a list that has no pages."""
 
     pagination_class = None
     serializer_class: Any = Serializer

@@ -293,7 +293,7 @@ class AssignmentShape(serializers.Serializer[Any]):
 
     model = serializers.CharField()
     neurons = serializers.ListField(
-        child=serializers.CharField(), help_text="Where it may run; empty: anywhere."
+        child=serializers.CharField(), help_text="The neurons that it may run on; empty: any."
     )
     min_replicas = serializers.IntegerField()
     max_replicas = serializers.IntegerField()

@@ -155,7 +155,7 @@ class Plan:
 class Assignment:
     model: str
     neurons: tuple[str, ...]
-    """Where it may run; empty: anywhere."""
+    """The neurons that it may run on; empty: any."""
     min_replicas: int
     max_replicas: int
     priority: int

@@ -21,7 +21,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class BackupError(Exception):
-    """Nothing was changed, or what had been begun was taken back."""
+    """A backup or a restore failed. It has changed nothing, or undone what it had begun."""
 
 
 def os_error_text(error: OSError, place: Path) -> str:

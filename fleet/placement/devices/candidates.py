@@ -105,7 +105,7 @@ def going_now(entry: CatalogueEntry) -> MayGo:
 
 
 def going_later(entry: CatalogueEntry) -> MayGo:
-    """Those that may leave for the model after their time slice, and those that may go now."""
+    """Also chooses replicas that may leave for the model only after their time slice."""
     return lambda one: one.priority <= entry.effective_priority
 
 

@@ -64,7 +64,7 @@ class RequestOutcome:
     """What the log, the metrics and the ledger record of it; the ledger only where
     ``is_billed``."""
     is_billed: bool
-    """It was submitted, and what it asks for has a price: it gets a ledger entry."""
+    """The request was submitted and has a price, so the ledger gets an entry."""
     kind: Outcome
     status: int
     was_cold: bool
@@ -152,7 +152,7 @@ class Call:
     is_usage_estimated: bool = False
     """An upstream did not report the tokens."""
     yields: bool = False
-    """It comes after everybody else's in every queue."""
+    """Every queue serves this request after all others."""
     discount_percent: int = 0
     was_cold: bool = False
     usage_counter: UsageCounter | None = None
