@@ -146,6 +146,7 @@ class ImageAddress:
     port: int
     target: str
     is_named: bool
+    """The operator allows this very host, so it may be in a private network."""
 
     @property
     def host_header(self) -> str:
@@ -154,6 +155,7 @@ class ImageAddress:
 
 
 def image_address(url: str, hosts: Sequence[str]) -> ImageAddress:
+    """``hosts``: those that the operator allows. Raises ``ImageAddressError``."""
     if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):
         raise ImageAddressError("the address holds spaces or control characters")
     try:

@@ -51,6 +51,13 @@ from inference.protocol.stalls import Continuity
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ServiceUnavailableError
 
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_AGE_S = 0.2
+WATCH_INTERVAL_S = 0.25
+MAX_MARKS_BYTES = 256 * 1024
+"""The memory of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes
+each."""
 LOOK_INTERVAL_S = 1.0
 MISSES_UNTIL_LOST = 5
 """The number of lists in a row that must lack a request until it is lost. The first list may be
@@ -60,8 +67,6 @@ those."""
 SIGHTINGS_UNTIL_CANCELLED = 2
 """The number of lists in a row that must have a request until it is cancelled: the first list may
 be older than the end that the gateway has received."""
-
-
 MAX_ID_CHARACTERS = 64
 MAX_SIGHTINGS = 512
 
@@ -166,15 +171,6 @@ def _is_of(stream: RequestStream, neuron: str, epoch: str) -> bool:
         and stream.is_submitted
         and not stream.ended
     )
-
-
-logger = logging.getLogger(__name__)
-
-SNAPSHOT_AGE_S = 0.2
-WATCH_INTERVAL_S = 0.25
-MAX_MARKS_BYTES = 256 * 1024
-"""The memory of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes
-each."""
 
 
 class Liveness:

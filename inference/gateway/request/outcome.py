@@ -48,8 +48,6 @@ PROBES = frozenset({"/health", "/ping"})
 
 MAX_CAUSE_CHARACTERS = 300
 NO_MODEL = "-"
-
-
 MAX_REQUEST_BYTES = 1024 * 1024
 """The longest text that is looked through. It is more than is stored: images, which are masked,
 often come before the text."""

@@ -44,8 +44,6 @@ UNKNOWN_VISION = VisionInput(
     pad_token_id=0, patch_px=14, merge=2, min_pixels=65_536, max_pixels=16_777_216
 )
 """No model that is known makes more tokens of an image."""
-
-
 FIRST_SHARE = 0.5
 """While no prompt of the size was counted: text has a token in three to four bytes."""
 LEAST_SHARE = 0.25
