@@ -37,6 +37,7 @@ class SecretKeyError(SettingError):
 
 
 def secret_key(config: Config) -> str:
+    """Raises ``SecretKeyError``, for the operator."""
     return config.secret_key or kept_secret_key(config.data_dir)
 
 

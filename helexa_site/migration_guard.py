@@ -26,6 +26,7 @@ class NewerSchemaError(Exception):
 
 
 def ensure_schema_is_not_newer() -> None:
+    """Raises ``NewerSchemaError``, ``django.db.Error``."""
     loader = MigrationLoader(connection)
     ours = {one.label for one in apps.get_app_configs() if one.name.split(".")[0] in OUR_PACKAGES}
     unknown = sorted(

@@ -35,6 +35,7 @@ def server_and_key(url: str | None, key: str | None, data_dir: Path) -> tuple[st
 
 
 def checked_url(url: str) -> str:
+    """Raises ``CommandError`` for what no server can have."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -60,6 +60,7 @@ class Subcommand:
         add_id_argument(parser, self.noun)
 
     def run(self, run: Run) -> None:
+        """Raises ``CommandError``, ``FleetError``."""
         raise NotImplementedError
 
     def row_id(self, run: Run) -> str:

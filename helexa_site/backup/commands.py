@@ -113,6 +113,7 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
 
 
 def check(source: Path) -> None:
+    """Raises ``BackupError``."""
     with tempfile.TemporaryDirectory(prefix="helexa-restore-check-") as scratch:
         variables = {
             "HELEXA_DATA_DIR": scratch,
@@ -176,6 +177,7 @@ def ensure_restorable(manifest: Manifest) -> None:
 
 @contextmanager
 def without_serve(data_dir: Path) -> Iterator[None]:
+    """Raises ``BackupError`` where a serve runs here."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

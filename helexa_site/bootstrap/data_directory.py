@@ -116,6 +116,7 @@ class RunningServe:
 
 
 def write_running(data_dir: Path, running: RunningServe) -> None:
+    """Raises ``OSError``."""
     write_whole(data_dir / RUNNING_FILE, json.dumps(asdict(running)))
 
 

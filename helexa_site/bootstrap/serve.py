@@ -85,6 +85,7 @@ class Shutdown:
             self._writer.send(bytes([FAILED]))
 
     def wait(self) -> signal.Signals:
+        """Raises what a step failed with."""
         while (number := self._reader.recv(1)[0]) not in STOP_SIGNALS:
             if number == FAILED and self._error is not None:
                 raise self._error

@@ -146,10 +146,12 @@ SHARE_FILE = "share.json"
 
 
 def keep_share(redis_dir: Path, share: Share) -> None:
+    """Raises ``OSError``."""
     write_whole(redis_dir / SHARE_FILE, json.dumps({"host": share.host, "port": share.port}))
 
 
 def forget_share(redis_dir: Path) -> None:
+    """Raises ``OSError``."""
     (redis_dir / SHARE_FILE).unlink(missing_ok=True)
 
 

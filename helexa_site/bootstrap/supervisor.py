@@ -216,6 +216,7 @@ class Supervisor:
         return self._is_stopping
 
     def ensure_running(self) -> None:
+        """Raises ``StoppingError``."""
         if self._is_stopping:
             raise StoppingError
 

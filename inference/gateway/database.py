@@ -49,6 +49,7 @@ class DatabaseThreads:
         self._threads = SupervisedPool(NUM_THREADS, thread_name_prefix=name)
 
     async def query(self, query: Callable[[], Result]) -> Result:
+        """Raises ``ServiceUnavailableError`` (database_unavailable)."""
         call = DatabaseSyncToAsync(query, thread_sensitive=False, executor=self._threads)
         try:
             # wait_for, before Python 3.12, loses a cancellation that comes with the result.
@@ -204,6 +205,7 @@ def _refusal(error: FleetError) -> ApiError:
 
 
 def pull_start(request: PullRequest, actor: Actor) -> PullState:
+    """Raises ``ApiError``."""
     asked_at = timezone.now()
     try:
         if request.model is not None:
@@ -241,6 +243,7 @@ def pull_cancel(state: PullState, actor: Actor) -> None:
 
 
 def pull_offer(request: PullRequest, state: PullState, actor: Actor) -> None:
+    """Raises ``ApiError``."""
     assert request.source is not None, "what the catalogue names is offered already"
     try:
         services.pulled_model_offer(

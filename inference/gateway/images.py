@@ -64,6 +64,7 @@ class ImageFetchError(Exception):
 async def fetch_image(
     url: str, hosts: Sequence[str], *, max_bytes: int, resolvers: Executor
 ) -> bytes:
+    """Raises ``ImageFetchError``."""
     import httpx2
 
     try:
@@ -237,6 +238,7 @@ class ImageParser:
         self._resolvers = SupervisedPool(FETCHING_AT_ONCE, thread_name_prefix="images")
 
     async def parsed(self, parse: Callable[[], T], num_bytes: int) -> T:
+        """Raises ``ApiError``."""
         reading = ImageReading(rules=self.rules)
         parsed = await parse_aside(partial(_parse_with, reading, parse), num_bytes)
         if not reading.wanted:
@@ -270,6 +272,7 @@ def _parse_with(reading: ImageReading, parse: Callable[[], T]) -> T:
 
 
 def without_files(request: Request, rules: ImageRules) -> tuple[Request, list[ImageFile]]:
+    """Raises ``InvalidImageError`` for too many."""
     if not isinstance(request.input, ChatInput):
         return request, []
     chat = request.input
@@ -328,6 +331,7 @@ class ImageSender:
     async def put(
         self, neuron: str, request_id: str, files: Sequence[ImageFile], *, timeout_s: float
     ) -> None:
+        """Raises ``ServiceUnavailableError`` where Redis does not take them in time."""
         give_up_s = asyncio.get_running_loop().time() + self._stall_limit_s
         key = images_key(neuron, request_id)
         expiry_s = math.ceil(timeout_s + KEPT_AFTER_DEADLINE_S)

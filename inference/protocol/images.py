@@ -96,6 +96,7 @@ def image_layout(
 def image_grid(
     width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool = False
 ) -> tuple[int, int, int]:
+    """Raises ``ImageRatioError``."""
     return image_layout(width_px, height_px, sizes, is_low_detail=is_low_detail).grid
 
 

@@ -35,6 +35,7 @@ def encode_joining(joining: Joining) -> str:
 
 
 def decode_joining(line: str) -> Joining:
+    """Raises ``JoinLineError``."""
     word = "".join(line.split())
     if not word.startswith(PREFIX):
         raise JoinLineError(f"the text after --join is to begin with {PREFIX}")

@@ -128,13 +128,16 @@ class KeyDirectory:
         return prefix if prefix in self._imported else None
 
     async def find_by_prefix(self, prefix: str) -> Principal:
+        """Raises ``KeyRefusedError``, ``DirectoryUnavailableError``."""
         record = self._keys.get(prefix) or await self._look_up_key(prefix)
         return record.principal_now(self._clock())
 
     def anonymous(self) -> Principal:
+        """Raises ``DisabledAccountError``."""
         return self._built_in(ANONYMOUS_ACCOUNT)
 
     def shared(self) -> Principal:
+        """Raises ``DisabledAccountError``."""
         return self._built_in(SHARED_ACCOUNT)
 
     def _built_in(self, name: str) -> Principal:

@@ -77,6 +77,7 @@ class KeyRecord:
         return self.principal_now(now_unix_s)
 
     def principal_now(self, now_unix_s: float) -> Principal:
+        """Raises ``KeyRefusedError``."""
         account, key = self.principal.account, self.principal.key
         if self.is_revoked:
             raise RevokedKeyError(f"The API key {key} was revoked.", account=account, key=key)

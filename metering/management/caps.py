@@ -50,6 +50,7 @@ def caps(options: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def window_of(word: str) -> dict[str, Any]:
+    """Raises ``MeteringValueError``."""
     if word in CALENDAR_WINDOWS:
         return {"window": word, "window_s": None}
     if not (word.isascii() and word.isdigit()):

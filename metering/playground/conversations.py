@@ -107,6 +107,7 @@ class ConversationState(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_state(body: bytes) -> ConversationState:
+    """Raises ``InvalidConversationError``."""
     try:
         return msgspec.json.decode(body, type=ConversationState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -159,6 +160,7 @@ def conversations_list(*, user_id: int, words: str = "") -> QuerySet[Conversatio
 
 
 def conversation_find(*, user_id: int, conversation_id: uuid.UUID) -> Conversation:
+    """Raises ``UnknownConversationError``."""
     found = Conversation.objects.filter(pk=conversation_id, user=user_id).first()
     if found is None:
         raise UnknownConversationError
@@ -191,12 +193,14 @@ def conversation_save(
 
 
 def conversation_delete(*, user_id: int, conversation_id: uuid.UUID) -> None:
+    """Raises ``UnknownConversationError``."""
     num_deleted, _ = Conversation.objects.filter(pk=conversation_id, user=user_id).delete()
     if not num_deleted:
         raise UnknownConversationError
 
 
 def ensure_size(num_bytes: int) -> None:
+    """Raises ``ConversationTooLargeError``."""
     if num_bytes > MAX_CONVERSATION_BYTES:
         raise ConversationTooLargeError(
             f"A conversation is kept up to {MAX_CONVERSATION_BYTES // MIB} MiB, its images "

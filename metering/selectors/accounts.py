@@ -27,6 +27,7 @@ from metering.money import amount_text, amount_words
 
 
 def account_find(name: str) -> Account:
+    """Raises ``UnknownAccountError``."""
     account = Account.objects.filter(name=name).first()
     if account is None:
         raise UnknownAccountError(
@@ -48,6 +49,7 @@ def key_find(prefix: str) -> ApiKey:
 
 
 def user_find(name: str) -> User:
+    """Raises ``UnknownUserError``."""
     user = User.objects.filter(username=name).first()
     if user is None:
         raise UnknownUserError(f"Nobody logs in as {name!r}: the admin's Users page adds people")
@@ -55,6 +57,7 @@ def user_find(name: str) -> User:
 
 
 def member_find(account: str, user: str) -> Membership:
+    """Raises ``UnknownMemberError``."""
     members = Membership.objects.select_related("user", "account")
     member = members.filter(account=account, user__username=user).first()
     if member is None:
@@ -63,6 +66,7 @@ def member_find(account: str, user: str) -> Membership:
 
 
 def budget_find(pk: int) -> Budget:
+    """Raises ``UnknownBudgetError``."""
     budget = Budget.objects.filter(pk=pk).first()
     if budget is None:
         raise UnknownBudgetError(f"There is no budget {pk}")

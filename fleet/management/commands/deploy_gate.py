@@ -363,6 +363,7 @@ def write_expected(path: Path, loaded: list[Loaded]) -> None:
 
 
 def read_expected(path: Path) -> list[Loaded]:
+    """Raises ``CommandError``."""
     try:
         return [Loaded(str(neuron), str(model)) for neuron, model in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError) as error:

@@ -57,6 +57,7 @@ def add_key_arguments(parser: ArgumentParser) -> None:
 
 
 def key_of(run: Run) -> Row:
+    """Raises ``CommandError``."""
     if run.options["upstream_key"] is not None:
         key = sys.stdin.readline().strip()
     elif (variable := run.options["key_env"]) is not None:

@@ -188,6 +188,7 @@ class Upload:
 
 
 def read_upload(content_type: str, body: IO[bytes]) -> Upload:
+    """Raises ``InvalidRequestError``."""
     if not content_type.startswith("multipart/form-data"):
         raise InvalidRequestError("Send the file as multipart/form-data.", param="file")
     num_bytes = body.seek(0, os.SEEK_END)

@@ -81,16 +81,19 @@ class BatchStore:
             raise self._full(account, error.used) from error
 
     async def find_file(self, file_id: str, account: str) -> FileRecord:
+        """Raises ``FileNotStoredError``."""
         found = await self.database.query(lambda: selectors.file_find(file_id, account=account))
         if found is None:
             raise FileNotStoredError(file_id)
         return found
 
     async def content(self, file_id: str, account: str) -> Path:
+        """Raises ``FileNotStoredError``, and what ``path`` does."""
         await self.find_file(file_id, account)
         return self.path(file_id)
 
     def path(self, file_id: str) -> Path:
+        """Raises ``ServiceUnavailableError`` where a file that the database lists is missing."""
         if not self.files.has(file_id):
             raise ServiceUnavailableError(
                 "storage_unavailable",
@@ -105,11 +108,13 @@ class BatchStore:
         return await self.database.query(find) is not None
 
     def results(self, batch: BatchRecord) -> list[Path]:
+        """Raises ``ServiceUnavailableError``."""
         num_errors = batch.num_failed + batch.num_expired + batch.num_cancelled
         files = ((batch.output_file, batch.num_completed), (batch.error_file, num_errors))
         return [self.path(file_id) for file_id, number in files if number]
 
     async def delete_file(self, file_id: str, account: str) -> None:
+        """Raises ``FileNotStoredError``."""
         if not await self.database.query(
             lambda: services.file_delete(file_id=file_id, account=account)
         ):
@@ -125,6 +130,7 @@ class BatchStore:
     async def add_batch(
         self, *, account: str, key: str, dialect: str, endpoint: str, **fields: Any
     ) -> BatchRecord:
+        """Raises ``InsufficientQuotaError``."""
         made: Mapping[str, Any] = {
             "id": f"{ID_PREFIXES[dialect]}{uuid.uuid4().hex}",
             "account": account,
@@ -148,6 +154,7 @@ class BatchStore:
             ) from error
 
     async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
+        """Raises ``BatchNotFoundError``."""
         found = await self.database.query(
             lambda: selectors.batch_find(batch_id, account=account, dialect=dialect)
         )

@@ -126,6 +126,7 @@ class ApiConsumer(AbortableConsumer):
         raise NotImplementedError
 
     async def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        """Raises ``ApiError``."""
         return await parse_aside(partial(self._parsed, parse, body), len(body))
 
     def _parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
@@ -139,6 +140,7 @@ class ApiConsumer(AbortableConsumer):
         return parsed
 
     async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        """Raises ``ApiError``."""
         return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
 
     def stop_working(self) -> None:

@@ -244,6 +244,7 @@ class EmbeddingsConsumer(ApiConsumer):
 
 
 async def write_body(stream: RunningRequest, encoder: PartsEncoder, writer: BodyWriter) -> None:
+    """Raises the ``ApiError`` that the stream failed with."""
     has_ended = False
     while not has_ended:
         for event in await stream.next_events():
@@ -254,6 +255,7 @@ async def write_body(stream: RunningRequest, encoder: PartsEncoder, writer: Body
 
 
 async def all_vectors(stream: RunningRequest) -> Embedded:
+    """Raises the ``ApiError`` that the stream failed with."""
     vectors: list[bytes] = []
     while True:
         for event in await stream.next_events():

@@ -96,6 +96,7 @@ class TokenCountConsumer(ApiConsumer):
         await self.respond(200, self.count_body(last.prompt_tokens))
 
     async def asked(self, body: bytes) -> TokenCountRequest:
+        """Raises ``ApiError``."""
         raise NotImplementedError
 
     def count_body(self, num_tokens: int) -> bytes:

@@ -92,6 +92,7 @@ class HeldRequestsWatch:
         self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
     async def look(self, neurons: Iterable[str]) -> None:
+        """Raises ``ServiceUnavailableError`` when Redis does not answer."""
         names = sorted({*neurons, *(stream.neuron for stream in self._streams)})
         lists = await self._read(names)
         looked_s = self._looked_s[0]
@@ -213,6 +214,7 @@ class Liveness:
             logger.info("the gateway's keys were not deleted from Redis: %s", error)
 
     async def snapshot(self) -> FleetSnapshot:
+        """Raises ``ServiceUnavailableError``."""
         age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
         if self._snapshot is not None and age_s <= SNAPSHOT_AGE_S:
             return self._snapshot
@@ -223,6 +225,7 @@ class Liveness:
         return self._snapshot if self._is_answering else None
 
     async def placing_snapshot(self) -> FleetSnapshot:
+        """Raises ``ServiceUnavailableError``."""
         if self._is_answering:
             try:
                 return await self.snapshot()
@@ -237,6 +240,7 @@ class Liveness:
         return [] if self._snapshot is None else [view.name for view in self._snapshot.neurons]
 
     async def preparing(self, neuron: str) -> dict[str, str]:
+        """Raises ``ServiceUnavailableError``."""
         read = hash_read(keys.preparing_key(neuron), max_bytes=MAX_MARKS_BYTES)
         try:
             (found,) = await run_reads_async(self._redis, [read])

@@ -59,6 +59,7 @@ class EventReaders:
         self._running: dict[str, _Running] = {}
 
     async def ensure(self, neuron: str) -> None:
+        """Raises ``ServiceUnavailableError``."""
         running = self._running.get(neuron) or self._start(neuron)
         if not running.is_made:
             await running.making.join()
@@ -79,6 +80,7 @@ class EventReaders:
             running.reader.stream_is_gone()
 
     async def upkeep(self, neurons: Collection[str]) -> None:
+        """Raises ``redis.RedisError``."""
         await self._close_idle(neurons)
         made = [running for running in self._running.values() if running.is_made]
         pipeline = self._redis.pipeline(transaction=False)

@@ -68,6 +68,7 @@ class Bounds:
         self._max_open_body_bytes = max_open_body_bytes
 
     def open_request(self) -> None:
+        """Raises ``ServiceUnavailableError``."""
         if self.num_open_requests >= self._max_open_requests:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -78,6 +79,7 @@ class Bounds:
         self.num_open_requests += 1
 
     def take_body(self, num_bytes: int) -> None:
+        """Raises ``ServiceUnavailableError``."""
         if self.num_body_bytes + num_bytes > self._max_open_body_bytes:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -127,6 +129,7 @@ class Limiting:
             call.charged = replace(bounds, prompt_tokens=prompt, default_output_tokens=charged)
 
     async def extend(self, call: Call, prompt_tokens: int) -> None:
+        """Raises ``ApiError``."""
         charged = call.charged
         assert charged is not None, "a request whose tokens no limit counts"
         try:
@@ -218,6 +221,7 @@ def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
 
 
 def check_task(entry: CatalogueEntry, task: Task) -> None:
+    """Raises ``InvalidRequestError`` where the operator gave the model another one."""
     if entry.task == task:
         return
     where = paths_of(entry.task) or "the endpoints of text"

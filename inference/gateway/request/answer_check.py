@@ -121,6 +121,7 @@ class AnswerCheck:
         self._vector_bytes: int | None = None
 
     def check(self, event: Event, num_bytes: int = 0) -> None:
+        """Raises ``AnswerFaultError``."""
         self.bytes_left -= num_bytes
         if self.bytes_left < 0:
             raise AnswerFaultError("more bytes than its tokens can have")

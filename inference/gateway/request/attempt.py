@@ -127,6 +127,7 @@ class PlacedRequest:
         self._budget = asked.budget(floor)
 
     async def begin(self) -> None:
+        """Raises ``ApiError``."""
         self.is_sent = False
         self._call.placed_model = self._entry.name
         place = await self._find_place()
@@ -150,6 +151,7 @@ class PlacedRequest:
         return await (finding if spans is None else spans.placing(finding))
 
     async def next_events(self) -> list[Event]:
+        """Raises the ``ApiError`` it failed with."""
         while True:
             stream = self._stream
             assert stream is not None, "a request that has not begun"

@@ -121,6 +121,7 @@ class Failover:
         return self._entry.prices_at(target).less(self._call.discount_percent)
 
     async def run(self, attempt: Callable[[Target], Awaitable[None]]) -> None:
+        """Raises the ``ApiError`` of a target where none is left."""
         while True:
             target = await self._choose()
             try:
@@ -221,6 +222,7 @@ class TargetedRequest:
         return self._attempt is not None and self._attempt.is_sent
 
     async def begin(self) -> None:
+        """Raises ``ApiError``."""
         self._failover.begin()
         await self._failover.run(self._begin_at)
 

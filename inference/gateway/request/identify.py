@@ -96,6 +96,7 @@ class Login:
     refusal: ApiError | None = None
 
     def known(self) -> Principal:
+        """Raises ``ApiError``."""
         if self.refusal is not None:
             raise self.refusal
         assert self.principal is not None, "a principal or a refusal"
@@ -145,11 +146,13 @@ class Identifier:
         return principal
 
     async def principal_of(self, headers: Headers, *, sender: Sender | None) -> Principal:
+        """Raises ``ApiError``."""
         if sender is None or time.monotonic() - sender.identified_s > KNOWN_FOR_S:
             sender = await self.sender_of(headers)
         return sender.principal
 
     async def sender_of(self, headers: Headers) -> Sender:
+        """Raises ``ApiError``."""
         try:
             return Sender(await self._principal(dict(headers)), time.monotonic())
         except KeyRefusedError as error:
@@ -212,6 +215,7 @@ def _refused(error: KeyRefusedError) -> InvalidApiKeyError:
 
 
 def ensure_scope(principal: Principal, scope: Scope) -> None:
+    """Raises ``InsufficientScopeError``."""
     if not principal.has(scope):
         raise InsufficientScopeError(scope, account=principal.account, key=principal.key)
 

@@ -104,6 +104,7 @@ class Placer:
         return self._waits.get(model)
 
     async def target_state(self, entry: CatalogueEntry) -> TargetState:
+        """Raises ``ServiceUnavailableError``."""
         waiting = self._waiting.waiting().get(entry.name)
         return own_state(
             entry,

@@ -268,6 +268,7 @@ class FrameLog:
             watch.wake()
 
     def watch(self, abort: Callable[[], None], *, after: int = -1) -> FrameWatch:
+        """Raises ``EventsGoneError``."""
         if after + 1 < self._first:
             raise EventsGoneError(self._first)
         watch = FrameWatch(self, abort, after + 1)

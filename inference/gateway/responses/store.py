@@ -72,6 +72,7 @@ class ResponseStore:
         self._kept: dict[str, _Kept] = {}
 
     async def ensure_room(self, principal: Principal) -> None:
+        """Raises ``InsufficientQuotaError``."""
         account = principal.account
         kept = self._kept.get(account)
         if kept is None or time.monotonic() - kept.looked_s > USAGE_AGE_S:
@@ -92,6 +93,7 @@ class ResponseStore:
         )
 
     async def find(self, response_id: str, principal: Principal) -> ResponseRecord:
+        """Raises ``ResponseNotFoundError``."""
         record = await self._read(response_id, principal)
         gateway_id = record.presumed_lost_by
         if gateway_id is None:
@@ -131,6 +133,7 @@ class ResponseStore:
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
+        """Raises ``InsufficientQuotaError`` where others have taken the room meanwhile."""
         try:
             size_bytes = await self._database.query(
                 lambda: services.response_save(
@@ -188,6 +191,7 @@ class ResponseStore:
         )
 
     async def delete(self, response_id: str, principal: Principal) -> None:
+        """Raises ``ResponseNotFoundError``."""
         if not await self._database.query(
             lambda: services.response_delete(response_id=response_id, account=principal.account)
         ):
@@ -203,6 +207,7 @@ class ResponseStore:
         )
 
     async def history(self, response_id: str | None, principal: Principal) -> list[InputItem]:
+        """Raises ``ApiError``."""
         if response_id is None:
             return []
 

@@ -265,6 +265,7 @@ class ResponseTurn:
         self._has_finished = False
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
+        """Raises ``ApiError``."""
         self.call.capture_request(message)
         asked = await self._gateway.images.parsed(partial(parse_message, message), len(message))
         if asked.response.store:

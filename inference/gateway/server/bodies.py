@@ -38,6 +38,7 @@ def spooled_file() -> IO[bytes]:
 
 
 def check_body_headers(headers: Sequence[tuple[bytes, bytes]], max_body_bytes: int) -> None:
+    """Raises ``ApiError``."""
     declared = dict(headers)
     if (encoding := declared.get(b"content-encoding", AS_IT_IS)).lower() != AS_IT_IS:
         raise InvalidRequestError(

@@ -56,6 +56,7 @@ class OpenClients:
         self._is_accepting = True
 
     def listen(self, port: int, host: str, factory: Any) -> None:
+        """Raises Twisted's ``CannotListenError``."""
         listening = BoundedPort(port, factory, BACKLOG, host, reactor)
         listening.startListening()
         self._ports.append(listening)

@@ -59,6 +59,7 @@ def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
 
 
 async def check_status(link: UpstreamLink, response: UpstreamResponse) -> None:
+    """Raises ``RequestFailedError`` for every answer that is no success."""
     status = response.status_code
     if status == OK:
         return
@@ -125,6 +126,7 @@ class UpstreamAnswer:
         self._fault: Exception | None = None
 
     async def next_events(self) -> list[Event]:
+        """Raises ``RequestFailedError``."""
         with faults(self._link, lambda: self._answer.is_accepted):
             if self._fault is not None:
                 raise self._fault

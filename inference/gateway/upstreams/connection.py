@@ -250,6 +250,7 @@ class UpstreamConnection(asyncio.Protocol):
         body: bytes | AsyncIterable[bytes],
         until_s: float | None = None,
     ) -> None:
+        """Raises ``httpx2.TransportError``, ``TimeoutError``."""
         self._is_sent = False
         self._answer.begin()
         writer = RequestWriter(method, target, headers)
@@ -279,6 +280,7 @@ class UpstreamConnection(asyncio.Protocol):
             await self._more(until_s)
 
     async def next_part(self, until_s: float | None = None) -> bytes | None:
+        """Raises ``httpx2.TransportError``, ``TimeoutError``."""
         if self._has_given:
             self._has_given, self._last_part_s = False, self._loop.time()
         answer = self._answer
@@ -292,6 +294,7 @@ class UpstreamConnection(asyncio.Protocol):
             await self._more(until_s)
 
     async def parts(self) -> AsyncIterator[bytes]:
+        """Raises ``httpx2.TransportError``."""
         while (part := await self.next_part()) is not None:
             yield part
 

@@ -99,6 +99,7 @@ class ForwardedRequest:
         self._attempt: _Attempt | None = None
 
     async def begin(self) -> None:
+        """Raises ``ApiError``."""
         self._call.placed_model = self._entry.name
         upstream = permitted_upstream(
             self._gateway.pseudonym, self._call, self._entry, self._served
@@ -254,6 +255,7 @@ class ForwardedRequest:
 def permitted_upstream(
     pseudonym: str, call: Call, entry: CatalogueEntry, served: UpstreamModel
 ) -> UpstreamEntry:
+    """Raises ``ApiError``."""
     upstream = entry.upstream_named(served.upstream)
     if upstream is None:
         raise RequestFailedError(

@@ -130,6 +130,7 @@ class UpstreamLink:
 
     @asynccontextmanager
     async def place(self, *, timeout_s: float) -> AsyncIterator[None]:
+        """Raises ``ServiceUnavailableError`` where too many wait or none is free in time."""
         await self.take_place(timeout_s=timeout_s)
         try:
             yield
@@ -137,6 +138,7 @@ class UpstreamLink:
             self.leave_place()
 
     async def take_place(self, *, timeout_s: float) -> None:
+        """Raises what ``place`` does."""
         self.num_open += 1
         try:
             await self._acquire(timeout_s)
@@ -159,6 +161,7 @@ class UpstreamLink:
         watch.end(None)
 
     def watch(self) -> Watch:
+        """Raises ``ServiceUnavailableError``."""
         if self.is_left_out:
             raise ServiceUnavailableError(
                 UNAVAILABLE,
@@ -250,6 +253,7 @@ class UpstreamLinks:
         self._opening = asyncio.Lock()
 
     async def link(self, entry: UpstreamEntry) -> UpstreamLink:
+        """Raises ``ApiError``."""
         found = self._links.get(entry.name)
         if found is not None and (found.entry is entry or found.entry == entry):
             return found

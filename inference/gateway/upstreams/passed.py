@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 async def pass_through(gateway: Gateway, call: Call, request: PassedRequest, reply: Reply) -> None:
+    """Raises ``ApiError``."""
     call.model_asked = request.model
     if call.who.names_end_user:
         call.end_user = call.end_user or cleaned(request.end_user)

@@ -84,6 +84,7 @@ class PassedAnswer:
         *,
         deadline_s: float,
     ) -> None:
+        """Raises ``RequestFailedError``."""
         with faults(self._link, lambda: self.has_begun):
             entry = self._link.entry
             until_s = min(

@@ -206,6 +206,7 @@ class UpstreamResponse:
         return ""
 
     async def next_part(self, until_s: float | None) -> bytes | None:
+        """Raises ``httpx2.TransportError``, ``TimeoutError``."""
         return await self._connection.next_part(until_s)
 
     def parts(self) -> AsyncIterator[bytes]:

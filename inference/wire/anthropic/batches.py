@@ -78,6 +78,7 @@ def _requests(body: bytes) -> Iterator[dict[str, Any]]:
 
 
 def parse_batch_page(query: Mapping[str, str]) -> PageRequest:
+    """Raises ``InvalidRequestError``."""
     page = parse_page({name: value for name, value in query.items() if name != "beta"})
     if page.before_id is not None:
         raise UnsupportedParameterError("before_id", "pages are read forwards: after_id")

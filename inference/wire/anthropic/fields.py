@@ -274,6 +274,7 @@ def tool_choice(value: Any, path: str) -> Choice:
 
 
 def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
+    """Raises ``InvalidRequestError`` for a call that is required of tools that are not there."""
     if choice.mode != "required":
         return
     if not offered:

@@ -77,6 +77,7 @@ def written_line(custom_id: str, endpoint: str, body: dict[str, Any]) -> bytes:
 
 
 def read_line(line: bytes, endpoint: str) -> BatchLine:
+    """Raises ``ApiError``."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:

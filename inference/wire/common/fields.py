@@ -91,6 +91,7 @@ def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, An
 
 
 def read_json_value(text: bytes | memoryview) -> Any:
+    """Raises ``InvalidJsonError``."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:

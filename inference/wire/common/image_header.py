@@ -45,6 +45,7 @@ class ImageHeader:
 
 
 def read_header(data: bytes) -> ImageHeader:
+    """Raises ``ImageHeaderError``."""
     try:
         header = _read(data)
     except (struct.error, IndexError):

@@ -75,6 +75,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
 
 
 def parse_old(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
+    """Raises ``ApiError`` (400)."""
     read = f.read_body(body, OLD_FIELDS, required=("model", "prompt"))
     return EmbedRequest(
         embedding=EmbeddingRequest(

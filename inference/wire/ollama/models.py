@@ -63,6 +63,7 @@ class OfferedModel:
 
 
 def parse_show(body: bytes, _context: object = None) -> str:
+    """Raises ``ApiError`` (400)."""
     read = f.read_body(body, SHOW_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:

@@ -52,11 +52,13 @@ class Page:
 
 
 def parse_batch(body: bytes) -> dict[str, Any]:
+    """Raises ``ApiError``."""
     required = ("input_file_id", "endpoint", "completion_window")
     return f.read_body(body, BATCH_FIELDS, required=required)
 
 
 def parse_expiry(fields: Mapping[str, str]) -> timedelta | None:
+    """Raises ``ApiError``."""
     given = {name: fields[name] for name in (EXPIRY_ANCHOR, EXPIRY_SECONDS) if name in fields}
     if not given:
         return None

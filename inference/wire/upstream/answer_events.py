@@ -60,6 +60,7 @@ class SseReader:
         self._num_data_bytes = 0
 
     def feed(self, part: bytes) -> list[bytes]:
+        """Raises ``FrameError``."""
         found: list[bytes] = []
         *lines, rest = part.split(b"\n")
         if lines and self._begun:
@@ -94,6 +95,7 @@ class LinesReader:
         self._buffer = bytearray()
 
     def feed(self, part: bytes) -> list[bytes]:
+        """Raises ``FrameError``."""
         whole, end, rest = part.rpartition(b"\n")
         lines: list[bytes] = []
         if end:
@@ -208,6 +210,7 @@ class AnswerEvents:
         self._events.append(accepted)
 
     def think(self, index: int, text: str) -> None:
+        """Raises ``UpstreamFaultError``, as all the following do."""
         state = self._open_choice(index)
         self._events.append(
             ReasoningDelta(

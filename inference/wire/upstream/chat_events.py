@@ -78,6 +78,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def logprobs_of(value: Any) -> list[TextLogprob] | None:
+    """Raises ``UpstreamFaultError``."""
     try:
         logprobs = msgspec.convert(value, Logprobs)
     except msgspec.ValidationError as error:
@@ -143,6 +144,7 @@ class ChatEvents:
         self._wants_logprobs = wants_logprobs
 
     def read(self, data: bytes) -> list[Event]:
+        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         if data == DONE:
             self._answer.end()
             return self._answer.take()

@@ -147,6 +147,7 @@ class TokenCountReader:
         self._name = name
 
     def read(self, data: bytes) -> list[Event]:
+        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         found = decoded(_decode_count, data, "something else than a number of tokens")
         counted = tokens_of(msgspec.structs.asdict(found), self._name)
         if counted is None:  # llama-server's /tokenize, which reads no chat, answers so

@@ -83,6 +83,7 @@ class MessagesEvents:
         self._calls: set[int] = set()
 
     def read(self, data: bytes) -> list[Event]:
+        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         event = decoded(_decode, data, "what is no event of a message")
         if event.type == "error":
             raise UpstreamErrorObject(event.error)

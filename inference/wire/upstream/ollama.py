@@ -216,6 +216,7 @@ class OllamaEvents:
         self._wants_logprobs = wants_logprobs
 
     def read(self, data: bytes) -> list[Event]:
+        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         line = decoded(_decode, data, "what is no line of an answer")
         if line.message is None and line.response is None:
             raise UpstreamFaultError("a line without a message")

@@ -48,6 +48,7 @@ BY_UPSTREAM = "the model is served by an upstream, for which it is not translate
 
 
 def refuse(asked: Mapping[str, bool]) -> None:
+    """Raises ``UnsupportedParameterError``."""
     for name, is_asked in asked.items():
         if is_asked:
             raise UnsupportedParameterError(name, BY_UPSTREAM)
@@ -66,6 +67,7 @@ def refuse_unknown(request: GenerationRequest) -> None:
 
 
 def refuse_options(options: SamplingOptions, names: Iterable[str]) -> None:
+    """Raises ``UnsupportedParameterError`` where one of the named ones is set."""
     refuse({name: is_set(options, name) for name in names})
 
 

@@ -146,6 +146,7 @@ class RerankBodyEncoder:
 
 
 def same_number(num_firsts: int, num_seconds: int, param: str) -> None:
+    """Raises ``InvalidRequestError``."""
     if num_firsts not in (1, num_seconds):
         message = f"There are {num_firsts} first texts and {num_seconds} second ones."
         raise InvalidRequestError(message, param=param)

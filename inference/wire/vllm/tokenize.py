@@ -62,6 +62,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest
 
 
 def parse_back(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRequest:
+    """Raises ``ApiError`` (400)."""
     read = read_body(body, BACK_FIELDS, required=("tokens",))
     return TokenizeRequest(
         model=read.get("model", ANY_MODEL), input=TokensInput(prompts=[read["tokens"]])

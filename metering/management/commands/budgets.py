@@ -41,6 +41,7 @@ class AddBudget(AddRow):
         add_cap_arguments(parser)
 
     def body(self, run: Run) -> Row:
+        """Raises ``MeteringValueError``."""
         given = caps(run.options)
         if len(given) != 1:
             raise MeteringValueError("cap", "Give one of --cap-tokens and --cap-usd")
@@ -54,6 +55,7 @@ class ChangeBudget(ChangeRow):
         parser.add_argument("--window", metavar="WINDOW", help=WINDOW_HELP)
 
     def body(self, run: Run) -> Row:
+        """Raises ``CommandError``, ``MeteringValueError``."""
         cap, window = run.options["cap"], run.options["window"]
         if cap is None and window is None:
             raise CommandError("give --cap or --window", returncode=ExitCode.USAGE)

@@ -37,6 +37,7 @@ class AddKey(AddRow):
         add_cap_arguments(parser)
 
     def body(self, run: Run) -> Row:
+        """Raises ``CommandError``, ``MeteringValueError``."""
         ensure_gateways_could_check(run.backend)
         return super().body(run) | {"budgets": caps(run.options)}
 

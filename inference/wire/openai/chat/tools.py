@@ -77,6 +77,7 @@ def tools(value: Any, path: str) -> list[ToolDefinition]:
 
 
 def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> None:
+    """Raises ``InvalidRequestError``."""
     seen: set[str] = set()
     for name, place in named:
         if name in seen:

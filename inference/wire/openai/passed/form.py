@@ -51,12 +51,14 @@ class Form:
     body: IO[bytes]
 
     def part(self, name: str) -> Part | None:
+        """Raises ``InvalidRequestError`` where the form has several."""
         found = [part for part in self.parts if part.name == name]
         if len(found) > 1:
             raise InvalidRequestError(f"'{name}' is in the form more than once.", param=name)
         return found[0] if found else None
 
     def text(self, name: str) -> str | None:
+        """Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             return None
@@ -68,6 +70,7 @@ class Form:
             raise InvalidRequestError(f"'{name}' is not UTF-8.", param=name) from None
 
     def file(self, name: str) -> Part:
+        """Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             raise MissingParameterError(name)
@@ -116,6 +119,7 @@ class Rewritten:
 
 
 def read_form(content_type: str, body: IO[bytes]) -> Form:
+    """Raises ``InvalidRequestError``."""
     delimiter = b"\r\n--" + _boundary(content_type).encode()
     begins = _delimiters(body, delimiter)
     if not begins or begins[0] != -2:

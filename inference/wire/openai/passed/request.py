@@ -55,6 +55,7 @@ class PassedRequest:
 
 
 def read_json(endpoint: PassedEndpoint, body: bytes) -> PassedRequest:
+    """Raises ``ApiError`` (400)."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
@@ -85,6 +86,7 @@ def to_json(request: PassedRequest, model: str) -> bytes:
 
 
 def read_upload(endpoint: PassedEndpoint, form: Form) -> PassedRequest:
+    """Raises ``ApiError`` (400)."""
     values = {name: form.text(name) for name in ("model", *END_USER_FIELDS)}
     most = likely = 1
     is_exact = False

@@ -52,6 +52,7 @@ class Retrieval:
 
 
 def read_retrieval(query: bytes) -> Retrieval:
+    """Raises ``ApiError``."""
     read = _read(
         query,
         {
@@ -70,6 +71,7 @@ def read_retrieval(query: bytes) -> Retrieval:
 
 
 def read_item_page(query: bytes) -> ItemPage:
+    """Raises ``ApiError``."""
     read = _read(
         query,
         {"include": _include, "limit": _limit, "order": one_of("asc", "desc"), "after": _text},

@@ -48,6 +48,7 @@ class SocketRequest:
 
 
 def parse_message(message: bytes) -> SocketRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = f.read_body(message, FIELDS, required=("type", "model", "input"))
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 
