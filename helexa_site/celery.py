@@ -169,12 +169,12 @@ def ensure_secret_key(**_: Any) -> None:
 
 
 def ensure_schema(**_: Any) -> None:
-    from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+    from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 
     django.setup()
     try:
-        ensure_schema_is_not_newer()
-    except NewerSchemaError as error:
+        ensure_schema_is_known()
+    except SchemaError as error:
         raise SystemExit(f"control: {error}") from error
     except DatabaseError as error:
         logger.warning("the database does not answer yet: %s", error)

@@ -1,4 +1,4 @@
-"""One process migrates at a time, and a version older than the database refuses to start.
+"""One process migrates at a time, and a version that cannot follow the database's refuses to start.
 
 PostgreSQL: a session's advisory lock. SQLite: a lock on a file beside the database.
 """
@@ -9,36 +9,70 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from django.apps import apps
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
+OLDEST = "0.2.0"
+"""The release whose tables each app's first migration makes."""
 OUR_PACKAGES = frozenset({"fleet", "helexa_site", "inference", "metering"})
 MIGRATION_LOCK = 0x68656C66
 POLL_S = 0.2
 
 
-class NewerSchemaError(Exception):
-    """The database was migrated by a newer helexa than this one."""
+class SchemaError(Exception):
+    """The database is of a helexa that this one does not follow: a newer one, or one of before
+    its first migrations."""
 
 
-def ensure_schema_is_not_newer() -> None:
-    """Raises ``NewerSchemaError``, ``django.db.Error``."""
-    loader = MigrationLoader(connection)
+class Recorded(NamedTuple):
+    """What a database or a backup records of its migrations, by what this version has."""
+
+    known: set[tuple[str, str]]
+    """As they are on disk: all that one of these replaces are that one."""
+    unknown: list[str]
+    """Of a newer version."""
+    too_old: list[str]
+    """Of those that one replaces, where others are missing: of a version before that one."""
+
+
+def recorded(migrations: Iterable[tuple[str, str]]) -> Recorded:
+    names = set(migrations)
+    on_disk = MigrationLoader(None).disk_migrations
+    known, too_old, replaced = names & on_disk.keys(), set(), set()
+    for key, migration in on_disk.items():
+        replaced |= (replaces := set(migration.replaces))
+        if replaces and replaces <= names:
+            known.add(key)
+        elif key not in names:
+            too_old |= names & replaces
+    return Recorded(known, _labels(names - on_disk.keys() - replaced), _labels(too_old))
+
+
+def ensure_schema_is_known() -> None:
+    """Raises ``SchemaError``, ``django.db.Error``."""
     ours = {one.label for one in apps.get_app_configs() if one.name.split(".")[0] in OUR_PACKAGES}
-    unknown = sorted(
-        f"{app}.{name}"
-        for app, name in loader.applied_migrations
-        if app in ours and (app, name) not in loader.disk_migrations
-    )
-    if unknown:
-        raise NewerSchemaError(
-            f"the database is of a newer helexa than this one: it has {unknown[-1]}, which is not "
-            "known here. Upgrade this copy, or use a database of its own version"
+    applied = MigrationRecorder(connection).applied_migrations()
+    found = recorded(key for key in applied if key[0] in ours)
+    if found.unknown:
+        raise SchemaError(
+            f"the database is of a newer helexa than this one: it has {found.unknown[-1]}, which "
+            "is not known here. Upgrade this copy, or use a database of its own version"
         )
+    if found.too_old:
+        raise SchemaError(
+            f"the database is of a helexa before {OLDEST}: its last migration is "
+            f"{found.too_old[-1]}. Upgrade it to {OLDEST} first"
+        )
+
+
+def _labels(keys: Iterable[tuple[str, str]]) -> list[str]:
+    return sorted(f"{app}.{name}" for app, name in keys)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from django.core.management import call_command
 from django.db import connection
-from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
 from helexa_site.backup import postgres_part, sqlite_part
@@ -30,6 +29,7 @@ from helexa_site.backup.files_and_secrets import (
 )
 from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.config import Config
+from helexa_site.migration_guard import OLDEST, recorded
 from helexa_site.program import REPOSITORY_DIR, program
 from inference.settings.storage import FILES_DIR
 from inference.version import VERSION
@@ -166,12 +166,16 @@ def ensure_restorable(manifest: Manifest) -> None:
         raise BackupError(
             f"the backup is of {manifest.vendor}, and DATABASE_URL names a {connection.vendor}"
         )
-    known = MigrationLoader(None).disk_migrations
-    unknown = [f"{app}.{name}" for app, name in manifest.migrations if (app, name) not in known]
-    if unknown:
+    found = recorded((app, name) for app, name in manifest.migrations)
+    if found.unknown:
         raise BackupError(
-            f"the backup is of helexa {manifest.version}, whose {unknown[-1]} is not known here: "
-            "restore it with that version or a newer one"
+            f"the backup is of helexa {manifest.version}, whose {found.unknown[-1]} is not known "
+            "here: restore it with that version or a newer one"
+        )
+    if found.too_old:
+        raise BackupError(
+            f"the backup is of helexa {manifest.version}, before {OLDEST}: restore it with that "
+            f"version, upgrade it to {OLDEST}, and make another"
         )
 
 

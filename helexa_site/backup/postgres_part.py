@@ -13,6 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 
 from helexa_site.backup.archive import BackupError
+from helexa_site.migration_guard import recorded
 
 FOLDER = "database"
 OTHER_SESSIONS = """
@@ -78,12 +79,10 @@ def has_other_sessions() -> bool:
 
 def _migrate_to(migrations: list[list[str]]) -> None:
     executor = MigrationExecutor(connection)
-    recorded = {(app, name) for app, name in migrations}
+    known = recorded((app, name) for app, name in migrations).known
     nodes = executor.loader.graph.node_map
     # The last ones: to name one before them would ask to go back to it.
-    targets = [
-        key for key in sorted(recorded) if not recorded & {one.key for one in nodes[key].children}
-    ]
+    targets = [key for key in sorted(known) if not known & {one.key for one in nodes[key].children}]
     executor.migrate(targets, executor.migration_plan(targets))
 
 

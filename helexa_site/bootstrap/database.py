@@ -15,7 +15,7 @@ from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.console import print_step
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.sharing import Share
-from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 
 ADMIN_NAME = "admin"
 PASSWORD_BYTES = 12
@@ -29,14 +29,14 @@ def prepare_database(*, with_model: bool) -> str | None:
     """
     _set_up_django()
     try:
-        ensure_schema_is_not_newer()
+        ensure_schema_is_known()
         if _has_unapplied_migrations():
             print_step("database", "migrating")
             call_command("migrate", verbosity=0, interactive=False)
         password = _ensure_admin()
         if with_model:
             _offer_default_model()
-    except NewerSchemaError as error:
+    except SchemaError as error:
         raise BootstrapError(str(error)) from error
     except DatabaseError as error:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error

@@ -18,7 +18,7 @@ from fleet.live.reports import Report
 from fleet.redis_users import USER_PREFIX
 from helexa_site.config import Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
-from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 from helexa_site.program import program
 from inference.redis_connections import MAX_CLIENTS_BYTES, MAX_VALUE_BYTES
 from inference.version import VERSION
@@ -146,9 +146,9 @@ def database_findings(config: Config) -> Iterator[Finding]:
 
 def schema_findings() -> Iterator[Finding]:
     try:
-        ensure_schema_is_not_newer()
-    except NewerSchemaError as error:
-        yield failed("database", str(error), "upgrade helexa on this host")
+        ensure_schema_is_known()
+    except SchemaError as error:
+        yield failed("database", str(error), "see docs/operating/backup-and-upgrade.md")
         return
     executor = MigrationExecutor(connection)
     missing = executor.migration_plan(executor.loader.graph.leaf_nodes())

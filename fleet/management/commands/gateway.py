@@ -10,7 +10,7 @@ from django.db import DatabaseError, connection
 
 from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
 from helexa_site.instance import SecretKeyError, secret_key
-from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
@@ -30,8 +30,8 @@ class Command(QuickCommand):
         except SecretKeyError as error:
             raise CommandError(str(error)) from error
         try:
-            ensure_schema_is_not_newer()
-        except NewerSchemaError as error:
+            ensure_schema_is_known()
+        except SchemaError as error:
             raise CommandError(str(error)) from error
         except DatabaseError:
             pass  # it is offline: requests get an error, and it may come back

@@ -8,8 +8,8 @@ from django.core.management.base import CommandError
 from django.core.management.commands.migrate import Command as DjangosMigrate
 
 from helexa_site.migration_guard import (
-    NewerSchemaError,
-    ensure_schema_is_not_newer,
+    SchemaError,
+    ensure_schema_is_known,
     migrating_alone,
 )
 
@@ -21,7 +21,7 @@ class Command(DjangosMigrate):
 
         with migrating_alone(report_waiting):
             try:
-                ensure_schema_is_not_newer()
-            except NewerSchemaError as error:
+                ensure_schema_is_known()
+            except SchemaError as error:
                 raise CommandError(str(error)) from error
             super().handle(*args, **options)

@@ -34,7 +34,7 @@ MANIFEST_OF_A_TEST = Manifest(
     version="0.1.0",
     made_at="2026-01-01T00:00:00+00:00",
     vendor="sqlite",
-    migrations=[["fleet", "0001_initial"]],
+    migrations=[["helexa_site", "0001_login_attempts"]],
     rows={},
 )
 
@@ -99,6 +99,9 @@ def test_a_backup_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch)
     newer = replace(MANIFEST_OF_A_TEST, migrations=[["fleet", "9999_from_the_future"]])
     with pytest.raises(BackupError, match=r"fleet\.9999_from_the_future is not known"):
         commands.ensure_restorable(newer)
+    older = replace(MANIFEST_OF_A_TEST, migrations=[["fleet", "0001_initial"]])
+    with pytest.raises(BackupError, match=r"before 0\.2\.0"):
+        commands.ensure_restorable(older)
     with pytest.raises(BackupError, match="of postgresql"):
         commands.ensure_restorable(replace(MANIFEST_OF_A_TEST, vendor="postgresql"))
     commands.ensure_restorable(MANIFEST_OF_A_TEST)
