@@ -2,7 +2,7 @@
 //
 // They are GCC/Clang vector extensions: the same source is AVX-512 or NEON code as the target has it.
 // With AVX2 they are a class of two, because GCC keeps an extension that is wider than a register in
-// memory, where every operation loads and stores it (docs/decisions/0019).
+// memory, where every operation loads and stores it (docs/decisions/0018).
 #pragma once
 
 #include <cstdint>
