@@ -1,4 +1,5 @@
-"""Which of a model's targets a request goes to, and which failures fail over."""
+"""Which of a model's targets a request goes to, which failures fail over, and how targets are
+written."""
 
 from __future__ import annotations
 
@@ -8,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.catalogue.targets import MAX_TARGETS, Target, TargetError, When, parse_target
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.targets import (
+    MAX_TARGETS,
+    Target,
+    TargetError,
+    When,
+    parse_target,
+    targets_problem,
+)
 from fleet.placement.targets import TargetState, choose_target, may_fail_over, own_state
+from metering.prices import Prices, UnitPrices
 from tests.cases import each_case
 from tests.fleet.placement.fleets import READY, entry, fleet, neuron, replica
 
@@ -185,6 +195,18 @@ def test_which_failures_go_on(
         ("own weight 2 when ready", "'when ready' is not understood"),
         ("own when ready 3", "'3' is not understood"),
         (f"box/{'m' * 600}", "is written as"),
+        ("box/m input_price 1", "output_price is missing"),
+        ("box/m cached_input_price 1", "input_price is missing"),
+        ("box/m input_price", "input_price is in USD per million"),
+        ("box/m input_price -1 output_price 1", "input_price is in USD per million"),
+        ("box/m input_price NaN output_price 1", "input_price is in USD per million"),
+        ("box/m input_price 0.0000001 output_price 1", "more than six decimals"),
+        ("box/m input_price 1000000000 output_price 1", "at most 999,999,999.999999"),
+        ("box/m input_price 1 input_price 1", "named twice"),
+        ("box/m input_price 1 output_price 1 upstream_prices", "is not understood"),
+        ("box/m upstream_prices input_price 1", "is not understood"),
+        ("box/m input_price 1 output_price 1 weight 2", "is not understood"),
+        ("own input_price 1 output_price 1", "the prices of own are the model's"),
     ],
 )
 def test_what_is_no_target_is_refused_in_words(written: str, problem: str) -> None:
@@ -201,3 +223,47 @@ def test_a_target_is_read_whole() -> None:
         2,
     )
     assert parse_target("own when always") == Target(upstream_model=None)
+
+
+def test_prices_are_usd_per_million_behind_a_target() -> None:
+    def priced(text: str) -> Any:
+        prices = parse_target(text).prices
+        assert prices is not None
+        return prices
+
+    written = (
+        "box/m when queue_longer_than 4 input_price 0.5 cached_input_price 0.05 output_price 2"
+    )
+    assert priced(written).prices == Prices(
+        input_micro_usd=500_000, cached_input_micro_usd=50_000, output_micro_usd=2_000_000
+    )
+    assert parse_target(written).limit == 4
+    plain = priced("box/m output_price 0 input_price 0.000001")
+    assert plain.prices == Prices(input_micro_usd=1, cached_input_micro_usd=1)
+    assert priced("box/m weight 2 unit_price 100").units == UnitPrices(unit_micro_usd=100_000_000)
+    assert priced("box/m when ready upstream_prices").are_upstreams
+    assert parse_target("box/m").prices is None
+
+
+def test_a_target_has_one_price_wherever_it_is_named() -> None:
+    twice = ["box/m when ready unit_price 1", "box/m unit_price 1"]
+    assert targets_problem(twice) is None
+    assert "the same prices wherever" in str(targets_problem([twice[0], "box/m unit_price 2"]))
+    assert "the same prices wherever" in str(targets_problem([twice[0], "box/m"]))
+
+
+def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
+    own = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 1_000_000}
+
+    def highest(*targets: str, **values: Any) -> Prices | None:
+        entry = CatalogueEntry(name="m", source="path:/m", targets=targets, **values)
+        return entry.highest_prices
+
+    assert highest("own", "box/m") is None
+    assert highest("own", "box/m", **own) == highest(**own)
+    assert highest("own", "box/m input_price 0.5 output_price 3", **own) == Prices(
+        input_micro_usd=1_000_000, cached_input_micro_usd=1_000_000, output_micro_usd=3_000_000
+    )
+    assert highest("own", "box/m upstream_prices", **own) == highest(**own)
+    named = Prices(input_micro_usd=7)
+    assert highest("own", "box/m upstream_prices", upstream_prices={"box/m": named}) == named

@@ -1,4 +1,4 @@
-"""Models of the catalogue that an upstream serves: what they may have, and what never happens."""
+"""Models of the catalogue that an upstream serves, or passes on: what they may have."""
 
 from __future__ import annotations
 
@@ -22,41 +22,28 @@ from fleet.models import CatalogueModel, Upstream
 from fleet.models_toml import read_document
 from fleet.overview.stage_plans import stage_plan
 from metering.actor import COMMAND
+from metering.prices import UnitPrices
+from tests.cases import each_case
 from tests.fleet.api.api_support import key_api, need_keys
+from tests.fleet.test_catalogue import OTHER_VALUES
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-OTHER_VALUES: dict[str, Any] = {
-    "pinned": True,
-    "base": "tiny",
-    "file": "x",
-    "revision": "x",
-    "sha256": "0" * 64,
-    "dtype": "float16",
-    "quantization": "q4",
-    "kv_dtype": "q8",
-    "speculation": "prompt_lookup",
-    "chat_template": "none",
-    "device": "cpu",
-    "idle_action": "sleep",
-    "pinned_on": ("beast",),
-    "targets": ("box/org/m:7b", "box/n when ready"),
-    "may_leave_network": True,
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "min_p": 0.5,
-    "presence_penalty": 1.0,
-    "frequency_penalty": 1.0,
-    "draft_model": "pypi:x",
-    "tensor_parallel": 2,
-    "min_devices": 2,
-    "task": "speech",
-}
+
+SOURCE = "upstream:box/whisper-1"
+OF_TOKENS = {"input_price_micro_usd": 1, "output_price_micro_usd": 1}
 
 
 @pytest.fixture
 def box() -> Upstream:
     return services.upstream_create(actor=COMMAND, name="box", url="http://box/v1")
+
+
+@pytest.fixture
+def claude() -> Upstream:
+    return services.upstream_create(
+        actor=COMMAND, name="claude", url="http://claude", dialect="anthropic"
+    )
 
 
 def offer(
@@ -82,10 +69,9 @@ def test_the_catalogue_has_the_upstream_with_the_model(box: Upstream) -> None:
     assert entry.upstream.concurrency == 3
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "problem"),
     [
-        ("upstream:box", "upstream:NAME/MODEL"),
         ("upstream:box/", "upstream:NAME/MODEL"),
         ("upstream:box/two words", "upstream:NAME/MODEL"),
         ("upstream:other/m", "no upstream named 'other'"),
@@ -114,17 +100,17 @@ def test_every_dialect_serves_models_whose_defaults_it_has_words_for() -> None:
 @pytest.mark.usefixtures("box", "model")
 def test_settings_of_loads_are_refused_by_name() -> None:
     accepted = set()
+    values = OTHER_VALUES | {"base": "tiny", "targets": ("box/org/m:7b", "box/n when ready")}
     for name in set(SETTINGS) - {"source", "enabled", "description"}:
-        value = OTHER_VALUES.get(name, 3)
+        value = values[name]
         assert value != DEFAULTS[name]
         with_it: dict[str, Any] = {}
         if name in ("request_price_micro_usd", "unit_price_micro_usd"):
             with_it = {"task": "speech"}
         elif "price" in name:
             with_it = {"input_price_micro_usd": 1, "output_price_micro_usd": 1}
-        values = {**with_it, name: value}
         try:
-            offer(f"far-{name.replace('_', '-')}", **values)
+            offer(f"far-{name.replace('_', '-')}", **with_it | {name: value})
         except CatalogueValueError:
             continue
         accepted.add(name)
@@ -208,3 +194,76 @@ def test_the_commands_show_who_answers() -> None:
     services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far"))
     services.catalogue_import(actor=COMMAND, document=read_document(exported))
     assert selectors.model_known("far").settings().source == "upstream:box/m"
+
+
+@pytest.mark.usefixtures("box")
+def test_it_has_a_task_and_prices_of_units() -> None:
+    offer(
+        "whisper",
+        SOURCE,
+        task="transcription",
+        request_price_micro_usd=5,
+        unit_price_micro_usd=100_000_000,
+    )
+    entry = selectors.catalogue_find("whisper")
+    assert entry is not None
+    assert entry.unit_prices == UnitPrices(request_micro_usd=5, unit_micro_usd=100_000_000)
+    offer("verdicts", SOURCE, task="moderation", request_price_micro_usd=5)
+    offer("drawn", SOURCE, task="images", **OF_TOKENS, max_context_tokens=9, max_output_tokens=9)
+
+
+@each_case(
+    ("values", "field"),
+    [
+        ({"task": "song"}, "task"),
+        ({"task": "speech", "source": "path:/models/tiny"}, "task"),
+        (
+            {"task": "speech", "input_price_micro_usd": 1, "output_price_micro_usd": 1},
+            "input_price_micro_usd",
+        ),
+        ({"task": "speech", "max_output_tokens": 1}, "max_output_tokens"),
+        ({"task": "images", **OF_TOKENS}, "max_context_tokens"),
+        ({"task": "images", **OF_TOKENS, "max_context_tokens": 9}, "max_output_tokens"),
+        (
+            {"task": "images", "targets": ("box/whisper-1 input_price 1 output_price 1",)},
+            "max_context_tokens",
+        ),
+        ({"task": "images", "temperature": 0.5}, "temperature"),
+        ({"task": "moderation", **OF_TOKENS}, "input_price_micro_usd"),
+        ({"task": "speech", "temperature": 0.5}, "temperature"),
+        ({"task": "moderation", "unit_price_micro_usd": 1}, "unit_price_micro_usd"),
+        ({"unit_price_micro_usd": 1}, "unit_price_micro_usd"),
+        ({"request_price_micro_usd": 1}, "request_price_micro_usd"),
+        ({"task": "speech", "source": "upstream:claude/m"}, "task"),
+        ({"task": "speech", "targets": ("box/whisper-1", "claude/m")}, "task"),
+    ],
+)
+@pytest.mark.usefixtures("box")
+def test_what_its_task_has_nothing_of_is_refused(
+    claude: Upstream, values: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(CatalogueValueError) as caught:
+        offer(**{"source": SOURCE} | values)
+    assert caught.value.field == field
+
+
+def test_its_upstream_keeps_its_dialect(box: Upstream) -> None:
+    offer("whisper", SOURCE, task="speech")
+    box.dialect = "ollama"
+    with pytest.raises(UpstreamValueError, match="whisper is passed through"):
+        services.upstream_update(actor=COMMAND, upstream=box, changed_fields=["dialect"])
+
+
+def test_models_toml_has_them() -> None:
+    text = f"""
+[[models]]
+id = "whisper"
+source = "{SOURCE}"
+task = "transcription"
+cost = {{ request = 2.5, unit = 100 }}
+"""
+    (read,) = read_document(text).models
+    assert read.settings.task == "transcription"
+    assert read.settings.request_price_micro_usd == 2_500_000
+    assert read.settings.unit_price_micro_usd == 100_000_000
+    assert read.settings.input_price_micro_usd is None

@@ -1,4 +1,4 @@
-"""A model's ordered targets as a setting: by REST, command, admin and file, and their rules."""
+"""A model's ordered targets and their prices, by REST, command, admin and file, and their rules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from fleet import selectors, services
+from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UpstreamModel, When
 from fleet.errors import CatalogueValueError, UpstreamInUseError, UpstreamValueError
 from fleet.models import CatalogueModel, Upstream
 from fleet.models_toml import plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError
+from fleet.upstreams.discovery import models_of
 from metering.actor import COMMAND
 from tests.fleet.api.api_support import key_api, need_keys
 
@@ -36,6 +38,7 @@ def cloud() -> Upstream:
 
 
 def change(model: CatalogueModel, **values: Any) -> None:
+    model = selectors.model_known(model.name)
     model.assign(values)
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(values))
 
@@ -43,7 +46,7 @@ def change(model: CatalogueModel, **values: Any) -> None:
 def refused(model: CatalogueModel, **values: Any) -> tuple[str, str]:
     """The field that cannot hold its value, and why."""
     with pytest.raises(CatalogueValueError) as caught:
-        change(selectors.model_known(model.name), **values)
+        change(model, **values)
     return caught.value.field, str(caught.value)
 
 
@@ -120,18 +123,24 @@ def test_rest_commands_and_the_admin_set_them(
     model: CatalogueModel, settings: Any, admin_client: Any
 ) -> None:
     path = f"catalogue/{model.name}"
-    written = "targets=own, box/m when ready"
-    call_command("models", "change", model.name, "--set", written, stdout=StringIO())
-    assert selectors.model_known(model.name).settings().targets == ("own", "box/m when ready")
+    shown = StringIO()
+    call_command("models", "change", model.name, "--set", f"targets=own, {PRICED}", stdout=shown)
+    assert selectors.model_known(model.name).settings().targets == ("own", PRICED)
+    call_command("models", "show", model.name, stdout=shown)
+    assert "output_price 2" in shown.getvalue()
     page = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    assert "own\nbox/m when ready</textarea>" in admin_client.get(page).content.decode()
+    assert f"own\n{PRICED}</textarea>" in admin_client.get(page).content.decode()
     need_keys(settings)
     api = key_api("fleet:read", "fleet:write")
-    assert api.get(path)["targets"] == ["own", "box/m when ready"]
+    assert api.get(path)["targets"] == ["own", PRICED]
     assert api.patch(path, {"targets": list(TARGETS)})["targets"] == list(TARGETS)
-    problem = api.patch(path, {"targets": ["own", "box"]}, 400)
-    assert problem["param"] == "targets"
-    assert "neither own nor" in problem["detail"]
+    for target, words in (
+        ("box", "neither own nor"),
+        ("box/m input_price x output_price 1", "'x' is not an amount of US dollars"),
+    ):
+        problem = api.patch(path, {"targets": ["own", target]}, 400)
+        assert problem["param"] == "targets"
+        assert words in problem["detail"]
     assert api.patch(path, {"targets": "own"}, 400)["param"] == "targets"
     assert api.patch(path, {"targets": []})["targets"] == []
 
@@ -144,13 +153,13 @@ url = "http://box:8000/v1"
 [[models]]
 id = "tiny"
 source = "path:/models/tiny"
-targets = ["own when ready", "box/m when waiting_longer_than 5"]
+targets = ["own when ready", "box/m input_price 0.5 output_price 2"]
 """
 
 
 def test_a_file_has_them() -> None:
     lines = list(services.catalogue_import(actor=COMMAND, document=read_document(FILE)).lines())
-    assert '    targets = ["own when ready", "box/m when waiting_longer_than 5"]' in lines
+    assert '    targets = ["own when ready", "box/m input_price 0.5 output_price 2"]' in lines
     written = write_document(selectors.catalogue_state())
     assert plan_import(read_document(written), selectors.catalogue_state(), prune=True).is_empty
     for text, problem in (
@@ -160,3 +169,61 @@ def test_a_file_has_them() -> None:
     ):
         with pytest.raises(ModelsTomlError, match=problem):
             services.catalogue_import(actor=COMMAND, document=read_document(text), prune=True)
+
+
+PRICED = "box/m when queue_longer_than 4 input_price 0.5 cached_input_price 0.05 output_price 2"
+OWN = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 1_000_000}
+
+
+def discovered(box: Upstream, **row: Any) -> None:
+    models = models_of({"data": [{"id": "m", **row}]})
+    services.upstream_discovered(actor=COMMAND, upstream=box, models=models)
+
+
+def test_an_upstreams_prices_hold_as_it_last_named_them(
+    box: Upstream, model: CatalogueModel
+) -> None:
+    targets = ("own", "box/m upstream_prices")
+    with pytest.raises(CatalogueValueError, match="has named no prices of m: upstreams test box"):
+        change(model, targets=targets)
+    discovered(box, cost={"input": 0.25, "output": 1})
+    change(model, targets=targets, **OWN)
+
+    def entry() -> CatalogueEntry:
+        selectors.catalogue_cache_clear()
+        found = selectors.catalogue_find(model.name)
+        assert found is not None
+        return found
+
+    own, far = entry().ordered_targets
+    assert entry().prices_at(own).input_micro_usd == 1_000_000
+    assert entry().prices_at(far).input_micro_usd == 250_000
+    discovered(box, cost={"input": 0.75, "output": 1})
+    assert entry().prices_at(far).input_micro_usd == 750_000
+    discovered(box)
+    assert entry().lacks_prices_at(far)
+
+
+@pytest.mark.usefixtures("box")
+def test_prices_are_of_what_the_task_is_metered_by(model: CatalogueModel) -> None:
+    def refused(target: str, **values: Any) -> str:
+        with pytest.raises(CatalogueValueError) as caught:
+            services.catalogue_model_create(
+                actor=COMMAND, name="far", source="upstream:box/m", targets=(target,), **values
+            )
+        assert caught.value.field == "targets"
+        return str(caught.value)
+
+    tokens = "box/m input_price 1 output_price 1"
+    assert "prices of requests and units" in refused("box/m unit_price 1")
+    assert "prices of tokens" in refused(tokens, task="speech")
+    assert "prices of tokens" in refused("box/m upstream_prices", task="speech")
+    assert "a unit price" in refused("box/m unit_price 1", task="moderation")
+    services.catalogue_model_create(
+        actor=COMMAND,
+        name="voice",
+        source="upstream:box/m",
+        targets=("box/m unit_price 15 request_price 1",),
+        task="speech",
+    )
+    change(model, targets=("own", tokens))

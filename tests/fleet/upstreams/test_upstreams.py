@@ -1,11 +1,11 @@
-"""Upstreams as rows: by REST, by command and in the admin, with a key that nothing shows."""
+"""Upstreams as rows: by REST, by command, in the admin and in a models.toml, with a key that
+nothing shows."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
-import socket
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -15,25 +15,19 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.urls import reverse
 
-from fleet import services
+from fleet import selectors, services
 from fleet.errors import UpstreamSecretError, UpstreamValueError
 from fleet.models import Upstream
+from fleet.models_toml import plan_import, read_document, write_document
+from fleet.models_toml.reading import ModelsTomlError
 from fleet.upstreams.http import headers_of
-from fleet.upstreams.probe import PAID_STEPS as PAID
 from fleet.upstreams.secret import unseal
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api, need_keys
-from tests.servers.fake_upstream import (
-    Asked,
-    FakeUpstream,
-    Wire,
-    chunk,
-    message_end,
-    message_start,
-    usage,
-)
+from tests.fleet.upstreams.test_probes import chats
+from tests.servers.fake_upstream import FakeUpstream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -136,22 +130,10 @@ def test_a_name_is_given_once() -> None:
     make()
     with pytest.raises(UpstreamValueError, match="already"):
         make()
-
-
-def chats(asked: Asked, wire: Wire) -> None:
-    """An endpoint that can do everything."""
-    if asked.path == "/v1/models":
-        wire.json(200, {"data": [{"id": "m", "max_model_len": 4096}]})
-    elif asked.path == "/tokenize":
-        llama_server = {"tokens": [1] if "content" in asked.json else []}
-        wire.json(200, llama_server)
-    elif asked.json.get("stream"):
-        wire.stream([chunk({"content": "hello"}), chunk(finish="stop"), usage(5, 1)])
-    elif "tools" in asked.json:
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        wire.json(200, {"choices": [{"message": {"tool_calls": [call]}}]})
-    else:
-        wire.json(200, {"choices": [{"message": {"content": '{"number": 7}'}}]})
+    with pytest.raises(ModelsTomlError, match="has that name"):
+        imported(BOX + '[[upstreams]]\nname = "box"\nurl = "http://b"\n')
+    with pytest.raises(ModelsTomlError, match=r"\[\[upstreams\]\]"):
+        read_document("upstreams = 3")
 
 
 def test_the_commands(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
@@ -178,113 +160,6 @@ def test_the_commands(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
             run("change", "box", "--key-env", "NOT_SET_AT_ALL")
         run("remove", "box")
         assert not Upstream.objects.exists()
-
-
-def claudes(asked: Asked, wire: Wire) -> None:
-    """An endpoint of Anthropic's dialect that can do everything."""
-    if asked.path.startswith("/v1/models"):
-        wire.json(200, {"data": [{"id": "m", "max_input_tokens": 200_000, "max_tokens": 64_000}]})
-    elif asked.path == "/v1/messages/count_tokens":
-        wire.json(200, {"input_tokens": 8})
-    elif asked.json.get("stream"):
-        wire.events([message_start(), message_end("end_turn"), {"type": "message_stop"}])
-    elif "tools" in asked.json:
-        assert asked.json["tool_choice"] == {"type": "any"}
-        wire.json(200, {"content": [{"type": "tool_use", "name": "report_number", "input": {}}]})
-    else:
-        wire.json(200, {"content": [{"type": "text", "text": '{"number": 7}'}]})
-
-
-def ollamas(asked: Asked, wire: Wire) -> None:
-    """An endpoint of Ollama's dialect that can do everything."""
-    if asked.path == "/api/tags":
-        wire.json(200, {"models": [{"name": "m", "model": "m"}]})
-    elif asked.json["stream"]:
-        line = {"message": {"content": "hello"}, "done": True, "eval_count": 1}
-        wire.whole(200, json.dumps(line).encode(), "application/x-ndjson")
-    elif "tools" in asked.json:
-        call = {"function": {"name": "report_number", "arguments": {"number": 7}}}
-        wire.json(200, {"message": {"tool_calls": [call]}, "done": True})
-    else:
-        wire.json(200, {"message": {"content": '{"number": 7}'}, "done": True})
-
-
-@pytest.mark.parametrize(
-    ("dialect", "endpoint", "does_not_work"),
-    [("anthropic", claudes, set()), ("ollama", ollamas, {"counting"})],
-)
-def test_every_dialect_is_tested(
-    api: Api, dialect: str, endpoint: Any, does_not_work: set[str]
-) -> None:
-    with FakeUpstream() as upstream:
-        upstream.answer = endpoint
-        probes = probes_of(api, upstream.origin, dialect=dialect)
-        assert {name for name in probes if not probes[name]["works"]} == does_not_work
-        assert probes["stream"]["detail"] == "with usage"
-        assert api.get("upstreams/box")["models"][0]["id"] == "m"
-        upstream.answer = lambda asked, wire: (
-            endpoint(asked, wire) if asked.method == "GET" else wire.json(400, {"error": "no"})
-        )
-        refused = probes_of(api, upstream.origin, dialect=dialect)
-        assert [name for name in refused if refused[name]["works"]] == ["models"]
-        upstream.answer = lambda asked, wire: (
-            endpoint(asked, wire) if asked.method == "GET" else wire.json(200, {"x": 1})
-        )
-        wrong = probes_of(api, upstream.origin, dialect=dialect)
-        assert [name for name in wrong if wrong[name]["works"]] == ["models"]
-
-
-def probes_of(api: Api, url: str, **values: Any) -> dict[str, Any]:
-    Upstream.objects.all().delete()
-    make(url, **values)
-    return {one["what"]: one for one in api.post("upstreams/box/test", {}, 200)["probes"]}
-
-
-def test_what_does_not_work_is_reported_without_the_endpoints_words(api: Api) -> None:
-    def refuses(asked: Asked, wire: Wire) -> None:
-        if asked.path == "/v1/models":
-            wire.json(200, {"data": [{"id": "m"}]})
-        else:
-            wire.json(400, {"error": {"message": f"no: {asked.headers['authorization']}"}})
-
-    with FakeUpstream() as upstream:
-        upstream.answer = refuses
-        probes = probes_of(api, upstream.url)
-    assert probes["models"]["works"] is True
-    free = set(probes) - {"models", *PAID}
-    assert {probes[name]["works"] for name in free} == {False}
-    assert "400" in probes["tools"]["detail"]
-    assert SECRET not in json.dumps(probes)
-
-
-def test_a_list_that_is_redirected_endless_or_refused(api: Api) -> None:
-    def redirect(asked: Asked, wire: Wire) -> None:
-        wire.json(302, {}, location="http://169.254.169.254/latest/meta-data")
-
-    def endless(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        while True:
-            wire.part(b"x" * 65536)
-
-    def refused(asked: Asked, wire: Wire) -> None:
-        wire.json(401, {"error": asked.headers["authorization"]})
-
-    found = {}
-    for answer in (redirect, endless, refused):
-        with FakeUpstream() as upstream:
-            upstream.answer = answer
-            found[answer] = probes_of(api, upstream.url)["models"]["detail"]
-            assert len(upstream.asked) == 1
-    assert "redirect" in found[redirect]
-    assert "more than" in found[endless]
-    assert "does not accept the key" in found[refused]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    unreachable = probes_of(api, f"http://127.0.0.1:{port}/v1")
-    assert "cannot be reached" in unreachable["models"]["detail"]
-    assert unreachable["stream"]["works"] is None
-    missing = probes_of(api, URL, ca_file="/no/such/file.pem")
-    assert "CA file" in missing["models"]["detail"]
 
 
 def test_each_dialect_has_its_key_and_list() -> None:
@@ -325,9 +200,8 @@ def test_the_admin_writes_a_key_and_never_shows_it(admin_client: Any, settings: 
     assert not row.has_key
     with FakeUpstream() as upstream:
         upstream.answer = chats
-        services.upstream_update(
-            actor=COMMAND, upstream=_at(row, upstream.url), changed_fields=["url"]
-        )
+        row.url = upstream.url
+        services.upstream_update(actor=COMMAND, upstream=row, changed_fields=["url"])
         action = {"action": "test_selected", "_selected_action": [str(row.pk)]}
         shown = admin_client.post(reverse("admin:fleet_upstream_changelist"), action, follow=True)
     assert "models works" in shown.content.decode()
@@ -335,6 +209,76 @@ def test_the_admin_writes_a_key_and_never_shows_it(admin_client: Any, settings: 
     assert [model["id"] for model in row.known_models] == ["m"]
 
 
-def _at(row: Upstream, url: str) -> Upstream:
-    row.url = url
-    return row
+BOX = """
+[[upstreams]]
+name = "box"
+url = "http://box:8000/v1/"
+concurrency = 4
+
+[[models]]
+id = "far"
+source = "upstream:box/m"
+"""
+
+
+def imported(text: str, **options: Any) -> list[str]:
+    document = read_document(text)
+    return list(services.catalogue_import(actor=COMMAND, document=document, **options).lines())
+
+
+def test_a_file_makes_changes_and_removes_upstreams_with_their_models() -> None:
+    made = imported(BOX)
+    assert made[:3] == ["+ upstream box", '    url = "http://box:8000/v1"', "    concurrency = 4"]
+    written = write_document(selectors.catalogue_state())
+    assert plan_import(read_document(written), selectors.catalogue_state(), prune=True).is_empty
+    changed = imported(BOX.replace("concurrency = 4", "concurrency = 5"))
+    assert changed[:2] == ["~ upstream box", "    concurrency = 4 -> 5"]
+    assert Upstream.objects.get().concurrency == 5
+    assert "not in the file, left alone: far, box" in imported("")[-1]
+    removed = imported("", prune=True)
+    assert removed == ["- upstream box", "- model far"]
+    assert not Upstream.objects.exists()
+
+
+def test_a_key_is_in_no_file_and_stays() -> None:
+    services.upstream_create(actor=COMMAND, name="box", url="http://box:8000/v1", key="sk-secret-1")
+    written = write_document(selectors.catalogue_state())
+    assert "sk-secret-1" not in written and "key" not in written
+    imported(BOX)
+    assert Upstream.objects.get().has_key
+    with pytest.raises(UpstreamValueError, match="needs the key again"):
+        imported(BOX.replace("box:8000", "evil"))
+    assert Upstream.objects.get().url == "http://box:8000/v1"
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_it_is_brought_inside_and_outside_with_its_models(leaves: bool) -> None:
+    def text(is_outside: bool) -> str:
+        word = str(is_outside).lower()
+        return (
+            BOX.replace("concurrency = 4", f"leaves_network = {word}")
+            + f"may_leave_network = {word}\n"
+        )
+
+    imported(text(not leaves))
+    imported(text(leaves))
+    assert Upstream.objects.get().leaves_network is leaves
+
+
+@each_case(
+    ("change", "problem"),
+    [
+        (('name = "box"', 'name = "Box"'), "is not an upstream's name"),
+        (('name = "box"', ""), "An upstream has a name"),
+        (("concurrency = 4", 'key = "sk-x"'), "upstreams change NAME --key -"),
+        (("concurrency = 4", "speed = 4"), "There is no such key"),
+        (("concurrency = 4", 'concurrency = "4"'), "is not a whole number"),
+        (("upstream:box/m", "upstream:other/m"), "There is no upstream 'other'"),
+    ],
+)
+def test_what_cannot_be_is_a_problem_and_changes_nothing(
+    change: tuple[str, str], problem: str
+) -> None:
+    with pytest.raises(ModelsTomlError, match=problem):
+        imported(BOX.replace(*change))
+    assert not Upstream.objects.exists()
