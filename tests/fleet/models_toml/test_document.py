@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet import selectors, services
 from fleet.catalogue import CatalogueSettings
-from fleet.models_toml import Document, WrittenModel, read_document
+from fleet.models_toml import Document, WrittenModel, plan_import, read_document, write_document
 from fleet.models_toml.reading import ModelsTomlError, Remark
 from fleet.models_toml.values import name_of_id
+from metering.actor import COMMAND
 from tests.cases import each_case
-
-ORIGINAL = """
-[[models]]
-id = "Qwen/Qwen3.6-27B"
-harness = "candle"
-quant = "q4k"
-vram_mb = 18000
-min_devices = 2
-min_device_vram_mb = 12000
-pinned_on = ["beast"]
-capabilities = ["text", "vision"]
-limit = { context = 65536, input = 57344, output = 8192 }
-cost = { input = 0.15, output = 0.6, cache_read = 0.015, cache_write = 0.3 }
-
-[[models]]
-id = "unsloth/Qwen3-8B-GGUF"
-harness = "candle"
-quant = "Q4_K_M"
-source = "huggingface"
-residency_priority = 7
-
-[aliases]
-"helexa/large" = "Qwen/Qwen3.6-27B"
-small = "unsloth/Qwen3-8B-GGUF"
-"""
 
 
 def model(text: str) -> WrittenModel:
@@ -63,6 +43,25 @@ def test_quantization_has_the_originals_names_too(given: str, quantization: str)
 HUB = '[[models]]\nid = "Qwen/Qwen3-8B{gguf}"\nquant = "{quant}"'
 
 
+@each_case(
+    ("quant", "settings"),
+    [
+        *((quant, {"quantization": "q4"}) for quant in ("q2k", "q3k", "q4k", "q4_0", "q4_1")),
+        *((quant, {"quantization": "q5"}) for quant in ("q5k", "q5_0", "q5_1")),
+        *((quant, {"quantization": "q6"}) for quant in ("q6k", "Q6K")),
+        *((quant, {"quantization": "q8"}) for quant in ("q8_0", "q8_1", "q8k")),
+        ("bf16", {"dtype": "bfloat16"}),
+        ("f16", {"dtype": "float16"}),
+        ("f32", {"dtype": "float32"}),
+    ],
+)
+def test_quant_names_bits_where_there_are_no_gguf_files(
+    quant: str, settings: dict[str, str]
+) -> None:
+    written = model(HUB.format(gguf="", quant=quant)).settings
+    assert written == CatalogueSettings(source="huggingface:Qwen/Qwen3-8B", **settings)
+
+
 @each_case("gguf", ["", "-GGUF"])
 @each_case("quant", ["q9z", "q4kk", "IQ4", "UD-Q7_K_M", "q1_2"])
 def test_quant_of_no_known_name_is_refused(gguf: str, quant: str) -> None:
@@ -82,55 +81,10 @@ def test_quant_names_a_file(gguf: str, quant: str) -> None:
 
 
 def test_quant_is_a_part_of_a_name_where_there_are_gguf_files() -> None:
-    assert model(HUB.format(gguf="-GGUF", quant="imatrix")).settings.file == "imatrix"
+    for quant in ("imatrix", "q4k", "q8_0", "F16"):
+        assert model(HUB.format(gguf="-GGUF", quant=quant)).settings.file == quant
     (problem,) = problems(HUB.format(gguf="", quant="imatrix"))
     assert "is no quantization" in problem.message
-
-
-def test_a_file_of_the_originals() -> None:
-    large, small = read_document(ORIGINAL).models
-    assert (large.id, large.name) == ("Qwen/Qwen3.6-27B", "qwen3.6-27b")
-    assert large.settings == CatalogueSettings(
-        source="huggingface:Qwen/Qwen3.6-27B",
-        quantization="q4",
-        vram_mb=18000,
-        min_devices=2,
-        tensor_parallel=2,
-        min_device_vram_mb=12000,
-        pinned_on=("beast",),
-        max_context_tokens=65536,
-        max_output_tokens=8192,
-        input_price_micro_usd=150_000,
-        cached_input_price_micro_usd=15_000,
-        output_price_micro_usd=600_000,
-    )
-    assert small.settings == CatalogueSettings(
-        source="huggingface:unsloth/Qwen3-8B-GGUF", file="Q4_K_M", residency_priority=7
-    )
-    assert (large.settings.effective_priority, small.settings.effective_priority) == (1000, 7)
-
-
-def test_its_ids_and_aliases_are_aliases() -> None:
-    assert read_document(ORIGINAL).aliases == {
-        "Qwen/Qwen3.6-27B": "qwen3.6-27b",
-        "unsloth/Qwen3-8B-GGUF": "qwen3-8b-gguf",
-        "helexa/large": "qwen3.6-27b",
-        "small": "qwen3-8b-gguf",
-    }
-
-
-def test_every_key_that_is_not_honoured_is_reported() -> None:
-    large, small = read_document(ORIGINAL).models
-    assert [note.key for note in large.notes] == [
-        "id",
-        "min_devices",
-        "quant",
-        "harness",
-        "capabilities",
-        "limit.input",
-        "cost.cache_write",
-    ]
-    assert [note.key for note in small.notes] == ["id", "harness"]
 
 
 def test_our_own_keys() -> None:
@@ -238,3 +192,171 @@ def test_no_text_breaks_the_reader(text: str) -> None:
         assert error.problems
     else:
         assert isinstance(document, Document)
+
+
+TEXT = (Path(__file__).parent / "originals.toml").read_text()
+TWO = {"min_devices": 2, "tensor_parallel": 2}
+EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen/Qwen3.6-27B": (
+        "qwen3.6-27b",
+        {
+            "quantization": "q6",
+            "max_context_tokens": 101376,
+            "max_output_tokens": 8192,
+            "min_devices": 2,
+            "tensor_parallel": 2,
+            "min_device_vram_mb": 15000,
+            "vram_mb": 26000,
+            "pinned_on": ("beast",),
+            "input_price_micro_usd": 150000,
+            "cached_input_price_micro_usd": 15000,
+            "output_price_micro_usd": 600000,
+        },
+    ),
+    "Qwen/Qwen3.6-35B-A3B": (
+        "qwen3.6-35b-a3b",
+        {"quantization": "q4", "min_devices": 2, "tensor_parallel": 2, "vram_mb": 22000},
+    ),
+    "Qwen/Qwen3-14B": ("qwen3-14b", {"quantization": "q8"} | TWO),
+    "Qwen/Qwen3-8B": ("qwen3-8b", {"dtype": "bfloat16"} | TWO),
+    "Qwen/Qwen3-4B": (
+        "qwen-qwen3-4b",
+        {"dtype": "float16"} | TWO,
+    ),
+    "Qwen/Qwen3-0.6B": ("qwen3-0.6b", TWO),
+    "unsloth/Qwen3-8B": ("unsloth-qwen3-8b", {"quantization": "q8"}),
+    "ibm-granite/granite-3.3-8b-instruct": ("granite-3.3-8b-instruct", {"quantization": "q5"}),
+    "microsoft/Phi-4-mini-instruct": ("phi-4-mini-instruct", {"dtype": "bfloat16"}),
+    "allenai/OLMo-2-1124-7B-Instruct": ("olmo-2-1124-7b-instruct", {}),
+    "unsloth/Qwen3-8B-GGUF": ("qwen3-8b-gguf", {"file": "Q4_K_M"}),
+    "bartowski/Llama-3.2-3B-Instruct-GGUF": (
+        "llama-3.2-3b-instruct-gguf",
+        {"file": "q4_k_m", "residency_priority": 500},
+    ),
+    "unsloth/Qwen3-4B-GGUF": ("qwen3-4b-gguf", {"file": "q6k"}),
+    "lmstudio-community/Qwen3-8B-GGUF": ("lmstudio-community-qwen3-8b-gguf", {"file": "Q8_0"}),
+    "TheBloke/Mistral-7B-Instruct-v0.2-GGUF": ("mistral-7b-instruct-v0.2-gguf", {}),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": (
+        "deepseek-r1-distill-qwen-7b",
+        {"pinned_on": ("beast", "gpu-2.lan"), "residency_priority": 1000},
+    ),
+    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": ("deepseek-r1-0528-qwen3-8b", {}),
+    "openai/gpt-oss-20b": (
+        "gpt-oss-20b",
+        {
+            "max_context_tokens": 131072,
+            "max_output_tokens": 16384,
+            "input_price_micro_usd": 0,
+            "output_price_micro_usd": 0,
+        },
+    ),
+    "nvidia/Nemotron-Nano-9B-v2": (
+        "nemotron-nano-9b-v2",
+        {
+            "max_context_tokens": 32768,
+            "max_output_tokens": 4096,
+            "input_price_micro_usd": 40000,
+            "output_price_micro_usd": 160000,
+        },
+    ),
+    "zai-org/GLM-4.5-Air": (
+        "glm-4.5-air",
+        {
+            "quantization": "q4",
+            "min_devices": 4,
+            "tensor_parallel": 4,
+            "min_device_vram_mb": 23000,
+            "residency_priority": 0,
+        },
+    ),
+    "Tongyi-MAI/Qwen3-8B": (
+        "tongyi-mai-qwen3-8b",
+        {
+            "input_price_micro_usd": 0,
+            "cached_input_price_micro_usd": 10000,
+            "output_price_micro_usd": 0,
+        },
+    ),
+}
+"""The name here of each id, and the settings that differ from the defaults."""
+
+
+def test_every_entry_is_what_it_was_there() -> None:
+    document = read_document(TEXT)
+    assert document.problems == () and len(document.models) == len(EXPECTED) == 21
+    for model in document.models:
+        name, settings = EXPECTED[model.id]
+        assert model.name == name
+        assert model.settings == CatalogueSettings(source=f"huggingface:{model.id}", **settings)
+    assert document.aliases == {id_: name for id_, (name, _) in EXPECTED.items()} | {
+        "helexa/large": "qwen3.6-27b",
+        "helexa/small": "qwen3-8b",
+        "helexa/fast": "unsloth-qwen3-8b",
+        "qwen": "lmstudio-community-qwen3-8b-gguf",
+        "qwen3-4b": "qwen3-4b-gguf",
+    }
+
+
+def test_every_key_that_is_not_honoured_is_reported() -> None:
+    notes = {one.id: [note.key for note in one.notes] for one in read_document(TEXT).models}
+    assert notes["Qwen/Qwen3.6-27B"] == [
+        *("id", "min_devices", "quant", "harness", "capabilities", "limit.input"),
+        "cost.cache_write",
+    ]
+    assert notes["unsloth/Qwen3-8B-GGUF"] == ["id", "harness"]
+
+
+@pytest.mark.django_db
+def test_it_is_imported_once_and_exported_as_the_same() -> None:
+    for name in ("beast", "gpu-2.lan"):
+        services.neuron_expect(actor=COMMAND, neuron_name=name)
+    document = read_document(TEXT)
+    services.catalogue_import(actor=COMMAND, document=document)
+    state = selectors.catalogue_state()
+    assert len(state.models) == 21 and len(state.aliases) == 26
+    again = plan_import(document, state, prune=True)
+    assert again.is_empty and len(again.unchanged) == 21
+    assert plan_import(read_document(write_document(state)), state, prune=True).is_empty
+
+
+BROKEN = """
+[[models]]
+id = "Org/Fine"
+
+[[models]]
+id = "Org/Broken"
+contxt = 3
+
+[[models]]
+id = "Org/Other"
+source = "mirror"
+
+[aliases]
+nice = "Org/Fine"
+fine = "Org/Fine"
+broken = "Org/Broken"
+dead = "Org/Missing"
+"""
+
+
+@pytest.mark.django_db
+def test_a_refused_entry_is_named_with_its_line_and_the_others_are_shown() -> None:
+    services.catalogue_model_create(actor=COMMAND, name="broken", source="pypi:broken")
+    before = selectors.catalogue_state()
+    plan = plan_import(read_document(BROKEN), before, prune=True)
+    shown = list(plan.lines())
+    assert shown[:4] == [
+        "+ model fine",
+        '    source = "huggingface:Org/Fine"',
+        "+ alias Org/Fine = fine",
+        "+ alias nice = fine",
+    ]
+    assert [(problem.line, problem.entry) for problem in plan.problems] == [
+        (7, "Org/Broken"),
+        (11, "Org/Other"),
+        (17, "[aliases]"),
+    ]
+    assert [line[:8] for line in shown[-3:]] == ["x line 7", "x line 1", "x line 1"]
+    with pytest.raises(ModelsTomlError, match="contxt"):
+        services.catalogue_import(actor=COMMAND, document=read_document(BROKEN), prune=True)
+    assert selectors.catalogue_state() == before
