@@ -7,10 +7,9 @@ from dataclasses import replace
 from fleet.catalogue import CatalogueEntry
 from fleet.hub.offers import HubRepository, fits, offers_of
 from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, KnownHost
-from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from fleet.live.snapshot import FleetSnapshot
+from tests.fleet.placement.fleets import GIB, card, neuron, replica
 
-GIB = 1024**3
 GGUF = HubRepository(
     name="org/Big-Model-GGUF",
     commit="c0ffee",
@@ -72,33 +71,6 @@ def test_a_repository_without_weights_offers_nothing() -> None:
     assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
 
 
-def neuron(name: str, *, free: int, total: int = 24, holds: str | None = None) -> NeuronView:
-    card = DeviceInfo(
-        index=0,
-        kind="cuda",
-        name="a card",
-        total_memory_bytes=total * GIB,
-        free_memory_bytes=free * GIB,
-    )
-    replica = ReplicaView(
-        neuron=name,
-        model=holds or "",
-        job_id="job",
-        status=ReplicaStatus.READY,
-        status_age_s=600.0,
-        devices=("cuda:0",),
-        memory_bytes=(total - free) * GIB,
-        last_used_age_s=600.0,
-    )
-    return NeuronView(
-        name=name,
-        epoch="e",
-        version="0",
-        devices=(card,),
-        replicas=(replica,) if holds else (),
-    )
-
-
 def away(total: int) -> DesiredState:
     card = KnownDevice(kind="cuda", total_memory_bytes=total * GIB)
     return DesiredState(host=KnownHost(devices=(card,), away_s=70.0))
@@ -107,10 +79,10 @@ def away(total: int) -> DesiredState:
 def test_where_it_fits_is_as_placement_has_it() -> None:
     snapshot = FleetSnapshot(
         neurons=(
-            neuron("full", free=2),
-            neuron("idle", free=2, holds="other"),
-            neuron("roomy", free=20),
-            neuron("small", free=4, total=4),
+            neuron("full", card(free=2)),
+            neuron("idle", card(free=2), holds=(replica("other", on="idle", gib=22),)),
+            neuron("roomy", card(free=20)),
+            neuron("small", card(free=4, total=4)),
         ),
         desired_states=DesiredStates(
             by_neuron={"gone": away(24), "tiny": away(1), "full": away(24)}

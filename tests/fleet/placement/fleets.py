@@ -1,4 +1,5 @@
-"""Builders of catalogue entries and fleets: sizes in GiB, a card by default."""
+"""Builders of catalogue entries and fleets, with sizes in GiB and a card by default; and one tick
+of the control."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ from typing import Any
 from fleet.catalogue import CatalogueEntry
 from fleet.live.measurements import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement import Catalogue
+from fleet.placement import Catalogue, Load
+from fleet.placement.decisions import Jobs, Observed, Plan
+from fleet.placement.reconcile import reconcile
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.protocol.load_report import AsleepBytes, LoadReport
+from tests.fleet.conftest import report
 
 GIB = 1024**3
 READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING
@@ -93,3 +98,41 @@ def neuron(
 
 def fleet(*neurons: NeuronView, **changes: Any) -> FleetSnapshot:
     return FleetSnapshot(neurons=tuple(sorted(neurons, key=lambda view: view.name)), **changes)
+
+
+def sleepy_report(gib: float = 10, asleep_gib: float | None = 1, host_gib: float = 9) -> LoadReport:
+    """Returns the report of a model that takes ``gib``, and ``asleep_gib`` of that while it sleeps;
+    ``None``: it cannot."""
+    asleep = None
+    if asleep_gib is not None:
+        asleep = AsleepBytes(device_bytes=int(asleep_gib * GIB), host_bytes=int(host_gib * GIB))
+    return report(
+        device="cuda:0", load_seconds=10.0, actual_bytes=int(gib * GIB), asleep=asleep, stages=[]
+    )
+
+
+PINNED = entry("tiny", 10, pinned=True)
+TWICE = entry("tiny", 10, min_replicas=2, max_replicas=3)
+PLAIN = entry("tiny", 10)
+
+
+def act(offered, snapshot: FleetSnapshot, **known: Any) -> tuple[Any, ...]:
+    return plan(offered, snapshot, **known).actions
+
+
+def plan(offered, snapshot: FleetSnapshot, **known: Any) -> Plan:
+    observed = Observed(
+        waiting=known.pop("waiting", {}), queue_long_s=known.pop("queue_long_s", {})
+    )
+    time_slices = known.pop("time_slices", ())
+    return reconcile(
+        offered, snapshot, jobs=Jobs(**known), observed=observed, time_slices=time_slices
+    )
+
+
+def load(on: str, *evict: str, model: str = "tiny") -> Load:
+    return Load(neuron=on, model=model, devices=("cuda:0",), evict=evict)
+
+
+def host(name: str = "a", *holds, free: float = 12, **changes: Any):
+    return neuron(name, card(free=free), holds=tuple(holds), **changes)

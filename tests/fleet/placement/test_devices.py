@@ -1,17 +1,30 @@
-"""Placement sees devices: which kind, which card, how many of them, and how large they are."""
+"""Placement sees devices: which kind, which card, how many of them, and how large they are. A model
+goes where it can do most: context and sequences first, then tightness."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice
-from fleet.live.snapshot import Absence
+from fleet.live.snapshot import Absence, FleetSnapshot
 from fleet.placement import Decision, Load, Reject, Route, Wait, place
 from fleet.placement.devices.capacity import MIN_TIME_SLICE_S
+from fleet.placement.devices.needs import (
+    UNKNOWN_BYTES,
+    USUAL_CONTEXT_TOKENS,
+    WANTED_CONTEXTS,
+    Needs,
+)
 from fleet.placement.refusals import SUGGESTION
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     FAILED,
+    GIB,
     LOADING,
     card,
     entry,
@@ -276,3 +289,69 @@ def test_an_absent_neuron_is_waited_for() -> None:
     failed = neuron("a", card(free=2), holds=(replica("tiny", FAILED),))
     lost = fleet(neuron("b", card(free=20)), absent=(Absence(neuron=failed, silent_s=1.0),))
     assert place(entry(), lost) == load("b", "cuda:0")
+
+
+MIB = 1024**2
+
+
+def with_kv(kib_per_token: int, needs_gib: float = 1.0, **changes: Any) -> CatalogueEntry:
+    measured = replace(took("elsewhere", needs_gib), kv_token_bytes=kib_per_token * 1024)
+    return entry(measured_loads=(measured,), **changes)
+
+
+@each_case(
+    ("wanted", "free_gib", "goes_to"),
+    [
+        (entry(needs_gib=0.9), (1.2, 12, 20), "1"),
+        (with_kv(64), (1.2, 5, 24, 9.5), "3"),
+        (with_kv(64, max_context_tokens=4096), (1.2, 5, 24, 9.5), "1"),
+        (with_kv(64, kv_memory_bytes=GIB), (1.2, 2.5, 24), "1"),
+        (with_kv(1024), (1.3, 5, 24, 9.5), "2"),
+    ],
+    ids=[
+        "room beside a small model counts before tightness",
+        "four contexts of 32k at 64 KiB a token take 8 GiB",
+        "a short context needs less",
+        "memory for keys and values that was asked for by number is all that is wanted",
+        "where nothing is enough, the roomiest",
+    ],
+)
+def test_a_model_goes_where_it_can_do_most(
+    wanted: CatalogueEntry, free_gib: tuple[float, ...], goes_to: str
+) -> None:
+    """Of hosts ``0``, ``1`` and so on, with one card each."""
+    hosts = [neuron(str(number), card(free=free)) for number, free in enumerate(free_gib)]
+    decision = place(wanted, fleet(*hosts))
+    assert isinstance(decision, Load)
+    assert decision.neuron == goes_to
+
+
+def test_what_is_wanted_is_divided_among_devices() -> None:
+    one, two = (Needs(with_kv(64, min_devices=num, tensor_parallel=num)) for num in (1, 2))
+    kv_bytes = WANTED_CONTEXTS * USUAL_CONTEXT_TOKENS * 64 * 1024
+    assert one.wanted_bytes(GIB) == GIB + kv_bytes
+    assert two.wanted_bytes(GIB) == GIB + kv_bytes // 2
+    assert Needs(entry(needs_gib=4)).wanted_bytes(4 * GIB) == 5 * GIB + UNKNOWN_BYTES
+
+
+@given(
+    free_mib=st.lists(st.integers(0, 24 * 1024), min_size=1, max_size=8),
+    needs_mib=st.integers(1, 16 * 1024),
+    kib_per_token=st.integers(0, 512),
+    max_context_tokens=st.none() | st.integers(512, 200_000),
+)
+def test_no_device_where_it_could_do_more_is_left_for_a_tighter_one(
+    free_mib: list[int], needs_mib: int, kib_per_token: int, max_context_tokens: int | None
+) -> None:
+    wanted = with_kv(kib_per_token, needs_mib / 1024, max_context_tokens=max_context_tokens)
+    hosts = [neuron(f"{i}", card(free=free / 1024)) for i, free in enumerate(free_mib)]
+    needs = Needs(wanted)
+    each = needs.device_bytes("0", "cuda")
+    assert each is not None
+    fitting = [free * MIB for free in free_mib if free * MIB >= each]
+    decision = place(wanted, FleetSnapshot(neurons=tuple(hosts)))
+    assert isinstance(decision, Load) == bool(fitting)
+    if isinstance(decision, Load):
+        chosen = free_mib[int(decision.neuron)] * MIB
+        enough = [free for free in fitting if free >= needs.wanted_bytes(each)]
+        assert chosen == (min(enough) if enough else max(fitting))

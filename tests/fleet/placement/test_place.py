@@ -1,4 +1,5 @@
-"""Placement's order of preference, case by case."""
+"""Placement's order of preference, case by case, and where a model is placed after loads of it
+have failed."""
 
 from __future__ import annotations
 
@@ -7,30 +8,55 @@ from dataclasses import replace
 import msgspec
 
 from fleet import placement
-from fleet.live.snapshot import NeuronView
-from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait
+from fleet.catalogue import CatalogueEntry
+from fleet.live.measurements import MeasuredLoad
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
+from fleet.placement.failures import UNFIT_BACKOFF_S, failed_loads
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from tests.cases import each_case
-from tests.fleet.placement.placing import (
+from tests.fleet.placement.fleets import (
     DRAINING,
     FAILED,
     GIB,
     LOADING,
-    MEASURED,
     READY,
     RECOVERING,
-    TINY,
-    decide,
-    neuron,
-    replica,
-    took,
+    processor,
+)
+from tests.fleet.placement.fleets import (
+    took as took_on_card,
 )
 
+TINY = CatalogueEntry(name="tiny", source="pypi:tiny")
+MEASURED = replace(TINY, weight_bytes=4 * GIB)
+
+
+def replica(neuron: str, status: ReplicaStatus, **changes) -> ReplicaView:
+    values = {"model": "tiny", "job_id": "job", "status_age_s": 5.0}
+    return ReplicaView(neuron=neuron, status=status, **values | changes)
+
+
+def neuron(name: str, *replicas: ReplicaView, free_gib: int = 8, devices: int = 1) -> NeuronView:
+    return NeuronView(
+        name=name,
+        epoch="epoch",
+        version="0",
+        devices=(processor(free=free_gib, total=64),) * devices,
+        replicas=replicas,
+    )
+
+
+def decide(*neurons: NeuronView, entry: CatalogueEntry = TINY) -> Decision:
+    return place(entry, FleetSnapshot(neurons=neurons))
+
+
+def took(neuron: str, gib: float) -> MeasuredLoad:
+    return took_on_card(neuron, gib, "cpu")
+
+
 TABLE = {
-    "a ready replica": (
-        [neuron("a", replica("a", READY))],
-        Route(neuron="a", model="tiny"),
-    ),
     "the least busy, queue included": (
         [
             neuron("a", replica("a", READY, in_flight=1, queue_depth=3)),
@@ -78,10 +104,6 @@ TABLE = {
     ),
     "equal memory: by name": (
         [neuron("b"), neuron("a")],
-        Load(neuron="a", model="tiny", devices=("cpu",)),
-    ),
-    "another model's replica is no obstacle": (
-        [neuron("a", replica("a", READY, model="other"))],
         Load(neuron="a", model="tiny", devices=("cpu",)),
     ),
     "elsewhere after a recent failure": (
@@ -143,18 +165,6 @@ def test_order_of_preference(neurons: list[NeuronView], expected: Decision) -> N
     assert decide(*neurons) == expected
 
 
-def test_a_measured_model_goes_only_where_it_fits() -> None:
-    assert decide(neuron("a", free_gib=3), neuron("b", free_gib=4), entry=MEASURED) == Load(
-        neuron="b", model="tiny", devices=("cpu",)
-    )
-
-
-def test_configured_kv_memory_counts() -> None:
-    entry = replace(MEASURED, kv_memory_bytes=2 * GIB)
-    assert isinstance(decide(neuron("a", free_gib=5), entry=entry), Reject)
-    assert isinstance(decide(neuron("a", free_gib=6), entry=entry), Load)
-
-
 def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
     there = neuron("a", free_gib=1)
     for total_gib, code in ((6, "not_enough_memory"), (2, "exceeds_device")):
@@ -169,31 +179,16 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
         assert "by its HELEXA_MEMORY_LIMIT" in decision.message
 
 
-def test_not_enough_memory_reports_both_numbers() -> None:
-    decision = decide(neuron("a", free_gib=1), neuron("b", free_gib=3), entry=MEASURED)
-    assert isinstance(decision, Reject)
-    assert decision.code == "not_enough_memory"
-    assert f"{4 * GIB:,}" in decision.message
-    assert f"{3 * GIB:,}" in decision.message
-
-
-def test_what_a_load_took_outweighs_the_size_of_the_files() -> None:
-    entry = replace(MEASURED, measured_loads=(took("a", 6.0),))
+def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
+    """The size of the files, and what a load took on a card, are no measure then."""
+    entry = replace(MEASURED, measured_loads=(took("a", 6.0), took_on_card("a", 60.0)))
     assert isinstance(decide(neuron("a", free_gib=5), entry=entry), Reject)
     assert isinstance(decide(neuron("a", free_gib=6), entry=entry), Load)
-
-
-def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
     entry = replace(TINY, measured_loads=(took("a", 3.0), took("b", 6.0)))
     assert isinstance(decide(neuron("a", free_gib=4), entry=entry), Load)
     assert isinstance(decide(neuron("b", free_gib=4), entry=entry), Reject)
     assert isinstance(decide(neuron("new", free_gib=4), entry=entry), Reject)
     assert isinstance(decide(neuron("new", free_gib=6), entry=entry), Load)
-
-
-def test_a_loads_memory_on_a_card_is_no_measure_for_a_processor() -> None:
-    entry = replace(TINY, measured_loads=(took("a", 60.0, "cuda"),))
-    assert isinstance(decide(neuron("a", free_gib=4), entry=entry), Load)
 
 
 def test_the_neuron_that_comes_closest_is_named() -> None:
@@ -225,6 +220,97 @@ def test_a_first_load_reports_its_stages_share_and_seconds(
     assert loading.eta_s == eta_s
 
 
-def test_a_ready_replica_needs_no_free_memory() -> None:
-    full = neuron("a", replica("a", READY), free_gib=0)
-    assert decide(full, entry=MEASURED) == Route(neuron="a", model="tiny")
+UNFIT = LoadFailure(code="does_not_fit", message="too big", needed_bytes=9 * GIB)
+
+
+def test_who_did_not_fit_is_waited_for_until_its_need_is_known() -> None:
+    """No request is refused in the moment before the control records the model's need."""
+    just_now = replica("a", FAILED, status_age_s=1.0, failure=UNFIT)
+    decision = decide(neuron("a", just_now))
+    assert isinstance(decision, Wait)
+    assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
+
+
+def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
+    a_moment_ago = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT)
+    known = replace(TINY, vram_mb=9 * 1024)
+    assert decide(neuron("a", a_moment_ago, free_gib=10), entry=known) == Load(
+        neuron="a", model="tiny", devices=("cpu",)
+    )
+    short = decide(neuron("a", a_moment_ago), entry=known)
+    assert isinstance(short, Reject)
+    assert short.code == "not_enough_memory"
+
+
+@each_case(
+    ("num_failed_loads", "backoff_s"),
+    [(1, UNFIT_BACKOFF_S), (2, 60.0), (3, 120.0), (5, 480.0), (6, 600.0), (99, 600.0)],
+)
+def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely(
+    num_failed_loads: int, backoff_s: float
+) -> None:
+    known = replace(TINY, vram_mb=9 * 1024)
+    for age_s, kind in ((backoff_s - 1.0, (Wait, Reject)), (backoff_s, Load)):
+        failed = replica(
+            "a", FAILED, status_age_s=age_s, failure=UNFIT, num_failed_loads=num_failed_loads
+        )
+        assert isinstance(decide(neuron("a", failed, free_gib=10), entry=known), kind)
+
+
+def test_a_need_of_two_ranks_is_known_once_it_is_that_of_both() -> None:
+    """A failure reports the need of each device, and the catalogue that of all."""
+    failed = replica(
+        "a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, devices=("cuda:0", "cuda:1")
+    )
+    half, whole = replace(TINY, vram_mb=9 * 1024), replace(TINY, vram_mb=18 * 1024)
+    assert failed_loads(half, [failed]).unfit == () != failed_loads(half, [failed]).recent
+    assert failed_loads(whole, [failed]).recent == ()
+
+
+@each_case(
+    ("failure", "entry"),
+    [(UNFIT, MEASURED), (LoadFailure(code="does_not_fit", message="too big"), TINY)],
+    ids=["more than loads have shown", "no number"],
+)
+def test_a_need_that_nobody_can_go_by_is_waited_out(
+    failure: LoadFailure, entry: CatalogueEntry
+) -> None:
+    failed = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=failure, devices=("cpu",))
+    decision = decide(neuron("a", failed), entry=entry)
+    assert isinstance(decision, Reject)
+    assert decision.code == "load_failed"
+
+
+def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
+    """However long ago it was; elsewhere it is, and by hand."""
+    crashed = LoadFailure(code="engine_crashed", message="signal 9")
+    failed = replica("a", FAILED, status_age_s=9e6, failure=crashed, is_unchanged=True)
+    decision = decide(neuron("a", failed))
+    assert isinstance(decision, Reject) and decision.retry_after_s is not None
+    assert decision.code == "load_failed" and "signal 9" in decision.message
+    elsewhere = decide(neuron("a", failed), neuron("b"))
+    assert isinstance(elsewhere, Load) and elsewhere.neuron == "b"
+    by_hand = place(TINY, FleetSnapshot(neurons=(neuron("a", failed),)), tries_again=True)
+    assert isinstance(by_hand, Load) and by_hand.neuron == "a"
+    assert isinstance(decide(neuron("a", replace(failed, is_unchanged=False))), Load)
+
+
+@each_case(
+    ("code", "words"),
+    [
+        ("bad_file", "It is not tried again until its files or its catalogue entry change, or"),
+        ("repo_fetch_failed", "It is tried again once the hub answers for it, its catalogue"),
+    ],
+)
+def test_a_permanent_failure_names_what_it_waits_for(code: str, words: str) -> None:
+    failure = LoadFailure(code=code, message="why")
+    decision = decide(neuron("a", replica("a", FAILED, failure=failure)))
+    assert isinstance(decision, Reject) and decision.retry_after_s is None
+    assert decision.code == code and words in decision.message
+
+
+def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
+    aged = replica("a", FAILED, status_age_s=999.0)
+    decision = decide(neuron("a", aged, free_gib=1), entry=MEASURED)
+    assert isinstance(decision, Reject)
+    assert decision.code == "not_enough_memory"

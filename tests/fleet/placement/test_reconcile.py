@@ -15,16 +15,21 @@ from tests.fleet.placement.fleets import (
     DRAINING,
     FAILED,
     LOADING,
+    PINNED,
+    PLAIN,
     RECOVERING,
+    TWICE,
+    act,
     busy,
     card,
     catalogue,
     entry,
     fleet,
+    host,
+    load,
     neuron,
     replica,
 )
-from tests.fleet.placement.ticks import PINNED, PLAIN, TWICE, act, host, load
 
 MISSING = {
     "a pinned model that is nowhere": (PINNED, [host()], [load("a")]),

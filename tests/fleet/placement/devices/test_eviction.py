@@ -1,26 +1,24 @@
-"""Who leaves for whom: idle, unpinned, least valuable, and only where that makes room."""
+"""Who leaves for whom: idle, unpinned, least valuable, and only where that makes room. What leaves
+moves where memory is free."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from typing import Any
 
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement import Load, Reject, Wait, place
 from fleet.placement.devices.capacity import (
     IDLE_TIME_SLICE_S,
-    MIN_TIME_SLICE_S,
     QUIET_S,
-    idle_age_s,
 )
-from inference.protocol.heartbeat import ReplicaStatus
+from fleet.placement.devices.moves import moves_for
+from inference.protocol.load_progress import LoadFailure
 from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     DRAINING,
     FAILED,
     GIB,
     LOADING,
-    READY,
     busy,
     card,
     catalogue,
@@ -174,8 +172,6 @@ def test_a_replica_on_two_cards_leaves_both() -> None:
 
 
 def test_lost_its_room_is_retried_elsewhere_at_once() -> None:
-    from inference.protocol.load_progress import LoadFailure
-
     lost = replica(
         "new", FAILED, status_age_s=0.5, failure=LoadFailure(code="lost_its_room", message="used")
     )
@@ -183,115 +179,75 @@ def test_lost_its_room_is_retried_elsewhere_at_once() -> None:
     assert decision == evicting("old")
 
 
-MODELS = ("new", "m1", "m2", "m3", "m4")
+LARGER = entry("new", needs_gib=14)
+LOAD = Load(neuron="a", model="new", devices=("cuda:0",), evict=("old",))
+TO_B = Load(neuron="b", model="old", devices=("cuda:0",))
 
 
-@st.composite
-def fleets(draw: st.DrawFn) -> FleetSnapshot:
-    return fleet(*(draw(neurons(name)) for name in draw(st.sets(st.sampled_from("abc")))))
-
-
-@st.composite
-def neurons(draw: st.DrawFn, name: str) -> NeuronView:
-    num_cards = draw(st.integers(1, 3))
-    names = [f"cuda:{index}" for index in range(num_cards)]
-    holds = tuple(
-        ReplicaView(
-            neuron=name,
-            model=model,
-            job_id="j",
-            status=draw(st.sampled_from([READY, READY, READY, LOADING, DRAINING, FAILED])),
-            status_age_s=draw(st.sampled_from([1.0, 20.0, 500.0])),
-            last_used_age_s=draw(st.sampled_from([None, 0.5, 10.0, 400.0])),
-            in_flight=draw(st.sampled_from([0, 0, 3])),
-            devices=tuple(sorted(draw(st.sets(st.sampled_from(names), min_size=1, max_size=2)))),
-            memory_bytes=draw(st.sampled_from([None, 4, 8, 16])),
-        )
-        for model in draw(st.sets(st.sampled_from(MODELS[1:])))
+def pieces(held: ReplicaView, b_free: float = 12, *more: ReplicaView) -> FleetSnapshot:
+    return fleet(
+        neuron("a", card(free=6, total=16), holds=(held,)),
+        neuron("b", card(free=b_free, total=16), holds=more),
     )
-    cards = [
-        card(index, free=draw(st.sampled_from([0, 4, 8])) / GIB, total=24 / GIB)
-        for index in range(num_cards)
-    ]
-    return neuron(name, *cards, holds=holds)
 
 
-@st.composite
-def catalogues(draw: st.DrawFn):
-    entries = [
-        entry(
-            model,
-            draw(st.sampled_from([None, 3, 9, 20])),
-            pinned=draw(st.booleans()),
-            residency_priority=draw(st.sampled_from([None, 50, 200])),
-            min_devices=draw(st.sampled_from([1, 1, 2])),
-        )
-        for model in MODELS
-    ]
-    scaled = [
-        entry(
-            e.name,
-            None if e.weight_bytes is None else e.weight_bytes / GIB / GIB,
-            pinned=e.pinned,
-            residency_priority=e.residency_priority,
-            min_devices=e.min_devices,
-        )
-        for e in entries
-    ]
-    return catalogue(*scaled)
+MOVES: dict[str, tuple[FleetSnapshot, Any, tuple[Load, ...]]] = {
+    "it moves": (pieces(replica("old")), OLD, (TO_B,)),
+    "no other neuron has room": (pieces(replica("old"), 9), OLD, ()),
+    "it is busy": (pieces(busy("old")), OLD, ()),
+    "it is pinned": (pieces(replica("old")), entry("old", needs_gib=10, pinned=True), ()),
+    "it may run there only": (
+        pieces(replica("old")),
+        entry("old", needs_gib=10, pinned_on=("a",)),
+        (),
+    ),
+    "another card of its host has room": (
+        fleet(
+            neuron("a", card(free=6, total=16), card(1, free=12, total=16), holds=(replica("old"),))
+        ),
+        OLD,
+        (Load(neuron="a", model="old", devices=("cuda:1",)),),
+    ),
+    "nobody has used it for days": (
+        pieces(replica("old", last_used_age_s=3e5, status_age_s=3e5)),
+        OLD,
+        (TO_B,),
+    ),
+    "another neuron has it": (pieces(replica("old"), 12, replica("old", on="b")), OLD, ()),
+    "another neuron loads it": (
+        pieces(replica("old"), 12, replica("old", LOADING, on="b")),
+        OLD,
+        (),
+    ),
+    "nobody knows what it needs": (pieces(replica("old")), entry("old"), (TO_B,)),
+    "the catalogue has it no more": (pieces(replica("old")), None, ()),
+}
 
 
-@given(catalogues(), fleets())
-def test_what_holds_for_every_eviction(offered, snapshot: FleetSnapshot) -> None:
-    new = offered["new"]
-    decision = place(new, snapshot, catalogue=offered)
-    if not isinstance(decision, Load):
-        return
-    view = snapshot.neuron(decision.neuron)
-    assert view is not None
-    assert len(decision.devices) == new.min_devices
-    gone = [view.replica_of(model) for model in decision.evict]
-    for evictable in gone:
-        assert evictable is not None
-        assert evictable.status is ReplicaStatus.READY
-        assert (idle_age_s(evictable) or 0) >= QUIET_S, "never one in use"
-        assert evictable.status_age_s >= IDLE_TIME_SLICE_S, "never before its time slice is over"
-        held = offered[evictable.model]
-        num_held = sum(
-            r.status in {READY, LOADING, ReplicaStatus.RECOVERING}
-            for r in snapshot.replicas_of(evictable.model)
-        )
-        assert not held.pinned or num_held > 1, "never a pinned one"
-        assert held.effective_priority <= new.effective_priority
-    if new.weight_bytes is None:
-        assert not decision.evict
-        return
-    each = -(-new.weight_bytes // new.min_devices)
-
-    def room(evicted) -> bool:
-        return all(
-            info.free_memory_bytes
-            + sum(
-                (one.memory_bytes or 0) // len(one.devices)
-                for one in evicted
-                if name in one.devices
-            )
-            >= each
-            for info in view.devices
-            if (name := f"cuda:{info.index}") in decision.devices
-        )
-
-    assert room(gone), "it makes room"
-    for one in gone:
-        if new.min_devices == 1:
-            assert not room([other for other in gone if other is not one]), "no more than needed"
+@each_case(("snapshot", "old", "moves"), MOVES.values(), ids=MOVES.keys())
+def test_what_leaves(snapshot: FleetSnapshot, old: Any, moves: tuple[Load, ...]) -> None:
+    offered = catalogue(LARGER, *([] if old is None else [old]))
+    assert moves_for(LOAD, snapshot, offered) == moves
 
 
-@given(catalogues(), fleets())
-def test_nobody_waits_for_what_never_goes(offered, snapshot: FleetSnapshot) -> None:
-    """A wait for a time slice is for replicas that may leave for this model in the end."""
-    new = offered["new"]
-    decision = place(new, snapshot, catalogue=offered)
-    if isinstance(decision, Wait) and decision.needs_time_slice:
-        assert decision.eta_s is not None
-        assert 0 <= decision.eta_s <= MIN_TIME_SLICE_S * 2
+def test_what_can_move_leaves_rather_than_what_would_be_lost() -> None:
+    """``large`` was used longer ago, and fits nowhere else; ``small`` fits into what c has free."""
+    small, large = entry("small", needs_gib=10), entry("large", needs_gib=15)
+    snapshot = fleet(
+        neuron("a", card(free=6, total=22), holds=(replica("small", gib=10),)),
+        neuron(
+            "b",
+            card(free=1, total=16),
+            holds=(replica("large", on="b", gib=15, last_used_age_s=900, status_age_s=900),),
+        ),
+        neuron("c", card(free=12, total=16)),
+    )
+    offered = catalogue(LARGER, small, large)
+    decision = place(LARGER, snapshot, catalogue=offered)
+    assert isinstance(decision, Load) and decision.evict == ("small",)
+    (move,) = moves_for(decision, snapshot, offered)
+    assert (move.model, move.neuron) == ("small", "c")
+    # Where it may not go there, the one of longer ago leaves.
+    offered = catalogue(LARGER, entry("small", needs_gib=10, pinned_on=("a",)), large)
+    decision = place(LARGER, snapshot, catalogue=offered)
+    assert isinstance(decision, Load) and decision.evict == ("large",)

@@ -14,6 +14,7 @@ from fleet.placement.decisions import Jobs, Observed, Sleep, Unload
 from fleet.placement.devices.capacity import freed_on
 from fleet.placement.devices.sleeping import SLEEP_AGAIN_S
 from fleet.placement.reconcile import reconcile
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import (
     LoadFailure,
 )
@@ -22,19 +23,42 @@ from inference.protocol.load_report import (
     DeviceMemory,
 )
 from tests.cases import each_case
-from tests.fleet.placement.devices.sleepers import host, report, sleeping
 from tests.fleet.placement.fleets import (
     GIB,
     LOADING,
     busy,
+    card,
     catalogue,
     entry,
     fleet,
+    neuron,
+    processor,
     replica,
 )
+from tests.fleet.placement.fleets import sleepy_report as report
 
+ASLEEP = ReplicaStatus.ASLEEP
 TINY = entry("tiny", 10)
 OTHER = entry("other", 10)
+
+
+def sleeping(model: str = "tiny", **changes: Any) -> ReplicaView:
+    values: dict[str, Any] = {
+        "gib": 1,
+        "report": report(),
+        "host_memory_bytes": 9 * GIB,
+        "spec_digest": entry(model, 10).spec_digest(),
+    }
+    return replica(model, ASLEEP, **values | changes)
+
+
+def host(name: str = "a", *holds: ReplicaView, free: float = 12, ram: float = 60) -> NeuronView:
+    holds = tuple(replica_on(view, name) for view in holds)
+    return neuron(name, card(free=free), processor(free=ram), holds=holds)
+
+
+def replica_on(view: ReplicaView, name: str) -> ReplicaView:
+    return replace(view, neuron=name)
 
 
 def load(on: str = "a", *evict: str) -> Load:

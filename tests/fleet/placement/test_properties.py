@@ -1,0 +1,273 @@
+"""What holds in every fleet: of decisions, evictions, wakings, moves and sleeps."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet import catalogue as catalogue_package
+from fleet import placement
+from fleet.live import absences, measurements, snapshot
+from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.placement import Catalogue, Load, Reject, Route, Wait, place
+from fleet.placement.decisions import Jobs, Observed, Sleep
+from fleet.placement.devices.capacity import (
+    IDLE_TIME_SLICE_S,
+    MIN_TIME_SLICE_S,
+    QUIET_S,
+    idle_age_s,
+)
+from fleet.placement.devices.moves import moves_for
+from fleet.placement.devices.sleeping import may_sleep, waking_bytes
+from fleet.placement.expected import with_load
+from fleet.placement.reconcile import reconcile
+from inference.protocol.heartbeat import ReplicaStatus, device_name
+from tests.cases import each_case
+from tests.fleet.placement.fleets import (
+    DRAINING,
+    FAILED,
+    GIB,
+    LOADING,
+    READY,
+    RECOVERING,
+    card,
+    catalogue,
+    entry,
+    fleet,
+    neuron,
+    processor,
+    replica,
+    sleepy_report,
+)
+
+ASLEEP = ReplicaStatus.ASLEEP
+MODELS = ("new", "m1", "m2", "m3", "m4")
+STATUSES = (READY, READY, READY, ASLEEP, ASLEEP, LOADING, RECOVERING, DRAINING, FAILED)
+PURE = [Path(module.__file__ or "") for module in (absences, measurements, snapshot)] + [
+    path
+    for package in (catalogue_package, placement)
+    for path in sorted(Path(package.__file__ or "").parent.rglob("*.py"))
+]
+
+
+@st.composite
+def replicas(draw: st.DrawFn, on: str, model: str, cards: list[str]) -> ReplicaView:
+    status = draw(st.sampled_from(STATUSES))
+    is_asleep = status is ASLEEP
+    devices = st.sets(st.sampled_from(cards), min_size=1, max_size=1 if is_asleep else 2)
+    return replica(
+        model,
+        status,
+        on=on,
+        gib=1 if is_asleep else draw(st.sampled_from([4, 8, 16])),
+        devices=tuple(sorted(draw(devices))),
+        host_memory_bytes=4 * GIB if is_asleep else 0,
+        report=sleepy_report(
+            draw(st.sampled_from([4, 10])), draw(st.sampled_from([None, 0, 1])), 4
+        ),
+        status_age_s=draw(st.sampled_from([1.0, 20.0, 500.0])),
+        last_used_age_s=draw(st.sampled_from([None, 0.5, 10.0, 400.0])),
+        in_flight=draw(st.sampled_from([0, 0, 3])) if status is READY else 0,
+    )
+
+
+@st.composite
+def hosts(draw: st.DrawFn, name: str) -> NeuronView:
+    """One with one to three cards of 24 GiB, and processors with or without room to sleep."""
+    free = draw(st.lists(st.sampled_from([0, 2, 4, 8, 12]), min_size=1, max_size=3))
+    cards = [card(index, free=gib) for index, gib in enumerate(free)]
+    names = [device_name(one) for one in cards]
+    models = draw(st.sets(st.sampled_from(MODELS)))
+    holds = tuple(draw(replicas(name, model, names)) for model in sorted(models))
+    return neuron(name, *cards, processor(free=draw(st.sampled_from([4, 8, 40]))), holds=holds)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> FleetSnapshot:
+    return fleet(*(draw(hosts(name)) for name in sorted(draw(st.sets(st.sampled_from("abc"))))))
+
+
+@st.composite
+def catalogues(draw: st.DrawFn) -> Catalogue:
+    return catalogue(
+        *(
+            entry(
+                model,
+                draw(st.sampled_from([None, 3, 9, 20])),
+                device="cuda",
+                pinned=draw(st.booleans()),
+                residency_priority=draw(st.sampled_from([None, 50, 200])),
+                min_devices=draw(st.sampled_from([1, 1, 2])),
+                idle_ttl_s=draw(st.sampled_from([None, 60])),
+                idle_action=draw(st.sampled_from(["unload", "sleep"])),
+            )
+            for model in MODELS
+        )
+    )
+
+
+@given(catalogues(), fleets())
+def test_decisions_are_about_what_is_there(offered: Catalogue, snapshot: FleetSnapshot) -> None:
+    decision = place(offered["new"], snapshot, catalogue=offered)
+    ready = [view for view in snapshot.replicas_of("new") if view.status is READY]
+    assert isinstance(decision, Route) == bool(ready)
+    if isinstance(decision, Reject):
+        codes = {"no_neuron", "not_enough_memory", "load_failed", "exceeds_device"}
+        assert decision.code in codes
+        is_for_good = decision.code == "exceeds_device"
+        assert is_for_good == (decision.retry_after_s is None)
+        assert is_for_good or decision.retry_after_s > 0
+        return
+    view = snapshot.neuron(decision.neuron)
+    assert view is not None and decision.model == "new"
+    held = view.replica_of("new")
+    if isinstance(decision, Route):
+        assert held is not None and held.status is READY
+        assert held.num_requests == min(view.num_requests for view in ready)
+    elif isinstance(decision, Wait) and decision.needs_time_slice:
+        assert decision.eta_s is not None
+        assert 0 <= decision.eta_s <= MIN_TIME_SLICE_S * 2, "what has it may leave in the end"
+    elif isinstance(decision, Wait):
+        assert held is not None
+        assert held.status in {LOADING, RECOVERING, DRAINING, ASLEEP}
+    else:
+        assert held is None or held.status in {FAILED, ASLEEP}
+
+
+@given(catalogues(), fleets())
+def test_a_load_makes_the_room_that_it_needs_and_no_more(
+    offered: Catalogue, snapshot: FleetSnapshot
+) -> None:
+    new = offered["new"]
+    decision = place(new, snapshot, catalogue=offered)
+    if not isinstance(decision, Load):
+        return
+    view = snapshot.neuron(decision.neuron)
+    assert view is not None
+    held = view.replica_of("new")
+    gone = [view.replica_of(model) for model in decision.evict]
+    for evictable in gone:
+        assert evictable is not None and evictable.status in {READY, ASLEEP}
+        assert evictable.is_idle, "never one in use"
+        if evictable.status is READY:
+            assert (idle_age_s(evictable) or 0) >= QUIET_S
+            assert evictable.status_age_s >= IDLE_TIME_SLICE_S, "never before its time slice"
+        kept = offered[evictable.model]
+        num_held = sum(
+            other.status in {READY, LOADING, RECOVERING}
+            for other in snapshot.replicas_of(evictable.model)
+        )
+        assert evictable.status is ASLEEP or not kept.pinned or num_held > 1, "never a pinned one"
+        assert kept.effective_priority <= new.effective_priority
+    free = {device_name(one): one.free_memory_bytes for one in view.devices}
+    if held is not None and held.status is ASLEEP:
+        assert decision.devices == held.devices, "it wakes where it sleeps"
+        needs = {name: waking_bytes(held, name) for name in held.devices}
+    elif new.weight_bytes is None:
+        assert not decision.evict
+        return
+    else:
+        assert len(decision.devices) == new.min_devices
+        needs = dict.fromkeys(decision.devices, -(-new.weight_bytes // new.min_devices))
+
+    def room(evicted: list[ReplicaView]) -> bool:
+        return all(
+            free[name]
+            + sum(
+                (one.memory_bytes or 0) // len(one.devices)
+                for one in evicted
+                if name in one.devices
+            )
+            >= needed
+            for name, needed in needs.items()
+        )
+
+    assert room(gone), "it makes room"
+    for one in gone:
+        if len(needs) == 1:
+            assert not room([other for other in gone if other is not one]), "no more than needed"
+
+
+@given(catalogues(), fleets())
+def test_what_leaves_moves_to_free_memory_alone(
+    offered: Catalogue, snapshot: FleetSnapshot
+) -> None:
+    decision = place(offered["new"], snapshot, catalogue=offered)
+    if not isinstance(decision, Load):
+        return
+    moves = moves_for(decision, snapshot, offered)
+    assert len({move.model for move in moves}) == len(moves)
+    assert {move.model for move in moves} <= {*decision.evict}
+    expected = with_load(snapshot, decision, offered["new"])
+    leaves = snapshot.neuron(decision.neuron)
+    assert leaves is not None
+    for move in moves:
+        moved, model = leaves.replica_of(move.model), offered[move.model]
+        assert moved is not None and moved.is_idle and not model.pinned and not move.evict
+        assert (move.neuron, *move.devices) != (moved.neuron, *moved.devices)
+        host = expected.neuron(move.neuron)
+        assert host is not None
+        free = {device_name(one): one.free_memory_bytes for one in host.devices}
+        each_bytes = (model.weight_bytes or 0) // model.min_devices
+        assert all(free[device] >= each_bytes for device in move.devices)
+        expected = with_load(expected, move, model)
+
+
+@given(catalogues(), fleets())
+def test_what_falls_asleep_is_idle_and_unpinned_and_has_room(
+    offered: Catalogue, snapshot: FleetSnapshot
+) -> None:
+    plan = reconcile(offered, snapshot, jobs=Jobs(), observed=Observed())
+    for action in plan.actions:
+        if not isinstance(action, Sleep):
+            continue
+        view = snapshot.neuron(action.neuron)
+        assert view is not None
+        held = view.replica_of(action.model)
+        assert held is not None and held.status is READY
+        assert held.is_idle and may_sleep(held, view), "its host has room"
+        assert offered[action.model].idle_action == "sleep"
+        others = [other for other in snapshot.replicas_of(action.model) if other.status is READY]
+        assert not offered[action.model].pinned or len(others) > 1, "never a pinned one"
+
+
+@given(catalogues(), fleets(), st.randoms())
+def test_the_order_of_neurons_changes_nothing(
+    offered: Catalogue, snapshot: FleetSnapshot, random
+) -> None:
+    shuffled = list(snapshot.neurons)
+    random.shuffle(shuffled)
+    decision = place(offered["new"], snapshot, catalogue=offered)
+    again = FleetSnapshot(neurons=tuple(shuffled))
+    assert place(offered["new"], again, catalogue=offered) == decision
+
+
+@given(catalogues(), fleets())
+def test_other_models_do_not_matter_to_what_evicts_none(
+    offered: Catalogue, snapshot: FleetSnapshot
+) -> None:
+    without = tuple(
+        replace(view, replicas=tuple(one for one in view.replicas if one.model == "new"))
+        for view in snapshot.neurons
+    )
+    alone = place(offered["new"], FleetSnapshot(neurons=without))
+    assert alone == place(offered["new"], snapshot)
+
+
+@each_case("path", PURE, ids=lambda path: path.stem)
+def test_deciding_knows_neither_django_nor_redis_nor_torch(path: Path) -> None:
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
+    }
+    assert not imported & {"django", "redis", "torch", "celery", "time", "asyncio", "logging"}
