@@ -77,34 +77,31 @@ WELL: dict[str, Any] = {
     "is_live": True,
 }
 
+
+def of_neuron(**changes: Any) -> dict[str, Any]:
+    return {"neurons": (neuron(**changes),)}
+
+
+def of_replica(**changes: Any) -> dict[str, Any]:
+    return of_neuron(replicas=(replica(**changes),))
+
+
 CASES = [
     ({}, []),
     ({"is_live": False}, [("urgent", "redis_away", "Redis does not answer")]),
     ({"neurons": ()}, [("warning", "no_neuron", "no neuron has joined yet")]),
+    (of_neuron(status="away", version="1.0"), [("urgent", "neuron_away", "beast is away")]),
+    (of_neuron(status="refused"), [("notice", "neuron_refused", "beast is not admitted")]),
+    (of_neuron(problems=("no driver",)), [("warning", "neuron_problem", "beast: no driver")]),
     (
-        {"neurons": (neuron(status="away", version="1.0"),)},
-        [("urgent", "neuron_away", "beast is away")],
-    ),
-    (
-        {"neurons": (neuron(status="refused"),)},
-        [("notice", "neuron_refused", "beast is not admitted")],
-    ),
-    (
-        {"neurons": (neuron(problems=("no driver",)),)},
-        [("warning", "neuron_problem", "beast: no driver")],
-    ),
-    (
-        {"neurons": (neuron(replicas=(replica(status="failed", failure="out of memory"),)),)},
+        of_replica(status="failed", failure="out of memory"),
         [("urgent", "model_failing", "tiny failed on beast: out of memory")],
     ),
     (
-        {"neurons": (neuron(replicas=(replica(is_outdated=True),)),)},
+        of_replica(is_outdated=True),
         [("warning", "outdated", "tiny on beast is outdated: reload it")],
     ),
-    (
-        {"neurons": (neuron(replicas=(replica(is_outdated=True, status="draining"),)),)},
-        [],
-    ),
+    (of_replica(is_outdated=True, status="draining"), []),
     (
         {
             "neurons": (
@@ -115,16 +112,13 @@ CASES = [
         },
         [("warning", "version_mismatch", "not of this version, 2.0: beast (1.0), box (1.5)")],
     ),
+    (of_neuron(disk_total_bytes=100, disk_free_bytes=10), []),
     (
-        {"neurons": (neuron(disk_total_bytes=100, disk_free_bytes=10),)},
-        [],
-    ),
-    (
-        {"neurons": (neuron(disk_total_bytes=100, disk_free_bytes=9),)},
+        of_neuron(disk_total_bytes=100, disk_free_bytes=9),
         [("warning", "disk_nearly_full", "the disk of beast is nearly full: 9%")],
     ),
     (
-        {"neurons": (neuron(disk_total_bytes=100, disk_free_bytes=1),)},
+        of_neuron(disk_total_bytes=100, disk_free_bytes=1),
         [("urgent", "disk_nearly_full", "the disk of beast is nearly full: 1%")],
     ),
     (

@@ -24,7 +24,7 @@ from inference.protocol.load import (
 from inference.protocol.load_progress import LoadFailure, PackedCosts
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
-from tests.fleet.overview.test_stage_plans import LARGE
+from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.stages.stage_fleets import dense, mixture
 from tests.fleet.services.jobs.load_job_steps import fresh, job, model, neuron, observe
 
