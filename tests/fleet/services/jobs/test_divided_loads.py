@@ -18,17 +18,15 @@ from fleet.services.jobs.model_loads import placed_load_start
 from fleet.services.jobs.steps import spec_of
 from inference.loading.costs.packed_costs import packed, unpacked
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import (
-    LoadSpec,
-)
+from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, PackedCosts
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
+from tests.cases import each_case
 from tests.fleet.overview.test_plans import LARGE
 from tests.fleet.placement.stages.stage_fleets import dense, mixture
-from tests.fleet.services.jobs.load_job_steps import fresh, job, model, neuron, observe
+from tests.fleet.services.jobs.conftest import fresh, observe, start
 
-__all__ = ["job", "model", "neuron"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 GIB = 1024**3
@@ -64,15 +62,15 @@ def test_costs_travel_as_kinds_of_layers() -> None:
         assert len(given.kinds) == 1 and unpacked(given) == costs
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [{"layers": []}, {"layers": [1]}, {"hidden_size": -1}, {"active_share": 0.0}, {"kinds": []}],
     ids=str,
 )
-def test_costs_that_no_model_has_are_not_recorded(build, job, changes) -> None:
+def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent, changes) -> None:
     costs = msgspec.structs.replace(packed(COSTS), **changes)
     failure = msgspec.structs.replace(TOO_LARGE, costs=costs)
-    observe(build, job, ReplicaStatus.FAILED, failure=failure, devices=["cuda:0"])
+    observe(build, start(), ReplicaStatus.FAILED, failure=failure, devices=["cuda:0"])
     assert CatalogueModel.objects.get().layer_costs is None
 
 
@@ -151,6 +149,10 @@ def test_a_load_on_a_named_device_is_not_divided(build, beat, model, sent) -> No
     )
     assert too_large(build, beat, placed, 16, 16).status == "failed"
     assert selectors.catalogue_find("tiny").costs == COSTS, "the next one is"
+    changed = CatalogueModel.objects.get()
+    changed.quantization = "q4"
+    services.catalogue_model_update(actor=COMMAND, model=changed, changed_fields=["quantization"])
+    assert CatalogueModel.objects.get().layer_costs is None, "other files have other layers"
 
 
 def test_what_a_stage_lacked_is_no_need_of_the_model(build, job) -> None:
@@ -160,14 +162,6 @@ def test_what_a_stage_lacked_is_no_need_of_the_model(build, job) -> None:
     observe(build, placed, ReplicaStatus.FAILED, failure=lacked, devices=["cuda:0", "cuda:1"])
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.measured_loads[0].load_bytes == 26 * GIB
-
-
-def test_other_files_have_other_layers(build, job, model) -> None:
-    observe(build, job, ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"])
-    changed = CatalogueModel.objects.get()
-    changed.quantization = "q4"
-    services.catalogue_model_update(actor=COMMAND, model=changed, changed_fields=["quantization"])
-    assert CatalogueModel.objects.get().layer_costs is None
 
 
 def test_a_reload_in_place_divides_it_alike(build, job, sent, beat) -> None:

@@ -1,15 +1,16 @@
-"""Downloads from the first request to their end, with a Celery that only writes things down and a
+"""Downloads from the first request, an operator's or Ollama's pull, to their end, with a
 neuron whose reports the tests write."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from fleet import services, tasks
+from fleet import selectors, services, tasks
 from fleet.errors import (
     CachedModelInUseError,
     CachedModelNotFoundError,
@@ -22,14 +23,15 @@ from fleet.errors import (
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
-from fleet.models import Download, Neuron
+from fleet.models import CatalogueModel, Download, Neuron
 from fleet.services.jobs import downloads
 from fleet.services.jobs.downloads import download_neuron
-from inference.protocol.downloads import (
-    encode_cache_report,
-)
+from inference.gateway.database import pull_cancel, pull_look, pull_offer, pull_start
+from inference.protocol.downloads import encode_cache_report
 from inference.protocol.keys import downloads_key
 from inference.protocol.load_progress import LOADED, LoadFailure
+from inference.wire.errors import InvalidRequestError, ModelNotFoundError
+from inference.wire.ollama.models import PullRequest
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.services.jobs.download_reports import (
@@ -72,8 +74,18 @@ def test_a_pull_from_start_to_end_with_its_actor(beast, sent, publish_report) ->
     assert download.finished_at is not None
 
 
-def test_a_pull_that_finds_no_room_reports_it(beast, sent, publish_report) -> None:
+def test_a_report_that_is_malformed_or_anothers_counts_for_nothing(
+    beast, sent, publish_report, redis_db
+) -> None:
     download = start()
+    for payload in (b"{", encode_cache_report(report("other"))):
+        redis_db.set(downloads_key("beast"), payload)
+        tasks.record_heartbeats()
+    failure = LoadFailure(code="x", message="a\0b")
+    publish_report(jobs=[state(download, "failed", failure=failure)])
+    tasks.record_heartbeats()
+    download.refresh_from_db()
+    assert download.status == LoadJobStatus.PENDING
     failure = LoadFailure(code="disk_full", message="it needs 4 GB more")
     publish_report(jobs=[state(download, "failed", failure=failure)])
     tasks.record_heartbeats()
@@ -95,24 +107,21 @@ def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, publish_r
     assert AuditEntry.objects.filter(action="download.cancel").count() == 1
 
 
-def test_a_cancellation_that_redis_does_not_take_is_none(beast, sent) -> None:
-    download = start()
-    sent.broker_is_away = True
-    with pytest.raises(Exception, match="Redis does not take the task"):
-        services.download_cancel(actor=COMMAND, download=download)
-    download.refresh_from_db()
-    assert download.cancel_wanted_at is None
-    assert not AuditEntry.objects.filter(action="download.cancel").exists()
-    assert start(file="other").failure_code == "broker_away"
-
-
-def test_a_cancellation_that_is_not_written_is_not_sent(beast, sent) -> None:
+def test_a_cancellation_is_sent_once_it_is_written_and_else_is_none(beast, sent) -> None:
     download = start()
     sent.tasks.clear()
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         services.download_cancel(actor=COMMAND, download=download)
         raise ZeroDivisionError
     assert sent.tasks == []
+    sent.broker_is_away = True
+    download.refresh_from_db()
+    with pytest.raises(Exception, match="Redis does not take the task"):
+        services.download_cancel(actor=COMMAND, download=download)
+    download.refresh_from_db()
+    assert download.cancel_wanted_at is None
+    assert not AuditEntry.objects.filter(action="download.cancel").exists()
+    assert start(file="other").failure_code == "broker_away"
 
 
 def test_what_nobody_works_on_has_failed(beast, sent, publish_report, redis_db) -> None:
@@ -136,20 +145,6 @@ def test_what_nobody_works_on_has_failed(beast, sent, publish_report, redis_db) 
     }
 
 
-def test_a_report_that_is_malformed_or_anothers_counts_for_nothing(
-    beast, sent, publish_report, redis_db
-) -> None:
-    download = start()
-    for payload in (b"{", encode_cache_report(report("other"))):
-        redis_db.set(downloads_key("beast"), payload)
-        tasks.record_heartbeats()
-    failure = LoadFailure(code="x", message="a\0b")
-    publish_report(jobs=[state(download, "failed", failure=failure)])
-    tasks.record_heartbeats()
-    download.refresh_from_db()
-    assert download.status == LoadJobStatus.PENDING
-
-
 def test_what_is_not_downloaded_is_refused_by_name(beast) -> None:
     with pytest.raises(CatalogueValueError, match="does not start with one of"):
         start(source="llama3")
@@ -169,12 +164,6 @@ def test_a_model_of_the_catalogue_is_pulled_where_it_is_pinned(publish, sent) ->
     )
     download = services.model_download_start(actor=COMMAND, model_name="tiny")
     assert (download.neuron.name, download.revision) == ("beauty", "v1")
-
-
-def test_the_database_has_one_active_pull_of_the_same(beast, sent) -> None:
-    download = start()
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Download.objects.create(neuron=beast, source=download.source)
 
 
 def test_a_download_goes_where_some_of_it_lies_else_where_there_is_room(build) -> None:
@@ -207,7 +196,10 @@ def test_a_neuron_that_is_removed_meanwhile_is_named(beast, sent, monkeypatch) -
     assert not sent.tasks and not Download.objects.exists()
 
 
-def test_with_no_neuron_there_is_nowhere_to_pull_to(beast, redis_db) -> None:
+def test_the_database_has_one_active_pull_of_the_same(beast, sent, redis_db) -> None:
+    download = start()
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Download.objects.create(neuron=beast, source=download.source)
     redis_db.flushdb()
     with pytest.raises(PlacementRefusedError, match="no neuron"):
         start(neuron_name=None)
@@ -233,3 +225,66 @@ def test_deleting_what_is_cached(beast, sent, publish_report) -> None:
     with pytest.raises(JobCannotBeCancelledError):
         services.download_cancel(actor=COMMAND, download=deletion)
     assert AuditEntry.objects.filter(action="download.delete").count() == 1
+
+
+def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, publish_report) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source=SOURCE)
+    started = pull_start(PullRequest(model="tiny"), COMMAND)
+    download = Download.objects.get(source=SOURCE)
+    assert (started.id, started.where, started.status) == (str(download.pk), "beast", "pending")
+    publish_report(jobs=[state(download, "running", progress=bytes_of(1, 4))])
+    tasks.record_heartbeats()
+    seen = pull_look(started)
+    assert (seen.status, seen.bytes_done, seen.bytes_total) == ("running", 1, 4)
+    download.delete()
+    assert pull_look(seen).status == "cancelled"
+    with pytest.raises(ModelNotFoundError):
+        pull_start(PullRequest(model="llama3"), COMMAND)
+    with pytest.raises(InvalidRequestError, match="is not downloaded"):
+        pull_start(PullRequest(source="path:/models/tiny.gguf"), COMMAND)
+
+
+def test_a_pull_knows_whether_it_began_the_download_and_ends_it(beast, sent) -> None:
+    request = PullRequest(source=SOURCE, called="hf.co/Qwen/Qwen3-0.6B")
+    begun, joined = pull_start(request, COMMAND), pull_start(request, COMMAND)
+    assert (begun.is_ours, joined.is_ours, begun.id) == (True, False, joined.id)
+    pull_cancel(begun, COMMAND)
+    download = Download.objects.get(pk=begun.id)
+    assert download.cancel_wanted_at is not None
+    Download.objects.filter(pk=begun.id).delete()
+    pull_cancel(begun, COMMAND)
+
+
+def test_what_was_pulled_is_a_model_by_the_name_that_its_client_has_for_it(beast, sent) -> None:
+    called = "hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0"
+    source = "huggingface:Qwen/Qwen3-0.6B-GGUF"
+    request = PullRequest(source=source, file="Q8_0", called=called)
+    state = pull_start(request, COMMAND)
+    assert not CatalogueModel.objects.exists(), "nothing is offered before it is here"
+    state = replace(state, status="succeeded", bytes_total=2**30)
+    for _ in range(2):
+        pull_offer(request, state, COMMAND)
+    entry = selectors.catalogue_find(called)
+    assert entry is not None
+    assert (entry.name, entry.source, entry.file) == ("qwen3-0.6b-q8_0", source, "Q8_0")
+    assert entry.vram_mb == 1127
+    created = AuditEntry.objects.filter(action__in=("model.create", "alias.create"))
+    assert [entry.actor for entry in created] == 2 * [str(COMMAND)]
+    other = PullRequest(source="huggingface:org/Qwen3-0.6B-Q8_0", called="hf.co/x--y/z")
+    pull_offer(other, state, COMMAND)
+    found = selectors.catalogue_find("qwen3-0.6b-q8_0-2")
+    assert found is not None and found.aliases == (), "no alias can be called so"
+
+
+def test_a_pull_of_what_the_operator_has_is_of_that(beast, sent) -> None:
+    model = services.catalogue_model_create(actor=COMMAND, name="small", source=SOURCE)
+    request = PullRequest(source=SOURCE, called=SOURCE)
+    state = pull_start(request, COMMAND)
+    pull_offer(request, state, COMMAND)
+    entry = selectors.catalogue_find(SOURCE)
+    assert entry is not None and entry.name == "small"
+    model.enabled = False
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
+    with pytest.raises(InvalidRequestError, match="does not offer it"):
+        pull_offer(request, state, COMMAND)
+    assert not CatalogueModel.objects.get().enabled

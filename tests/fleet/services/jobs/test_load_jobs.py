@@ -9,25 +9,30 @@ from django.utils import timezone
 
 from fleet import services
 from fleet.errors import (
+    JobCannotBeCancelledError,
     ModelDisabledError,
+    ModelPinnedError,
+    ReplicaNotFoundError,
     UnknownModelError,
     UnknownNeuronError,
 )
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.load_orders import load_orders
-from fleet.models import CatalogueModel, LoadJob, Neuron
+from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
 from fleet.services.jobs import load_jobs, steps
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadSpec
 from metering.actor import COMMAND
-from tests.fleet.services.jobs.load_job_steps import fresh, job, model, neuron, start
+from tests.cases import each_case
+from tests.fleet.services.jobs.conftest import fresh, later, observe, start, unload
 
-__all__ = ["job", "model", "neuron"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_start_sends_the_spec_to_the_neurons_queue(model, neuron, sent) -> None:
+def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> None:
     job = start()
     assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, str(COMMAND))
+    assert start().pk == job.pk and LoadJob.objects.count() == 1
     ((name, (spec,), options),) = sent.tasks
     assert name == "neuron.load_model"
     assert msgspec.convert(spec, LoadSpec) == LoadSpec(
@@ -41,32 +46,19 @@ def test_start_sends_the_spec_to_the_neurons_queue(model, neuron, sent) -> None:
     )
     assert options["queue"] == "neuron.beast"
     assert 0 < options["expires"] <= 60
-
-
-def test_start_is_idempotent(job, sent) -> None:
-    assert start().pk == job.pk
-    assert len(sent.tasks) == 1
-    assert LoadJob.objects.count() == 1
-
-
-def test_a_new_job_after_the_last_one_ended(job, sent) -> None:
     load_jobs.job_end(job=job, status=LoadJobStatus.CANCELLED)
-    assert start().pk != job.pk
+    assert start().pk != job.pk, "the last one has ended"
     assert len(sent.tasks) == 2
 
 
-def test_nothing_is_sent_before_the_commit(model, neuron, sent) -> None:
+def test_a_load_is_sent_once_it_is_committed(model, neuron, sent) -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        start()
+        raise RuntimeError
     with transaction.atomic():
         start()
         assert sent.tasks == []
     assert len(sent.tasks) == 1
-
-
-def test_nothing_is_sent_after_a_rollback(model, neuron, sent) -> None:
-    with pytest.raises(RuntimeError), transaction.atomic():
-        start()
-        raise RuntimeError
-    assert sent.tasks == []
 
 
 def test_a_broker_that_is_away_fails_the_job_with_its_reason(model, neuron, sent) -> None:
@@ -87,9 +79,22 @@ def test_start_refuses_what_is_not_there(model, neuron, sent) -> None:
     assert sent.tasks == []
 
 
-def test_the_database_holds_one_active_job_for_a_model_and_neuron(job, model, neuron) -> None:
-    with pytest.raises(IntegrityError), transaction.atomic():
-        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron)
+@pytest.mark.parametrize(
+    ("table", "name", "error"),
+    [(Neuron, "beast", UnknownNeuronError), (CatalogueModel, "tiny", UnknownModelError)],
+)
+def test_what_is_removed_meanwhile_is_named(
+    model, neuron, sent, monkeypatch: pytest.MonkeyPatch, table, name: str, error
+) -> None:
+    """A neuron was always taken for another job that came first."""
+
+    def removing(job: LoadJob) -> None:
+        table.objects.filter(name=name).delete()
+
+    monkeypatch.setattr(steps, "_active_beside", removing)
+    with pytest.raises(error, match=name):
+        start()
+    assert not LoadJob.objects.exists() and not sent.tasks
 
 
 def test_a_load_of_an_edited_model_takes_the_place_of_the_one_under_way(job, model, sent) -> None:
@@ -113,18 +118,15 @@ def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent, caplo
     assert (spec.devices, spec.evict) == (["cuda:1"], ["other"])
 
 
-@pytest.mark.parametrize(
-    ("device", "devices"), [("auto", []), ("cpu", ["cpu"]), ("cuda", ["cuda"])]
-)
-def test_the_kind_of_device_that_the_catalogue_asks_for_travels(
-    model, neuron, sent, device, devices
-) -> None:
-    CatalogueModel.objects.update(device=device)
-    start()
-    assert sent.tasks[0][1][0].get("devices", []) == devices
+def test_the_kind_of_device_that_the_catalogue_asks_for_travels(model, neuron, sent) -> None:
+    for device, devices in (("auto", []), ("cpu", ["cpu"]), ("cuda", ["cuda"])):
+        CatalogueModel.objects.update(device=device)
+        LoadJob.objects.all().delete()
+        start()
+        assert sent.tasks[-1][1][0].get("devices", []) == devices
 
 
-@pytest.mark.parametrize(
+@each_case(
     "values",
     [
         {"status": "dancing"},
@@ -140,27 +142,96 @@ def test_the_database_refuses_a_job_that_contradicts_itself(model, neuron, value
         LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)
 
 
-def test_a_neuron_that_is_removed_meanwhile_is_named(
-    model, neuron, sent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was always taken for another job that came first."""
-
-    def removing(job: LoadJob) -> None:
-        Neuron.objects.filter(name="beast").delete()
-
-    monkeypatch.setattr(steps, "_active_beside", removing)
-    with pytest.raises(UnknownNeuronError, match="beast"):
-        start()
-    assert not LoadJob.objects.exists() and not sent.tasks
+def test_the_database_holds_one_active_job_for_a_model_and_neuron(job, model, neuron) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron)
 
 
-def test_a_model_that_is_removed_meanwhile_is_named(
-    model, neuron, sent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def removing(job: LoadJob) -> None:
-        CatalogueModel.objects.filter(name="tiny").delete()
+def test_an_unload_is_a_job_that_ends_when_the_replica_is_gone(model, neuron, sent, build) -> None:
+    def publish_replicas(*replicas) -> LoadJob:
+        services.heartbeat_record(heartbeat=build.heartbeat(replicas=list(replicas)))
+        return fresh(job)
 
-    monkeypatch.setattr(steps, "_active_beside", removing)
-    with pytest.raises(UnknownModelError, match="tiny"):
-        start()
-    assert not LoadJob.objects.exists() and not sent.tasks
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    job = unload()
+    assert (job.kind, job.status, job.requested_by) == ("unload", "pending", str(COMMAND))
+    assert unload().pk == job.pk
+    ((name, arguments, options),) = sent.tasks
+    assert (name, arguments, options["queue"]) == ("neuron.unload_model", ["tiny"], "neuron.beast")
+    assert publish_replicas(build.replica()).status == LoadJobStatus.PENDING
+    busy = build.stats(in_flight=2, queue_depth=1)
+    draining = publish_replicas(build.replica(status=ReplicaStatus.DRAINING, stats=busy))
+    assert (draining.status, draining.progress_detail) == ("running", "waiting for 3 requests")
+    ended = publish_replicas()
+    assert (ended.status, ended.progress_fraction) == (LoadJobStatus.SUCCEEDED, 1.0)
+
+
+def test_a_load_under_way_ends_when_the_neuron_has_dropped_it(job, build, sent) -> None:
+    observe(build, job, ReplicaStatus.LOADING)
+    ending = unload()
+    assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
+    assert fresh(job).status == LoadJobStatus.RUNNING
+    assert observe(build, job, ReplicaStatus.DRAINING).status == LoadJobStatus.CANCELLED
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
+
+
+def test_a_load_that_was_not_taken_up_ends_with_its_unload(job, build, sent) -> None:
+    ending = unload()
+    services.heartbeat_record(heartbeat=build.heartbeat())  # may be older than both messages
+    assert (fresh(job).status, fresh(ending).status) == ("pending", "pending")
+    LoadJob.objects.update(created_at=later(seconds=-6))
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert (fresh(job).status, fresh(ending).status) == ("cancelled", "succeeded")
+
+
+def test_an_unload_that_the_broker_did_not_take_failed_and_cancels_nothing(job, sent) -> None:
+    sent.broker_is_away = True
+    ending = unload()
+    assert (ending.status, ending.failure_code) == (LoadJobStatus.FAILED, "broker_away")
+    assert fresh(job).status == LoadJobStatus.PENDING
+
+
+def test_an_unload_ends_when_a_later_load_has_taken_the_place(model, neuron, sent, build) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    ending, job = unload(), start()
+    assert observe(build, job, ReplicaStatus.LOADING).status == LoadJobStatus.RUNNING
+    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
+
+
+def test_unload_refuses_what_is_not_loaded_and_what_is_pinned(model, neuron, sent) -> None:
+    with pytest.raises(ReplicaNotFoundError):
+        unload()
+    with pytest.raises(UnknownNeuronError):
+        services.unload_job_start(actor=COMMAND, model_name="tiny", neuron_name="other")
+    Replica.objects.create(
+        neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
+    )
+    for pinned_on in ([], ["beast"]):
+        CatalogueModel.objects.update(pinned=True, pinned_on=pinned_on)
+        with pytest.raises(ModelPinnedError, match="unpin"):
+            unload()
+        assert sent.tasks == []
+    CatalogueModel.objects.update(pinned_on=["beauty"])
+    unload()
+    assert len(sent.tasks) == 1, "it would be loaded again, but not here"
+
+
+def test_what_the_catalogue_has_lost_is_unloaded_and_remembered(job, build, sent) -> None:
+    observe(build, job, ReplicaStatus.READY)
+    CatalogueModel.objects.all().delete()
+    assert (fresh(job).model, fresh(job).model_name) == (None, "tiny")
+    (ending,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny")
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
+    assert str(ending) == "tiny on beast"
+
+
+def test_cancelling_a_load_unloads_it(job, build, sent) -> None:
+    ending = services.load_job_cancel(actor=COMMAND, job=job)
+    assert (ending.kind, len(sent.tasks)) == ("unload", 2)
+    with pytest.raises(JobCannotBeCancelledError, match="called back"):
+        services.load_job_cancel(actor=COMMAND, job=ending)
+    load_jobs.job_end(job=job, status=LoadJobStatus.CANCELLED)
+    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
+        services.load_job_cancel(actor=COMMAND, job=job)

@@ -13,6 +13,7 @@ from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed
 from inference.protocol.load_progress import LoadFailure
 from inference.protocol.load_report import StageReport
 from metering.actor import COMMAND
+from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,19 +52,19 @@ def measured_loads() -> tuple[MeasuredLoad, ...]:
     return entry.measured_loads
 
 
-def test_room_for_adapters_is_nothing_that_a_load_needs(loaded) -> None:
-    loaded(adapter_bytes=GIB)
-    (measured,) = measured_loads()
-    assert measured.load_bytes == 2 * GIB
-
-
-def test_stages_leave_no_measurement_of_a_load_on_one_device(loaded) -> None:
+def test_stages_and_engines_that_do_not_measure_leave_nothing_and_adapters_need_nothing(
+    loaded,
+) -> None:
     stage = StageReport(device="cpu", layers=(0, 1), execution="", estimated_bytes=1, kv_bytes=1)
     loaded(stages=[stage])
+    loaded(actual_bytes=0)
     assert measured_loads() == ()
+    loaded(adapter_bytes=GIB)
+    (measured,) = measured_loads()
+    assert measured.load_bytes == 2 * GIB, "without the adapters' room"
 
 
-def test_a_load_leaves_what_it_took(loaded) -> None:
+def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
     loaded()
     assert measured_loads() == (
         MeasuredLoad(
@@ -79,10 +80,6 @@ def test_a_load_leaves_what_it_took(loaded) -> None:
             capabilities=(),
         ),
     )
-
-
-def test_the_next_load_gets_the_measurement(loaded, sent) -> None:
-    loaded()
     services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     _, (spec,), _ = sent.tasks[-1]
     assert msgspec.convert(spec, LoadSpec).earlier_loads == EarlierLoads(
@@ -102,62 +99,47 @@ def test_the_last_load_on_each_neuron_counts(loaded) -> None:
     ]
 
 
-def test_an_engine_that_does_not_measure_leaves_nothing(loaded) -> None:
-    loaded(actual_bytes=0)
-    assert measured_loads() == ()
+@pytest.fixture
+def too_large(model, build, sent):
+    """A load that did not fit on beast, for want of so many bytes on each of its devices."""
+
+    def too_large(needed_bytes: int, *devices: str) -> None:
+        services.heartbeat_record(heartbeat=build.heartbeat())
+        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+        failure = LoadFailure(code="does_not_fit", message="no", needed_bytes=needed_bytes)
+        state = build.replica(
+            job_id=str(job.pk),
+            status=ReplicaStatus.FAILED,
+            failure=failure,
+            devices=list(devices) or ["cpu"],
+        )
+        services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+
+    return too_large
 
 
 @pytest.mark.parametrize(
     ("devices", "kind", "total_gib"), [(["cpu"], "cpu", 9), (["cuda:0", "cuda:1"], "cuda", 18)]
 )
-def test_a_load_that_did_not_fit_leaves_what_it_needs(
-    model, build, sent, devices: list[str], kind: DeviceKind, total_gib: int
+def test_a_load_that_did_not_fit_leaves_what_it_needs_on_all_its_devices(
+    too_large, devices: list[str], kind: DeviceKind, total_gib: int
 ) -> None:
-    """The failure reports it for each device, the catalogue has it for all of them."""
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)
-    state = build.replica(
-        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=devices
-    )
-    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    too_large(9 * GIB, *devices)
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
     assert entry.needed_memory_bytes("beast", kind) == total_gib * GIB
 
 
-def test_of_two_words_the_larger_counts(model, build, sent) -> None:
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    for needed_bytes in (9 * GIB, 11 * GIB, 10 * GIB):
-        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-        failure = LoadFailure(code="does_not_fit", message="no", needed_bytes=needed_bytes)
-        state = build.replica(
-            job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
-        )
-        services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+def test_of_two_words_the_larger_counts_and_a_load_is_worth_more(too_large, loaded) -> None:
+    for needed_gib in (9, 11, 10):
+        too_large(needed_gib * GIB)
     assert [measured.load_bytes for measured in measured_loads()] == [11 * GIB]
-
-
-def test_what_loads_showed_is_worth_more_than_what_one_reported(loaded, build) -> None:
     loaded()
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)
-    state = build.replica(
-        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
-    )
-    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    too_large(12 * GIB)
     assert [measured.load_bytes for measured in measured_loads()] == [3 * GIB]
 
 
-def test_a_replica_of_another_job_may_have_had_other_files(model, build, sent) -> None:
-    services.heartbeat_record(heartbeat=build.heartbeat())
-    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    stranger = build.replica(job_id="before", report=build.report(**TOOK))
-    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[stranger]))
-    assert measured_loads() == ()
-
-
-@pytest.mark.parametrize("field", ["source", "dtype", "quantization", "kv_dtype"])
+@each_case("field", ["source", "dtype", "quantization", "kv_dtype"])
 def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
     loaded()
     model = CatalogueModel.objects.get()
@@ -192,7 +174,12 @@ def test_a_speed_on_another_device_is_another(loaded, build) -> None:
     assert (load.device_kind, load.prefill_speed) == ("cuda", None)
 
 
-def test_a_speed_of_a_model_that_is_not_in_the_catalogue_is_nobodys(build) -> None:
+def test_a_replica_of_another_job_or_model_leaves_nothing(model, build, sent) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    before = build.replica(job_id="before", report=build.report(**TOOK))
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[before]))
+    assert measured_loads() == (), "it may have had other files"
     stranger = build.replica(model="stranger", report=build.report(**TOOK))
     speaks(build, stranger, MEASURED.slowed(2))
     assert not LoadMeasurement.objects.exists()

@@ -82,17 +82,15 @@ def load() -> LoadJob:
     return services.model_load_start(actor=COMMAND, model_name="new", neuron_name="beast")
 
 
-def test_an_idle_model_leaves_for_it(full, sent) -> None:
-    full()
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_an_idle_model_leaves_for_it(full, build, sent, has_failed: bool) -> None:
+    """A load that failed there makes room the next time."""
+    failure = LoadFailure(code="does_not_fit", message="no room")
+    failed = build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure)
+    full(*[failed] * has_failed)
     job = load()
     assert (job.devices, job.evict) == (["cuda:0"], ["old"])
     assert sent.tasks[0][1][0]["evict"] == ["old"]
-
-
-def test_a_load_that_failed_there_makes_room_the_next_time(full, build, sent) -> None:
-    failure = LoadFailure(code="does_not_fit", message="no room")
-    full(build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure))
-    assert load().evict == ["old"]
 
 
 @pytest.mark.parametrize("changes", [{"in_flight": 1}, {"queue_depth": 2}, {"pinned": True}])
@@ -156,12 +154,7 @@ def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sen
     assert len(sent.tasks) == 1, "what is to leave its neuron anyway is no other copy"
 
 
-@pytest.mark.parametrize(
-    ("device", "why"), [("cpu", "is no card"), ("cuda:0", "has 8,589,934,592"), ("cuda:1", None)]
-)
-def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(
-    publish, build, sent, device: str, why: str | None
-) -> None:
+def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(publish, build, sent) -> None:
     sizes = [("cpu", 0, 64), ("cuda", 0, 8), ("cuda", 1, 24)]
     devices = [
         build.device(kind=kind, index=index, total_memory_bytes=gib * GIB)
@@ -172,37 +165,23 @@ def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(
         actor=COMMAND, name="large", source="pypi:large", min_device_vram_mb=20_000
     )
 
-    def start() -> LoadJob:
+    def start(device: str) -> LoadJob:
         return services.model_load_start(
             actor=COMMAND, model_name="large", neuron_name="beast", devices=[device]
         )
 
-    if why is None:
-        assert start().devices == [device]
-        return
-    with pytest.raises(PlacementRefusedError, match=f"by its min_device_vram_mb, .* {why}"):
-        start()
+    for device, why in (("cpu", "is no card"), ("cuda:0", "has 8,589,934,592")):
+        with pytest.raises(PlacementRefusedError, match=f"by its min_device_vram_mb, .* {why}"):
+            start(device)
     assert sent.tasks == []
+    assert start("cuda:1").devices == ["cuda:1"]
 
 
+@pytest.mark.parametrize("has_left", [False, True])
 def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
-    full, publish, build, sent
+    full, publish, build, sent, monkeypatch: pytest.MonkeyPatch, has_left: bool
 ) -> None:
-    full()
-    free = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=7 * GIB)
-    services.heartbeat_record(heartbeat=publish(name="beauty", devices=[free]))
-    job = load()
-    assert job.note == "old makes room and moves to beauty"
-    moved = LoadJob.objects.get(model_name="old")
-    assert (moved.neuron.name, moved.devices, moved.evict) == ("beauty", ["cuda:0"], [])
-    assert moved.note == "Moves from beast, where new needs its room"
-    assert [options["queue"] for _, _, options in sent.tasks] == ["neuron.beast", "neuron.beauty"]
-    assert load().pk == job.pk and LoadJob.objects.count() == 2
-
-
-def test_what_has_left_once_the_load_is_sent_moves_all_the_same(
-    full, publish, build, sent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """Even where it has left once the load is sent."""
     full()
     free = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=7 * GIB)
     services.heartbeat_record(heartbeat=publish(name="beauty", devices=[free]))
@@ -212,9 +191,15 @@ def test_what_has_left_once_the_load_is_sent_moves_all_the_same(
         publish(devices=[free], replicas=[])
         return send(*args, **options)
 
-    monkeypatch.setattr(sent, "send_task", send_and_leave)
-    assert load().note == "old makes room and moves to beauty"
-    assert LoadJob.objects.get(model_name="old").neuron.name == "beauty"
+    if has_left:
+        monkeypatch.setattr(sent, "send_task", send_and_leave)
+    job = load()
+    assert job.note == "old makes room and moves to beauty"
+    moved = LoadJob.objects.get(model_name="old")
+    assert (moved.neuron.name, moved.devices, moved.evict) == ("beauty", ["cuda:0"], [])
+    assert moved.note == "Moves from beast, where new needs its room"
+    assert [options["queue"] for _, _, options in sent.tasks] == ["neuron.beast", "neuron.beauty"]
+    assert load().pk == job.pk and LoadJob.objects.count() == 2
 
 
 def test_what_leaves_for_it_moves_to_another_card_of_its_neuron(full, publish, build, sent) -> None:

@@ -1,7 +1,9 @@
-"""What the control decides becomes jobs, each once; what failed waits before it is tried again."""
+"""What the control decides becomes jobs, each once; what failed waits before it is tried again. A
+pinned model that was unloaded by the original's path stays so until it is wanted again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
@@ -10,15 +12,16 @@ from django.utils import timezone
 
 from fleet import selectors, services
 from fleet.control.watch import Watched
-from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.live.snapshot import build_snapshot
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish
-from fleet.placement import Load
+from fleet.placement import Load, place
 from fleet.placement.decisions import Observed, Plan
-from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.heartbeat import NeuronHeartbeat
 from inference.protocol.load import LoadSpec
-from metering.actor import COMMAND, GATEWAY
+from metering.actor import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
+from tests.fleet.conftest import heartbeat
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,28 +55,13 @@ def test_a_pinned_model_is_loaded_once(model, neuron, sent, build) -> None:
     assert msgspec.convert(sent.tasks[0][1][0], LoadSpec).devices == ["cpu"]
 
 
-def test_an_unpinned_model_is_not_loaded(model, neuron, sent, build) -> None:
-    CatalogueModel.objects.update(pinned=False)
-    selectors.catalogue_cache_clear()
-    assert tick(build.heartbeat()).actions == ()
-
-
-@pytest.mark.parametrize(
-    "status", [ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING]
-)
-def test_a_pinned_model_that_is_somewhere_is_left_alone(model, neuron, sent, build, status) -> None:
-    assert tick(build.heartbeat(replicas=[build.replica(status=status)])).actions == ()
-
-
-@pytest.mark.parametrize(("num_failures", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600)])
-def test_failures_of_a_pinned_model_put_off_the_next_try(
-    model, neuron, sent, build, num_failures: int, wait_s: int
-) -> None:
-    for _ in range(num_failures):
+def test_failures_of_a_pinned_model_put_off_the_next_try(model, neuron, sent, build) -> None:
+    """Placement's own tests have the times."""
+    for _ in range(2):
         fail(model, neuron, "download_failed")
-    ended(5 - wait_s)
+    ended(-15)
     assert tick(build.heartbeat()).actions == ()
-    ended(-5 - wait_s)
+    ended(-25)
     assert len(tick(build.heartbeat()).actions) == 1
 
 
@@ -173,3 +161,74 @@ def fail(model: CatalogueModel, neuron: Neuron, code: str) -> LoadJob:
 
 def ended(seconds: float) -> None:
     LoadJob.objects.update(finished_at=timezone.now() + timedelta(seconds=seconds))
+
+
+@pytest.fixture
+def idle(model, build, sent) -> NeuronHeartbeat:
+    """What the neuron reports once the model was unloaded from it to stay so."""
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    end_jobs()
+    reported: NeuronHeartbeat = build.heartbeat(replicas=[])
+    services.heartbeat_record(heartbeat=reported)
+    return reported
+
+
+def end_jobs() -> None:
+    LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).update(
+        status="succeeded", finished_at=timezone.now()
+    )
+
+
+def planned(heartbeat: NeuronHeartbeat) -> list[str]:
+    """The models of the loads that the control decides on next."""
+    watched = Watched(build_snapshot([heartbeat]), Observed(), ())
+    return [action.model for action in services.fleet_plan(watched=watched, time_slices=()).actions]
+
+
+def _load(model: CatalogueModel) -> None:
+    services.load_job_start(actor=CONTROL, model_name="tiny", neuron_name="beast")
+
+
+def _pin_again(model: CatalogueModel) -> None:
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+
+
+def _unload_failed(model: CatalogueModel) -> None:
+    services.kept_unloaded_forget(model_name="tiny")
+
+
+def _request(model: CatalogueModel) -> None:
+    catalogue = selectors.catalogue_by_name()
+    decision = place(catalogue["tiny"], build_snapshot([heartbeat()]), catalogue=catalogue)
+    assert isinstance(decision, Load)
+    services.placed_load_start(actor=GATEWAY, load=decision)
+
+
+@pytest.mark.parametrize("happens", [_load, _pin_again, _unload_failed, _request])
+def test_it_is_kept_again_once_it_is_wanted(
+    model, idle, happens: Callable[[CatalogueModel], None]
+) -> None:
+    assert planned(idle) == []
+    happens(model)
+    end_jobs()
+    assert planned(idle) == ["tiny"]
+
+
+def test_it_is_kept_again_once_its_neuron_starts_anew(idle) -> None:
+    """The original loads its default models then."""
+    restarted = msgspec.structs.replace(idle, epoch="another")
+    services.heartbeat_record(heartbeat=restarted)
+    assert planned(restarted) == ["tiny"]
+
+
+def test_another_replica_of_it_is_kept(model, build, sent) -> None:
+    model.min_replicas, model.max_replicas = 2, 2
+    services.catalogue_model_update(
+        actor=COMMAND, model=model, changed_fields=["min_replicas", "max_replicas"]
+    )
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    end_jobs()
+    assert planned(build.heartbeat(replicas=[])) == ["tiny"]
+    assert planned(build.heartbeat(replicas=[build.replica()])) == []

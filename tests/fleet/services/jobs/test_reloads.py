@@ -90,18 +90,18 @@ def test_in_place_only_its_own_replica_ends_it(model, report, build, sent) -> No
     assert status_of(job) == LoadJobStatus.SUCCEEDED
 
 
-def test_what_has_the_same_spec_is_unloaded_first(model, report, build, sent) -> None:
-    report("beast", build.replica(job_id="old", spec_digest=model.entry().spec_digest()))
-    reload()
-    assert names(sent) == [("unload_model", "neuron.beast"), ("load_model", "neuron.beast")]
+@pytest.fixture
+def replacing(model, report, build, sent) -> LoadJob:
+    """A reload of what beast has, while beauty has room for another."""
+    report("beast", build.replica(**OLD))
+    report("beauty")
+    return reload()
 
 
 def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
-    model, report, build, sent
+    replacing, report, build, sent
 ) -> None:
-    report("beast", build.replica(**OLD))
-    report("beauty")
-    job = reload()
+    job = replacing
     assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
     assert "on beauty first" in job.note
     assert names(sent) == [("load_model", "neuron.beauty")]
@@ -117,57 +117,55 @@ def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
     assert status_of(job) == LoadJobStatus.SUCCEEDED
 
 
-def test_when_the_replacement_fails_the_old_one_serves_on(model, report, build, sent) -> None:
-    report("beast", build.replica(**OLD))
-    report("beauty")
-    job = reload()
+def test_when_the_replacement_fails_the_old_one_serves_on(replacing, report, build, sent) -> None:
     failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
     failed = {"status": ReplicaStatus.FAILED, "failure": failure}
-    report("beauty", build.replica(job_id=str(job.replacement.pk), **failed))
+    report("beauty", build.replica(job_id=str(replacing.replacement.pk), **failed))
     report("beast", build.replica(**OLD))
-    job.refresh_from_db()
-    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "does_not_fit")
-    assert "beast serves on" in job.failure_message
+    replacing.refresh_from_db()
+    assert (replacing.status, replacing.failure_code) == (LoadJobStatus.FAILED, "does_not_fit")
+    assert "beast serves on" in replacing.failure_message
     assert len(sent.tasks) == 1
 
 
 def test_cancelling_cancels_the_replacement_and_keeps_the_old_one(
-    model, report, build, sent
+    replacing, report, build, sent
 ) -> None:
-    report("beast", build.replica(**OLD))
-    report("beauty")
-    job = reload()
-    services.load_job_cancel(actor=COMMAND, job=job)
+    services.load_job_cancel(actor=COMMAND, job=replacing)
     assert names(sent)[1:] == [("unload_model", "neuron.beauty")]
-    drained = build.replica(job_id=str(job.replacement.pk), status=ReplicaStatus.DRAINING)
-    report("beauty", drained)
+    job_id = str(replacing.replacement.pk)
+    report("beauty", build.replica(job_id=job_id, status=ReplicaStatus.DRAINING))
     report("beast", build.replica(**OLD))
-    assert status_of(job) == LoadJobStatus.CANCELLED
+    assert status_of(replacing) == LoadJobStatus.CANCELLED
 
 
-def test_a_reload_that_waits_for_its_replacement_does_not_expire(
-    model, report, build, sent
-) -> None:
-    report("beast", build.replica(**OLD))
-    report("beauty")
-    job = reload()
-    assert services.load_jobs_expire(now=job.created_at) == 0
-    LoadJob.objects.exclude(pk=job.pk).update(status="running", reported_at=None)
-    LoadJob.objects.filter(pk=job.pk).update(created_at="2020-01-01T00:00:00Z")
+def test_a_reload_that_waits_for_its_replacement_does_not_expire(replacing) -> None:
+    assert services.load_jobs_expire(now=replacing.created_at) == 0
+    LoadJob.objects.exclude(pk=replacing.pk).update(status="running", reported_at=None)
+    LoadJob.objects.filter(pk=replacing.pk).update(created_at="2020-01-01T00:00:00Z")
     assert services.load_jobs_expire() == 0
-    assert status_of(job) == LoadJobStatus.PENDING
+    assert status_of(replacing) == LoadJobStatus.PENDING
 
 
-def test_there_is_nothing_to_reload(model, report, sent) -> None:
+def test_what_has_the_same_spec_is_unloaded_first(model, report, build, sent) -> None:
     report("beast")
     with pytest.raises(ReplicaNotFoundError, match="load it instead"):
         reload()
+    report("beast", build.replica(job_id="old", spec_digest=model.entry().spec_digest()))
+    reload()
+    assert names(sent) == [("unload_model", "neuron.beast"), ("load_model", "neuron.beast")]
 
 
-def test_everywhere_is_one_after_the_other(model, report, build, sent) -> None:
+@pytest.fixture
+def both(model, report, build, sent) -> list[LoadJob]:
+    """The reloads of the replicas of both neurons."""
     report("beast", build.replica(**OLD))
     report("beauty", build.replica(**OLD))
-    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    return services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+
+
+def test_everywhere_is_one_after_the_other(both, report, build, sent) -> None:
+    first, second = both
     assert "beauty serves it meanwhile" in first.note and "after beast" in second.note
     report("beauty", build.replica(**OLD))
     assert names(sent) == [("load_model", "neuron.beast")]
@@ -180,10 +178,8 @@ def test_everywhere_is_one_after_the_other(model, report, build, sent) -> None:
     assert status_of(second) == LoadJobStatus.SUCCEEDED
 
 
-def test_when_one_fails_the_next_ones_are_left_alone(model, report, build, sent) -> None:
-    report("beast", build.replica(**OLD))
-    report("beauty", build.replica(**OLD))
-    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+def test_when_one_fails_the_next_ones_are_left_alone(both, report, build, sent) -> None:
+    first, second = both
     failure = LoadFailure(code="missing_file", message="there is no such file")
     failed = {"status": ReplicaStatus.FAILED, "failure": failure}
     report("beast", build.replica(job_id=str(first.pk), **failed))
@@ -193,12 +189,8 @@ def test_when_one_fails_the_next_ones_are_left_alone(model, report, build, sent)
     assert len(sent.tasks) == 1
 
 
-def test_cancelling_one_that_waits_for_its_turn_touches_no_other(
-    model, report, build, sent
-) -> None:
-    report("beast", build.replica(**OLD))
-    report("beauty", build.replica(**OLD))
-    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+def test_cancelling_one_that_waits_for_its_turn_touches_no_other(both, sent) -> None:
+    first, second = both
     assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
     assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
     assert len(sent.tasks) == 1

@@ -63,14 +63,11 @@ def test_a_sleep_goes_to_its_end(publish_replica: Any, sent: Any) -> None:
     assert (replica.status, replica.memory_bytes, replica.host_memory_bytes) == ("asleep", GIB, 7)
 
 
-def test_one_that_is_gone_did_not_fall_asleep(publish_replica: Any, sent: Any) -> None:
+def test_one_that_is_gone_or_refused_did_not_fall_asleep(publish_replica: Any, sent: Any) -> None:
     publish_replica()
     job = sleep()
     publish_replica(None)
     assert status_of(job) == LoadJobStatus.FAILED
-
-
-def test_one_whose_neuron_refuses_fails_at_once(publish_replica: Any, sent: Any) -> None:
     publish_replica()
     job = sleep()
     full = LoadFailure(code="cannot_sleep", message="It serves on: the host is full")
@@ -92,38 +89,33 @@ def test_what_is_unloaded_is_not_put_to_sleep_and_an_unload_comes_first(
     assert sleep().pk == unload.pk
 
 
-@pytest.mark.parametrize(
-    ("status", "values", "why"),
-    [
+def test_what_cannot_sleep_names_the_reason(
+    publish_replica: Any, build: Any, model: CatalogueModel, sent: Any
+) -> None:
+    ready = ReplicaStatus.READY
+    for status, values, why in (
         (ReplicaStatus.LOADING, {}, "it is loading on beast"),
         (ReplicaStatus.ASLEEP, {}, "it is asleep on beast"),
-        (ReplicaStatus.READY, {"host_bytes": 7 * GIB}, "need 7,516,192,768 bytes of the memory"),
-    ],
-)
-def test_what_cannot_sleep_names_the_reason(
-    publish_replica: Any, sent: Any, status: ReplicaStatus, values: dict[str, Any], why: str
-) -> None:
-    publish_replica(status, **values)
-    with pytest.raises(CannotSleepError, match=why):
-        sleep()
-    assert sent.tasks == []
-
-
-def test_kinds_of_models_that_are_only_unloaded(publish_replica: Any, build: Any) -> None:
-    publish_replica(report=build.report())
-    with pytest.raises(CannotSleepError, match="models of its kind are only unloaded"):
-        sleep()
-
-
-def test_a_pinned_model_does_not_sleep(publish_replica: Any, model: CatalogueModel) -> None:
+        (ready, {"host_bytes": 7 * GIB}, "need 7,516,192,768 bytes of the memory"),
+        (ready, {"report": build.report()}, "models of its kind are only unloaded"),
+    ):
+        publish_replica(status, **values)
+        with pytest.raises(CannotSleepError, match=why):
+            sleep()
     publish_replica()
     model.pinned = True
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
     with pytest.raises(ModelPinnedError, match="unpin it"):
         sleep()
+    assert sent.tasks == []
 
 
 def test_waking_is_a_load_where_it_sleeps(publish_replica: Any, sent: Any) -> None:
+    publish_replica()
+    with pytest.raises(ReplicaNotFoundError, match="tiny sleeps nowhere"):
+        services.wake_job_start(actor=COMMAND, **HERE)
+    with pytest.raises(ReplicaNotFoundError, match="sleeps nowhere"):
+        services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
     publish_replica(ReplicaStatus.ASLEEP, memory_bytes=GIB)
     (job,) = services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
     ((name, (spec,), _),) = sent.tasks
@@ -205,14 +197,6 @@ def test_a_load_that_is_unloaded_before_it_is_ready_is_cancelled(
     values = {"report": build.report() if has_report else None}
     publish_replica(ReplicaStatus.DRAINING, job_id=str(load.pk), **values)
     assert status_of(load) == LoadJobStatus.CANCELLED
-
-
-def test_what_does_not_sleep_is_not_woken(publish_replica: Any) -> None:
-    publish_replica()
-    with pytest.raises(ReplicaNotFoundError, match="tiny sleeps nowhere"):
-        services.wake_job_start(actor=COMMAND, **HERE)
-    with pytest.raises(ReplicaNotFoundError, match="sleeps nowhere"):
-        services.model_wake_everywhere(actor=COMMAND, model_name="tiny")
 
 
 def test_the_admin_puts_a_replica_to_sleep_and_wakes_it(

@@ -1,25 +1,30 @@
-"""Loads over several neurons, from the order of each stage to its release: load, fault, unload."""
+"""Loads over several neurons, from the order of each stage to its release: load, fault, unload, and
+what leaves there for them."""
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from fleet import selectors, services
 from fleet.errors import CannotSleepError, PlacementRefusedError
 from fleet.lifecycles import LoadJobStatus
+from fleet.live import reading as live
 from fleet.models import CatalogueModel, LoadJob, Neuron, NeuronWish, Replica
-from fleet.placement import Wait
+from fleet.placement import Route, Wait
 from fleet.services.jobs.load_measurements import layer_costs_record
+from fleet.services.jobs.reconciling import jobs_known
 from fleet.services.jobs.stage_orders import stage_load_call_off
 from inference.loading.costs.packed_costs import packed
 from metering.actor import COMMAND
+from tests.fleet.admin.admin_pages import page
 from tests.fleet.placement.stages.stage_fleets import dense
-from tests.fleet.services.jobs.stage_neurons import GIB
-from tests.fleet.services.jobs.stage_world import NAMES, World
+from tests.fleet.services.jobs.stage_world import GIB, NAMES, World
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -119,14 +124,19 @@ def test_an_order_that_is_not_picked_up_fails_the_load(world: World) -> None:
     assert newest().failure_code == "not_picked_up"
 
 
-@pytest.mark.parametrize("how", ["cancel", "unload"])
-def test_a_load_is_called_off_before_its_engine_is_ordered(world: World, how: str) -> None:
-    """Its stages listen, and are released at the next tick; nothing is loaded after all."""
+def listening(world: World) -> LoadJob:
+    """Its stages are ordered and listen; its engine is not ordered yet."""
     world.tick()
     world.request()
     world.deliver()
     world.fleet.work()
-    job = newest()
+    return newest()
+
+
+@pytest.mark.parametrize("how", ["cancel", "unload"])
+def test_a_load_is_called_off_before_its_engine_is_ordered(world: World, how: str) -> None:
+    """Its stages are released at the next tick; nothing is loaded after all."""
+    job = listening(world)
     if how == "cancel":
         services.load_job_cancel(actor=COMMAND, job=job)
     else:
@@ -141,14 +151,9 @@ def test_a_load_is_called_off_before_its_engine_is_ordered(world: World, how: st
 
 
 def test_a_load_whose_engine_is_ordered_is_cancelled_there(world: World) -> None:
-    world.tick()
-    world.request()
-    world.deliver()
-    world.fleet.work()
-    snapshot = world.snapshot()
-    services.stage_loads_advance(snapshot=snapshot)
-    job = newest()
-    services.load_job_cancel(actor=COMMAND, job=job)
+    job = listening(world)
+    services.stage_loads_advance(snapshot=world.snapshot())
+    services.load_job_cancel(actor=COMMAND, job=newest())
     assert LoadJob.objects.get(pk=job.pk).is_active, "its neuron ends it"
     world.deliver()
     LoadJob.objects.update(created_at=timezone.now() - timedelta(seconds=30))
@@ -159,11 +164,7 @@ def test_a_load_whose_engine_is_ordered_is_cancelled_there(world: World) -> None
 
 def test_a_load_is_called_off_once(world: World) -> None:
     """Not by a second caller, nor is its engine ordered by a control that read it before."""
-    world.tick()
-    world.request()
-    world.deliver()
-    world.fleet.work()
-    job, same = newest(), newest()
+    job, same = listening(world), newest()
     assert stage_load_call_off(job=job) and not stage_load_call_off(job=same)
     services.stage_loads_advance(snapshot=world.snapshot())
     assert not world.sent.tasks
@@ -191,33 +192,22 @@ def test_it_comes_back_over_what_is_left(world: World, whose: str) -> None:
     )
 
 
-def test_it_is_not_reloaded_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = world.load()
-    monkeypatch.setattr("fleet.services.jobs.reloads.live.redis_client", lambda: None)
-    monkeypatch.setattr(
-        "fleet.services.jobs.reloads.live.read_snapshot_sync", lambda client: world.snapshot()
-    )
+def test_it_is_neither_reloaded_in_place_nor_put_to_sleep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = {"actor": COMMAND, "model_name": "large", "neuron_name": world.load()}
+    monkeypatch.setattr(live, "redis_client", lambda: None)
+    monkeypatch.setattr(live, "read_snapshot_sync", lambda client: world.snapshot())
     with pytest.raises(PlacementRefusedError, match="lies on a and b together"):
-        services.reload_job_start(actor=COMMAND, model_name="large", neuron_name=engine)
+        services.reload_job_start(**where)
     with pytest.raises(PlacementRefusedError, match="unload it, and load it again"):
         services.model_reload_everywhere(actor=COMMAND, model_name="large")
-
-
-def test_it_does_not_sleep(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = world.load()
-    monkeypatch.setattr("fleet.services.jobs.model_loads.live.redis_client", lambda: None)
-    monkeypatch.setattr(
-        "fleet.services.jobs.model_loads.live.read_snapshot_sync", lambda client: world.snapshot()
-    )
     with pytest.raises(CannotSleepError, match="lies on a and b together, and is only unloaded"):
-        services.sleep_job_start(actor=COMMAND, model_name="large", neuron_name=engine)
+        services.sleep_job_start(**where)
 
 
 def test_a_changed_secret_key_fails_what_waits(world: World, settings: Any) -> None:
-    world.tick()
-    world.request()
-    world.deliver()
-    world.fleet.work()
+    listening(world)
     settings.SECRET_KEY = "another one, which nobody knew before"
     world.tick()
     assert "HELEXA_SECRET_KEY" in newest().failure_message
@@ -239,3 +229,89 @@ def test_a_drained_neuron_holds_nothing_before_it_counts_as_empty(world: World) 
     NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
     world.tick()
     assert Neuron.objects.get(name="b").drained_at is None
+
+
+@pytest.fixture
+def full(build: Any, sent: Any) -> World:
+    """``c`` lends nothing; ``a`` and ``b`` are full of an idle model each."""
+    full = World(build, sent)
+    del full.fleet.neurons["c"]
+    for name, model in (("a", "old"), ("b", "other")):
+        services.catalogue_model_create(actor=COMMAND, name=model, source="pypi:one")
+        full.fleet.neurons[name].hold(model, 20 * GIB)
+    selectors.catalogue_cache_clear()
+    return full
+
+
+def models(full: World) -> dict[str, list[str]]:
+    """The replicas that have memory, by neuron."""
+    return {
+        one.name: sorted(name for name, held in one.replicas.items() if held.memory_bytes)
+        for one in full.fleet.living()
+    }
+
+
+def test_the_job_records_what_leaves_where(
+    full: World, caplog: pytest.LogCaptureFixture, admin_client: Client
+) -> None:
+    full.tick()
+    with caplog.at_level(logging.WARNING, logger="fleet.services.jobs.steps"):
+        full.request()
+    job = newest()
+    assert (job.neuron.name, job.evict) == ("a", ["old"])
+    assert [(one.neuron, one.evict) for one in job.stage_specs] == [("", []), ("b", ["other"])]
+    assert {"loading large evicts old from a", "loading large evicts other from b"} <= {
+        *caplog.messages
+    }
+    assert jobs_known().evicting == {("old", "a"), ("other", "b")}
+    assert "other leaves b" in page(admin_client, "loadjob", "change", job.pk)
+
+
+def test_each_neuron_is_ordered_its_own_evictions(full: World) -> None:
+    full.tick()
+    full.request()
+    full.deliver()
+    ((queue, order),) = full.specs
+    assert queue.endswith("b") and order.evict == ["other"]
+    assert not any(one.evict for one in order.stages)
+    assert models(full) == {"a": ["old"], "b": []}, "the engine's leave once all stages listen"
+    assert isinstance(full.request(), Wait)
+    assert full.load() == "a"
+    _, engine = full.specs[-1]
+    assert engine.evict == ["old"] and not any(one.evict for one in engine.stages)
+    assert models(full) == {"a": ["large"], "b": []}
+    full.settle()
+    assert newest().status == LoadJobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_again(
+    full: World, where: str
+) -> None:
+    full.tick()
+    full.request()
+    neuron = full.fleet.neurons[where]
+    in_use = {"a": "old", "b": "other"}[where]
+    neuron.busy = {in_use}
+    full.deliver()
+    full.settle()
+    job = newest()
+    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "lost_its_room")
+    assert f"{in_use} is in use" in job.failure_message
+    assert in_use in models(full)[where]
+    assert all(not one.memory_bytes for n in full.fleet.living() for one in n.stages)
+    neuron.busy = set()
+    assert full.load() == "a"
+    assert models(full) == {"a": ["large"], "b": []}
+
+
+def test_a_pinned_model_leaves_no_host(full: World) -> None:
+    other = CatalogueModel.objects.get(name="other")
+    other.pinned = True
+    services.catalogue_model_update(actor=COMMAND, model=other, changed_fields=["pinned"])
+    selectors.catalogue_cache_clear()
+    full.tick()
+    decision = full.request()
+    assert not isinstance(decision, Wait | Route) and decision.code == "not_enough_memory"
+    assert not LoadJob.objects.filter(model_name="large").exists()
+    assert models(full) == {"a": ["old"], "b": ["other"]}

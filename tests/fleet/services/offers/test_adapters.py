@@ -37,10 +37,7 @@ def test_an_adapter_goes_by_its_name_and_beside_its_bases() -> None:
     for name in ("tiny-sql", "tiny:tiny-sql", "sql"):
         assert offered.by_any_name[name] is ADAPTER
     assert offered.by_name == {"tiny": BASE}, "what is loaded and placed"
-
-
-def test_an_adapter_without_its_base_is_not_offered() -> None:
-    assert OfferedModels.of((ADAPTER,)).entries == ()
+    assert OfferedModels.of((ADAPTER,)).entries == (), "without its base"
 
 
 def test_what_travels_of_an_adapter() -> None:
@@ -69,9 +66,6 @@ def test_an_adapter_has_no_such_settings_of_its_own(setting: str, value: Any) ->
     with pytest.raises(CatalogueValueError, match="tiny's") as refused:
         check_settings(CatalogueSettings(**settings))
     assert refused.value.field == setting
-
-
-def test_an_adapter_comes_from_the_hub_or_from_a_path() -> None:
     with pytest.raises(CatalogueValueError, match="a hub or path:"):
         check_settings(CatalogueSettings(source="pypi:sql", base="tiny"))
 
@@ -91,12 +85,16 @@ def test_a_base_must_be_there_and_be_no_adapter() -> None:
     assert found is not None and found.name == "tiny-sql"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_base_is_not_removed_before_its_adapters(sent: Any) -> None:
-    base = services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
-    adapter = services.catalogue_model_create(
-        actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny"
-    )
+@pytest.fixture
+def rows(transactional_db: None, sent: Any) -> tuple[CatalogueModel, CatalogueModel]:
+    """A base and its adapter."""
+    create = services.catalogue_model_create
+    base = create(actor=COMMAND, name="tiny", source="path:/tiny")
+    return base, create(actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny")
+
+
+def test_a_base_is_not_removed_before_its_adapters(rows: Any) -> None:
+    base, adapter = rows
     writer = key_api("fleet:write")
     refused = writer.delete("catalogue/tiny", 409)
     assert refused["code"] == "model_has_adapters"
@@ -108,12 +106,8 @@ def test_a_base_is_not_removed_before_its_adapters(sent: Any) -> None:
     assert not CatalogueModel.objects.exists()
 
 
-@pytest.mark.django_db(transaction=True)
-def test_an_admin_deletes_a_base_with_its_adapters(admin_client: Client, sent: Any) -> None:
-    base = services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
-    adapter = services.catalogue_model_create(
-        actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny"
-    )
+def test_an_admin_deletes_a_base_with_its_adapters(admin_client: Client, rows: Any) -> None:
+    base, adapter = rows
     url = reverse("admin:fleet_cataloguemodel_delete", args=[base.pk])
     assert "tiny, base of tiny-sql" in admin_client.get(url).content.decode()
     assert "tiny, base of tiny-sql" in admin_client.post(url, {"post": "yes"}).content.decode()
@@ -141,10 +135,8 @@ def test_an_import_removes_a_base_with_its_adapters(sent: Any) -> None:
 
 
 @pytest.fixture
-def observe(build: Any) -> Any:
-    """A heartbeat of a neuron whose ``tiny`` has these adapters; ``None``: it has no ``tiny``."""
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
-    services.catalogue_model_create(actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny")
+def observe(build: Any, rows: Any) -> Any:
+    """A heartbeat of a neuron whose ``tiny`` has these adapters."""
 
     def observe(*adapters: str, has_base: bool = True) -> None:
         with_adapters = build.replica(
@@ -160,7 +152,6 @@ def unload(name: str = "tiny-sql") -> Any:
     return services.unload_job_start(actor=COMMAND, model_name=name, neuron_name="beast")
 
 
-@pytest.mark.django_db(transaction=True)
 def test_an_adapter_is_unloaded_while_its_base_serves(observe: Any, sent: Any) -> None:
     observe()
     with pytest.raises(ReplicaNotFoundError, match="tiny-sql is not loaded on beast"):
@@ -179,17 +170,7 @@ def test_an_adapter_is_unloaded_while_its_base_serves(observe: Any, sent: Any) -
     assert job.status == "succeeded"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_an_adapter_is_gone_with_its_base(observe: Any, sent: Any) -> None:
-    observe("tiny-sql")
-    job = unload()
-    observe(has_base=False)
-    job.refresh_from_db()
-    assert job.status == "succeeded"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_overview_reports_where_an_adapter_is(observe: Any) -> None:
+def test_an_adapter_is_where_its_base_has_it_and_gone_with_that(observe: Any, sent: Any) -> None:
     def status() -> str:
         return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
 
@@ -197,3 +178,7 @@ def test_the_overview_reports_where_an_adapter_is(observe: Any) -> None:
     assert status() == "unloaded"
     observe("tiny-sql")
     assert status() == "ready"
+    job = unload()
+    observe(has_base=False)
+    job.refresh_from_db()
+    assert job.status == "succeeded"
