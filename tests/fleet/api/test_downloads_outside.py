@@ -19,12 +19,11 @@ from fleet import services, tasks
 from fleet.api.jobs import job_events
 from fleet.management import following
 from fleet.models import Download
-from inference.protocol.downloads import (
-    CacheJobState,
-)
+from inference.protocol.downloads import CacheJobState
 from inference.protocol.load_progress import LOADED
 from metering.actor import COMMAND
 from metering.models import AuditEntry
+from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api
 from tests.fleet.services.jobs.download_reports import (
     GB,
@@ -84,7 +83,7 @@ def test_rest(writer: Api, beast, sent, publish_report) -> None:
     reader.get("cached")
 
 
-async def test_events_end_with_the_download() -> None:
+async def test_events_end_with_the_download(settings: Any) -> None:
     rows: list[dict[str, Any] | None] = [
         {"status": "running", "finished_at": None},
         {"status": "running", "finished_at": None},
@@ -93,9 +92,6 @@ async def test_events_end_with_the_download() -> None:
     printed = [part async for part in job_events(lambda: rows.pop(0), look_every_s=0.0)]
     assert [part.split(b"\n")[0] for part in printed] == [b"event: running", b"event: succeeded"]
     assert [part async for part in job_events(lambda: None)] == [b"event: gone\ndata: {}\n\n"]
-
-
-async def test_events_over_http_need_a_key(settings: Any) -> None:
     settings.ALLOWED_HOSTS = ["testserver"]
     response = await AsyncClient().get(
         "/api/downloads/00000000-0000-0000-0000-000000000000/events",
@@ -136,7 +132,14 @@ def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypat
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def tiny(beast, sent, publish_report) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="mine", source="pypi:tiny")
+    publish_report(cached=[cached("pypi:tiny-1.2-bcc81830d10c", revision="")])
+
+
+@pytest.mark.usefixtures("tiny")
+@each_case(
     ("words", "is_found"),
     [
         ("pypi:tiny", True),
@@ -148,11 +151,7 @@ def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypat
         ("other", False),
     ],
 )
-def test_removal_takes_the_names_that_the_catalogue_has(
-    beast, sent, publish_report, words: str, is_found: bool
-) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="mine", source="pypi:tiny")
-    publish_report(cached=[cached("pypi:tiny-1.2-bcc81830d10c", revision="")])
+def test_removal_takes_the_names_that_the_catalogue_has(words: str, is_found: bool) -> None:
     command = ("models", "cached", "--remove", words, "--dry-run")
     if is_found:
         assert "would delete pypi:tiny-1.2-bcc81830d10c" in printed(*command)[0]

@@ -172,27 +172,10 @@ def test_a_host_whose_cards_cannot_be_used_reports_it(
     assert sent.tasks == []
 
 
-def test_the_originals_unload_takes_a_pinned_model(
-    writer: Api, beat, build, sent, monkeypatch
-) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="kept", source="pypi:kept", pinned=True)
-
-    def wait(job: LoadJob, *, timeout_s: float) -> bool:
-        LoadJob.objects.filter(pk=job.pk).update(status="succeeded", finished_at=job.created_at)
-        job.refresh_from_db()
-        return True
-
-    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
-    beat(replicas=[build.replica(model="kept")])
-    reply = writer.post("neurons/beast/models/unload", {"model_id": "kept"}, 200)
-    assert reply == {"status": "unloaded"}
-    assert [task[0] for task in sent.tasks] == ["neuron.unload_model"]
-
-
 @pytest.mark.parametrize(
     ("ends", "status", "state"), [("succeeded", 200, "ready"), ("failed", 404, "pre_warming")]
 )
-def test_what_the_originals_unload_took_is_not_waited_for(
+def test_the_originals_unload_takes_a_pinned_model_which_is_not_waited_for_then(
     writer: Api, beat, sent, build, monkeypatch, ends: str, status: int, state: str
 ) -> None:
     services.catalogue_model_create(actor=COMMAND, name="kept", source="pypi:kept", pinned=True)
@@ -205,7 +188,9 @@ def test_what_the_originals_unload_took_is_not_waited_for(
 
     monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
     beat(replicas=[build.replica(model="kept")])
-    writer.post("neurons/beast/models/unload", {"model_id": "kept"}, status)
+    reply = writer.post("neurons/beast/models/unload", {"model_id": "kept"}, status)
+    assert (reply == {"status": "unloaded"}) == (ends == "succeeded")
+    assert [task[0] for task in sent.tasks] == ["neuron.unload_model"]
     beat(replicas=[])
     assert writer.get("neurons/beast/health")["activation"]["state"] == state
 
