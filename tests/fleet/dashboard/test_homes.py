@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ from fleet.models import CatalogueModel, Download, LoadJob, Neuron
 from inference.protocol.load_report import StageReport
 from inference.version import VERSION
 from metering.actor import COMMAND
-from metering.models import AuditEntry, RequestRecord, UsageHour
+from metering.models import AuditEntry, UsageHour
+from tests.fleet.dashboard.test_dashboard import a_failed_request, page
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,38 +32,9 @@ def loaded(publish, build) -> None:
     services.heartbeat_record(heartbeat=heartbeat)
 
 
-def page(client: Client, path: str) -> str:
-    response = client.get(path)
-    assert response.status_code == 200
-    return response.content.decode()
-
-
 def push(client: Client, command: str, target: str, home: str) -> Any:
     headers = {"hx-request": "true", "hx-target": target}
     return client.post(DO, {"do": command, "home": home}, headers=headers)
-
-
-def a_failed_request(neuron: str) -> uuid.UUID:
-    request_id = uuid.uuid4()
-    RequestRecord.objects.create(
-        request_id=request_id,
-        at=timezone.now(),
-        account="research",
-        model="tiny",
-        neuron=neuron,
-        endpoint="/v1/chat/completions",
-        status=200,
-        outcome="failed",
-        code="engine_crashed",
-        message="Its engine stopped.",
-        prompt_tokens=1,
-        cached_tokens=0,
-        completion_tokens=0,
-        reasoning_tokens=0,
-        cost_micro_usd=0,
-        duration_ms=10,
-    )
-    return request_id
 
 
 def test_a_models_page_is_its_home(admin_client, model, loaded) -> None:
@@ -105,12 +76,23 @@ def test_common_settings_are_open_and_the_others_folded(admin_client, model) -> 
     assert "Advanced: Prices" in empty and "Who uses it" not in empty
 
 
-def test_its_buttons_answer_with_its_state(admin_client, model, loaded, sent) -> None:
+def test_its_buttons_answer_with_its_state(admin_client, model, loaded, publish, sent) -> None:
     assert "ready" in page(admin_client, PART)
     response = push(admin_client, "unload model tiny", "model-home", "tiny")
     assert 'id="model-home"' in response.text and "Unloading tiny from beast" in response.text
     assert LoadJob.objects.get().kind == "unload"
     assert admin_client.get("/admin/dashboard/model-home?name=x").status_code == 404
+    LoadJob.objects.all().delete()
+    services.heartbeat_record(heartbeat=publish(version=VERSION))
+    text = page(admin_client, PART)
+    assert 'value="load model tiny"' in text and 'value="unload model tiny"' not in text
+    push(admin_client, "load model tiny", "model-home", "tiny")
+    assert LoadJob.objects.get().kind == "load"
+    model.enabled = False
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
+    text = page(admin_client, PART)
+    assert "Not offered" in text and "It is loaded nowhere" in text
+    assert 'name="do"' not in text
 
 
 def test_a_model_on_several_hosts_is_offered_nothing_that_is_refused(
@@ -161,55 +143,25 @@ def test_a_model_is_pinned_and_unpinned(admin_client, model, loaded) -> None:
     assert not CatalogueModel.objects.get().pinned
 
 
-def test_a_model_that_is_not_offered(admin_client, model) -> None:
-    model.enabled = False
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
-    text = page(admin_client, PART)
-    assert "Not offered" in text and "It is loaded nowhere" in text
-    assert 'name="do"' not in text
-
-
-def test_a_model_that_is_loaded_nowhere_is_loaded_on_its_page(
-    admin_client, model, publish, sent
-) -> None:
-    services.heartbeat_record(heartbeat=publish(version=VERSION))
-    text = page(admin_client, PART)
-    assert 'value="load model tiny"' in text and 'value="unload model tiny"' not in text
-    push(admin_client, "load model tiny", "model-home", "tiny")
-    assert LoadJob.objects.get().kind == "load"
-
-
 def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
     neuron = Neuron.objects.get()
+    Download.objects.create(
+        neuron=neuron, source="hf:org/large", status="running", bytes_done=1, bytes_total=4
+    )
+    failed, elsewhere = a_failed_request("beast"), a_failed_request("attic")
     text = page(admin_client, reverse("admin:fleet_neuron_change", args=[neuron.pk]))
     assert 'id="neuron-home"' in text and "cuda:0" in text and "3 running" in text
     assert 'href="/admin/dashboard/model?name=tiny">tiny</a>' in text
     log = text[text.index("Engine's log of tiny") :]
     assert 'hx-get="/admin/dashboard/log/beast/tiny"' in log
-    response = push(admin_client, "drain neuron beast", "neuron-home", "beast")
-    assert "is being drained" in response.text and 'id="neuron-home"' in response.text
-    assert admin_client.get("/admin/dashboard/neuron-home?name=x").status_code == 404
-
-
-def test_a_neurons_page_has_its_downloads(admin_client, model, loaded) -> None:
-    Download.objects.create(
-        neuron=Neuron.objects.get(),
-        source="hf:org/large",
-        status="running",
-        bytes_done=1,
-        bytes_total=4,
-    )
-    text = page(admin_client, "/admin/dashboard/neuron-home?name=beast")
-    assert "hf:org/large" in text and 'aria-valuenow="25"' in text
-
-
-def test_a_neurons_page_leads_to_its_requests(admin_client, model, loaded) -> None:
-    neuron = Neuron.objects.get()
-    failed, elsewhere = a_failed_request("beast"), a_failed_request("attic")
-    text = page(admin_client, reverse("admin:fleet_neuron_change", args=[neuron.pk]))
     assert f'href="/requests/{failed.hex}"' in text and "Its engine stopped." in text
     assert 'href="/requests/?neuron=beast">All of its requests</a>' in text
     assert elsewhere.hex not in text
+    part = page(admin_client, "/admin/dashboard/neuron-home?name=beast")
+    assert "hf:org/large" in part and 'aria-valuenow="25"' in part
+    response = push(admin_client, "drain neuron beast", "neuron-home", "beast")
+    assert "is being drained" in response.text and 'id="neuron-home"' in response.text
+    assert admin_client.get("/admin/dashboard/neuron-home?name=x").status_code == 404
 
 
 def test_who_may_only_look_is_offered_nothing(model, loaded) -> None:
