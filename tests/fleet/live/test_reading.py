@@ -35,33 +35,28 @@ async def read_async(url: str):
 
 
 async def test_both_ways_read_the_same(redis_url: str, redis_db, build) -> None:
-    for name in ("b", "a"):
+    assert live.read_snapshot_sync(redis_db).neurons == ()
+    assert (await read_async(redis_url)).neurons == ()
+    for name in ("b", "a", "expired"):
         publish(redis_db, build.heartbeat(name, replicas=[build.replica()]))
+    redis_db.delete(keys.heartbeat_key("expired"))
     snapshot = live.read_snapshot_sync(redis_db)
     assert [neuron.name for neuron in snapshot.neurons] == ["a", "b"]
     assert await read_async(redis_url) == snapshot
 
 
-async def test_an_empty_fleet(redis_url: str, redis_db) -> None:
-    assert live.read_snapshot_sync(redis_db).neurons == ()
-    assert (await read_async(redis_url)).neurons == ()
-
-
-def test_a_heartbeat_that_expired_is_a_neuron_that_is_away(redis_db, build) -> None:
+def test_a_heartbeat_that_is_malformed_or_anothers_is_named_and_left_out(
+    redis_db, build, caplog
+) -> None:
     publish(redis_db, build.heartbeat("a"))
-    publish(redis_db, build.heartbeat("b"))
-    redis_db.delete(keys.heartbeat_key("a"))
-    assert [neuron.name for neuron in live.read_snapshot_sync(redis_db).neurons] == ["b"]
-
-
-def test_a_heartbeat_that_does_not_decode_is_named_and_left_out(redis_db, build, caplog) -> None:
-    publish(redis_db, build.heartbeat("a"))
-    redis_db.zadd(keys.NEURONS, {"b": 1.0})
-    redis_db.set(keys.heartbeat_key("b"), b'{"name": "b"}')
-    with caplog.at_level(logging.WARNING):
-        snapshot = live.read_snapshot_sync(redis_db)
-    assert [neuron.name for neuron in snapshot.neurons] == ["a"]
-    assert "neuron b: its report is refused" in caplog.text
+    another = encode_heartbeat(build.heartbeat("a", epoch="other"))
+    for payload, reason in ((b'{"name": "b"}', ""), (another, ": it calls itself 'a'")):
+        redis_db.zadd(keys.NEURONS, {"b": 1.0})
+        redis_db.set(keys.heartbeat_key("b"), payload)
+        with caplog.at_level(logging.WARNING):
+            (view,) = live.read_snapshot_sync(redis_db).neurons
+        assert (view.name, view.epoch) == ("a", "epoch-1")
+        assert f"neuron b: its report is refused{reason}" in caplog.text
 
 
 def publish_desired(client: redis.Redis, policy: AdmissionPolicy, **states: DesiredState) -> None:
@@ -122,15 +117,6 @@ def test_a_neuron_that_was_invited_is_found_without_the_list_of_names(redis_db, 
         redis_db, AdmissionPolicy.AUTOMATIC, guest=DesiredState(), silent=DesiredState()
     )
     assert [view.name for view in live.read_snapshot_sync(redis_db).neurons] == ["guest"]
-
-
-def test_a_neuron_that_speaks_for_another_is_refused(redis_db, build, caplog) -> None:
-    publish(redis_db, build.heartbeat("a"))
-    redis_db.zadd(keys.NEURONS, {"b": 1.0})
-    redis_db.set(keys.heartbeat_key("b"), encode_heartbeat(build.heartbeat("a", epoch="other")))
-    (view,) = live.read_snapshot_sync(redis_db).neurons
-    assert (view.name, view.epoch) == ("a", "epoch-1")
-    assert "neuron b: its report is refused: it calls itself 'a'" in caplog.text
 
 
 async def test_redis_away_is_one_error() -> None:

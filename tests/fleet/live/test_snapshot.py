@@ -1,15 +1,16 @@
-"""Tests the way from heartbeats to the frozen fleet."""
+"""From heartbeats to the frozen fleet, and how long a load still takes."""
 
 from __future__ import annotations
 
-import msgspec
-import pytest
+from typing import Any
 
+import msgspec
+
+from fleet.live.load_estimates import NO_ESTIMATE, LoadEstimate, load_estimate
 from fleet.live.load_orders import LoadOrders
-from fleet.live.snapshot import build_snapshot, remaining_s
+from fleet.live.snapshot import ReplicaView, build_snapshot, remaining_s
 from inference.protocol.heartbeat import (
     PROTOCOL,
-    HeldStage,
     HeldStageStatus,
     ReplicaStatus,
     decode_heartbeat,
@@ -45,32 +46,26 @@ def test_counters_come_from_the_engine(build) -> None:
     assert view.context_tokens == 1024
 
 
-def test_a_view_reports_what_the_neuron_enforces(build) -> None:
-    state = build.replica(capabilities=["chat", "tool_call"], max_output_tokens=128)
-    (view,) = build_snapshot([build.heartbeat(replicas=[state])]).replicas()
-    assert (view.capabilities, view.max_output_tokens) == (("chat", "tool_call"), 128)
+def test_a_view_reports_where_a_replica_is_and_what_its_neuron_enforces(build) -> None:
+    def viewed(**changes) -> ReplicaView:
+        (view,) = build_snapshot([build.heartbeat(replicas=[build.replica(**changes)])]).replicas()
+        return view
 
-
-def test_a_view_reports_where_a_replica_is_and_what_it_was_loaded_from(build) -> None:
-    state = build.replica(
-        spec_digest="12ab", devices=["cuda:1"], memory_bytes=GIB, last_used_unix_s=1_699_999_970.0
+    view = viewed(
+        spec_digest="12ab",
+        devices=["cuda:1"],
+        memory_bytes=GIB,
+        last_used_unix_s=1_699_999_970.0,
+        capabilities=["chat", "tool_call"],
+        max_output_tokens=128,
     )
-    (view,) = build_snapshot([build.heartbeat(replicas=[state])]).replicas()
     assert (view.spec_digest, view.devices, view.memory_bytes) == ("12ab", ("cuda:1",), GIB)
+    assert (view.capabilities, view.max_output_tokens) == (("chat", "tool_call"), 128)
     assert view.last_used_age_s == 30.0
     assert view.is_idle
-
-
-def test_a_replica_that_has_something_queued_is_not_idle(build) -> None:
-    state = build.replica(stats=build.stats(queue_depth=1))
-    (view,) = build_snapshot([build.heartbeat(replicas=[state])]).replicas()
-    assert not view.is_idle
-    assert view.last_used_age_s is None
-
-
-def test_without_stats_counters_are_zero(build) -> None:
-    beat = build.heartbeat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
-    (view,) = build_snapshot([beat]).replicas()
+    queued = viewed(stats=build.stats(queue_depth=1))
+    assert not queued.is_idle and queued.last_used_age_s is None
+    view = viewed(status=ReplicaStatus.LOADING)
     assert (view.num_requests, view.last_forward_age_s, view.context_tokens) == (0, None, None)
 
 
@@ -81,13 +76,9 @@ def test_eta_is_a_straight_line(build) -> None:
     assert view.eta_s == 20.0  # three quarters took 60 s
 
 
-@each_case(("done", "total"), [(0, 100), (5, 0), (0, 0)])
-def test_without_a_rate_there_is_no_eta(done: int, total: int) -> None:
-    assert remaining_s(10.0, done, total) is None
-
-
-def test_at_the_first_report_there_is_no_rate_yet() -> None:
-    assert remaining_s(0.0, 50, 100) is None
+@each_case(("elapsed_s", "done", "total"), [(10, 0, 100), (10, 5, 0), (10, 0, 0), (0, 50, 100)])
+def test_without_a_rate_there_is_no_eta(elapsed_s: float, done: int, total: int) -> None:
+    assert remaining_s(elapsed_s, done, total) is None
 
 
 def test_lookups(build) -> None:
@@ -99,35 +90,20 @@ def test_lookups(build) -> None:
     assert snapshot.neuron("other") is None
 
 
-@pytest.mark.parametrize(
-    ("protocol", "whom"), [(PROTOCOL - 1, "this host is"), (PROTOCOL + 1, "gateways and controls")]
-)
-def test_a_neuron_of_another_protocol_is_sent_nothing(build, protocol: int, whom: str) -> None:
-    (view,) = build_snapshot([build.heartbeat(protocol=protocol)]).neurons
-    assert not view.may_serve and not view.may_load
-    assert f"protocol {protocol}" in view.problems[0] and whom in view.problems[0]
-
-
-def test_neurons_of_before_protocols_were_counted_speak_the_first(build) -> None:
+def test_a_neuron_of_another_protocol_is_sent_nothing(build) -> None:
+    for protocol, whom in ((PROTOCOL - 1, "this host is"), (PROTOCOL + 1, "gateways and controls")):
+        (view,) = build_snapshot([build.heartbeat(protocol=protocol)]).neurons
+        assert not view.may_serve and not view.may_load
+        assert f"protocol {protocol}" in view.problems[0] and whom in view.problems[0]
     encoded = encode_heartbeat(build.heartbeat()).replace(b'"protocol":%d,' % PROTOCOL, b"")
-    assert decode_heartbeat(encoded).protocol == 1
+    assert decode_heartbeat(encoded).protocol == 1, "of before they were counted"
 
 
 def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
     """An invited host could make requests wait for a load that was never ordered."""
     orders = LoadOrders("the fleet's key")
-    stage = HeldStage(
-        model="large",
-        job_id="job",
-        order=orders.order(neuron="beast", model="large"),
-        engine_neuron="attic",
-        index=1,
-        num_stages=2,
-        layers=(20, 32),
-        device="cuda:0",
-        status=HeldStageStatus.LISTENING,
-        since_unix_s=0.0,
-    )
+    order = orders.order(neuron="beast", model="large")
+    stage = build.stage(order=order, status=HeldStageStatus.LISTENING)
     beat = build.heartbeat(stages=[stage], stage_host="10.0.0.5")
     assert orders.ordered(beat) == (beat, [])
     (view,) = build_snapshot([beat]).held_stages()
@@ -135,3 +111,63 @@ def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
     forged = msgspec.structs.replace(stage, model="other")
     kept, others = orders.ordered(msgspec.structs.replace(beat, stages=[stage, forged]))
     assert kept.stages == [stage] and others == ["other"]
+
+
+TABLE: dict[str, tuple[dict[str, Any], LoadEstimate]] = {
+    "nothing is known": ({"stage": "preflight"}, NO_ESTIMATE),
+    "an engine that starts": (
+        {"stage": "starting", "engine_elapsed_s": 2.0, "last_load_s": 40.0},
+        LoadEstimate(share=0.05, left_s=38.0),
+    ),
+    "its last load knows better than the stage's rate": (
+        {
+            "stage": "weights",
+            "done": 9,
+            "total": 10,
+            "stage_elapsed_s": 9.0,
+            "engine_elapsed_s": 10.0,
+            "last_load_s": 40.0,
+        },
+        LoadEstimate(share=0.25, left_s=30.0),
+    ),
+    "it takes longer than the last one": (
+        {
+            "stage": "weights",
+            "done": 9,
+            "total": 10,
+            "stage_elapsed_s": 45.0,
+            "engine_elapsed_s": 50.0,
+            "last_load_s": 40.0,
+        },
+        LoadEstimate(left_s=5.0),
+    ),
+    "it takes longer in a stage without a rate": (
+        {"stage": "warmup", "engine_elapsed_s": 50.0, "last_load_s": 40.0},
+        NO_ESTIMATE,
+    ),
+    "the load comes after the download": (
+        {
+            "stage": "downloading",
+            "done": 25,
+            "total": 100,
+            "stage_elapsed_s": 10.0,
+            "last_load_s": 40.0,
+        },
+        LoadEstimate(left_s=70.0),
+    ),
+    "nobody knows when its turn comes": ({"stage": "queued", "last_load_s": 40.0}, NO_ESTIMATE),
+    "waking is no load": (
+        {"stage": "waking", "engine_elapsed_s": 2.0, "last_load_s": 40.0},
+        NO_ESTIMATE,
+    ),
+    "clocks that differ": (
+        {"stage": "starting", "engine_elapsed_s": -1.0, "last_load_s": 40.0},
+        LoadEstimate(share=0.0, left_s=40.0),
+    ),
+}
+
+
+@each_case(("known", "estimate"), TABLE.values(), ids=TABLE.keys())
+def test_estimates(known: dict[str, Any], estimate: LoadEstimate) -> None:
+    nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
+    assert load_estimate(**{**nothing, "last_load_s": None, **known}) == estimate
