@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import redis
 
@@ -36,47 +35,29 @@ def test_load_with_no_neuron_reports_it(admin_client, model, sent) -> None:
     assert sent.tasks == []
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
+def test_load_of_what_is_there(admin_client, model, beat, build, sent) -> None:
+    for status, message in (
         (ReplicaStatus.READY, "tiny is loaded on beast already"),
         (ReplicaStatus.RECOVERING, "tiny is recovering on beast"),
-    ],
-)
-def test_load_of_what_is_there(
-    admin_client, model, beat, build, sent, status: ReplicaStatus, message: str
-) -> None:
-    beat(replicas=[build.replica(status=status)])
-    assert message in act(admin_client, "cataloguemodel", "load_selected", model)
+    ):
+        beat(replicas=[build.replica(status=status)])
+        assert message in act(admin_client, "cataloguemodel", "load_selected", model)
     assert sent.tasks == []
 
 
 def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
     beat(name="beast")
     beat(name="beauty")
-    question = act(admin_client, "cataloguemodel", "load_selected_on_neuron", model)
-    assert "beauty" in question
+
+    def load(**form: str) -> str:
+        return act(admin_client, "cataloguemodel", "load_selected_on_neuron", model, **form)
+
+    assert "beauty" in load()
+    assert "This field is required" in load(chosen="1", neuron="")
     assert not LoadJob.objects.exists()
     chosen = str(Neuron.objects.get(name="beauty").pk)
-    html = act(
-        admin_client,
-        "cataloguemodel",
-        "load_selected_on_neuron",
-        model,
-        chosen="1",
-        neuron=chosen,
-    )
-    assert "Loading tiny on beauty" in html
+    assert "Loading tiny on beauty" in load(chosen="1", neuron=chosen)
     assert LoadJob.objects.get().neuron.name == "beauty"
-
-
-def test_no_neuron_chosen_asks_again(admin_client, model, beat, sent) -> None:
-    beat()
-    html = act(
-        admin_client, "cataloguemodel", "load_selected_on_neuron", model, chosen="1", neuron=""
-    )
-    assert "This field is required" in html
-    assert not LoadJob.objects.exists()
 
 
 def test_unload_from_both_lists(admin_client, model, beat, build, sent) -> None:
@@ -89,23 +70,17 @@ def test_unload_from_both_lists(admin_client, model, beat, build, sent) -> None:
     assert "unload" in page(admin_client, "loadjob")
 
 
-def test_unload_of_a_pinned_model_names_what_forbids_it(
+def test_unload_of_a_model_that_is_kept_names_what_forbids_it(
     admin_client, model, beat, build, sent
 ) -> None:
     beat(replicas=[build.replica()])
-    CatalogueModel.objects.update(pinned=True)
-    html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
-    assert "unpin it first" in html
-    assert sent.tasks == []
-
-
-def test_unload_of_a_model_with_a_least_number_of_replicas_names_what_forbids_it(
-    admin_client, model, beat, build, sent
-) -> None:
-    beat(replicas=[build.replica()])
-    CatalogueModel.objects.update(min_replicas=1)
-    html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
-    assert "set its least number of replicas to 0 first" in html
+    for kept, words in (
+        ({"pinned": True}, "unpin it first"),
+        ({"pinned": False, "min_replicas": 1}, "set its least number of replicas to 0 first"),
+    ):
+        CatalogueModel.objects.update(**kept)
+        html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
+        assert words in html
     assert sent.tasks == []
 
 
@@ -119,38 +94,38 @@ def test_redis_away_is_reported(admin_client, model, beat, build, sent, monkeypa
     assert "nothing was sent" in html
 
 
-def test_a_job_shows_progress_and_failure(admin_client, model, beat, build, sent) -> None:
+def test_a_job_shows_its_progress_and_its_end(admin_client, model, beat, build, sent) -> None:
     beat()
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=25, total=100)
-    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
-    beat(replicas=[loading])
-    html = page(admin_client, "loadjob")
+
+    def shown(**state) -> str:
+        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+        values = {"job_id": str(job.pk), "status": ReplicaStatus.LOADING}
+        beat(replicas=[build.replica(**values | state)])
+        return page(admin_client, "loadjob")
+
+    html = shown(progress=LoadProgress(stage=LoadStage.DOWNLOADING, done=25, total=100))
     assert "downloading 25 %" in html
     assert 'aria-valuenow="25"' in html
     quantising = LoadProgress(
         stage=LoadStage.WEIGHTS, done=3, total=4, unit="tensors", detail="quantising to q4"
     )
-    beat(replicas=[msgspec.structs.replace(loading, progress=quantising)])
-    html = page(admin_client, "loadjob")
+    html = shown(progress=quantising)
     assert "weights 75 % (3 of 4 tensors), quantising to q4" in html
     failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
-    beat(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)])
-    assert "needs 8 GB, has 4 GB" in page(admin_client, "loadjob")
+    assert "needs 8 GB, has 4 GB" in shown(status=ReplicaStatus.FAILED, failure=failure)
+    shown(progress=LoadProgress(stage=LoadStage.WARMUP, done=62, total=100, unit="steps"))
+    html = shown(status=ReplicaStatus.READY)
+    assert "loaded 100 %" in html and "warmup" not in html, "not its last stage"
 
 
-def test_a_replica_shows_what_quantising_cost(admin_client, model, beat, build) -> None:
-    words = "KL 0.012 nats a token against BF16"
-    beat(replicas=[build.replica(report=build.report(quantization="q4 things", quality=words))])
-    html = page(admin_client, "replica", "change", Replica.objects.get().pk)
-    fields, _, report = html.partition("Load report")
-    assert words in fields and "q4 things" in fields
-    assert "1,024 tokens" in report and "<pre>" not in report
+def test_a_replica_reports_what_it_took_in_words(admin_client, model, beat, build) -> None:
+    def shown(**changes) -> str:
+        beat(replicas=[build.replica(**changes)])
+        html = page(admin_client, "replica", "change", Replica.objects.get().pk)
+        return html.replace("&#x27;", "'").replace("\xa0", " ")
 
-
-def test_a_replica_reports_in_words_what_bounds_its_context_and_what_it_took(
-    admin_client, model, beat, build
-) -> None:
+    loading = shown(status=ReplicaStatus.LOADING, report=None)
+    assert "Not loaded yet" in loading
     reason = "1,024 tokens: bound by prompt speed, the model's own are 8,192"
     took = {
         "kv_bytes": 1000**2,
@@ -158,18 +133,17 @@ def test_a_replica_reports_in_words_what_bounds_its_context_and_what_it_took(
         "adapter_bytes": 500_000,
         "actual_bytes": 4 * 1000**2,
         "estimated_bytes": 5 * 1000**2,
+        "quantization": "q4 things",
+        "quality": "KL 0.012 nats a token against BF16",
     }
-    beat(replicas=[build.replica(report=build.report(context_reason=reason, **took))])
-    html = page(admin_client, "replica", "change", Replica.objects.get().pk)
-    words, _, _ = html.replace("&#x27;", "'").replace("\xa0", " ").partition("Load report")
+    words, _, report = shown(report=build.report(context_reason=reason, **took)).partition(
+        "Load report"
+    )
+    assert took["quality"] in words and "q4 things" in words
+    assert "1,024 tokens" in report and "<pre>" not in report
     assert reason in words
     room = "976.6 KiB int8 KV and 488.3 KiB for adapters"
     assert f"3.8 MiB, of them {room}; 4.8 MiB were estimated (+25.0%)" in words
-
-
-def test_a_replica_without_a_report_has_nothing_to_show(admin_client, model, beat, build) -> None:
-    beat(replicas=[build.replica(status=ReplicaStatus.LOADING, report=None)])
-    assert "Not loaded yet" in page(admin_client, "replica", "change", Replica.objects.get().pk)
 
 
 def test_cancelling_a_job(admin_client, model, beat, build, sent) -> None:
@@ -195,16 +169,3 @@ def test_reload_from_the_list_of_replicas(admin_client, model, beat, build, sent
     html = act(admin_client, "replica", "reload_selected", Replica.objects.get())
     assert "Reloading tiny on beast" in html
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model", "neuron.load_model"]
-
-
-def test_a_job_that_succeeded_reports_it_instead_of_its_last_stage(
-    admin_client, model, beat, build, sent
-) -> None:
-    beat()
-    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    progress = LoadProgress(stage=LoadStage.WARMUP, done=62, total=100, unit="steps")
-    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
-    beat(replicas=[loading])
-    beat(replicas=[build.replica(job_id=str(job.pk))])
-    html = page(admin_client, "loadjob")
-    assert "loaded 100 %" in html and "warmup" not in html

@@ -1,4 +1,5 @@
-"""The operator's pages of neurons, invitations and the policy, through Django's test client."""
+"""The admin's lists and rows, what each shows and costs, and who may look; and the operator's
+actions on neurons, invitations and the policy."""
 
 from __future__ import annotations
 
@@ -13,13 +14,23 @@ from fleet import services
 from fleet.lifecycles import NeuronStatus
 from fleet.live import reading as live
 from fleet.live.snapshot import FleetSnapshot
-from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish
+from fleet.models import (
+    Alias,
+    CatalogueModel,
+    Device,
+    FleetPolicy,
+    Invitation,
+    LoadJob,
+    Neuron,
+    NeuronWish,
+    Replica,
+)
 from fleet.services.hosts import invitations
 from inference.protocol import keys
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.admin import admin_pages
+from tests.fleet.admin.admin_pages import act, page
 
 GIB = 1024**3
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,21 +55,21 @@ def neuron(publish) -> Neuron:
 def test_a_limited_device_shows_both_sizes(admin_client, publish, build) -> None:
     limited = build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)
     services.heartbeat_record(heartbeat=publish(devices=[limited]))
-    for page in ("fleet_neuron_changelist", "fleet_device_changelist"):
-        assert "6.0 GiB (limit, of 16.0 GiB)" in admin_client.get(reverse(f"admin:{page}")).text
+    for noun in ("neuron", "device"):
+        assert "6.0 GiB (limit, of 16.0 GiB)" in page(admin_client, noun)
 
 
-def act(client, action: str, neuron: Neuron) -> str:
-    return html.unescape(admin_pages.act(client, "neuron", action, neuron))
+def act_on(client, action: str, neuron: Neuron) -> str:
+    return html.unescape(act(client, "neuron", action, neuron))
 
 
 def test_drained_refused_and_back(admin_client, neuron) -> None:
-    assert "beast is being drained" in act(admin_client, "drain", neuron)
+    assert "beast is being drained" in act_on(admin_client, "drain", neuron)
     assert NeuronWish.objects.get().desired_state().drain
-    act(admin_client, "refuse", neuron)
+    act_on(admin_client, "refuse", neuron)
     assert NeuronWish.objects.get().admission == "refused"
-    act(admin_client, "admit", neuron)
-    assert "takes models and requests again" in act(admin_client, "resume", neuron)
+    act_on(admin_client, "admit", neuron)
+    assert "takes models and requests again" in act_on(admin_client, "resume", neuron)
     desired = NeuronWish.objects.get()
     assert (desired.drain_wanted_at, desired.admission) == (None, "admitted")
     actors = set(AuditEntry.objects.values_list("actor", flat=True))
@@ -66,11 +77,11 @@ def test_drained_refused_and_back(admin_client, neuron) -> None:
 
 
 def test_a_living_one_is_not_removed_and_a_dead_one_is(admin_client, neuron, redis_db) -> None:
-    assert "stop it before it is removed" in act(admin_client, "remove", neuron)
+    assert "stop it before it is removed" in act_on(admin_client, "remove", neuron)
     redis_db.delete(keys.heartbeat_key("beast"))
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
     assert Neuron.objects.get().status == NeuronStatus.AWAY
-    assert "beast is forgotten" in act(admin_client, "remove", neuron)
+    assert "beast is forgotten" in act_on(admin_client, "remove", neuron)
     assert not Neuron.objects.exists()
 
 
@@ -78,7 +89,7 @@ def test_who_may_only_look_changes_nothing(client, django_user_model, neuron) ->
     user = django_user_model.objects.create_user("looker", password="x", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_neuron"))
     client.force_login(user)
-    act(client, "drain", neuron)
+    act_on(client, "drain", neuron)
     assert NeuronWish.objects.get().drain_wanted_at is None
     assert client.get(reverse("admin:fleet_invitation_add")).status_code == 403
 
@@ -95,11 +106,9 @@ def test_an_invitation_is_shown_once_and_revoked(admin_client, redis_db) -> None
     assert found is not None
     assert decode_joining(found[1]).neuron == "beast"
     assert "neuron-beast" in redis_db.acl_users()
-    listed = admin_client.get(reverse("admin:fleet_invitation_changelist")).content.decode()
-    assert "beast" in listed
+    assert "beast" in page(admin_client, "invitation")
     row = Invitation.objects.get()
-    page = admin_client.get(reverse("admin:fleet_invitation_change", args=[row.pk]))
-    assert row.secret_sha256 not in page.content.decode()
+    assert row.secret_sha256 not in page(admin_client, "invitation", "change", row.pk)
     admin_client.post(reverse("admin:fleet_invitation_delete", args=[row.pk]), {"post": "yes"})
     assert not Invitation.objects.exists()
     assert "neuron-beast" not in redis_db.acl_users()
@@ -114,3 +123,67 @@ def test_the_policy(admin_client) -> None:
     admin_client.post(change, {"admission": "automatic"})
     assert FleetPolicy.objects.get().admission == "automatic"
     assert AuditEntry.objects.filter(action="fleet.admission").count() == 2
+
+
+NOUNS = ("neuron", "device", "cataloguemodel", "alias", "replica", "loadjob")
+
+
+def test_every_list_and_row_shows(admin_client, model, beat, build, sent) -> None:
+    services.alias_create(actor=COMMAND, name="nick", model=model)
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name=beat().name)
+    beat(replicas=[build.replica(report=build.report(), stats=build.stats(in_flight=3))])
+    assert admin_client.get(reverse("admin:index")).status_code == 200
+    for noun, table in zip(
+        NOUNS,
+        (Neuron, Device, CatalogueModel, Alias, Replica, LoadJob),
+        strict=True,
+    ):
+        assert "tiny" in page(admin_client, noun) or noun in {"neuron", "device"}
+        page(admin_client, noun, "change", table.objects.get().pk)
+
+
+def test_a_list_costs_the_same_however_many_rows(
+    admin_client, model, build, django_assert_max_num_queries
+) -> None:
+    for name in "abcdefgh":
+        services.heartbeat_record(
+            heartbeat=build.heartbeat(name, replicas=[build.replica(stats=build.stats())])
+        )
+        neuron = Neuron.objects.get(name=name)
+        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron)
+    for noun in NOUNS:
+        with django_assert_max_num_queries(14):
+            page(admin_client, noun)
+
+
+def test_what_neurons_report_cannot_be_added(admin_client) -> None:
+    for noun in ("neuron", "device", "replica", "loadjob"):
+        assert admin_client.get(reverse(f"admin:fleet_{noun}_add")).status_code == 403
+
+
+def test_a_neuron_shows_its_devices_and_its_problems(admin_client, beat) -> None:
+    beat()
+    Neuron.objects.update(problems=["driver 1 does not match library 2"])
+    html = page(admin_client, "neuron")
+    assert "a processor" in html
+    assert "8.0" in html
+    assert "driver 1 does not match library 2" in html
+
+
+def test_who_may_only_look_cannot_load(client, django_user_model, model, beat, sent) -> None:
+    beat()
+    viewer = django_user_model.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.add(
+        *Permission.objects.filter(codename__in=["view_cataloguemodel", "view_loadjob"])
+    )
+    client.force_login(viewer)
+    assert "tiny" in page(client, "cataloguemodel")
+    act(client, "cataloguemodel", "load_selected", model)
+    assert not LoadJob.objects.exists()
+
+
+def test_strangers_are_asked_to_log_in(client) -> None:
+    for noun in NOUNS:
+        response = client.get(reverse(f"admin:fleet_{noun}_changelist"))
+        assert response.status_code == 302
+        assert "login" in response.headers["Location"]
