@@ -125,41 +125,43 @@ def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.Monkey
     assert "[stopped]" in err.getvalue() and "[The prompt is too long.]" in err.getvalue()
 
 
-def test_models_that_only_read_are_not_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = json.dumps({"data": [{"id": "bge", "capabilities": ["embeddings"]}]}).encode()
-    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: BytesIO(models))
-    with pytest.raises(CommandError, match="embeddings"):
-        ChatClient(URL, None).model_to_ask()
-
-
 def test_a_chats_refusal_is_one_line() -> None:
     with pytest.raises(CommandError, match="serve running") as refused:
         call_command("chat", "--url", "http://127.0.0.1:1")
     assert refused.value.returncode == ExitCode.UNAVAILABLE
 
 
+def refusal(status: int) -> urllib.error.HTTPError:
+    body = BytesIO(b'{"error": {"message": "No."}}')
+    return urllib.error.HTTPError(URL, status, "No", Message(), body)
+
+
 @each_case(
-    ("status", "code"),
-    [(404, ExitCode.NOT_FOUND), (401, ExitCode.DENIED), (503, ExitCode.UNAVAILABLE)],
+    ("answer", "words", "code"),
+    [
+        (b'{"data": [{"id": "bge", "capabilities": ["embeddings"]}]}', "embeddings", None),
+        (b"<!doctype html>", "no list of models", None),
+        (refusal(404), "No", ExitCode.NOT_FOUND),
+        (refusal(401), "No", ExitCode.DENIED),
+        (refusal(503), "No", ExitCode.UNAVAILABLE),
+    ],
+    ids=["models that only read", "no API", "404", "401", "503"],
 )
-def test_the_exit_code_of_a_refusal_is_that_of_other_commands(
-    monkeypatch: pytest.MonkeyPatch, status: int, code: ExitCode
+def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
+    monkeypatch: pytest.MonkeyPatch,
+    answer: bytes | urllib.error.HTTPError,
+    words: str,
+    code: ExitCode | None,
 ) -> None:
-    def refuse(request: urllib.request.Request, **_options: Any) -> None:
-        body = BytesIO(b'{"error": {"message": "No."}}')
-        raise urllib.error.HTTPError(request.full_url, status, "No", Message(), body)
+    def open_url(*_args: Any, **_options: Any) -> BytesIO:
+        if isinstance(answer, bytes):
+            return BytesIO(answer)
+        raise answer
 
-    monkeypatch.setattr(proxies, "open_url", refuse)
-    with pytest.raises(CommandError, match="No") as refused:
+    monkeypatch.setattr(proxies, "open_url", open_url)
+    with pytest.raises(CommandError, match=words) as refused:
         ChatClient(URL, None).model_to_ask()
-    assert refused.value.returncode == code
-
-
-def test_a_page_that_is_no_api_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = BytesIO(b"<!doctype html>")
-    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: page)
-    with pytest.raises(CommandError, match="no list of models"):
-        ChatClient(URL, None).model_to_ask()
+    assert code is None or refused.value.returncode == code
 
 
 @each_case("error", [IncompleteRead(b""), ConnectionResetError("reset")])

@@ -121,29 +121,18 @@ def test_what_was_loaded_is_waited_for() -> None:
     )
     assert fleet.gate("beast").problems([QWEN_ON_BEAST]) == []
     assert fleet.asked == [("/v1/chat/completions", "qwen")]
+    assert fleet.penalties == [1, 0, 0], "the model's own do not keep it from the words"
     assert "qwen on beast: green" in fleet.printed
 
 
-def test_a_models_own_penalties_do_not_keep_it_from_the_words_of_the_question() -> None:
-    fleet = FakeFleet(overview(neuron(qwen="ready")))
-    assert fleet.gate().problems([]) == []
-    assert fleet.penalties == [1, 0, 0]
-
-
 def test_what_does_not_come_is_red_and_nothing_is_asked() -> None:
-    fleet = FakeFleet(overview(neuron(qwen="loading")))
-    (problem,) = fleet.gate().problems([QWEN_ON_BEAST])
-    assert problem == "not ready in 60 s: qwen on beast is not ready"
-    assert fleet.asked == []
-
-
-def test_a_load_that_failed_is_not_waited_for() -> None:
-    fleet = FakeFleet(overview(neuron(qwen="failed")))
-    assert fleet.gate().problems([QWEN_ON_BEAST]) == ["qwen failed on beast: no memory"]
-    assert fleet.now_s == 0.0
-
-
-def test_a_fleet_without_models_has_nothing_to_probe() -> None:
+    for status, problem, waited_s in (
+        ("loading", "not ready in 60 s: qwen on beast is not ready", 60.0),
+        ("failed", "qwen failed on beast: no memory", 0.0),
+    ):
+        fleet = FakeFleet(overview(neuron(qwen=status)))
+        assert fleet.gate().problems([QWEN_ON_BEAST]) == [problem]
+        assert fleet.asked == [] and fleet.now_s == pytest.approx(waited_s, abs=5)
     fleet = FakeFleet(overview(neuron()))
     assert fleet.gate("beast").problems([]) == []
     assert fleet.printed == ["no model is loaded on beast: nothing to probe"]
@@ -214,15 +203,12 @@ def problem_after(*answers: Any) -> tuple[str | None, FakeFleet]:
     return problems[0] if problems else None, fleet
 
 
-def test_a_busy_model_is_asked_again() -> None:
+def test_a_busy_model_is_asked_again_for_a_while() -> None:
     problem, fleet = problem_after(
         RefusedError(503, "full", 30), RefusedError(429, "burst", 2), chat("PINEAPPLE")
     )
     assert problem is None
     assert fleet.now_s == 32.0
-
-
-def test_one_that_stays_busy_is_red() -> None:
     problem, fleet = problem_after(RefusedError(503, "full", 30))
     assert problem == "qwen: it was refused (503): full"
     assert 300 <= fleet.now_s <= 360

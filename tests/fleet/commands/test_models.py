@@ -13,6 +13,7 @@ from fleet.catalogue import DEFAULTS, SETTINGS
 from fleet.models import CatalogueModel
 from metering.actor import COMMAND
 from metering.models import AuditEntry
+from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand
 from tests.fleet.hub.conftest import hub
 
@@ -22,18 +23,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_a_model_from_add_to_remove(run_command: RunCommand, beat, build, sent) -> None:
     beat()
-    run_command(
-        "models",
-        "add",
-        "tiny",
-        "pypi:tiny",
-        "--set",
-        "max_context_tokens=64",
-        "--set",
-        "pinned_on=beast",
-        "--set",
-        "quantization=q5k",
-    )
+    written = ("max_context_tokens=64", "pinned_on=beast", "quantization=q5k")
+    settings = [f"--set={setting}" for setting in written]
+    run_command("models", "add", "tiny", "pypi:tiny", *settings)
     model = CatalogueModel.objects.get()
     assert (model.max_context_tokens, model.pinned_on) == (64, ["beast"])
     assert model.quantization == "q5"
@@ -119,8 +111,8 @@ def test_the_hub_is_searched(run_command: RunCommand) -> None:
     assert "Nothing is called" in run_command("models", "search", "no such thing")
 
 
-@pytest.mark.usefixtures("hub")
-@pytest.mark.parametrize(
+@pytest.mark.usefixtures("hub", "publish")
+@each_case(
     ("words", "reason"),
     [
         (("huggingface:org/strange",), "does not run safetensors: .*reformer"),
@@ -128,15 +120,13 @@ def test_the_hub_is_searched(run_command: RunCommand) -> None:
         (("huggingface:org/nothing",), "no repository org/nothing"),
         (("huggingface:org/gated",), "^org/gated is gated: it needs a token that was granted"),
         (("huggingface:tiny-gguf",), "not like huggingface:org/name"),
-        (("huggingface:org/tiny/q4",), "not like huggingface:org/name"),
         (("tiny",), "name its source too"),
         (("huggingface:org/tiny-gguf", "--base", "tiny"), "an adapter is given a name"),
     ],
 )
 def test_what_cannot_be_chosen_names_the_reason(
-    run_command: RunCommand, publish, words, reason: str
+    run_command: RunCommand, words: tuple[str, ...], reason: str
 ) -> None:
-    publish()
     with pytest.raises(CommandError, match=reason):
         run_command("models", "add", *words)
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 URL = "http://fleet.example:31313"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "code"),
     [
         (("models", "show", "nothing"), 3),
@@ -42,13 +42,12 @@ def test_exit_codes(run_command: RunCommand, beat, words: tuple[str, ...], code:
         assert code == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "reason"),
     [
         (("models", "add", "tiny", "llama3"), "source: 'llama3' does not start with"),
         (("models", "add", "tiny", "pypi:x", "--set", "colour=red"), "is not SETTING=VALUE"),
         (("models", "add", "tiny", "pypi:x", "--set", "max_replicas=many"), "whole number"),
-        (("models", "show", "nobody"), "There is no model named 'nobody'"),
         (("models", "load", "nobody"), "There is no model named 'nobody'"),
         (("neurons", "drain", "nobody"), "There is no neuron named 'nobody'"),
         (("models", "import", "/nowhere.toml"), "cannot be read"),
@@ -92,8 +91,8 @@ def test_a_server_that_answers_otherwise_is_one_line(
         call_command(*words, "--url", URL)
 
 
-@pytest.mark.parametrize(
-    ("content", "run_command"),
+@each_case(
+    ("content", "words"),
     [
         (b'{"status": 403, "detail": "This needs a scope.", "param": null}', "This needs a scope."),
         (b'{"detail": "is none", "param": "status"}', "status: is none"),
@@ -103,8 +102,8 @@ def test_a_server_that_answers_otherwise_is_one_line(
         (b"[]", "the server answers 404"),
     ],
 )
-def test_a_refusal_is_reported_in_its_own_words(content: bytes, run_command: str) -> None:
-    assert refusal_text(404, content) == run_command
+def test_a_refusal_is_reported_in_its_own_words(content: bytes, words: str) -> None:
+    assert refusal_text(404, content) == words
 
 
 def test_a_refusal_that_breaks_off_is_one_as_well() -> None:
@@ -125,7 +124,7 @@ def test_an_address_that_is_none_is_one_line(command: str, url: str) -> None:
         call_command(command, "--url", url)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a b", "http://..:1"])
+@each_case("url", ["http://127.0.0.1:1/a b", "http://..:1"])
 def test_an_address_that_cannot_be_asked_is_one_line(url: str) -> None:
     for words in (["chat"], ["status"], ["deploy_gate", "--remember", "/dev/null"]):
         with pytest.raises(CommandError, match="does not answer"):

@@ -1,14 +1,18 @@
-"""The neurons command: drained, resumed, invited, shown."""
+"""The commands neurons, settings, aliases, jobs, audit, downloads and status, with a database or a
+server, and following a job."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from django.core.management import CommandError
 
 from fleet import services
 from fleet.live.snapshot import FleetSnapshot
+from fleet.management.following import follow
+from fleet.models import LoadJob
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND
 from tests.fleet.commands.conftest import RunCommand
@@ -90,3 +94,97 @@ def test_a_device_shows_the_operators_limit_and_its_own_size(
         assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
     (neuron,) = json.loads(run_command("neurons", "list", "--json"))
     assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
+
+
+def test_an_alias_from_first_to_last(run_command: RunCommand, model) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="large", source="pypi:large")
+    run_command("aliases", "add", "openai/gpt", "tiny")
+    run_command("aliases", "change", "openai/gpt", "--model", "large")
+    assert json.loads(run_command("aliases", "list", "--model", "large", "--json")) == [
+        {"name": "openai/gpt", "model": "large"}
+    ]
+    assert "large" in run_command("aliases", "show", "openai/gpt")
+    assert "would alias.delete" in run_command("aliases", "remove", "openai/gpt", "--dry-run")
+    run_command("aliases", "remove", "openai/gpt")
+    assert json.loads(run_command("aliases", "list", "--json")) == []
+
+
+def test_jobs_and_the_audit_are_listed(run_command: RunCommand, model, beat, sent) -> None:
+    beat()
+    run_command("models", "load", "tiny", "--no-wait")
+    (job,) = json.loads(
+        run_command("jobs", "list", "--status", "pending", "--model", "tiny", "--json")
+    )
+    assert "beast" in run_command("jobs", "show", job["id"])
+    LoadJob.objects.update(note="Moves from attic, where huge needs its room")
+    assert "\ntiny on beast: Moves from attic, where huge" in run_command("status")
+    assert "unload tiny on beast" in run_command("jobs", "cancel", job["id"])
+    assert "model.load" in run_command("audit", "list", "--action", "model.load")
+    assert json.loads(run_command("downloads", "list", "--json")) == []
+
+
+def test_following_reports_each_change_once_and_fails_with_the_job() -> None:
+    job = {
+        "id": "1",
+        "kind": "load",
+        "model": "tiny",
+        "neuron": "beast",
+        "status": "pending",
+        "note": "",
+        "stage": "",
+        "progress_fraction": None,
+        "failure_message": "",
+        "finished_at": None,
+    }
+    loading = job | {"status": "running", "stage": "weights", "progress_fraction": 0.5}
+    failed = {"status": "failed", "failure_message": "needs 8 GB", "finished_at": "now"}
+    looks = iter([job, loading, loading, loading | failed])
+
+    class Server:
+        def ask(self, method: str, path: str, body: Any = None) -> Any:
+            return next(looks)
+
+    lines: list[str] = []
+    with pytest.raises(CommandError, match="needs 8 GB"):
+        follow(Server(), [job], lines.append, sleep=lambda _: None)
+    assert lines == [
+        "load tiny on beast: pending",
+        "load tiny on beast: running weights 50%",
+        "load tiny on beast: failed needs 8 GB",
+    ]
+
+
+def test_status_ends_with_1_while_something_is_wrong(run_command: RunCommand, beat, build) -> None:
+    with pytest.raises(SystemExit) as ended:
+        beat(replicas=[build.replica(status=ReplicaStatus.FAILED)])
+        run_command("status")
+    assert ended.value.code == 1
+    assert "! tiny failed on beast" in run_command.out
+    beat(replicas=[build.replica()])
+    assert "ready" in run_command("status")
+    assert json.loads(run_command("status", "--json"))["attention"] == []
+
+
+def test_status_shows_stages_of_other_hosts_models(run_command: RunCommand, beat, build) -> None:
+    beat(devices=[build.device(kind="cuda")], stages=[build.stage()])
+    (row,) = (line for line in run_command("status").splitlines() if line.startswith("large"))
+    assert " ".join(row.split()) == "large beast 20 to 31 cuda:0 3.0 GiB attic ready"
+    (neuron,) = json.loads(run_command("status", "--json"))["neurons"]
+    (held,) = neuron["held_stages"]
+    assert (held["model"], held["engine_neuron"], held["last_layer"]) == ("large", "attic", 32)
+    beat(devices=[build.device(kind="cuda")])
+    assert "stage of" not in run_command("status")
+
+
+def test_status_does_not_promise_a_model_that_no_host_can_run(
+    run_command: RunCommand, beat
+) -> None:
+    beat()
+    services.catalogue_model_create(actor=COMMAND, name="small", source="pypi:small")
+    offered = run_command("models", "add", "huge", "pypi:huge", "--set", "min_device_vram_mb=48000")
+    assert "huge is offered, and no host can run it: it needs a card of 46.9 GiB" in offered
+    with pytest.raises(SystemExit) as ended:
+        run_command("status")
+    assert ended.value.code == 1
+    assert "! no host can run huge: it needs a card of 46.9 GiB" in run_command.out
+    assert "Loaded on request: small\n" in run_command.out
