@@ -1,16 +1,31 @@
-"""Requests to the hub, and the operator's messages when it does not answer."""
+"""Requests to the hub, the operator's messages when it does not answer, and headers of GGUF files
+that are read by range."""
 
 from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
 from fleet.errors import HubUnavailableError, RepositoryUnknownError
+from fleet.hub import client, file_headers
 from fleet.hub.client import HubClient
 from fleet.hub.offers import offers_of
+from inference.loading.costs.read_costs import read_costs
+from inference.loading.sources import hub
+from inference.loading.sources.deadline import DeadlineError, within
+from inference.loading.sources.files import ModelFiles
+from inference.loading.sources.hub import HuggingFaceHub
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_errors import BadFileError
+from tests.cases import each_case
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
+from tests.inference.loading.range_hub import RangeHub, running_range_hub
 
 pytestmark = pytest.mark.usefixtures("hub")
 
@@ -105,3 +120,121 @@ def test_what_is_no_hub_is_reported() -> None:
     for ask in (HubClient().repository, HubClient().search):
         with pytest.raises(HubUnavailableError, match="is no hub"):
             ask(NO_HUB)
+
+
+LONG_S = 120.0
+
+
+@each_case("method", ["repository", "search"])
+def test_an_answer_that_drips_is_given_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read was in time, so it never ended, and held a thread of the admin's."""
+    ended = threading.Event()
+    monkeypatch.setattr(client, "TOTAL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(HubClient, f"_{method}", lambda *_: ended.wait(LONG_S))
+    with pytest.raises(HubUnavailableError, match="did not answer within"):
+        getattr(HubClient(), method)("org/tiny")
+    ended.set()
+
+
+def test_a_commit_that_drips_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held the neuron's thread that looks for files that were mended."""
+    ended = threading.Event()
+    monkeypatch.setattr(hub, "TOTAL_LIMIT_S", 0.05)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: ended.wait(LONG_S))
+    assert HuggingFaceHub().commit("org/tiny", None) is None
+    ended.set()
+
+
+def test_what_is_asked_is_answered_or_raised() -> None:
+    def broken() -> Any:
+        raise ValueError("no")
+
+    assert within(LONG_S, lambda: 5) == 5
+    with pytest.raises(ValueError, match="no"):
+        within(LONG_S, broken)
+
+
+def test_a_hub_that_hangs_takes_a_bounded_number_of_threads() -> None:
+    threads = threading.BoundedSemaphore(2)
+    ended, num_asked = threading.Event(), 0
+
+    def hang() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        ended.wait(LONG_S)
+
+    for _ in range(4):
+        with pytest.raises(DeadlineError):
+            within(0.05, hang, threads=threads)
+    ended.set()
+    for thread in threading.enumerate():
+        if thread.name == "deadline":  # it may have begun later than its question was given up
+            thread.join(LONG_S)
+    assert num_asked == 2
+    assert within(LONG_S, lambda: 5, threads=threads) == 5
+
+
+SPEC = LoadSpec(job_id="", model="m", source="huggingface:org/tiny")
+NAME = "tiny-F32.gguf"
+
+
+def divisors() -> np.ndarray:
+    """Returns the divisors of Llama 3's rule for 8 frequencies and a factor of 32; zeros would be
+    refused."""
+    wavelengths = 2 * np.pi * 10000 ** (np.arange(8) / 8)
+    smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
+    return (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its divisors of angles lie behind 4 MB of weights."""
+    path = tmp_path_factory.mktemp("gguf") / NAME
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "block_count": 2,
+        "context_length": 131072,
+        "attention.head_count": 4,
+    }.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((16384, 64), np.float32))
+    writer.add_tensor("blk.1.ffn_up.weight", np.zeros((96, 64), np.float32))
+    writer.add_tensor("rope_freqs.weight", divisors())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def described(hub: RangeHub, scratch: Path) -> ModelFiles:
+    return HubClient(endpoint=hub.url).described("org/tiny", None, None, 10**9, scratch)
+
+
+def test_a_header_is_read_in_parts_as_the_whole_file_is(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_headers, "FIRST_BYTES", 64)
+    with running_range_hub({NAME: whole.read_bytes()}) as hub:
+        files = described(hub, tmp_path)
+        fetched = [wanted.removeprefix("bytes=").split("-") for _, wanted in hub.ranges]
+    assert len(fetched) > 2
+    assert sum(int(last) + 1 - int(first) for first, last in fetched) < 10_000
+    assert fetched[0] == ["0", "63"]
+    costs = read_costs(files, SPEC)
+    assert costs == read_costs(ModelFiles(directory=whole.parent, weights=(whole,)), SPEC)
+    assert [layer.num_weights for layer in costs.layers] == [0, 96 * 64]
+    assert costs.num_head_weights == 16384 * 64
+
+
+def test_a_hub_without_ranges_is_not_read_to_the_end(whole: Path, tmp_path: Path) -> None:
+    with running_range_hub({NAME: whole.read_bytes()}) as hub:
+        hub.serves_ranges = False
+        assert read_costs(described(hub, tmp_path), SPEC).context_tokens == 131072
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    with running_range_hub({NAME: b"GIF89a" * 100}) as hub, pytest.raises(BadFileError):
+        described(hub, tmp_path)

@@ -86,6 +86,8 @@ def test_an_unknown_source_is_refused_with_those_that_are_known() -> None:
         check_source("other:org/name")
     with pytest.raises(CatalogueValueError, match="lab:org/name, as in lab:"):
         check_source("lab:name")
+    model = services.catalogue_model_create(actor=COMMAND, name="m", source="org/tiny")
+    assert model.source == "huggingface:org/tiny", "of a bare name, where no source is the default"
 
 
 @pytest.mark.usefixtures("lab")
@@ -118,30 +120,20 @@ def test_bare_names_are_of_the_default_source(run_command: RunCommand, publish) 
     assert HubClient().repository("org/tiny").scheme == "lab"
 
 
-@pytest.mark.usefixtures("lab")
-def test_a_bare_name_is_hugging_faces_where_no_source_is_the_default() -> None:
-    model = services.catalogue_model_create(actor=COMMAND, name="m", source="org/tiny")
-    assert model.source == "huggingface:org/tiny"
+def test_models_toml_names_sources_as_the_original_does(
+    lab: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sources_of(text: str) -> list[str]:
+        document = read_document(text)
+        assert not document.problems, document.problems
+        return [model.settings.source for model in document.models]
 
-
-def sources_of(text: str) -> list[str]:
-    document = read_document(text)
-    assert not document.problems, document.problems
-    return [model.settings.source for model in document.models]
-
-
-@pytest.mark.usefixtures("lab")
-def test_models_toml_names_sources_as_the_original_does() -> None:
-    text = '[[models]]\nid = "org/one"\nsource = "lab"\n[[models]]\nid = "org/two"\n'
-    assert sources_of(text) == ["lab:org/one", "huggingface:org/two"]
-    (problem,) = read_document('[[models]]\nid = "org/one"\nsource = "other"\n').problems
+    one, two = '[[models]]\nid = "org/one"\n', '[[models]]\nid = "two"\nsource = "org/two"\n'
+    assert sources_of(f'{one}source = "lab"\n{two}') == ["lab:org/one", "huggingface:org/two"]
+    (problem,) = read_document(f'{one}source = "other"\n').problems
     assert "one of huggingface:, lab:, path:, pypi:" in problem.message
-
-
-@pytest.mark.usefixtures("is_default")
-def test_models_toml_has_the_default_source() -> None:
-    text = '[[models]]\nid = "org/one"\n[[models]]\nid = "two"\nsource = "org/two"\n'
-    assert sources_of(text) == ["lab:org/one", "lab:org/two"]
+    monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
+    assert sources_of(one + two) == ["lab:org/one", "lab:org/two"]
 
 
 @pytest.mark.usefixtures("lab")
