@@ -48,16 +48,9 @@ def test_neuron_steps(current: NeuronStatus, target: NeuronStatus) -> None:
             ensure_transition(NEURON_TRANSITIONS, current, target)
 
 
-def test_every_status_has_a_row() -> None:
-    assert set(LOAD_JOB_TRANSITIONS) == set(LoadJobStatus)
-    assert set(NEURON_TRANSITIONS) == set(NeuronStatus)
-
-
-def test_active_jobs_are_those_that_can_still_move() -> None:
-    assert set(ACTIVE_LOAD_JOB_STATUSES) == {LoadJobStatus.PENDING, LoadJobStatus.RUNNING}
-
-
-def test_recorded_replica_status_is_the_neurons_word_plus_away() -> None:
-    assert set(RecordedReplicaStatus.values) == {status.value for status in ReplicaStatus} | {
-        "away"
+def test_active_jobs_can_still_move_and_a_neurons_words_are_recorded() -> None:
+    assert {job for job in LoadJobStatus if LOAD_JOB_TRANSITIONS[job]} == {
+        *ACTIVE_LOAD_JOB_STATUSES
     }
+    words = {status.value for status in ReplicaStatus}
+    assert {*RecordedReplicaStatus.values} == words | {"away"}

@@ -86,12 +86,9 @@ def test_while_redis_is_away_nothing_is_recorded(publish, monkeypatch) -> None:
     assert Neuron.objects.get().status == NeuronStatus.ONLINE
 
 
-def test_every_tick_has_its_task() -> None:
+def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> None:
     app.loader.import_default_modules()  # as a worker does at its start
     assert {entry["task"] for entry in app.conf.beat_schedule.values()} <= set(app.tasks)
-
-
-def test_messages_are_json_and_nothing_else() -> None:
     assert app.conf.accept_content == ["json"]
     assert app.conf.task_serializer == "json"
     assert app.conf.task_ignore_result
