@@ -59,7 +59,9 @@ def test_a_drain_from_desired_state_to_drained(beat, build, redis_db) -> None:
     assert actions() == ["neuron.drain", "neuron.resume"]
 
 
-def test_a_fresh_desired_state_is_not_drained_yet(beat, monkeypatch) -> None:
+def test_a_fresh_desired_state_and_a_load_under_way_are_not_drained_yet(
+    beat, build, monkeypatch
+) -> None:
     """A gateway may just have sent it something."""
     now = timezone.now()
     monkeypatch.setattr("django.utils.timezone.now", lambda: now)
@@ -67,12 +69,7 @@ def test_a_fresh_desired_state_is_not_drained_yet(beat, monkeypatch) -> None:
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
     beat()
     assert Neuron.objects.get().drained_at is None
-
-
-def test_a_load_under_way_is_not_drained(beat, build) -> None:
-    beat()
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
+    NeuronWish.objects.update(drain_wanted_at=now - timedelta(seconds=10))
     beat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
     assert Neuron.objects.get().drained_at is None
 
@@ -97,6 +94,13 @@ def test_refused_and_admitted_again(beat, redis_db) -> None:
     beat()
     assert status() == NeuronStatus.ONLINE
     assert actions() == ["neuron.refuse", "neuron.admit"]
+
+
+def test_leaving_is_draining(beat) -> None:
+    beat(is_leaving=True)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.DRAINING, True)
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.AWAY, False)
 
 
 def test_what_was_loaded_before_a_drain_is_loaded_after_it(beat, build, redis_db, sent) -> None:
@@ -195,13 +199,6 @@ def test_one_that_is_expected_is_admitted_before_it_is_seen(beat, redis_db) -> N
     services.neuron_refuse(actor=COMMAND, neuron_name="beast")
     services.neuron_expect(actor=COMMAND, neuron_name="beast")
     assert not view(redis_db).is_admitted, "an operator has decided"
-
-
-def test_leaving_is_draining(beat) -> None:
-    beat(is_leaving=True)
-    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.DRAINING, True)
-    services.silent_neurons_mark_away(snapshot=NOBODY)
-    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.AWAY, False)
 
 
 def test_a_dead_neuron_is_removed_with_all_its_rows(beat, build, redis_db) -> None:
