@@ -24,13 +24,13 @@ from tests.fleet.placement.fleets import (
     busy,
     card,
     catalogue,
+    dense,
     entry,
     fleet,
     neuron,
     processor,
     replica,
 )
-from tests.fleet.placement.stages.stage_fleets import dense
 
 GIB = 1024**3
 MIXED = (card(0, free=24), card(1, free=12, total=12), card(2, free=8, total=8))

@@ -27,6 +27,7 @@ from tests.fleet.placement.fleets import (
     busy,
     card,
     catalogue,
+    dense,
     entry,
     fleet,
     neuron,
@@ -34,7 +35,6 @@ from tests.fleet.placement.fleets import (
     replica,
     took,
 )
-from tests.fleet.placement.stages.stage_fleets import dense
 
 
 def large(gb: float = 40, **changes: Any) -> CatalogueEntry:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from fleet.placement.stages import Link, StageDevice, StagePlan, StageRefusal, plan_stages
 from fleet.placement.stages.layer_memory import LayerMemory
-from fleet.placement.stages.planning import KV_TOKENS
+from fleet.placement.stages.planning import KV_TOKENS, divided, least_bytes
 from fleet.placement.stages.search import Found, Search, candidates_of
 from fleet.placement.stages.step_times import StepTimes
 from inference.loading.costs.model_costs import KindBytes, LayerCost, ModelCosts
-from tests.fleet.placement.stages.stage_fleets import GB, both, dense, device, mixture
+from tests.fleet.placement.fleets import GB, both, dense, device, mixture
 
 FEW = settings(max_examples=20)
 
@@ -250,3 +250,24 @@ def test_cutting_branches_loses_no_faster_plan(
     assert (searched is None) == (best is None)
     if searched is not None and best is not None:
         assert searched.step_s == pytest.approx(best.step_s, rel=1e-9)
+
+
+@given(
+    gb=st.floats(1, 60),
+    sizes=st.lists(st.floats(1, 40), min_size=1, max_size=4),
+    host_gb=st.floats(1, 64),
+)
+def test_what_is_divided_lies_on_several_devices_though_one_would_do(
+    gb: float, sizes: list[float], host_gb: float
+) -> None:
+    devices = [device("box", f"cuda:{index}", size) for index, size in enumerate(sizes)]
+    devices.append(device("box", "cpu", host_gb))
+    costs = dense(gb)
+    plan = divided(costs, devices, (4096, 256))
+    if not isinstance(plan, StagePlan):
+        return
+    assert len(plan.stages) > 1
+    free = {one.name: one.free_bytes for one in devices}
+    for stage in plan.stages:
+        assert least_bytes(costs, stage, 256) <= stage.used_bytes <= free[stage.device]
+    assert sum(stage.num_layers for stage in plan.stages) == len(costs.layers)

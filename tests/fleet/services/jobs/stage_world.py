@@ -30,7 +30,7 @@ from inference.protocol.load import LoadSpec, StageSpec, own_stages, spec_digest
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND, GATEWAY
-from tests.fleet.placement.stages.stage_fleets import dense
+from tests.fleet.placement.fleets import dense
 
 GIB = 1024**3
 NOW_UNIX_S = 1_700_000_000.0

@@ -24,7 +24,7 @@ from inference.protocol.load_report import DeviceMemory, StageReport
 from metering.actor import COMMAND
 from tests.cases import each_case
 from tests.fleet.overview.test_plans import LARGE
-from tests.fleet.placement.stages.stage_fleets import dense, mixture
+from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.jobs.conftest import fresh, observe, start
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -23,7 +23,7 @@ from fleet.services.jobs.stage_orders import stage_load_call_off
 from inference.loading.costs.packed_costs import packed
 from metering.actor import COMMAND
 from tests.fleet.admin.admin_pages import page
-from tests.fleet.placement.stages.stage_fleets import dense
+from tests.fleet.placement.fleets import dense
 from tests.fleet.services.jobs.stage_world import GIB, NAMES, World
 
 pytestmark = pytest.mark.django_db(transaction=True)
