@@ -111,59 +111,51 @@ def test_a_host_is_invited_without_a_restart(
     assert FleetPolicy.objects.get().share_address == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ({"host": "10.9.9.9", "port": "31315"}, "none of this machine"),
-        ({"host": HOST, "port": "0"}, "from 1024 to 65535"),
-        ({"host": HOST, "port": "70000"}, "from 1024 to 65535"),
-        ({"host": HOST, "port": "port"}, "is not a port"),
+def refused(operator: Client, port: int, /, **words: str) -> str:
+    answer = operator.post(PAGE, {"do": "open", "host": HOST, "port": str(port)} | words)
+    assert answer.status_code == 400
+    return answer.text
+
+
+def test_what_cannot_be_is_refused_and_nothing_is_kept(
+    private: redis.Redis, operator: Client, redis_dir: Path, port: int
+) -> None:
+    for words, reason in (
+        ({"host": "10.9.9.9"}, "none of this machine"),
+        ({"port": "0"}, "from 1024 to 65535"),
+        ({"port": "70000"}, "from 1024 to 65535"),
+        ({"port": "port"}, "is not a port"),
         ({"do": "close"}, "was not opened from here"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    private: redis.Redis, operator: Client, words: dict[str, str], reason: str
-) -> None:
-    answer = operator.post(PAGE, {"do": "open", **words})
-    assert answer.status_code == 400 and reason in answer.text
-    assert private.config_get("port") == {"port": "0"}
-    assert not AuditEntry.objects.filter(action="fleet.share").exists()
-
-
-def test_a_port_that_is_taken_is_named_and_nothing_is_kept(
-    private: redis.Redis, operator: Client, redis_dir: Path
-) -> None:
+    ):
+        assert reason in refused(operator, port, **words)
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        answer = operator.post(PAGE, {"do": "open", "host": HOST, "port": str(port)})
-        assert answer.status_code == 400 and f"cannot listen at {HOST}:{port}" in answer.text
-        assert f'value="{port}"' in answer.text, "what was typed stays"
+        text = refused(operator, port)
+        assert f"cannot listen at {HOST}:{port}" in text
+        assert f'value="{port}"' in text, "what was typed stays"
+    assert private.config_get("port") == {"port": "0"}
+    assert not AuditEntry.objects.filter(action="fleet.share").exists()
     assert find_share(redis_dir) is None
     assert not FleetPolicy.objects.exclude(share_address="").exists()
 
 
-def test_another_redis_is_the_operators_to_open(
+def test_another_redis_and_what_serve_was_started_with_are_the_operators(
     private: redis.Redis, operator: Client, redis_dir: Path, port: int
 ) -> None:
+    ours = (redis_dir / URL_FILE).read_text()
     (redis_dir / URL_FILE).write_text("unix://:other@/other.sock?db=0")
     page = operator.get(PAGE).text
     assert "start serve with --share ADDRESS:PORT" in page and 'id="share"' not in page
     assert "start serve with --share" in operator.get("/admin/dashboard/first-steps").text
-    answer = operator.post(PAGE, {"do": "open", "host": HOST, "port": str(port)})
-    assert answer.status_code == 400 and "only the private Redis" in answer.text
+    assert "only the private Redis" in refused(operator, port)
     assert not is_open(port)
-
-
-def test_what_serve_was_started_with_stays(
-    private: redis.Redis, operator: Client, port: int
-) -> None:
+    (redis_dir / URL_FILE).write_text(ours)
     services.share_record(actor=COMMAND, address="10.0.0.5:31315", is_tls=True, certificate="PEM")
     page = operator.get(PAGE).text
     assert "as <code>serve --share</code> has it" in page and 'id="unshare"' not in page
-    answer = operator.post(PAGE, {"do": "open", "host": HOST, "port": str(port)})
-    assert answer.status_code == 400 and "open already" in answer.text
+    assert "open already" in refused(operator, port)
     assert FleetPolicy.objects.get().share_is_tls
 
 
