@@ -20,11 +20,13 @@ from inference.protocol.events import (
     Cancelled,
     ChoiceFinished,
     Delta,
+    Embedded,
     Event,
     EventBatch,
     Failed,
     Failure,
     Finished,
+    FinishReason,
     TooLong,
     Usage,
     encode_event_batch,
@@ -68,6 +70,39 @@ async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
         ),
         Finished(request_id=request_id, usage=usage),
     ]
+
+
+def says(*texts: str, reason: FinishReason = "stop") -> Script:
+    """Answers with ``texts``, an event each."""
+
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
+        request_id = submit.request_id
+        yield [Accepted(request_id=request_id, prompt_tokens=7)]
+        for text in texts:
+            yield [Delta(request_id=request_id, text=text)]
+        usage = Usage(prompt_tokens=7, completion_tokens=len(texts))
+        yield [
+            ChoiceFinished(request_id=request_id, reason=reason),
+            Finished(request_id=request_id, usage=usage),
+        ]
+
+    return answer
+
+
+def embeds(*vectors: bytes, prompt_tokens: int = 6) -> Script:
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
+        request_id = submit.request_id
+        yield [Accepted(request_id=request_id, prompt_tokens=prompt_tokens)]
+        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=0)
+        yield [Embedded(request_id=request_id, vectors=list(vectors), usage=usage)]
+
+    return answer
+
+
+async def accepts(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Accepts the request, and reports no more."""
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+    await asyncio.Event().wait()
 
 
 async def prepared(submit: Submit) -> AsyncIterator[list[Event]]:

@@ -7,7 +7,6 @@ stranger a key of another account. The anonymous caller has no key on a server t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,13 @@ from inference.gateway.batches.store import BatchStore
 from inference.gateway.batches.worker import BatchWorker
 from inference.gateway.gateway import Gateway
 from inference.gateway.responses.store import ResponseStore
-from inference.protocol.events import Accepted, Embedded, Event, Usage
-from inference.protocol.generation import Submit
 from inference.wire.openai.passed.request import ENDPOINTS
 from metering.principal import Principal
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.consumers.test_score import ASKED, scores, settings
+from tests.inference.gateway.consumers.test_vectors import ASKED, scores, settings
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeDirectory
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, embeds, paris
 from tests.inference.gateway.responses_support import counts, tokenizes
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
@@ -57,12 +54,6 @@ class Row:
     script: Script = paris
 
 
-async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
-    usage = Usage(prompt_tokens=1, completion_tokens=0)
-    yield [Embedded(request_id=submit.request_id, vectors=[b"\0" * 4], usage=usage)]
-
-
 INFERENCE = (200, 200, 200, 403, 401)
 OWNED = (200, 200, 404, 403, 401)
 ANYBODY = (200, 200, 200, 200, 200)
@@ -89,7 +80,7 @@ ROWS: dict[str, list[Row]] = {
             path="/v1/embeddings",
             body={"model": "tiny", "input": "Hi"},
             expected=INFERENCE,
-            script=embeds,
+            script=embeds(b"\0" * 4),
         )
     ],
     r"^v1/messages/?$": [
@@ -149,7 +140,7 @@ ROWS: dict[str, list[Row]] = {
             path="/api/embed",
             body={"model": "tiny", "input": "Hi"},
             expected=INFERENCE,
-            script=embeds,
+            script=embeds(b"\0" * 4),
         )
     ],
     "^api/embeddings$": [
@@ -158,7 +149,7 @@ ROWS: dict[str, list[Row]] = {
             path="/api/embeddings",
             body={"model": "tiny", "prompt": "Hi"},
             expected=INFERENCE,
-            script=embeds,
+            script=embeds(b"\0" * 4),
         )
     ],
     "^api/tags$": [Row(method="GET", path="/api/tags", expected=INFERENCE)],

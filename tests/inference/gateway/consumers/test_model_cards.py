@@ -91,21 +91,19 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
     assert (fields["status"], fields["loaded"]) == ("unloaded", False)
 
 
-def test_the_catalogues_sampling_defaults_are_shown() -> None:
-    entry = replace(ENTRY, temperature=0.25, repetition_window=64)
-    found = model_card(entry, FleetSnapshot(neurons=()))
-    assert shown(found)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
-
-
-def test_prices_are_the_catalogues() -> None:
-    assert model_card(ENTRY, FleetSnapshot(neurons=())).prices is None
-    priced = replace(
+def test_the_catalogues_sampling_defaults_and_prices_are_shown() -> None:
+    nowhere = FleetSnapshot(neurons=())
+    assert model_card(ENTRY, nowhere).prices is None
+    entry = replace(
         ENTRY,
+        temperature=0.25,
+        repetition_window=64,
         input_price_micro_usd=3,
         cached_input_price_micro_usd=1,
         output_price_micro_usd=5,
     )
-    card = model_card(priced, FleetSnapshot(neurons=()))
+    card = model_card(entry, nowhere)
+    assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
     assert card.prices == ModelPrices(
         input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5
     )
@@ -132,46 +130,54 @@ def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], stat
     assert [place.node for place in card.locations] == list(names[: len(digests)])
 
 
-def test_nothing_is_known_before_one_is_ready() -> None:
-    card = model_card(ENTRY, FleetSnapshot(neurons=(neuron("a", status=ReplicaStatus.LOADING),)))
-    assert card.capabilities is None and card.status == "loading"
-    (place,) = shown(card)["locations"]
-    assert place == {"node": "a", "status": "loading", "vram_estimate_mb": None}
-    assert shown(card)["loaded"] is False
-
-
 def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
     (held,) = neuron("a", status=status).replicas
     view = replace(neuron("a"), replicas=(replace(held, **changes),))
     return FleetSnapshot(neurons=(view,))
 
 
-def test_a_load_reports_how_far_it_is() -> None:
-    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
-    card = model_card(ENTRY, state(ReplicaStatus.LOADING, progress=progress, status_age_s=10.0))
+BLINKED = FleetSnapshot(neurons=(), absent=(Absence(neuron=neuron("a"), silent_s=3.0),))
+BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
+WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
+PLACE = {"node": "a", "status": "loading", "vram_estimate_mb": None}
+
+
+@each_case(
+    ("snapshot", "fields"),
+    [
+        (
+            state(ReplicaStatus.LOADING),
+            {"status": "loading", "loaded": False, "locations": [PLACE]},
+        ),
+        (
+            state(ReplicaStatus.LOADING, progress=BEGUN, status_age_s=10.0),
+            {
+                "progress": {
+                    "stage": "weights",
+                    "done": 1,
+                    "total": 3,
+                    "unit": "tensors",
+                    "eta_s": 20.0,
+                }
+            },
+        ),
+        (
+            state(ReplicaStatus.FAILED, failure=WALRUS),
+            {
+                "status": "failed",
+                "status_reason": "a: no such thing as a walrus",
+                "feasible_on": (),
+            },
+        ),
+        (BLINKED, {"status": "recovering", "status_reason": "a has just fallen silent"}),
+    ],
+    ids=["before it is ready", "how far a load is", "it cannot be loaded", "its neuron blinks"],
+)
+def test_a_model_that_is_not_served(snapshot: FleetSnapshot, fields: dict[str, Any]) -> None:
+    card = model_card(ENTRY, snapshot)
     own = shown(card)
-    assert (own["status"], own["loaded"]) == ("loading", False)
-    assert own["progress"] == {
-        "stage": "weights",
-        "done": 1,
-        "total": 3,
-        "unit": "tensors",
-        "eta_s": 20.0,
-    }
-
-
-def test_a_model_that_cannot_be_loaded_names_the_reason() -> None:
-    failure = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
-    own = shown(model_card(ENTRY, state(ReplicaStatus.FAILED, failure=failure)))
-    assert own["status"] == "failed"
-    assert own["status_reason"] == "a: no such thing as a walrus"
-    assert own["feasible_on"] == ()
-
-
-def test_a_model_whose_neuron_blinks_is_recovering() -> None:
-    absent = (Absence(neuron=neuron("a"), silent_s=3.0),)
-    own = shown(model_card(ENTRY, FleetSnapshot(neurons=(), absent=absent)))
-    assert (own["status"], own["status_reason"]) == ("recovering", "a has just fallen silent")
+    assert card.capabilities is None, "nothing is known before it is ready"
+    assert {name: own[name] for name in fields} == fields
 
 
 def test_it_is_feasible_where_it_could_go_once_others_have_left() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -14,19 +13,17 @@ import ollama
 import pytest
 import pytest_asyncio
 
-from inference.gateway.consumers import generate as generation
 from inference.gateway.consumers import ollama as ollama_pull
 from inference.gateway.gateway import Gateway
 from inference.gateway.server.paths import OLLAMA_PATHS
-from inference.protocol.events import Accepted, Embedded, Event, TokensCounted, Usage
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadReport
 from inference.wire.ollama.models import PullState
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, OPERATOR, FakeCatalogue
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing
-from tests.inference.gateway.responses_support import breaks, calls_a_tool
+from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, failing
+from tests.inference.gateway.responses_support import breaks, calls_a_tool, counts
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -87,23 +84,20 @@ async def test_the_sdk_generates(sdk: ollama.AsyncClient, neuron: FakeNeuron) ->
     assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
 
 
+def packed(*numbers: float) -> bytes:
+    return np.array(numbers, dtype="<f4").tobytes()
+
+
 async def test_the_sdk_embeds(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
-    numbers = [0.5, -1.0]
-
-    async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=6)]
-        usage = Usage(prompt_tokens=6, completion_tokens=0)
-        vector = np.array(numbers, dtype="<f4").tobytes()
-        vectors = [vector] * len(submit.request.input.texts)  # type: ignore[union-attr]
-        yield [Embedded(request_id=submit.request_id, vectors=vectors, usage=usage)]
-
-    neuron.script = embeds
+    neuron.script = embeds(*2 * [packed(0.5, -1.0)])
     made = await sdk.embed("tiny", ["one", "two"])
     (one, other) = made.embeddings
     assert one == other == pytest.approx([0.2**0.5, -(0.8**0.5)])  # of length 1, unlike the model's
     assert made.prompt_eval_count == 6
+    neuron.script = embeds(packed(0.5, -1.0))
     assert (await sdk.embeddings("tiny", "one")).embedding == [0.5, -1.0]
     for numbers in ([0.0, 0.0], [3e38, 3e38], [1e-30, 0.0]):
+        neuron.script = embeds(packed(*numbers))
         ((first, second),) = (await sdk.embed("tiny", "one")).embeddings
         assert np.hypot(first, second) == pytest.approx(float(any(n > 1e-12 for n in numbers)))
 
@@ -168,16 +162,6 @@ async def test_sizes_are_numbers_whatever_the_models_state(
     )
 
 
-async def test_a_stream_is_not_held_back_by_proxies(
-    sdk: ollama.AsyncClient, client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    answer = await client.open(
-        "POST", "/api/chat", {"model": "tiny", "messages": QUESTION}
-    ).finish()
-    assert answer.headers["content-type"] == "application/x-ndjson"
-    assert answer.headers["x-accel-buffering"] == "no"
-
-
 async def test_what_is_the_operators_is_refused_by_name(
     sdk: ollama.AsyncClient, neuron: FakeNeuron
 ) -> None:
@@ -191,7 +175,7 @@ def pull(status: str, **changes: Any) -> PullState:
     return PullState(**{"id": "7", "where": "beast", "status": status} | changes)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ollama_pull, "LOOK_EVERY_S", 0.0)
 
@@ -201,7 +185,6 @@ def operator(server_url: str) -> ollama.AsyncClient:
     return ollama.AsyncClient(host=server_url, headers=OPERATOR)
 
 
-@pytest.mark.usefixtures("_quick_looks")
 async def test_the_sdk_pulls_with_progress(
     operator: ollama.AsyncClient, catalogue: FakeCatalogue
 ) -> None:
@@ -223,7 +206,6 @@ async def test_the_sdk_pulls_with_progress(
     assert catalogue.pulls_offered == ["hf.co/org/name:Q4_K_M"], "what has a name is offered"
 
 
-@pytest.mark.usefixtures("_quick_looks")
 async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
     client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
 ) -> None:
@@ -239,7 +221,6 @@ async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
     assert catalogue.pulls_offered == []
 
 
-@pytest.mark.usefixtures("_quick_looks")
 async def test_a_download_that_another_client_gave_up_is_begun_anew(
     operator: ollama.AsyncClient, catalogue: FakeCatalogue
 ) -> None:
@@ -251,7 +232,6 @@ async def test_a_download_that_another_client_gave_up_is_begun_anew(
         await operator.pull("hf.co/org/name")
 
 
-@pytest.mark.usefixtures("_quick_looks")
 async def test_a_pull_that_fails_names_the_reason(
     operator: ollama.AsyncClient, sdk: ollama.AsyncClient, catalogue: FakeCatalogue
 ) -> None:
@@ -285,40 +265,12 @@ async def test_a_stream_that_breaks(sdk: ollama.AsyncClient, neuron: FakeNeuron)
 
 
 async def test_asking_nothing_loads_the_model(client: AsgiClient, neuron: FakeNeuron) -> None:
-    async def counts(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [TokensCounted(request_id=submit.request_id, prompt_tokens=3)]
-
     neuron.script = counts
     for path in ("/api/chat", "/api/generate"):
         answer = await client.post(path, {"model": "tiny"})
         assert (answer.json["done"], answer.json["done_reason"]) == (True, "load")
         (*_, submit) = neuron.frames
         assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
-
-
-async def test_lines_while_nothing_comes(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each can be read by itself: clients know no comments between them."""
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.02)
-    gate = asyncio.Event()
-
-    async def waits(submit: Submit) -> AsyncIterator[list[Event]]:
-        await gate.wait()
-        async for events in endless(submit):
-            yield events
-
-    neuron.script = waits
-    exchange = client.open("POST", "/api/chat", {"model": "tiny", "messages": QUESTION})
-    await exchange.until(b"\n")
-    assert exchange.headers["content-type"] == "application/x-ndjson"
-    line = json.loads(exchange.body.splitlines()[0])
-    assert (line["message"]["content"], line["done"]) == ("", False)
-    gate.set()
-    await exchange.until(b"on and")
-    exchange.leave()
-    await exchange.finish()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 
 async def test_other_paths_under_api_are_djangos(client: AsgiClient, gateway: Gateway) -> None:

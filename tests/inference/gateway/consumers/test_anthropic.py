@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anthropic
 import pytest
 
-from inference.gateway.consumers import generate as generation
-from inference.gateway.consumers import generate as streaming
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,
     Delta,
     Event,
-    Failed,
-    Failure,
     Finished,
     ReasoningDelta,
     ToolCallDelta,
     ToolCallStarted,
+    Usage,
 )
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.cases import each_case
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.consumers.anthropic_messages import (
-    MESSAGES,
-    USAGE,
-    messages_body,
-    too_long,
-)
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris, silent
-from tests.inference.gateway.responses_support import counts
+from tests.inference.gateway.fake_neuron import FakeNeuron, failing
+from tests.inference.gateway.responses_support import breaks, counts
 
+MESSAGES = "/v1/messages"
+USAGE = Usage(prompt_tokens=20, completion_tokens=9, cached_tokens=16, reasoning_tokens=3)
+messages_body = partial(chat_body, max_tokens=50)
 TOOLS: Any = [
     {
         "name": "get_weather",
@@ -161,8 +156,8 @@ async def test_the_sdk_raises_what_went_wrong(
     assert unknown.value.error_code == "model_not_found" and unknown.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         await anthropic_sdk.messages.create(**messages_body(), extra_body={"temperature": 2})
-    neuron.script = too_long
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 2048") as full:
+    neuron.script = failing
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 8192") as full:
         await anthropic_sdk.messages.create(**messages_body())
     assert full.value.error_code == "context_length_exceeded"
     with pytest.raises(anthropic.BadRequestError):
@@ -172,90 +167,21 @@ async def test_the_sdk_raises_what_went_wrong(
 async def test_the_sdk_raises_on_an_error_within_a_stream(
     anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
-    async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
-        yield [Delta(request_id=submit.request_id, text="The")]
-        failure = Failure(code="engine_crashed", message="The engine died.")
-        yield [Failed(request_id=submit.request_id, failure=failure)]
-
     neuron.script = breaks
     stream = await anthropic_sdk.messages.create(**messages_body(), stream=True)
-    with pytest.raises(anthropic.APIStatusError, match="The engine died") as broken:
+    with pytest.raises(anthropic.APIStatusError, match="The engine crashed") as broken:
         _ = [event async for event in stream]
     assert broken.value.type == "overloaded_error"
 
 
-def frames_of(exchange: Exchange) -> list[tuple[str, Any]]:
-    frames = exchange.body.decode().split("\n\n")
-    assert frames.pop() == ""
-    split = [frame.split("\n", 1) for frame in frames]
-    return [
-        (head.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
-        for head, data in split
-    ]
-
-
 async def test_the_order_of_a_streams_events(client: AsgiClient, neuron: FakeNeuron) -> None:
     answer = await client.post(MESSAGES, messages_body(stream=True))
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    names = [name for name, _ in frames_of(answer)]
+    *frames, rest = answer.body.decode().split("\n\n")
+    names = [frame.partition("\n")[0].removeprefix("event: ") for frame in frames]
+    assert rest == ""
     assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(names[3:-3]) == {"content_block_delta"}
-
-
-async def started(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Reports that it has started, and no more."""
-    async for events in paris(submit):
-        yield events
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize(
-    ("script", "frame"),
-    [(silent, b": waiting\n\n"), (started, b'event: ping\ndata: {"type":"ping"}\n\n')],
-)
-async def test_a_quiet_stream_is_kept_alive(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    script: Script,
-    frame: bytes,
-) -> None:
-    """Before ``message_start``, which clients want first, by what no client takes for an event."""
-    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
-    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
-    neuron.script = script
-    exchange = client.open("POST", MESSAGES, messages_body(stream=True))
-    await exchange.until(frame * 2)
-    is_started = script is started
-    assert (b"message_start" in exchange.body) == is_started
-    assert (b"ping" in exchange.body) == is_started
-    exchange.leave()
-    await exchange.finish()
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "script"),
-    [
-        (MESSAGES, messages_body(stream=True), endless),
-        (MESSAGES, messages_body(), endless),
-        (
-            f"{MESSAGES}/count_tokens",
-            {"model": "tiny", "messages": messages_body()["messages"]},
-            silent,
-        ),
-    ],
-)
-async def test_leaving_cancels(
-    client: AsgiClient, neuron: FakeNeuron, path: str, body: Any, script: Any
-) -> None:
-    neuron.script = script
-    exchange = client.open("POST", path, body)
-    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
-    exchange.leave()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
-    await exchange.finish()
 
 
 async def test_stop_sequence_and_full_context(client: AsgiClient, neuron: FakeNeuron) -> None:
@@ -278,7 +204,7 @@ async def test_stop_sequence_and_full_context(client: AsgiClient, neuron: FakeNe
     assert submit.request.ends_at_context and submit.request.stop == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("headers", "status"),
     [
         ({"x-api-key": "sesame"}, 200),
@@ -302,43 +228,15 @@ async def test_where_a_key_is_set_it_is_needed(
         assert answer.json["request_id"] == answer.headers["request-id"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "type_"),
-    [
+async def test_refusals_before_the_body_is_read_are_in_this_dialect(client: AsgiClient) -> None:
+    for method, path, status, type_ in (
         ("GET", MESSAGES, 405, "invalid_request_error"),
         ("GET", f"{MESSAGES}/count_tokens", 405, "invalid_request_error"),
         ("POST", f"{MESSAGES}/nothing", 404, "not_found_error"),
         ("GET", f"{MESSAGES}/batches/x", 404, "not_found_error"),
-    ],
-)
-async def test_refusals_before_the_body_are_in_this_dialect(
-    client: AsgiClient, method: str, path: str, status: int, type_: str
-) -> None:
-    answer = await client.open(method, path, {}).finish()
-    assert answer.status == status
-    assert (answer.json["type"], answer.error["type"]) == ("error", type_)
-
-
-async def test_a_body_over_the_limit(client: AsgiClient) -> None:
+    ):
+        answer = await client.open(method, path, {}).finish()
+        assert (path, answer.status) == (path, status)
+        assert (answer.json["type"], answer.error["type"]) == ("error", type_)
     answer = await client.post(MESSAGES, parts=[b"x" * 100_001])
     assert (answer.status, answer.error["type"]) == (413, "request_too_large")
-
-
-@pytest.mark.parametrize(
-    ("agent", "advice"),
-    [
-        ("claude-cli/2.1.76 (external, cli)", "CLAUDE_CODE_MAX_CONTEXT_TOKENS"),
-        ("opencode/1.2 ai-anthropic_sdk/provider-utils/4.0 runtime/bun", "opencode.json"),
-        ("Anthropic/Python 2.11.0", None),
-    ],
-)
-async def test_advice_on_a_full_context(
-    client: AsgiClient, neuron: FakeNeuron, agent: str, advice: str | None
-) -> None:
-    neuron.script = too_long
-    answer = await client.post(MESSAGES, messages_body(), headers={"user-agent": agent})
-    assert answer.status == 400
-    assert (advice or "") in answer.headers.get("x-helexa-advice", "")
-    assert ("x-helexa-advice" in answer.headers) is (advice is not None)
-    plain = await client.post(MESSAGES, messages_body(temperature=9), headers={"user-agent": agent})
-    assert "x-helexa-advice" not in plain.headers

@@ -1,0 +1,331 @@
+"""What every dialect does alike: streams that any reader reads whole, clients that leave, waits,
+failures, and fields that are ignored. A real Redis stands between the gateway and a fake neuron."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from inference.gateway.consumers import generate as generation
+from inference.gateway.consumers.api_consumer import ignored_headers
+from inference.gateway.consumers.context_advice import CLIENTS, HEADER, advice_for, advice_headers
+from inference.gateway.gateway import Gateway
+from inference.protocol.events import Accepted, Cancelled, Delta, Event, Failure
+from inference.protocol.generation import Submit
+from inference.wire.errors import (
+    ModelNotFoundError,
+    RequestFailedError,
+    ServiceUnavailableError,
+)
+from tests.cases import each_case
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import chat_body, embeddings_body
+from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
+from tests.inference.gateway.fake_neuron import (
+    FakeNeuron,
+    Script,
+    accepts,
+    endless,
+    failing,
+    paris,
+    says,
+    silent,
+)
+from tests.inference.gateway.responses_support import breaks
+from tests.inference.gateway.waiting import until
+
+CHAT, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/api/chat"
+RESPONSES = "/v1/responses"
+PROMPT = {"model": "tiny", "prompt": "Hi"}
+INPUT = {"model": "tiny", "input": "Hi", "store": False}
+LINE_ENDS = "\N{NEXT LINE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\v\f\x1c\x1d\x1e\r\n"
+
+
+@each_case(
+    ("path", "body"),
+    [
+        (CHAT, chat_body()),
+        ("/v1/completions", PROMPT),
+        (RESPONSES, INPUT),
+        (MESSAGES, chat_body(max_tokens=9)),
+        (OLLAMA, chat_body()),
+        ("/api/generate", PROMPT),
+    ],
+)
+async def test_readers_that_know_every_line_end_read_streams_whole(
+    client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
+) -> None:
+    """httpx' ``iter_lines`` is such a reader: it splits the text."""
+    neuron.script = says(f"a{LINE_ENDS}b")
+    answer = await client.post(path, body | {"stream": True})
+    streamed = answer.body.decode().splitlines()
+    data = [line.removeprefix("data: ") for line in streamed if line[:1] not in ("", "e", ":")]
+    read = [json.loads(one) for one in data if one != "[DONE]"]
+    assert f"a{LINE_ENDS}b" in _strings(read)
+    is_lines = path.startswith("/api/")
+    kind = "application/x-ndjson" if is_lines else "text/event-stream; charset=utf-8"
+    assert answer.headers["content-type"] == kind
+    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["x-accel-buffering"] == "no", "proxies send it on as it comes"
+
+
+def _strings(value: Any) -> list[str]:
+    """All that a JSON value holds."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for one in value for text in _strings(one)]
+    return [value] if isinstance(value, str) else []
+
+
+@each_case(
+    ("path", "body", "script"),
+    [
+        (CHAT, chat_body(stream=True), endless),
+        (CHAT, chat_body(), endless),
+        (CHAT, chat_body(stream=True), silent),
+        (CHAT, chat_body(), silent),
+        (MESSAGES, chat_body(max_tokens=9, stream=True), endless),
+        (MESSAGES, chat_body(max_tokens=9), endless),
+        (f"{MESSAGES}/count_tokens", chat_body(), silent),
+        (OLLAMA, chat_body(), endless),
+        ("/v1/embeddings", embeddings_body(), accepts),
+    ],
+)
+async def test_leaving_cancels(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    gateway: Gateway,
+    path: str,
+    body: dict[str, Any],
+    script: Script,
+) -> None:
+    neuron.script = script
+    is_streamed = body.get("stream", path == OLLAMA)
+    exchange = client.open("POST", path, body)
+    async with asyncio.timeout(60):
+        submit = await neuron.submitted.get()
+        if is_streamed and script is endless:
+            await exchange.until(b"on and")
+        exchange.leave()
+        assert await neuron.cancelled.get() == submit.request_id
+        await exchange.finish()
+    await until(lambda: not len(gateway.streams))  # the neuron's end arrived
+    assert is_streamed or exchange.body == b""
+
+
+@each_case(
+    ("path", "script", "frame"),
+    [
+        (CHAT, silent, b": waiting\n\n"),
+        (MESSAGES, silent, b": waiting\n\n"),
+        (MESSAGES, accepts, b'event: ping\ndata: {"type":"ping"}\n\n'),
+    ],
+)
+async def test_a_quiet_stream_is_kept_alive(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    script: Script,
+    frame: bytes,
+) -> None:
+    """Before the first event, which clients want first, by what no client takes for an event."""
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
+    monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
+    neuron.script = script
+    exchange = client.open("POST", path, chat_body(max_tokens=9, stream=True))
+    await exchange.until(frame * 2)
+    assert (b"message_start" in exchange.body) == (script is accepts)
+    assert (b"ping" in exchange.body) == (script is accepts)
+    exchange.leave()
+    await exchange.finish()
+
+
+async def test_a_quiet_stream_of_lines_is_kept_alive_by_empty_answers(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each can be read by itself: clients know no comments between them."""
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.02)
+    neuron.script = silent
+    exchange = client.open("POST", OLLAMA, chat_body())
+    await exchange.until(b"\n")
+    line = json.loads(exchange.body.splitlines()[0])
+    assert (line["message"]["content"], line["done"]) == ("", False)
+    exchange.leave()
+    await exchange.finish()
+
+
+async def cancelled_by_neuron(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+    yield [Cancelled(request_id=submit.request_id)]
+
+
+async def without_acceptance(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Delta(request_id=submit.request_id, text="tail")]
+
+
+@each_case(
+    ("script", "status", "code"),
+    [
+        (failing, 400, "context_length_exceeded"),
+        (breaks, 503, "engine_crashed"),
+        (cancelled_by_neuron, 503, "cancelled"),
+        (without_acceptance, 503, "events_lost"),
+    ],
+)
+@each_case("stream", [True, False])
+async def test_an_answer_that_fails(
+    client: AsgiClient, neuron: FakeNeuron, script: Script, status: int, code: str, stream: bool
+) -> None:
+    """Before the first byte the failure has its status, and within a stream it is the last
+    event."""
+    neuron.script = script
+    answer = await client.post(CHAT, chat_body(stream=stream))
+    has_begun = stream and script in (breaks, cancelled_by_neuron)
+    assert answer.status == (200 if has_begun else status)
+    error = answer.chunks[-1]["error"] if has_begun else answer.error
+    assert error["code"] == code
+    if status == 400:
+        assert (error["param"], error["prompt_len"], error["max"]) == ("messages", 9000, 8192)
+    assert ("retry-after" in answer.headers) == (status == 503 and not has_begun)
+
+
+async def test_a_lost_batch_fails_the_request(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async def gap(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+        neuron.sequence_numbers[submit.gateway_id] += 1
+        yield [Delta(request_id=submit.request_id, text="after the hole")]
+
+    neuron.script = gap
+    answer = await client.post(CHAT, chat_body())
+    assert (answer.status, answer.error["code"]) == (503, "events_lost")
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_neuron_that_falls_silent_fails_its_requests_once(
+    client: AsgiClient, neuron: FakeNeuron, stream: bool
+) -> None:
+    neuron.script = endless
+    exchange = client.open("POST", CHAT, chat_body(stream=stream))
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+    if stream:
+        await exchange.until(b"on and")
+    await neuron.die()
+    await exchange.finish()
+    error = exchange.chunks[-1]["error"] if stream else exchange.error
+    assert error["code"] == "neuron_lost"
+    assert exchange.status == (200 if stream else 503)
+    refused = await client.post(CHAT, chat_body())
+    assert (refused.status, refused.error["code"]) == (503, "no_neuron")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_the_database_is_away(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+) -> None:
+    catalogue.failure = ServiceUnavailableError("database_unavailable", "away")
+    answer = await client.post(CHAT, chat_body())
+    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+
+
+UNKNOWN = chat_body(messages=[{"role": "user", "content": "Hi", "mood": "calm"}], min_keep=1)
+IGNORED = "x-helexa-ignored"
+
+
+async def test_unknown_fields_are_refused_by_default_or_ignored_and_named(
+    make_client: MakeClient, neuron: FakeNeuron
+) -> None:
+    lenient = make_client(ignores_unknown_fields=True)
+    for stream in (False, True):
+        answer = await lenient.post(CHAT, UNKNOWN | {"stream": stream})
+        assert (answer.status, answer.headers[IGNORED]) == (200, "messages[0].mood, min_keep")
+    refused = await lenient.post(CHAT, UNKNOWN | {"audio": {}})
+    assert (refused.status, refused.error["param"]) == (400, "audio"), "it is known and refused"
+    refused = await make_client().post(CHAT, UNKNOWN)
+    assert (refused.status, refused.error["param"]) == (400, "messages[0].mood")
+    assert IGNORED not in refused.headers
+
+
+def test_the_header_of_ignored_fields_holds_any_names() -> None:
+    assert ignored_headers([]) == []
+    ((_, value),) = ignored_headers(["a b", "é\r\nx: 1", "n" * 500])
+    assert value.isascii() and b"\r" not in value and b"\n" not in value
+    assert value.startswith(b"a%20b, %C3%A9%0D%0Ax%3A%201, nnn")
+    ((_, value),) = ignored_headers([f"f{number}" for number in range(40)])
+    assert value.endswith(b"f31, and 8 more")
+    assert ignored_headers(["\ud800"]), "what is no text in UTF-8 either"
+
+
+@each_case(
+    ("path", "body"),
+    [
+        (CHAT, chat_body()),
+        (MESSAGES, chat_body(max_tokens=5, stream=True)),
+        (OLLAMA, chat_body(stream=True)),
+        (RESPONSES, INPUT),
+    ],
+)
+async def test_what_a_grammar_leaves_out_of_schemas_is_named(
+    client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
+) -> None:
+    async def leaving_out(submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in paris(submit):
+            if isinstance(events[0], Accepted):
+                events = [msgspec.structs.replace(events[0], not_enforced=["tools[0].a.pattern"])]
+            yield events
+
+    neuron.script = leaving_out
+    answer = await client.post(path, body)
+    assert (answer.status, answer.headers[IGNORED]) == (200, "tools[0].a.pattern")
+
+
+FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too long."))
+
+
+@each_case(
+    ("agent", "name"),
+    [
+        ("claude-cli/2.1.76 (external, cli)", "Claude Code"),
+        ("claude-code/2.2.0", "Claude Code"),
+        ("opencode/1.18.0 ai-sdk/openai-compatible/3.0.41", "opencode"),
+        ("Zed/0.210.1 (linux; x86_64)", "Zed"),
+        ("Open WebUI (https://github.com/open-webui/open-webui)", "Open WebUI"),
+        ("open-webui/0.6", "Open WebUI"),
+        ("agent-zero/0.9.7", "Agent Zero"),
+        ("Agent-Zero", "Agent Zero"),
+        ("agent-zero/1.2 litellm/1.80.0", "Agent Zero"),
+        ("litellm/1.80.0", "LiteLLM"),
+        ("ai-sdk/openai-compatible/2.0.62 ai-sdk/provider-utils/4.0.40", "AI SDK"),
+        ("ai/6.0.1 ai-sdk/anthropic/3.0.1", "AI SDK"),
+        *[(agent, None) for agent in ("", "OpenAI/Python 3.52.0", "Anthropic/JS 0.94.0")],
+        *[(agent, None) for agent in ("curl/8.11", "organized/1", "chai/4", "agents/0")],
+    ],
+)
+def test_known_clients_get_advice_on_a_full_context(agent: str, name: str | None) -> None:
+    """By the name of their own setting, in one ASCII line."""
+    advice = advice_for(agent, FULL)
+    assert (advice and advice.partition(":")[0]) == name
+    assert advice_for(agent, ModelNotFoundError("m")) is None
+    assert advice_headers(agent, FULL) == ([(HEADER, advice.encode())] if advice else [])
+
+
+def test_a_header_holds_every_advice() -> None:
+    for client in CLIENTS:
+        assert client.advice.isascii() and client.advice.isprintable()
+
+
+async def test_the_advice_is_in_the_refusal_alone(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = failing
+    agent = {"user-agent": "claude-cli/2.1.76 (external, cli)"}
+    refused = await client.post(MESSAGES, chat_body(max_tokens=9), headers=agent)
+    assert refused.status == 400
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in refused.headers[HEADER.decode()]
+    plain = await client.post(MESSAGES, chat_body(max_tokens=9, temperature=9), headers=agent)
+    assert plain.status == 400 and HEADER.decode() not in plain.headers
