@@ -1,0 +1,445 @@
+"""An upstream's answer in each dialect as events: cut anywhere, and wrong in every way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.gateway.request.answer_check import AnswerCheck
+from inference.protocol.events import (
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
+from inference.wire.anthropic.encoders import MessageBodyEncoder, MessageStreamEncoder, Style
+from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder, Shape
+from inference.wire.upstream.answer_events import (
+    FrameError,
+    FrameReader,
+    LinesReader,
+    SseReader,
+    UpstreamErrorObject,
+    UpstreamFaultError,
+)
+from inference.wire.upstream.chat_events import ChatEvents
+from inference.wire.upstream.messages_events import MessagesEvents
+from inference.wire.upstream.ollama import OllamaEvents
+from tests.cases import each_case
+from tests.inference.wire.test_encoders import USAGE, R, Spoken, events_of_choice, randoms, texts
+from tests.inference.wire.upstream.reading import content_of, events_read
+from tests.servers.fake_upstream import block, chunk, message_end, message_start, usage
+
+REQUEST = GenerationRequest(model="m", input=ChatInput(messages=[ChatMessage(role="user")]))
+
+
+def read(reader_of: Any, *frames: Any, **limits: Any) -> list[Event]:
+    return events_read(reader_of, [json.dumps(one).encode() for one in frames], **limits)
+
+
+def call(index: int | None, name: str | None, arguments: str | None, **more: Any) -> Any:
+    """A part of a call in OpenAI's chat."""
+    function = {"name": name, "arguments": arguments}
+    one = {"function": function, **more} | ({} if index is None else {"index": index})
+    return chunk({"tool_calls": [one]})
+
+
+def used(index: int, name: str | None, *pieces: str, call_id: str = "toolu_1") -> list[Any]:
+    """A call in Anthropic's messages."""
+    opened = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+    return block(index, opened, *({"type": "input_json_delta", "partial_json": p} for p in pieces))
+
+
+def line(content: str = "", **fields: Any) -> dict[str, Any]:
+    """Of Ollama's chat."""
+    return {"model": "m", "message": {"role": "assistant", "content": content}, **fields}
+
+
+STOP = {"type": "message_stop"}
+TEXT = block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "a"})
+DONE = line(done=True, done_reason="stop", prompt_eval_count=5, eval_count=2)
+
+
+@each_case(
+    ("make_reader", "sent", "frames"),
+    [
+        (
+            SseReader,
+            b": c\r\n\r\ndata: one\r\n\r\nevent: x\ndata: two\ndata:2\n\ndata:three\n\n",
+            [b"one", b"two\n2", b"three"],
+        ),
+        (
+            LinesReader,
+            b'{"a": 1}\r\n\n{"b": 2}\n{"c": 3}\n',
+            [b'{"a": 1}', b'{"b": 2}', b'{"c": 3}'],
+        ),
+    ],
+)
+def test_bytes_may_be_cut_anywhere(
+    make_reader: Callable[[], FrameReader], sent: bytes, frames: list[bytes]
+) -> None:
+    @given(st.sets(st.integers(0, len(sent))).map(sorted))
+    def check(cuts: list[int]) -> None:
+        reader = make_reader()
+        parts = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+        assert [one for part in parts for one in reader.feed(part)] == frames
+
+    check()
+
+
+@each_case(
+    ("make_reader", "sent"),
+    [
+        *[(SseReader, sent) for sent in (b"data: " + b"x" * 50, b"data: xxxxxxxxxx\n" * 10)],
+        *[(reader, b"x" * 60) for reader in (SseReader, LinesReader)],
+        (LinesReader, b"x" * 60 + b"\n"),
+    ],
+)
+def test_a_frame_without_an_end_is_bounded(make_reader: Any, sent: bytes) -> None:
+    for piece_bytes in (1, len(sent)):
+        reader = make_reader(max_bytes=40)
+        with pytest.raises(FrameError, match="more than 40 bytes"):
+            for start in range(0, len(sent), piece_bytes):
+                reader.feed(sent[start : start + piece_bytes])
+
+
+SPOKEN = st.builds(
+    Spoken,
+    reasoning=st.none() | texts,
+    text=texts,
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["f", "g"]),
+            st.dictionaries(texts, texts, max_size=2).map(json.dumps),
+        ),
+        max_size=2,
+    ),
+)
+SHOWN = Style(thinking="shown")
+
+
+def ollamas(encoder: Any, *, is_chat: bool) -> Any:
+    return lambda: encoder(Shape(model="m", is_chat=is_chat), lambda: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("reader_of", "has_calls", "frames", "stream", "body"),
+    [
+        (
+            MessagesEvents,
+            True,
+            SseReader,
+            partial(MessageStreamEncoder, "m", SHOWN, R),
+            partial(MessageBodyEncoder, "m", SHOWN, R),
+        ),
+        *[
+            (
+                OllamaEvents,
+                is_chat,
+                LinesReader,
+                ollamas(OllamaStreamEncoder, is_chat=is_chat),
+                ollamas(OllamaBodyEncoder, is_chat=is_chat),
+            )
+            for is_chat in (True, False)
+        ],
+    ],
+    ids=["anthropic", "ollama_chat", "ollama_generate"],
+)
+@given(spoken=SPOKEN, random=randoms)
+def test_what_is_written_in_a_dialect_is_read_again(
+    reader_of: Any,
+    has_calls: bool,
+    frames: Any,
+    stream: Any,
+    body: Any,
+    spoken: Spoken,
+    random: Random,
+) -> None:
+    spoken = Spoken(spoken.reasoning, spoken.text, spoken.calls if has_calls else [])
+    events: list[Event] = [
+        Accepted(request_id=R, prompt_tokens=1),
+        *events_of_choice(0, spoken, random),
+        Finished(request_id=R, usage=USAGE),
+    ]
+    streamed, whole = (b"".join(map(encoder.encode, events)) for encoder in (stream(), body()))
+    for sent in (frames().feed(streamed), [whole]):
+        found = content_of(events_read(reader_of, sent))
+        assert (found.reasoning, found.text) == (spoken.reasoning or "", spoken.text)
+        calls = [(name, json.loads(arguments)) for _, name, arguments in found.calls]
+        assert calls == [(name, json.loads(arguments)) for name, arguments in spoken.calls]
+        assert found.reason == spoken.finish_reason()
+        counted = Usage(prompt_tokens=1, completion_tokens=9)
+        assert found.usage == (USAGE if reader_of is MessagesEvents else counted)
+
+
+def test_a_call_is_whole_or_text() -> None:
+    broken = content_of(read(ChatEvents, call(0, "f", '{"a": '), chunk(finish="length")))
+    assert (broken.calls, broken.text) == ([], '{"name": "f", "arguments": {"a": }')
+    mixed = read(
+        ChatEvents,
+        call(0, "f", "{", id="a"),
+        call(1, "g", None, id="b"),
+        call(0, None, "}"),
+        chunk(finish="stop"),
+        usage(3, 4),
+    )
+    started = [event for event in mixed if isinstance(event, ToolCallStarted)]
+    assert [(one.call_id, one.name, one.call_index) for one in started] == [
+        ("a", "f", 0),
+        ("b", "g", 1),
+    ]
+    assert [one.arguments for one in mixed if isinstance(one, ToolCallDelta)] == ["{}", "{}"]
+    assert content_of(mixed).usage == Usage(prompt_tokens=3, completion_tokens=4)
+    events = read(
+        MessagesEvents,
+        message_start(),
+        *used(0, "f", '{"a":', " 1}"),
+        *used(1, "g", call_id="toolu_2"),
+        *used(2, "h", '{"b":'),
+        message_end("max_tokens"),
+        STOP,
+    )
+    found = content_of(events)
+    assert found.calls == [["toolu_1", "f", '{"a": 1}'], ["toolu_2", "g", "{}"]]
+    assert (found.text, found.reason) == ('{"name": "h", "arguments": {"b":}', "length")
+    indices = [event.call_index for event in events if isinstance(event, ToolCallStarted)]
+    assert indices == [0, 1]
+
+
+def test_a_call_without_an_id_or_index_gets_one() -> None:
+    functions = [
+        {"function": {"name": "f", "arguments": {}}},
+        {"id": "c", "function": {"name": "g"}},
+    ]
+    message = {"role": "assistant", "content": "", "tool_calls": functions}
+    for events in (
+        read(ChatEvents, call(None, "f", "{}"), call(None, "g", "{}"), chunk(finish="tool_calls")),
+        read(OllamaEvents, {"message": message}, DONE),
+    ):
+        found = content_of(events)
+        assert [one[1:] for one in found.calls] == [["f", "{}"], ["g", "{}"]]
+        assert len({one[0] for one in found.calls}) == 2
+        assert found.reason == "tool_calls"
+
+
+def test_usage_is_of_the_prompt_with_what_the_cache_gave_and_took() -> None:
+    tokens = {"input_tokens": 5, "cache_read_input_tokens": 30, "cache_creation_input_tokens": 4}
+    end = message_end("end_turn", output_tokens=9, output_tokens_details={"thinking_tokens": 2})
+    events = read(MessagesEvents, message_start(**tokens), *TEXT, end, STOP)
+    assert events[0] == Accepted(request_id="r", prompt_tokens=39)
+    assert content_of(events).usage == Usage(
+        prompt_tokens=39, completion_tokens=9, cached_tokens=30, reasoning_tokens=2
+    )
+
+
+@each_case("start", [{"output_tokens": 1}, {"input_tokens": -1}, {"input_tokens": 10**9}])
+def test_a_prompt_that_cannot_be_is_the_estimate(start: dict[str, Any]) -> None:
+    events = read(MessagesEvents, message_start(**start), message_end("end_turn"), STOP)
+    assert events[0] == Accepted(request_id="r", prompt_tokens=3)
+
+
+@each_case(
+    ("stop_reason", "reason"),
+    [
+        ("end_turn", "stop"),
+        ("max_tokens", "length"),
+        ("stop_sequence", "stop"),
+        ("refusal", "stop"),
+        ("model_context_window_exceeded", "context"),
+        ("tool_use", "stop"),
+    ],
+)
+def test_why_a_message_ended(stop_reason: str, reason: str) -> None:
+    end = message_end(stop_reason, stop_sequence="END" if stop_reason == "stop_sequence" else None)
+    found = content_of(read(MessagesEvents, message_start(), end, STOP))
+    assert (found.reason, found.stop_sequence) == (reason, end["delta"]["stop_sequence"])
+
+
+@each_case(
+    ("last", "reason"),
+    [({"done_reason": "length"}, "length"), ({"done_reason": "stop"}, "stop"), ({}, "stop")],
+)
+def test_why_an_answer_of_lines_ended(last: dict[str, Any], reason: str) -> None:
+    assert content_of(read(OllamaEvents, line("a"), line(done=True, **last))).reason == reason
+
+
+def test_what_is_unknown_in_a_message_is_skipped() -> None:
+    events = read(
+        MessagesEvents,
+        message_start(),
+        {"type": "ping"},
+        *block(0, {"type": "redacted_thinking", "data": "x"}),
+        *block(1, {"type": "text", "text": "a", "citations": []}, {"type": "citations_delta"}),
+        *block(2, {"type": "server_thing"}, {"type": "new_delta", "partial_json": "x"}),
+        {"type": "news"},
+        message_end("end_turn"),
+        STOP,
+    )
+    found = content_of(events)
+    assert (found.text, found.calls) == ("a", [])
+
+
+@each_case(
+    ("reader_of", "frames"),
+    [
+        *[
+            (ChatEvents, frames)
+            for frames in (
+                [chunk({"content": "a"})],
+                [],
+                [chunk(finish="dance")],
+                [chunk({"content": "a"}, index=1)],
+                [chunk({"content": "a"}, index=-1)],
+                [chunk(finish="stop"), chunk({"content": "a"})],
+                [call(0, None, "{}")],
+                [{"choices": "none"}],
+                [{"id": "x"}],
+                [chunk({"content": 7})],
+                [[1]],
+            )
+        ],
+        *[
+            (MessagesEvents, frames)
+            for frames in (
+                [],
+                TEXT,
+                [message_start(), *TEXT],
+                [message_start(), STOP],
+                [message_start(), message_end("dance")],
+                [message_start(), message_end("end_turn"), *TEXT],
+                [message_start(), *used(0, None)],
+                [message_start(), *used(0, "f")[:1], *used(0, "f")],
+                [{"type": "message_start", "message": 7}],
+                [[1]],
+            )
+        ],
+        *[
+            (OllamaEvents, frames)
+            for frames in (
+                [],
+                [line("a")],
+                [line(done=True, done_reason="load")],
+                [{"model": "m"}],
+                [{"message": {"content": 7}}],
+                [line("a"), {"message": {"tool_calls": [{"function": {"arguments": {}}}]}}],
+                [DONE, line("a")],
+                [[1]],
+            )
+        ],
+    ],
+)
+def test_what_is_no_answer_is_a_fault(reader_of: Any, frames: list[Any]) -> None:
+    with pytest.raises(UpstreamFaultError):
+        read(reader_of, *frames)
+
+
+@each_case(
+    ("reader_of", "frames"),
+    [
+        (ChatEvents, [{"error": {"message": "no"}}]),
+        (MessagesEvents, [message_start(), {"type": "error", "error": {"type": "x"}}]),
+        (MessagesEvents, [message_start(), {"error": "no"}]),
+        (OllamaEvents, [line("a"), {"error": "boom"}]),
+    ],
+)
+def test_an_error_object_is_not_an_answer(reader_of: Any, frames: list[Any]) -> None:
+    with pytest.raises(UpstreamErrorObject):
+        read(reader_of, *frames)
+
+
+CHAT_WORDS = ["choices", "delta", "index", "usage", "content", "tool_calls"]
+WORDS = ["type", "message", "usage", "index", "delta", "content_block", "text", "content", "error"]
+KINDS = ["message", "message_start", "content_block_start", "content_block_delta", "text_delta"]
+LINE_WORDS = ["message", "content", "thinking", "tool_calls", "function", "name", "arguments"]
+
+
+def any_json(names: Iterable[str], words: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none() | st.booleans() | st.integers() | words,
+        lambda inner: (
+            st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*names]), inner)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("reader_of", "frames", "begin", "end"),
+    [
+        (ChatEvents, any_json(CHAT_WORDS, st.text(max_size=4)), [], [chunk(finish="stop")]),
+        (
+            MessagesEvents,
+            any_json(WORDS, st.sampled_from([*KINDS, "tool_use", "x"])),
+            [message_start()],
+            [message_end("end_turn"), STOP],
+        ),
+        (OllamaEvents, any_json([*LINE_WORDS, "done"], st.text(max_size=4)), [], [DONE]),
+    ],
+    ids=["openai", "anthropic", "ollama"],
+)
+@given(data=st.data())
+def test_any_json_is_events_that_may_be_or_a_fault(
+    reader_of: Any, frames: Any, begin: list[Any], end: list[Any], data: st.DataObject
+) -> None:
+    check = AnswerCheck(REQUEST, Usage(prompt_tokens=1_000, completion_tokens=10**9))
+    try:
+        for event in read(reader_of, *begin, *data.draw(st.lists(frames, max_size=4)), *end):
+            check.check(event)
+    except (UpstreamFaultError, UpstreamErrorObject):
+        return
+
+
+@given(st.lists(st.text(max_size=9), max_size=6), st.integers(1, 20))
+def test_an_estimate_is_within_what_may_be(pieces: list[str], most: int) -> None:
+    chunks = [chunk({"content": text}) for text in pieces]
+    found = read(ChatEvents, *chunks, chunk(finish="stop"), max_output_tokens=most)
+    last = found[-1]
+    assert isinstance(last, Finished)
+    num_bytes = sum(len(text.encode("utf-8", "replace")) for text in pieces)
+    assert last.usage.completion_tokens == min(most, -(-num_bytes // 4))
+    assert sum(getattr(event, "num_tokens", 0) for event in found) == last.usage.completion_tokens
+
+
+def test_tokens_that_are_not_counted_are_estimated() -> None:
+    end = message_end("end_turn")
+    del end["usage"]
+    found = read(MessagesEvents, message_start(), *TEXT, end, STOP)
+    assert content_of(found).usage == Usage(prompt_tokens=7, completion_tokens=1)
+    assert [event.num_tokens for event in found if isinstance(event, Delta)] == [1]
+    found = read(OllamaEvents, line("Hello"), line(done=True, eval_count=2))
+    assert content_of(found).usage == Usage(prompt_tokens=3, completion_tokens=2)
+
+
+ENTRY = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+
+
+def with_logprob(**changes: Any) -> Any:
+    return chunk({"content": "a"}, logprobs={"content": [ENTRY | changes]})
+
+
+@each_case(
+    ("reader_of", "frames"),
+    [
+        (ChatEvents, [with_logprob(), chunk(finish="stop")]),
+        (OllamaEvents, [line("a", logprobs=[ENTRY]), DONE]),
+    ],
+)
+def test_log_probabilities_are_kept_where_they_are_asked_for(
+    reader_of: Any, frames: list[Any]
+) -> None:
+    found = read(partial(reader_of, wants_logprobs=True), *frames)
+    (delta,) = [event for event in found if isinstance(event, Delta)]
+    assert delta.logprobs is not None
+    assert (delta.logprobs[0].logprob, delta.logprobs[0].token_bytes) == (-0.5, b"a")
+    with pytest.raises(UpstreamFaultError):
+        read(partial(ChatEvents, wants_logprobs=True), with_logprob(logprob=2.0))

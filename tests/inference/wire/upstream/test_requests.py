@@ -1,0 +1,371 @@
+"""Requests as the body that an upstream of each dialect is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import ollama
+import pytest
+
+from fleet.upstreams.rules import untranslated_defaults
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    TextInput,
+    ToolCall,
+)
+from inference.protocol.sampling import DEFAULTS_OF_MODELS, SamplingOptions
+from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.anthropic.messages import INTERLEAVED_BETA
+from inference.wire.common.parts import ImageFile, base64_image
+from inference.wire.dialect import RequestContext
+from inference.wire.errors import ApiError, UnsupportedParameterError
+from inference.wire.ollama import chat as ollama_chat
+from inference.wire.openai.chat.request import parse
+from inference.wire.upstream.dialects import exchange_of
+from inference.wire.upstream.messages_request import FALLBACK_MAX_TOKENS
+from inference.wire.upstream.sending import Sending
+from tests.cases import each_case
+from tests.inference.wire.golden import Case, cases
+
+TURNS = [{"role": "user", "content": "hi"}]
+PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAJ0lEQVR42u3NsQkAAA"
+    "jAsP7/tF7hIASyp6lTCQQCgUAgEAgEgi/BAjLD/C5w/SM9AAAAAElFTkSuQmCC"
+)
+TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+TOOLS = {"tools": [{"type": "function", "function": {**TOOL, "strict": True}}]}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+BETAS = RequestContext(headers={"anthropic-beta": INTERLEAVED_BETA})
+OPENAI, ANTHROPIC, OLLAMA = "openai", "anthropic", "ollama"
+
+
+def sent(dialect: str, request: GenerationRequest, **limits: int | None) -> dict[str, Any]:
+    chat = request.input
+    images = chat.images if isinstance(chat, ChatInput) else []
+    files = {image.digest: image for image in images if isinstance(image, ImageFile)}
+    sending = Sending(model="m", images=files, **limits)
+    found: dict[str, Any] = json.loads(exchange_of(dialect, request, sending).body)
+    return found
+
+
+def openai_sent(dialect: str, **fields: Any) -> dict[str, Any]:
+    """What an OpenAI client's request becomes."""
+    body = {"model": "far", "messages": TURNS, **fields}
+    return sent(dialect, parse(json.dumps(body).encode()).generation)
+
+
+def anthropic_sent(dialect: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": "far", "max_tokens": 50_000, "messages": TURNS, **fields}
+    return sent(dialect, anthropic_messages.parse(json.dumps(body).encode()).generation)
+
+
+def turn_sent(dialect: str, turn: ChatMessage) -> dict[str, Any]:
+    return sent(dialect, GenerationRequest(model="far", input=ChatInput(messages=[turn])))
+
+
+@each_case("case", cases("anthropic_messages", "ollama_chat"), ids=str)
+def test_what_came_in_its_dialect_is_sent_as_it_came(case: Case) -> None:
+    """The upstream gets a body that means the same, as our own reading of it shows."""
+    is_ollamas = case.dialect == "ollama_chat"
+    read = ollama_chat.parse if is_ollamas else anthropic_messages.parse
+    try:
+        asked = read(case.given("request"), BETAS).generation
+    except ApiError:
+        return
+    if not isinstance(asked, GenerationRequest):
+        return  # it only loads a model
+    dialect = OLLAMA if is_ollamas else ANTHROPIC
+    body = json.dumps(sent(dialect, asked, max_tokens=asked.sampling.max_tokens)).encode()
+    assert meaning(read(body, BETAS).generation) == meaning(asked)
+
+
+def meaning(request: Any) -> Any:
+    """Returns the request without what stays here: the user's name, earlier thoughts, where things
+    stood, and what an answer looks like."""
+    made = msgspec.to_builtins(msgspec.structs.replace(request, model="", end_user=""))
+    if request.output_format is not None:
+        del made["output_format"]["path"]
+    chat = made["input"]
+    for tool in chat.get("tools", []):
+        del tool["path"]
+    for message in chat["messages"]:
+        message.pop("reasoning", None)
+        for part in message.get("parts", []):
+            if isinstance(part, dict):
+                del part["path"]
+    chat.pop("shows_reasoning", None)
+    if made["sampling"].get("top_k") == 0:
+        del made["sampling"]["top_k"]  # it is off
+    return made
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+CALL = {"id": "call.1", "type": "function", "function": {"name": "f", "arguments": '{"a":"b"}'}}
+CHAT = [
+    {"role": "system", "content": "be short"},
+    {"role": "user", "content": [{"type": "text", "text": "look"}, IMAGE]},
+    {"role": "assistant", "content": "", "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+    {"role": "tool", "tool_call_id": "call.1", "content": "rain"},
+    {"role": "tool", "tool_call_id": "c2", "content": ""},
+    {"role": "system", "content": "and kind"},
+    {"role": "user", "content": "so?"},
+]
+
+
+def test_turns_of_other_dialects_as_anthropics() -> None:
+    body = openai_sent(ANTHROPIC, messages=CHAT, **TOOLS)
+    assert body["system"] == "be short\n\nand kind"
+    first, second, third = body["messages"]
+    source = {"type": "base64", "media_type": "image/png", "data": PNG}
+    look = {"type": "text", "text": "look"}
+    assert first["content"] == [look, {"type": "image", "source": source}]
+    used = {"type": "tool_use", "name": "f", "input": {"a": "b"}}
+    assert second["content"] == [{**used, "id": "call_1"}, {**used, "id": "c2"}]
+    rain = [{"type": "text", "text": "rain"}]
+    assert third["content"] == [
+        {"type": "tool_result", "tool_use_id": "call_1", "content": rain},
+        {"type": "tool_result", "tool_use_id": "c2"},
+        {"type": "text", "text": "so?"},
+    ]
+    assert body["tools"] == [{"name": "f", "input_schema": TOOL["parameters"], "strict": True}]
+    assert body["tool_choice"] == {"type": "auto"}
+    assert body["max_tokens"] == FALLBACK_MAX_TOKENS
+
+
+def test_turns_of_other_dialects_as_ollamas() -> None:
+    body = openai_sent(OLLAMA, messages=CHAT, **TOOLS)
+    used = {"function": {"name": "f", "arguments": {"a": "b"}}}
+    calls = [{"id": "call.1", **used}, {"id": "c2", **used}]
+    assert body["messages"] == [
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": "look", "images": [PNG]},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "rain", "tool_name": "f", "tool_call_id": "call.1"},
+        {"role": "tool", "content": "", "tool_name": "f", "tool_call_id": "c2"},
+        {"role": "system", "content": "and kind"},
+        {"role": "user", "content": "so?"},
+    ]
+    assert body["tools"] == [{"type": "function", "function": TOOL}]
+    ollama._types.ChatRequest.model_validate(body)
+    assert "tools" not in openai_sent(OLLAMA, **TOOLS, tool_choice="none")
+
+
+def test_the_start_of_an_answer_is_continued() -> None:
+    start = {"role": "assistant", "content": "So"}
+    body = anthropic_sent(OPENAI, messages=[*TURNS, start])
+    assert body["messages"][-1] == start
+    assert body["continue_final_message"] is True
+
+
+def test_prompts_are_never_cut_and_get_the_catalogues_context() -> None:
+    request = parse(json.dumps({"model": "far", "messages": TURNS}).encode()).generation
+    body = sent(OLLAMA, request, max_tokens=9, context_tokens=32_768)
+    assert (body["truncate"], body["shift"]) == (False, False)
+    assert body["options"] == {"num_predict": 9, "num_ctx": 32_768}
+
+
+def test_a_prompt_without_turns_is_generated_or_refused() -> None:
+    request = GenerationRequest(model="far", input=TextInput(texts=["Once"]), stop=["."])
+    body = sent(OLLAMA, request)
+    assert exchange_of(OLLAMA, request, Sending(model="m")).path == "/api/generate"
+    assert (body["prompt"], body["raw"], body["options"]) == ("Once", True, {"stop": ["."]})
+    two = GenerationRequest(model="far", input=TextInput(texts=["a", "b"]))
+    for dialect, refused in ((OLLAMA, two), (ANTHROPIC, request)):
+        with pytest.raises(UnsupportedParameterError):
+            sent(dialect, refused)
+
+
+NO_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+ADAPTIVE = {"type": "adaptive"}
+
+
+@each_case(
+    ("dialect", "fields", "expected"),
+    [
+        *[
+            (OPENAI, fields, fields)
+            for fields in (
+                {"temperature": 0.25},
+                {"top_p": 0.5},
+                {"top_k": 7},
+                {"min_p": 0.1},
+                {"repetition_penalty": 1.5},
+                {"presence_penalty": 1.0},
+                {"frequency_penalty": -1.0},
+                {"seed": 3},
+                {"stop": ["a", "b"]},
+                {"n": 2},
+                {"logit_bias": {"5": -1.0}},
+                {"logprobs": True, "top_logprobs": 2},
+                {"min_tokens": 2},
+                {"ignore_eos": True},
+                {"stop_token_ids": [4]},
+                {"chat_template_kwargs": {"x": 1}},
+                {"reasoning_effort": "high"},
+                {"reasoning_effort": "none"},
+                {"response_format": {"type": "json_object"}},
+                {"add_generation_prompt": False},
+            )
+        ],
+        (OPENAI, {"reasoning_effort": "minimal"}, {"reasoning_effort": "none"}),
+        (ANTHROPIC, {"temperature": 0.25, "top_p": 0.5}, {"temperature": 0.25, "top_p": 0.5}),
+        (ANTHROPIC, {"top_k": 7}, {"top_k": 7}),
+        (ANTHROPIC, {"stop": ["x"]}, {"stop_sequences": ["x"]}),
+        (ANTHROPIC, {"presence_penalty": 0, "min_p": 0, "repetition_penalty": 1, "n": 1}, {}),
+        (ANTHROPIC, {"logprobs": False, "frequency_penalty": 0.0, "top_k": 0}, {}),
+        (
+            ANTHROPIC,
+            {"reasoning_effort": "high"},
+            {"thinking": ADAPTIVE, "output_config": {"effort": "high"}},
+        ),
+        (ANTHROPIC, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}),
+        (
+            ANTHROPIC,
+            {"reasoning_effort": "low", "include_reasoning": True},
+            {
+                "thinking": {**ADAPTIVE, "display": "summarized"},
+                "output_config": {"effort": "low"},
+            },
+        ),
+        (ANTHROPIC, NO_THINKING, {"thinking": {"type": "disabled"}}),
+        (
+            ANTHROPIC,
+            {"response_format": SCHEMA},
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+        ),
+        (OLLAMA, {"temperature": 0.25, "seed": 3}, {"options": {"temperature": 0.25, "seed": 3}}),
+        (
+            OLLAMA,
+            {"repetition_penalty": 1.5},
+            {"options": {"repeat_penalty": 1.5, "repeat_last_n": -1}},
+        ),
+        (OLLAMA, {"min_p": 0.1, "top_k": 7}, {"options": {"min_p": 0.1, "top_k": 7}}),
+        (OLLAMA, {"stop": ["x"]}, {"options": {"stop": ["x"]}}),
+        (
+            OLLAMA,
+            {"logprobs": True, "top_logprobs": 2},
+            {"logprobs": True, "top_logprobs": 2},
+        ),
+        (OLLAMA, {"reasoning_effort": "high"}, {"think": "high"}),
+        (OLLAMA, {"reasoning_effort": "none"}, {"think": False}),
+        (OLLAMA, {"chat_template_kwargs": {"enable_thinking": True}}, {"think": True}),
+        (OLLAMA, {"response_format": {"type": "json_object"}}, {"format": "json"}),
+        (OLLAMA, {"response_format": SCHEMA}, {"format": {"type": "object"}}),
+    ],
+)
+def test_fields(dialect: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    plain, body = openai_sent(dialect), openai_sent(dialect, **fields)
+    assert {name: body[name] for name in body if name not in plain} == expected
+
+
+def test_a_budget_of_thinking_is_an_effort_or_thinking_without_a_bound() -> None:
+    for budget, effort in ((1_024, "low"), (4_096, "medium"), (32_000, "high")):
+        thinking = {"type": "enabled", "budget_tokens": budget}
+        assert anthropic_sent(OPENAI, thinking=thinking)["reasoning_effort"] == effort
+        assert anthropic_sent(OLLAMA, thinking=thinking)["think"] is True
+    assert "reasoning_effort" not in anthropic_sent(OPENAI)
+    assert "think" not in anthropic_sent(OLLAMA, output_config={"effort": "high"})
+
+
+@each_case(
+    ("choice", "expected"),
+    [
+        ({"tool_choice": "none"}, {"type": "none"}),
+        ({"tool_choice": "required"}, {"type": "any"}),
+        ({"parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {"type": "tool", "name": "f"},
+        ),
+    ],
+)
+def test_the_choice_of_a_tool(choice: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert openai_sent(ANTHROPIC, **TOOLS, **choice)["tool_choice"] == expected
+
+
+@each_case(
+    ("dialect", "fields", "param"),
+    [
+        (ANTHROPIC, {"n": 2}, "n"),
+        (ANTHROPIC, {"seed": 0}, "seed"),
+        (ANTHROPIC, {"temperature": 1.5}, "temperature"),
+        (ANTHROPIC, {"logprobs": True}, "top_logprobs"),
+        (ANTHROPIC, {"response_format": {"type": "json_object"}}, "response_format"),
+        (OLLAMA, {"n": 2}, "n"),
+        (OLLAMA, {"logit_bias": {"5": 1.0}}, "logit_bias"),
+        (OLLAMA, {**TOOLS, "tool_choice": "required"}, "tool_choice"),
+        (OLLAMA, {**TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
+        *[
+            (dialect, fields, param)
+            for dialect in (ANTHROPIC, OLLAMA)
+            for fields, param in (
+                ({"guided_regex": "a+"}, "guided_regex"),
+                ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+                ({"add_generation_prompt": False}, "add_generation_prompt"),
+            )
+        ],
+    ],
+)
+def test_what_has_no_word_there_is_refused_by_name(
+    dialect: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(UnsupportedParameterError) as caught:
+        openai_sent(dialect, **fields)
+    assert (caught.value.param or "").startswith(param)
+
+
+@each_case("dialect", [OPENAI, ANTHROPIC, OLLAMA])
+@each_case("name", [name for name in SamplingOptions.__struct_fields__ if name != "max_tokens"])
+def test_every_sampling_option_is_translated_or_refused(dialect: str, name: str) -> None:
+    """But for ``max_tokens``: what bounds an answer is an argument."""
+    values: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {1: 1.0},
+        "stop_token_ids": [1],
+        "ignore_eos": True,
+    }
+    value = values.get(name, 1)
+    chat = ChatInput(messages=[ChatMessage(role="user", content="hi")])
+    options = SamplingOptions(**{name: value})
+    is_refused = False
+    try:
+        body = sent(dialect, GenerationRequest(model="far", input=chat, sampling=options))
+    except UnsupportedParameterError as error:
+        is_refused = error.param == name
+        assert is_refused, error.param
+        assert dialect != OLLAMA or name not in DEFAULTS_OF_MODELS or name == "repetition_window"
+    else:
+        assert body != sent(dialect, GenerationRequest(model="far", input=chat))
+    if dialect == ANTHROPIC and name in DEFAULTS_OF_MODELS:
+        unfit = untranslated_defaults("anthropic", {name: value})
+        assert unfit == ([name] if is_refused else []), "of defaults the same are left out"
+
+
+@each_case(
+    ("arguments", "expected"),
+    [("{", {"invalid_arguments": "{"}), (" ", {}), (f'{{"n":{2**70}}}', {"n": 2**70})],
+)
+def test_a_call_of_any_arguments_is_sent_as_an_object(
+    arguments: str, expected: dict[str, Any]
+) -> None:
+    call = ToolCall(id="c", name="f", arguments=arguments)
+    turn = ChatMessage(role="assistant", tool_calls=[call])
+    (message,) = turn_sent(OLLAMA, turn)["messages"]
+    assert message["tool_calls"][0]["function"]["arguments"] == expected
+    (message,) = turn_sent(ANTHROPIC, turn)["messages"]
+    assert message["content"][0]["input"] == expected
+
+
+def test_a_turn_that_anthropic_has_not_is_refused() -> None:
+    with pytest.raises(ApiError) as caught:
+        turn_sent(ANTHROPIC, ChatMessage(role="tool", content="x"))  # a result of no call
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    image = msgspec.structs.replace(base64_image(PNG, "p"), media_type="image/bmp")
+    with pytest.raises(UnsupportedParameterError, match="image/bmp"):
+        turn_sent(ANTHROPIC, ChatMessage(role="user", parts=[image]))
