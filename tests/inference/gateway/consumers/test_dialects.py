@@ -208,6 +208,31 @@ async def test_a_lost_batch_fails_the_request(client: AsgiClient, neuron: FakeNe
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == answer.headers["x-request-id"]
 
 
+async def test_a_batch_that_comes_again_is_dropped(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async def repeating(submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in paris(submit):
+            yield events
+            neuron.sequence_numbers[submit.gateway_id] -= 1
+            yield events
+
+    neuron.script = repeating
+    answer = await client.post(CHAT, chat_body())
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
+
+
+async def test_a_long_backlog_is_no_slow_client(client: AsgiClient, neuron: FakeNeuron) -> None:
+    """Half a minute of a fast model comes at once."""
+
+    async def fast(submit: Submit) -> AsyncIterator[list[Event]]:
+        events = [events async for events in says(*10_000 * "x")(submit)]
+        for start in range(0, len(events), 100):
+            yield [event for batch in events[start : start + 100] for event in batch]
+
+    neuron.script = fast
+    answer = await client.post(CHAT, chat_body())
+    assert answer.json["choices"][0]["message"]["content"] == 10_000 * "x"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_neuron_that_falls_silent_fails_its_requests_once(
     client: AsgiClient, neuron: FakeNeuron, stream: bool

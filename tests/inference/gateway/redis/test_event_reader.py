@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -25,71 +24,26 @@ from inference.gateway.redis.event_reader import (
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.protocol import keys
 from inference.protocol.events import (
-    EVENT_BATCH_FIELD,
     Accepted,
     Delta,
     Event,
     EventBatch,
     Finished,
     Usage,
-    encode_event_batch,
 )
 from inference.redis_link import RedisLink, RedisOutage
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import open_stream
+from tests.inference.gateway.redis.conftest import GATEWAY, GENEROUS_S, Faults, Writer
 from tests.inference.gateway.waiting import until
 
-GENEROUS_S = 60.0
 MAX_REPLY_BYTES = 400_000
-GATEWAY = "g1"
 
 
 @pytest.fixture(autouse=True)
 def _small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the honest entries of these tests fit into a reply."""
     monkeypatch.setattr(event_reader, "MAX_ENTRIES_A_READ", 3)
-
-
-class Writer:
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client = client
-        self._numbers: dict[str, int] = {}
-
-    async def write(self, neuron: str, *events: Event) -> str:
-        number = self._numbers.get(neuron, 0)
-        self._numbers[neuron] = number + 1
-        batch = EventBatch(epoch="e", sequence_number=number, events=list(events))
-        entry_id = await self._client.xadd(
-            keys.events_key(neuron, GATEWAY), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
-        )
-        return bytes(entry_id).decode()
-
-
-@pytest.fixture
-def writer(redis_client: redis.asyncio.Redis) -> Writer:
-    return Writer(redis_client)
-
-
-@pytest.fixture
-def streams() -> RequestStreams:
-    return RequestStreams()
-
-
-@pytest.fixture(name="open_stream")
-def _open_stream(streams: RequestStreams) -> Callable[[str, str], RequestStream]:
-    return partial(open_stream, streams)
-
-
-class Faults(list[tuple[str, str]]):
-    """What readers have found that no honest neuron writes."""
-
-    def add(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
-        self.append((neuron, what))
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
 
 
 MakeReader = Callable[[str], EventReader]
@@ -123,16 +77,18 @@ async def reader(make_reader: MakeReader) -> EventReader:
     return make_reader("n1")
 
 
+async def _stop(reading: asyncio.Task[None]) -> None:
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
 async def _read_until(reader: EventReader, entry_id: str) -> None:
     """Waits until that has been delivered as well: between two entries others may run."""
     reading = asyncio.create_task(reader.run())
     try:
-        async with asyncio.timeout(GENEROUS_S):
-            while reader.last_entry_id != entry_id or not reader.caught_up_s:
-                await asyncio.sleep(0.01)
+        await until(lambda: reader.last_entry_id == entry_id and reader.caught_up_s)
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        await _stop(reading)
 
 
 def _deltas(stream: RequestStream, number: int, num_chars: int) -> list[Delta]:
@@ -141,9 +97,9 @@ def _deltas(stream: RequestStream, number: int, num_chars: int) -> list[Delta]:
 
 
 async def test_what_is_more_than_one_reads_bound_is_read_in_several(
-    reader: EventReader, writer: Writer, open_stream: Callable[[str, str], RequestStream]
+    reader: EventReader, writer: Writer, streams: RequestStreams
 ) -> None:
-    stream = open_stream("r1", "n1")
+    stream = open_stream(streams, "r1", "n1")
     last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
     deltas = _deltas(stream, 40, 60_000)
     for delta in deltas:
@@ -167,20 +123,18 @@ async def test_what_was_read_is_taken_away_so_that_its_neuron_sends_more(
     async with asyncio.timeout(GENEROUS_S):
         while await redis_client.xlen(reader.key) > TRIM_AFTER_BYTES // 100_000 + 1:
             await asyncio.sleep(0.01)
-        while reader.last_entry_id != written[-1]:
-            await asyncio.sleep(0.01)
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
+    await until(lambda: reader.last_entry_id == written[-1])
+    await _stop(reading)
 
 
 async def test_too_much_for_requests_that_are_not_here_is_a_fault(
     reader: EventReader,
     faults: Faults,
     monkeypatch: pytest.MonkeyPatch,
-    open_stream: Callable[[str, str], RequestStream],
+    streams: RequestStreams,
 ) -> None:
     monkeypatch.setattr(event_reader, "MAX_UNKNOWN_BYTES", 3 * 1024 * 1024)
-    open_stream("r1", "n1")
+    open_stream(streams, "r1", "n1")
     events: list[Event] = [Accepted(request_id="r1", prompt_tokens=1)]
     reader.deliver(EventBatch(epoch="e", sequence_number=0, events=events), 4 * 1024 * 1024)
     events = [Delta(request_id="gone", text="x")]
@@ -195,17 +149,16 @@ async def test_an_entry_over_the_bound_fails_its_own_neurons_requests_alone(
     redis_client: redis.asyncio.Redis,
     writer: Writer,
     faults: Faults,
-    open_stream: Callable[[str, str], RequestStream],
+    streams: RequestStreams,
 ) -> None:
-    honest, greedy = open_stream("r1", "n1"), open_stream("r2", "n2")
+    honest, greedy = open_stream(streams, "r1", "n1"), open_stream(streams, "r2", "n2")
     await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
     await writer.write("n2", Accepted(request_id="r2", prompt_tokens=1))
     await writer.write("n2", Delta(request_id="r2", text="x" * 2 * MAX_REPLY_BYTES))
     last = await writer.write("n1", Delta(request_id="r1", text="fine"))
     reading = asyncio.create_task(make_reader("n2").run())
     await until(lambda: greedy.ended)
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
+    await _stop(reading)
     assert not await redis_client.exists(keys.events_key("n2", GATEWAY))
     await _read_until(make_reader("n1"), last)
     assert [type(event) for event in await honest.next_events()] == [Accepted, Delta]
@@ -220,9 +173,9 @@ async def test_events_reach_the_requests_of_their_own_neuron_alone(
     make_reader: MakeReader,
     writer: Writer,
     faults: Faults,
-    open_stream: Callable[[str, str], RequestStream],
+    streams: RequestStreams,
 ) -> None:
-    stream = open_stream("r1", "n1")
+    stream = open_stream(streams, "r1", "n1")
     usage = Usage(prompt_tokens=1, completion_tokens=123_456)
     await writer.write("n2", Accepted(request_id="r1", prompt_tokens=1))
     last = await writer.write(
@@ -240,10 +193,10 @@ async def test_what_does_not_decode_is_skipped_and_counted(
     writer: Writer,
     faults: Faults,
     redis_client: redis.asyncio.Redis,
-    open_stream: Callable[[str, str], RequestStream],
+    streams: RequestStreams,
     fields: Any,
 ) -> None:
-    stream = open_stream("r1", "n1")
+    stream = open_stream(streams, "r1", "n1")
     await redis_client.xadd(reader.key, fields)
     last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
     await _read_until(reader, last)
@@ -254,12 +207,12 @@ async def test_what_does_not_decode_is_skipped_and_counted(
 async def test_other_tasks_run_between_large_batches(
     reader: EventReader,
     writer: Writer,
-    open_stream: Callable[[str, str], RequestStream],
+    streams: RequestStreams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bytes that were decoded since the loop last ran something else stay within a turn's."""
     monkeypatch.setattr(event_reader, "BYTES_A_TURN", 50_000)
-    stream = open_stream("r1", "n1")
+    stream = open_stream(streams, "r1", "n1")
     last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
     for delta in _deltas(stream, 6, 30_000):
         last = await writer.write("n1", delta)
@@ -285,10 +238,14 @@ class Clock:
         return self.now_s
 
 
-def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def conduct_of(clock: Clock) -> tuple[NeuronConduct, list[tuple[str, str]]]:
+    """With the neurons that it cut off, and why."""
     cut_off: list[tuple[str, str]] = []
-    clock = Clock()
-    conduct = NeuronConduct(lambda *one: cut_off.append(one), clock=clock)
+    return NeuronConduct(lambda *one: cut_off.append(one), clock=clock), cut_off
+
+
+def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    conduct, cut_off = conduct_of(clock := Clock())
     with caplog.at_level(logging.ERROR):
         for _ in range(20_000):
             conduct.fault("evil", "junk")
@@ -302,19 +259,12 @@ def test_too_many_faults_are_reported_once(caplog: pytest.LogCaptureFixture) -> 
     assert [name for name, _ in cut_off] == ["evil", "odd"]
 
 
-def test_faults_of_long_ago_do_not_count() -> None:
-    cut_off: list[tuple[str, str]] = []
-    clock = Clock()
-    conduct = NeuronConduct(lambda *one: cut_off.append(one), clock=clock)
+def test_faults_of_long_ago_do_not_count_and_a_grave_one_is_enough() -> None:
+    conduct, cut_off = conduct_of(clock := Clock())
     for _ in range(10):
         for _ in range(MAX_FAULTS):
             conduct.fault("beast", "junk")
         clock.now_s += WINDOW_S + 1
     assert cut_off == []
-
-
-def test_a_grave_fault_is_enough() -> None:
-    cut_off: list[tuple[str, str]] = []
-    conduct = NeuronConduct(lambda *one: cut_off.append(one))
     conduct.fault("evil", "an entry is too large", is_grave=True)
     assert cut_off == [("evil", "an entry is too large")]

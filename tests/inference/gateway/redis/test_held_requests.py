@@ -5,126 +5,146 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import redis
+import redis.asyncio
 
 from inference.gateway.gateway import Gateway
+from inference.gateway.redis.neurons import (
+    MISSES_UNTIL_LOST,
+    SIGHTINGS_UNTIL_CANCELLED,
+    HeldRequestsWatch,
+)
+from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol import keys
-from inference.protocol.events import Accepted, Delta, Event
-from inference.protocol.generation import Submit
+from inference.wire.errors import ApiError
+from tests.cases import each_case
+from tests.inference.gateway.answers import open_stream
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, accepts
+from tests.inference.gateway.redis.conftest import GATEWAY
 
-pytestmark = pytest.mark.slow
-
-CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(autouse=True)
-def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two checks are still further apart than one read of the reader, after which events are
-    known."""
-    monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.2)
-    monkeypatch.setattr("inference.gateway.redis.event_reader.BLOCK_MS", 100)
+FAR_S = 1e9
 
 
-async def halting(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Its last events get lost."""
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
-    yield [Delta(request_id=submit.request_id, text="The")]
-    await asyncio.Event().wait()
+@dataclass
+class Surroundings:
+    """The dispatcher and the readers of a watch."""
+
+    cancelled: list[str] = field(default_factory=list)
+    read_until_s: float = FAR_S
+
+    def cancel_soon(self, neuron: str, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    def caught_up_s(self, neuron: str) -> float:
+        return self.read_until_s
 
 
-async def report_held(neuron: FakeNeuron, gateway: Gateway, *held: str, **more: Any) -> None:
-    """Reports the held requests, until it is cancelled."""
-    while True:
-        await neuron.hold({gateway.gateway_id: list(held)}, **more)
-        await asyncio.sleep(0.05)
+@pytest.fixture
+def around() -> Surroundings:
+    return Surroundings()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_that_its_neuron_does_not_know_is_failed_once(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, stream: bool
+@pytest.fixture
+def beast(redis_client: redis.asyncio.Redis) -> FakeNeuron:
+    made = FakeNeuron(redis_client)
+    made.epoch = "e"
+    return made
+
+
+@pytest.fixture
+def watch(
+    redis_client: redis.asyncio.Redis, streams: RequestStreams, around: Any
+) -> HeldRequestsWatch:
+    return HeldRequestsWatch(redis_client, GATEWAY, streams, around, around)
+
+
+@each_case(
+    ("held", "more", "is_lost"),
+    [
+        ({GATEWAY: ["another"]}, {}, True),
+        ({}, {}, True),
+        ({GATEWAY: ["r"]}, {}, False),
+        ({GATEWAY: []}, {"is_behind": True}, False),
+        ({GATEWAY: []}, {"epoch": "f"}, False),
+        ({GATEWAY: []}, {"read_until_s": 0.0}, False),
+        ({GATEWAY: []}, {"is_submitted": False}, False),
+    ],
+    ids=[
+        "not in the list",
+        "the gateway is not named",
+        "held",
+        "the list is behind",
+        "a list of another epoch",
+        "its last events may still be read",
+        "not sent yet",
+    ],
+)
+async def test_a_request_that_its_neuron_does_not_know_is_failed(
+    watch: HeldRequestsWatch,
+    around: Surroundings,
+    beast: FakeNeuron,
+    streams: RequestStreams,
+    held: dict[str, list[str]],
+    more: dict[str, Any],
+    is_lost: bool,
 ) -> None:
-    neuron.script = halting
-    exchange = client.open("POST", CHAT, chat_body(stream=stream))
-    await asyncio.wait_for(neuron.submitted.get(), 60)
-    reporting = asyncio.create_task(report_held(neuron, gateway, "another"))
-    await exchange.finish()
-    reporting.cancel()
-    error = exchange.chunks[-1]["error"] if stream else exchange.error
-    assert error["code"] == "request_lost"
-    assert exchange.status == (200 if stream else 503)
+    stream = open_stream(streams, "r", "beast")
+    stream.is_submitted = more.get("is_submitted", True)
+    beast.epoch = more.get("epoch", "e")
+    around.read_until_s = more.get("read_until_s", FAR_S)
+    for _ in range(MISSES_UNTIL_LOST):
+        assert not stream.ended
+        await beast.hold(held, is_behind=more.get("is_behind", False))
+        await watch.look([])
+    assert stream.ended is is_lost
+    if is_lost:
+        with pytest.raises(ApiError) as raised:
+            await stream.next_events()
+        assert raised.value.code == "request_lost"
+    streams.remove(stream)
+    await beast.client.delete(keys.held_key("beast"))
 
 
-async def test_a_gateway_that_is_not_named_has_nothing_there(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+async def test_a_list_counts_once_and_one_that_has_the_request_begins_anew(
+    watch: HeldRequestsWatch, beast: FakeNeuron, streams: RequestStreams
 ) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, chat_body())
-    await asyncio.wait_for(neuron.submitted.get(), 60)
-
-    async def report_nothing() -> None:
-        while True:
-            await neuron.hold({})
-            await asyncio.sleep(0.05)
-
-    reporting = asyncio.create_task(report_nothing())
-    await exchange.finish()
-    reporting.cancel()
-    assert exchange.error["code"] == "request_lost"
-
-
-@pytest.mark.parametrize("what", ["held", "behind", "old", "nothing"])
-async def test_what_is_held_or_may_have_ended_continues(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    gateway: Gateway,
-    what: str,
-) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, chat_body())
-    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
-    reporting = None
-    match what:
-        case "held":
-            reporting = asyncio.create_task(report_held(neuron, gateway, submit.request_id))
-        case "behind":
-            reporting = asyncio.create_task(report_held(neuron, gateway, is_behind=True))
-        case "old":
-            await neuron.hold({})
-        case "nothing":
-            pass
-    await asyncio.sleep(2.0)
-    assert not exchange.ended.is_set()
-    if reporting is not None:
-        reporting.cancel()
-    exchange.leave()
-    await exchange.finish()
+    stream = open_stream(streams, "r", "beast")
+    stream.is_submitted = True
+    await watch.look(["beast"])  # there is none yet
+    for held in ([], ["r"], []):
+        for _ in range(MISSES_UNTIL_LOST - 1):
+            await beast.hold({GATEWAY: held})
+            for _ in range(3):
+                await watch.look(["beast"])
+    assert not stream.ended
 
 
 async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+    watch: HeldRequestsWatch, around: Surroundings, beast: FakeNeuron, streams: RequestStreams
 ) -> None:
-    assert (await client.post(CHAT, chat_body())).status == 200
-    reporting = asyncio.create_task(report_held(neuron, gateway, "forgotten"))
-    for _ in range(2):
-        assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "forgotten"
-    reporting.cancel()
+    open_stream(streams, "open", "beast")
+    for number in range(1, 5):
+        await beast.hold({GATEWAY: ["open", "forgotten"]})
+        await watch.look(["beast"])
+        repeated = max(0, number + 1 - SIGHTINGS_UNTIL_CANCELLED)
+        assert around.cancelled == ["forgotten"] * repeated
+    await beast.hold({GATEWAY: ["open"]})
+    await watch.look(["beast"])
+    assert len(around.cancelled) == repeated
 
 
 async def test_a_list_that_is_not_understood_is_logged_once_a_minute(
-    gateway: Gateway, neuron: FakeNeuron, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
+    watch: HeldRequestsWatch, redis_client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was logged at each look, which is each second."""
-    gateway.ensure_started()
     for number in range(5):
-        redis_db.hset(keys.held_key(neuron.name), gateway.gateway_id, b"junk %d" % number)
-        await gateway.held.look([neuron.name])
+        await redis_client.hset(keys.held_key("beast"), GATEWAY, b"junk %d" % number)
+        await watch.look(["beast"])
     lines = [one for one in caplog.records if "lists as held" in one.getMessage()]
     assert len(lines) == 1
 
@@ -152,3 +172,24 @@ async def test_a_neuron_that_takes_no_frames_fills_no_redis_and_no_log(
     assert 600 <= len(frames) < 600 + 300
     assert all(len(fields[keys.INBOX_FRAME_FIELD]) < 100 for _, fields in frames)
     assert len(caplog.messages) < 20
+
+
+async def test_a_gateway_looks_by_itself(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("inference.gateway.redis.event_reader.BLOCK_MS", 20)
+    neuron.script = accepts
+    exchange = client.open("POST", "/v1/chat/completions", chat_body())
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+
+    async def report() -> None:
+        while True:
+            await neuron.hold({gateway.gateway_id: ["another"]})
+            await asyncio.sleep(0.02)
+
+    reporting = asyncio.create_task(report())
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "another"
+    await exchange.finish()
+    reporting.cancel()
+    assert (exchange.status, exchange.error["code"]) == (503, "request_lost")

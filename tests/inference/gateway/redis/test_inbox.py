@@ -88,18 +88,14 @@ def shape(value: Any, name: str = "") -> Any:
     return type(value).__name__ if name in VOLATILE else value
 
 
-def test_it_is_what_celery_sends(redis_url: str) -> None:
+def test_the_ring_is_what_celery_sends_and_expires(redis_url: str) -> None:
     ours = json.loads(ring_message("beast", task_id=TASK_ID, now=NOW))
+    expires = datetime.datetime.fromisoformat(ours["headers"]["expires"])
+    assert expires - NOW == datetime.timedelta(seconds=keys.DRAIN_INBOX_EXPIRES_S)
     theirs = celery_sends(redis_url)
     bodies = [json.loads(base64.b64decode(message.pop("body"))) for message in (ours, theirs)]
     assert bodies[0] == bodies[1]
     assert shape(ours) == shape(theirs)
-
-
-def test_it_expires() -> None:
-    headers = json.loads(ring_message("beast", task_id=TASK_ID, now=NOW))["headers"]
-    expires = datetime.datetime.fromisoformat(headers["expires"])
-    assert expires - NOW == datetime.timedelta(seconds=keys.DRAIN_INBOX_EXPIRES_S)
 
 
 def test_kombu_takes_it_off_the_queue(redis_url: str) -> None:

@@ -1,4 +1,5 @@
-"""The gateway's own connection to Redis, beside redis-py's and through losses."""
+"""The gateway's own connection to Redis, beside redis-py's and through losses; replies that are cut
+anywhere are the same replies."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ import pytest
 import pytest_asyncio
 import redis
 import redis.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
-from inference.redis_link import LuaScript, RedisLink, RedisOutage, ReplyTooLargeError
-
-GENEROUS_S = 60.0
+from inference.redis_link import LuaScript, RedisLink, RedisOutage, ReplyBuffer, ReplyTooLargeError
+from tests.cases import each_case
+from tests.inference.gateway.redis.conftest import GENEROUS_S
 
 
 @pytest_asyncio.fixture
@@ -130,27 +133,25 @@ async def server_that_answers(*answers: bytes) -> AsyncIterator[str]:
         await asyncio.wait(serving)
 
 
-async def test_silence_ends_after_the_timeout() -> None:
-    async with server_that_answers() as url:
-        link = RedisLink(url, timeout_s=0.2)
-        with pytest.raises(redis.TimeoutError):
+@each_case(
+    ("answers", "timeout_s", "error", "words"),
+    [
+        ([], 0.2, redis.TimeoutError, None),
+        ([b"HTTP/1.1 400 Bad Request\r\n"], GENEROUS_S, redis.ConnectionError, "no Redis"),
+    ],
+)
+async def test_silence_and_what_is_no_redis_are_errors_of_redis_py(
+    answers: list[bytes], timeout_s: float, error: type[Exception], words: str | None
+) -> None:
+    async with server_that_answers(*answers) as url:
+        link = RedisLink(url, timeout_s=timeout_s)
+        with pytest.raises(error, match=words):
             await link.command("PING")
         await link.aclose()
-
-
-async def test_what_is_no_redis_is_a_lost_connection() -> None:
-    async with server_that_answers(b"HTTP/1.1 400 Bad Request\r\n") as url:
-        link = RedisLink(url, timeout_s=GENEROUS_S)
-        with pytest.raises(redis.ConnectionError, match="no Redis"):
-            await link.command("PING")
-        await link.aclose()
-
-
-async def test_a_redis_that_is_away_is_an_error_of_redis_py() -> None:
-    link = RedisLink("redis://127.0.0.1:1/0", timeout_s=GENEROUS_S)
+    away = RedisLink("redis://127.0.0.1:1/0", timeout_s=GENEROUS_S)
     with pytest.raises(redis.ConnectionError):
-        await link.command("PING")
-    await link.aclose()
+        await away.command("PING")
+    await away.aclose()
 
 
 async def test_commands_share_an_attempt_to_connect_and_its_failure() -> None:
@@ -212,7 +213,7 @@ class Loop:
             callback()
 
 
-@pytest.mark.parametrize("stands_still", ["before Redis fails", "while Redis is away", "never"])
+@each_case("stands_still", ["before Redis fails", "while Redis is away", "never"])
 async def test_redis_is_waited_for_by_a_gateway_that_runs(
     monkeypatch: pytest.MonkeyPatch, stands_still: str
 ) -> None:
@@ -233,3 +234,61 @@ async def test_redis_is_waited_for_by_a_gateway_that_runs(
     assert given_up == []
     loop.advance(paused_s + LIMIT_S)
     assert given_up == [paused_s + LIMIT_S]
+
+
+scalars = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
+replies = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+
+
+def encoded(reply: Any) -> bytes:
+    match reply:
+        case None:
+            return b"$-1\r\n"
+        case int():
+            return b":%d\r\n" % reply
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(reply), reply)
+        case _:
+            return b"*%d\r\n" % len(reply) + b"".join(map(encoded, reply))
+
+
+@given(st.lists(replies, max_size=4), st.data())
+def test_any_split_gives_the_same(values: list[Any], data: st.DataObject) -> None:
+    whole = b"".join(map(encoded, values))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    buffer = ReplyBuffer()
+    read: list[Any] = []
+    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        read += buffer.feed(whole[start:end])
+    assert read == values
+
+
+def test_statuses_errors_and_nothing() -> None:
+    buffer = ReplyBuffer()
+    ok, error, nothing = buffer.feed(b"+OK\r\n-ERR no such thing\r\n*-1\r\n")
+    assert ok == b"OK" and nothing is None
+    assert isinstance(error, redis.ResponseError) and str(error) == "ERR no such thing"
+    with pytest.raises(redis.InvalidResponse):
+        list(ReplyBuffer().feed(b"HTTP/1.1 400 Bad Request\r\n"))
+
+
+def test_a_large_reply_in_small_pieces() -> None:
+    entries = [[b"1-%d" % n, [b"b", bytes(65_536)]] for n in range(64)]
+    whole = encoded([[b"stream", entries]])
+    buffer = ReplyBuffer()
+    read: list[Any] = []
+    for start in range(0, len(whole), 4096):
+        read += buffer.feed(whole[start : start + 4096])
+    assert read == [[[b"stream", entries]]]
+    assert buffer.num_bytes == 0
+
+
+def test_the_bytes_of_an_unfinished_reply_are_counted() -> None:
+    buffer = ReplyBuffer()
+    assert list(buffer.feed(b"*2\r\n$3\r\none\r\n$400\r\nx")) == []
+    assert buffer.num_bytes == 20
+    rest = b"x" * 399 + b"\r\n:1\r\n:2"
+    assert list(buffer.feed(rest)) == [[b"one", b"x" * 400], 1]
+    assert 2 <= buffer.num_bytes <= len(rest)
+    assert list(buffer.feed(b"\r\n")) == [2]
+    assert buffer.num_bytes == 0

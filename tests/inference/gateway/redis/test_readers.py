@@ -11,7 +11,7 @@ import redis.asyncio
 
 from inference.gateway.redis import readers as event_readers
 from inference.gateway.redis.readers import EventReaders
-from inference.gateway.request.event_stream import RequestStream, RequestStreams
+from inference.gateway.request.event_stream import RequestStreams
 from inference.protocol import keys
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
@@ -22,19 +22,8 @@ from inference.protocol.events import (
 from inference.redis_link import RedisLink
 from inference.wire.errors import ApiError
 from tests.inference.gateway.answers import open_stream
-
-GENEROUS_S = 60.0
-GATEWAY = "g1"
-
-
-@pytest.fixture
-def streams() -> RequestStreams:
-    return RequestStreams()
-
-
-@pytest.fixture
-def faults() -> list[tuple[str, str]]:
-    return []
+from tests.inference.gateway.redis.conftest import GATEWAY, GENEROUS_S, Faults
+from tests.inference.gateway.waiting import until
 
 
 @pytest_asyncio.fixture
@@ -42,7 +31,7 @@ async def readers(
     redis_url: str,
     redis_client: redis.asyncio.Redis,
     streams: RequestStreams,
-    faults: list[tuple[str, str]],
+    faults: Faults,
 ) -> AsyncIterator[EventReaders]:
     made = EventReaders(
         redis_client,
@@ -50,7 +39,7 @@ async def readers(
         GATEWAY,
         streams,
         stall_limit_s=GENEROUS_S,
-        on_fault=lambda neuron, what, **_: faults.append((neuron, what)),
+        on_fault=faults.add,
     )
     yield made
     await made.close()
@@ -67,10 +56,13 @@ async def accept(client: redis.asyncio.Redis, neuron: str, request_id: str) -> N
     )
 
 
-async def accepted(stream: RequestStream) -> None:
-    async with asyncio.timeout(GENEROUS_S):
-        while not stream.accepted:
-            await asyncio.sleep(0.01)
+async def is_read(
+    client: redis.asyncio.Redis, streams: RequestStreams, neuron: str, request_id: str
+) -> None:
+    """Waits until a new request of the neuron is accepted through its stream."""
+    stream = open_stream(streams, request_id, neuron)
+    await accept(client, neuron, request_id)
+    await until(lambda: stream.accepted)
 
 
 async def test_each_neuron_has_a_stream_that_expires(
@@ -79,9 +71,7 @@ async def test_each_neuron_has_a_stream_that_expires(
     await asyncio.gather(*(readers.ensure("n1") for _ in range(5)), readers.ensure("n2"))
     for neuron in ("n1", "n2"):
         assert 0 < await redis_client.ttl(keys.events_key(neuron, GATEWAY)) <= keys.EVENTS_EXPIRY_S
-        stream = open_stream(streams, f"r-{neuron}", neuron)
-        await accept(redis_client, neuron, stream.request_id)
-        await accepted(stream)
+        await is_read(redis_client, streams, neuron, f"r-{neuron}")
     await readers.close()
     assert not await redis_client.exists(*(keys.events_key(n, GATEWAY) for n in ("n1", "n2")))
 
@@ -91,7 +81,7 @@ async def test_a_neuron_that_deletes_its_stream_fails_its_own_requests(
     readers: EventReaders,
     redis_client: redis.asyncio.Redis,
     streams: RequestStreams,
-    faults: list[tuple[str, str]],
+    faults: Faults,
     command: tuple[str, ...],
 ) -> None:
     await readers.ensure("n1")
@@ -106,11 +96,10 @@ async def test_a_neuron_that_deletes_its_stream_fails_its_own_requests(
     assert not other.ended
     assert ("n1", "its stream of events is gone") in faults
     assert {neuron for neuron, _ in faults} == {"n1"}
-    again = open_stream(streams, "r3", "n1")
-    await accept(redis_client, "n1", "r3")
-    await accepted(again)
+    await is_read(redis_client, streams, "n1", "r3")
+    assert 0 < await redis_client.ttl(keys.events_key("n1", GATEWAY)) <= keys.EVENTS_EXPIRY_S
     await accept(redis_client, "n2", "r2")
-    await accepted(other)
+    await until(lambda: other.accepted)
 
 
 async def test_the_largest_id_stops_its_neuron_alone(
@@ -123,9 +112,7 @@ async def test_the_largest_id_stops_its_neuron_alone(
     with pytest.raises(redis.ResponseError):
         await accept(redis_client, "n1", "r1")
     await readers.upkeep(["n1", "n2"])
-    other = open_stream(streams, "r2", "n2")
-    await accept(redis_client, "n2", "r2")
-    await accepted(other)
+    await is_read(redis_client, streams, "n2", "r2")
 
 
 async def test_a_redis_that_lost_everything_fails_all_that_is_open(
@@ -139,9 +126,7 @@ async def test_a_redis_that_lost_everything_fails_all_that_is_open(
         await stream.next_events()
     assert raised.value.code == "redis_unavailable"
     await readers.upkeep(["n1"])
-    again = open_stream(streams, "r2", "n1")
-    await accept(redis_client, "n1", "r2")
-    await accepted(again)
+    await is_read(redis_client, streams, "n1", "r2")
 
 
 async def test_a_reader_of_a_neuron_that_left_is_closed(
@@ -162,6 +147,4 @@ async def test_a_reader_of_a_neuron_that_left_is_closed(
     await readers.upkeep([])
     assert not readers.neurons
     await readers.ensure("n1")
-    again = open_stream(streams, "r2", "n1")
-    await accept(redis_client, "n1", "r2")
-    await accepted(again)
+    await is_read(redis_client, streams, "n1", "r2")

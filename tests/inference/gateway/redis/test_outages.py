@@ -1,35 +1,75 @@
-"""Redis stalls and continues: requests pause, nothing is lost; over the limit each ends."""
+"""Redis stalls and continues: requests pause, nothing is lost; over the limit each ends. Redis dies
+and comes back empty: open requests fail once, later ones work."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import redis.asyncio
 
+from helexa_site.config import Config
+from inference.gateway import gateway
 from inference.gateway.gateway import Gateway
+from inference.gateway.redis import event_reader
 from inference.gateway.redis import inbox as dispatch
 from inference.protocol import keys, stalls
-from inference.protocol.events import Accepted, ChoiceFinished, Delta, Event, Finished, Usage
+from inference.protocol.events import Event
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.bodies import chat_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
-from tests.inference.gateway.redis.trouble import (
-    COMMAND_TIMEOUT_S,
-    begun,
-    config,
-    mortal,
-    redis_url,
-    stall_limit_s,
-)
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris, says, silent
 from tests.inference.gateway.waiting import until
-from tests.servers.private_redis import MortalRedis
+from tests.servers.private_redis import MortalRedis, mortal_redis
 
-__all__ = ["begun", "config", "mortal", "redis_url", "stall_limit_s"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("begun")]
+
+COMMAND_TIMEOUT_S = 0.3
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
+    run_dir: Path = tmp_path_factory.mktemp("r")
+    with mortal_redis(run_dir) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(mortal: MortalRedis) -> str:
+    return mortal.url
+
+
+@pytest_asyncio.fixture
+async def begun(client: AsgiClient, neuron: FakeNeuron) -> FakeNeuron:
+    """The gateway has served a request: from then on a Redis that pauses is waited for, which
+    its first request is refused for."""
+    async with asyncio.timeout(60):
+        while (await client.post(CHAT, chat_body())).status != 200:
+            await asyncio.sleep(0.05)
+    while not neuron.submitted.empty():
+        neuron.submitted.get_nowait()
+    neuron.frames.clear()
+    return neuron
+
+
+@pytest.fixture
+def stall_limit_s() -> int:
+    """Overridden where a stall is to be over it."""
+    return 30
+
+
+@pytest.fixture
+def config(config: Config, stall_limit_s: int, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(gateway, "COMMAND_TIMEOUT_S", COMMAND_TIMEOUT_S)
+    monkeypatch.setattr(gateway, "READ_TIMEOUT_S", COMMAND_TIMEOUT_S)
+    monkeypatch.setattr(event_reader, "BLOCK_MS", int(1000 * COMMAND_TIMEOUT_S / 2))
+    return replace(config, redis_stall_s=stall_limit_s)
+
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 NUM_TOKENS = 60
@@ -39,16 +79,10 @@ STALL_S = 6 * COMMAND_TIMEOUT_S
 
 
 async def counting(submit: Submit) -> AsyncIterator[list[Event]]:
-    request_id = submit.request_id
-    yield [Accepted(request_id=request_id, prompt_tokens=7)]
-    for number in range(NUM_TOKENS):
+    words = [f"{number} " for number in range(NUM_TOKENS)]
+    async for events in says(*words, reason="length")(submit):
+        yield events
         await asyncio.sleep(0.02)
-        yield [Delta(request_id=request_id, text=f"{number} ")]
-    usage = Usage(prompt_tokens=7, completion_tokens=NUM_TOKENS)
-    yield [
-        ChoiceFinished(request_id=request_id, reason="length"),
-        Finished(request_id=request_id, usage=usage),
-    ]
 
 
 def text_of(exchange: Exchange, *, stream: bool) -> str:
@@ -74,12 +108,6 @@ def pushed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[InboxFrame
 
     monkeypatch.setattr(gateway.dispatcher, "push", recorded)
     return frames
-
-
-async def stall(mortal: MortalRedis, seconds: float = STALL_S) -> None:
-    mortal.suspend()
-    await asyncio.sleep(seconds)
-    mortal.resume()
 
 
 async def test_streams_pause_and_submits_wait(
@@ -160,39 +188,6 @@ async def test_keys_that_expired_meanwhile_declare_nobody_dead(
     assert exchange.chunks[-1]["error"]["code"] == "neuron_lost", "it had its time"
 
 
-async def test_a_batch_that_comes_again_is_dropped(client: AsgiClient, neuron: FakeNeuron) -> None:
-    async def repeating(submit: Submit) -> AsyncIterator[list[Event]]:
-        async for events in counting(submit):
-            yield events
-            neuron.sequence_numbers[submit.gateway_id] -= 1
-            yield events
-
-    neuron.script = repeating
-    answer = await client.post(CHAT, chat_body(stream=True))
-    assert text_of(answer, stream=True) == TEXT
-
-
-async def test_a_long_backlog_is_no_slow_client(client: AsgiClient, neuron: FakeNeuron) -> None:
-    """Half a minute of a fast model comes at once."""
-
-    async def fast(submit: Submit) -> AsyncIterator[list[Event]]:
-        request_id = submit.request_id
-        events: list[Event] = [Accepted(request_id=request_id, prompt_tokens=7)]
-        events += [Delta(request_id=request_id, text="x") for _ in range(100)]
-        yield events
-        for _ in range(99):
-            yield events[1:]
-        usage = Usage(prompt_tokens=7, completion_tokens=10_000)
-        yield [
-            ChoiceFinished(request_id=request_id, reason="length"),
-            Finished(request_id=request_id, usage=usage),
-        ]
-
-    neuron.script = fast
-    answer = await client.post(CHAT, chat_body(stream=True))
-    assert text_of(answer, stream=True) == 10_000 * "x"
-
-
 async def test_more_than_may_wait_is_refused(
     client: AsgiClient,
     neuron: FakeNeuron,
@@ -205,7 +200,7 @@ async def test_more_than_may_wait_is_refused(
     assert (await client.post(CHAT, chat_body())).status == 200
     mortal.suspend()
     pushed.clear()
-    large = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 6000}]}
+    large = chat_body(messages=[{"role": "user", "content": "x" * 6000}])
     first = client.open("POST", CHAT, large)
     await until(lambda: pushed)
     refused = await client.post(CHAT, large)
@@ -255,6 +250,20 @@ class TestGivenUp:
             while ids:
                 ids.discard(await neuron.cancelled.get())
 
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_a_redis_that_stays_away_is_given_up(
+        self, client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis, stream: bool
+    ) -> None:
+        exchange = await _begin(client, neuron, stream=stream)
+        mortal.kill()
+        await exchange.finish()
+        error = exchange.chunks[-1]["error"] if stream else exchange.error
+        assert error["code"] == "redis_unavailable"
+        refused = await client.post(CHAT, chat_body())
+        assert (refused.status, refused.error["code"]) == (503, "redis_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        mortal.start()
+
     async def test_shutting_down_does_not_wait_for_redis(
         self, client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, mortal: MortalRedis
     ) -> None:
@@ -266,3 +275,42 @@ class TestGivenUp:
         mortal.resume()
         await exchange.finish()
         assert exchange.error["code"] in ("shutting_down", "redis_unavailable")
+
+
+PROMPTLY_S = 20.0
+
+
+async def _begin(client: AsgiClient, neuron: FakeNeuron, *, stream: bool) -> Exchange:
+    neuron.script = endless
+    exchange = client.open("POST", CHAT, chat_body(stream=stream))
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+    if stream:
+        await exchange.until(b"on and")
+    neuron.stop()
+    neuron.closing = True
+    return exchange
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_loss_and_return(
+    client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis, stream: bool
+) -> None:
+    exchange = await _begin(client, neuron, stream=stream)
+    mortal.kill()
+    mortal.start()
+    back_s = time.monotonic()
+    await exchange.finish()
+    assert time.monotonic() - back_s < PROMPTLY_S, "long before the stall's limit"
+    errors = [chunk["error"] for chunk in exchange.chunks if "error" in chunk] if stream else []
+    assert [error["code"] for error in errors or [exchange.error]] == ["redis_unavailable"]
+
+    neuron.closing = False
+    neuron.script = paris
+    await neuron.beat()
+    serving = asyncio.create_task(neuron.serve())
+    async with asyncio.timeout(60):
+        while (answer := await client.post(CHAT, chat_body())).status != 200:
+            await asyncio.sleep(0.1)
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
+    neuron.closing = True
+    await serving
