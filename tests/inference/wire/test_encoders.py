@@ -31,6 +31,7 @@ from inference.protocol.events import (
 )
 from inference.wire.dialect import RequestContext
 from inference.wire.openai import completions as openai_completions
+from inference.wire.openai.answers import BLOCK_BYTES, padded
 from inference.wire.openai.chat import request as openai_chat
 from tests.cases import each_case
 
@@ -257,3 +258,32 @@ def test_logprobs_are_the_same_whole_or_in_pieces(
         whole = body_of(request.body_encoder(**MADE), events)["choices"]
         reported = [{name: choice["logprobs"][name] for name in names} for choice in whole]
         assert streamed == reported
+
+
+MARK = b',"choices":[{'
+
+
+def _frame(text: str) -> bytes:
+    chunk = {"id": "c", "choices": [{"delta": {"content": text}}]}
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+@given(texts=st.lists(st.text(max_size=80), max_size=5))
+def test_chunks_are_whole_blocks_and_give_the_same(texts: list[str]) -> None:
+    plain = b"".join(map(_frame, texts)) + b"data: [DONE]\n\n"
+    *frames, done, rest = padded(plain, marks=MARK).split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    for frame, text in zip(frames, texts, strict=True):
+        assert (len(frame) + 2) % BLOCK_BYTES == 0
+        chunk = json.loads(frame.removeprefix(b"data: "))
+        assert isinstance(chunk.pop("obfuscation"), str)
+        assert chunk["choices"][0]["delta"]["content"] == text
+
+
+def test_words_of_few_letters_are_alike() -> None:
+    sizes = {len(padded(_frame("x" * length), marks=MARK)) for length in range(8)}
+    assert len(sizes) == 1
+
+
+def test_nothing_stays_nothing() -> None:
+    assert padded(b"", marks=MARK) == b""

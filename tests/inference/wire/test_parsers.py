@@ -1,4 +1,4 @@
-"""The parsers answer anything with a request or an ``ApiError``, and nothing else."""
+"""What the parsers refuse, whole bodies and single fields, and what they take all the same."""
 
 from __future__ import annotations
 
@@ -7,114 +7,40 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from inference.protocol.generation import (
-    GenerationRequest,
-    Submit,
-    decode_inbox_frame,
-    encode_inbox_frame,
-)
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.dialect import RequestContext
-from inference.wire.errors import ApiError
+from inference.wire.common import fields
+from inference.wire.errors import ApiError, TooManyValuesError
 from inference.wire.openai import completions as openai_completions
-from inference.wire.openai import errors as openai_errors
 from inference.wire.openai.chat import request as openai_chat
 from inference.wire.openai.responses import request as openai_responses
 from tests.cases import each_case
 
-PARSERS = [anthropic_messages.parse, openai_chat.parse, openai_completions.parse]
+PARSERS = [
+    anthropic_messages.parse,
+    openai_chat.parse,
+    openai_completions.parse,
+    openai_responses.parse,
+]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GOOD = {"model": "tiny", "messages": MESSAGES}
 
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(["user", "tool", "text", "image_url", "auto", "none", "0", "7", "-1"])
-)
-names = st.sampled_from(
-    sorted(
-        {
-            *anthropic_messages.FIELDS,
-            *openai_chat.FIELDS,
-            *openai_completions.FIELDS,
-            *("role", "content", "type", "text"),
-        }
-    )
-) | st.text(max_size=8)
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
-    max_leaves=12,
-)
-bodies = st.dictionaries(names, values, max_size=6)
+
+def parsed(parse: Any, **body: Any) -> Any:
+    return parse(json.dumps({"model": "tiny", **body}).encode()).generation
 
 
-def accepts(parse: Any, body: bytes) -> bool:
-    """Whether it was accepted; then it crosses to the neuron unharmed."""
-    try:
-        request = parse(body)
-    except ApiError as error:
-        assert 400 <= error.status < 500 and error.code and error.message
-        assert (
-            orjson.loads(openai_errors.error_body(error, request_id="r"))["error"]["code"]
-            == error.code
-        )
-        return False
-    generation: GenerationRequest = request.generation
-    submit = Submit(
-        request_id="r", gateway_id="g", model="m", request=generation, deadline_unix_s=0.0
-    )
-    assert decode_inbox_frame(encode_inbox_frame(submit)) == submit
-    return True
-
-
-@pytest.mark.parametrize("parse", PARSERS)
-@given(body=st.binary(max_size=200))
-def test_any_bytes(parse: Any, body: bytes) -> None:
-    accepts(parse, body)
-
-
-@pytest.mark.parametrize("parse", PARSERS)
-@given(value=values)
-def test_any_json(parse: Any, value: Any) -> None:
-    accepts(parse, json.dumps(value).encode())
-
-
-@pytest.mark.parametrize("parse", PARSERS)
-@given(body=bodies)
-def test_a_good_request_with_anything_on_top(parse: Any, body: dict[str, Any]) -> None:
-    put_on_top(parse, body)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parse", PARSERS)
-@settings(max_examples=1000)
-@given(body=bodies)
-def test_a_good_request_with_much_on_top(parse: Any, body: dict[str, Any]) -> None:
-    put_on_top(parse, body)
-
-
-def put_on_top(parse: Any, body: dict[str, Any]) -> None:
-    good = {"model": "tiny", "messages": MESSAGES, "prompt": "Hi", "max_tokens": 9}
-    del good["messages" if parse is openai_completions.parse else "prompt"]
-    accepts(parse, json.dumps({**good, **body}).encode())
-
-
-@given(message=st.dictionaries(names, values, max_size=4), role=st.text(max_size=4))
-def test_any_message(message: dict[str, Any], role: str) -> None:
-    for body in (message, {"role": "user", **message}, {"role": role, **message}):
-        accepts(openai_chat.parse, json.dumps({"model": "m", "messages": [body]}).encode())
+def refusal(parse: Any, body: bytes) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        parse(body)
+    assert refused.value.status == 400
+    return refused.value
 
 
 @each_case(
-    "nested",
+    "body",
     [
+        *(b"", b"{", b"[]", b"7", b"null", b'"x"', b"\xff\xfe", b"{}", b'{"model":"m"}'),
         b'{"a":' * 100_000,
         b"[" * 100_000 + b"]" * 100_000,
         b'{"model":"m","prompt":' + b"[" * 900 + b"]" * 900 + b"}",
@@ -126,8 +52,8 @@ def test_any_message(message: dict[str, Any], role: str) -> None:
     ],
 )
 @each_case("parse", PARSERS)
-def test_deep_nesting_is_refused(parse: Any, nested: bytes) -> None:
-    assert not accepts(parse, nested)
+def test_what_is_no_object_or_nested_deeply_is_refused(parse: Any, body: bytes) -> None:
+    refusal(parse, body)
 
 
 @each_case(
@@ -135,16 +61,15 @@ def test_deep_nesting_is_refused(parse: Any, nested: bytes) -> None:
 )
 def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
     body = b'{"model":"m","messages":[{"role":"user","content":%b}]}' % text
-    assert not accepts(openai_chat.parse, body)
+    refusal(openai_chat.parse, body)
 
 
 @each_case("field", ["max_tokens", "n", "top_k", "seed"])
 def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
     """JSON schema allows it. Settings of some clients are floats, and other servers take those."""
-    pointed, plain = (
-        openai_chat.parse(json.dumps(GOOD | {field: value}).encode()) for value in (3.0, 3)
+    assert parsed(openai_chat.parse, **GOOD | {field: 3.0}) == parsed(
+        openai_chat.parse, **GOOD | {field: 3}
     )
-    assert pointed == plain
 
 
 @each_case(
@@ -200,18 +125,23 @@ def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
     ],
 )
 def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(ApiError) as refused:
-        openai_chat.parse(json.dumps({**GOOD, field: value}).encode())
-    assert refused.value.status == 400
-    assert (refused.value.param or "").startswith(field)
+    refused = refusal(openai_chat.parse, json.dumps({**GOOD, field: value}).encode())
+    assert (refused.param or "").startswith(field)
 
 
-def test_null_is_the_same_as_absent() -> None:
-    fields = [name for name in openai_chat.FIELDS if name not in GOOD]
-    nulls = json.dumps({**GOOD, **dict.fromkeys(fields)}).encode()
-    assert openai_chat.parse(nulls) == openai_chat.parse(json.dumps(GOOD).encode())
-    unknown = json.dumps({**GOOD, "of_another_server": None}).encode()
-    assert openai_chat.parse(unknown) == openai_chat.parse(json.dumps(GOOD).encode())
+@each_case(
+    ("parse", "fields", "good"),
+    [
+        (openai_chat.parse, [*openai_chat.FIELDS, "of_another_server"], GOOD),
+        (
+            anthropic_messages.parse,
+            anthropic_messages.FIELDS,
+            {"model": "tiny", "max_tokens": 9, "messages": MESSAGES},
+        ),
+    ],
+)
+def test_null_is_the_same_as_absent(parse: Any, fields: Any, good: dict[str, Any]) -> None:
+    assert parsed(parse, **{**dict.fromkeys(fields), **good}) == parsed(parse, **good)
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
@@ -233,30 +163,27 @@ def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     for more in ({"tools": tools}, {"response_format": format_}):
-        assert accepts(openai_chat.parse, json.dumps({**GOOD, **more}).encode()) is taken
+        body = json.dumps({**GOOD, **more}).encode()
+        if taken:
+            assert openai_chat.parse(body)
+        else:
+            refusal(openai_chat.parse, body)
 
 
 def test_a_format_says_whether_it_is_strict() -> None:
     for said, strict in (({}, True), ({"strict": True}, True), ({"strict": False}, False)):
         named = {"name": "a", "schema": {}, **said}
         chat = {**GOOD, "response_format": {"type": "json_schema", "json_schema": named}}
-        response = {
-            "model": "m",
-            "input": "Hi",
-            "text": {"format": {"type": "json_schema"} | named},
-        }
+        response = {"input": "Hi", "text": {"format": {"type": "json_schema"} | named}}
         for parse, body in ((openai_chat.parse, chat), (openai_responses.parse, response)):
-            demanded = parse(json.dumps(body).encode()).generation.output_format
-            assert demanded is not None
-            assert demanded.strict is strict
+            assert parsed(parse, **body).output_format.strict is strict
 
 
 def test_a_token_that_is_none_is_named_among_many() -> None:
     for wrong in (True, -1, 2**31, 1.5, "7", None):
         body = {"model": "m", "prompt": [*range(1000), wrong]}
-        with pytest.raises(ApiError) as refused:
-            openai_completions.parse(json.dumps(body).encode())
-        assert refused.value.param == "prompt[1000]"
+        refused = refusal(openai_completions.parse, json.dumps(body).encode())
+        assert refused.param == "prompt[1000]"
 
 
 CALLING = {
@@ -295,13 +222,63 @@ CALLING = {
     ],
 )
 def test_what_is_empty_is_refused(parse: Any, body: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        parse(orjson.dumps(body), RequestContext())
-    assert refused.value.param == param
+    assert refusal(parse, orjson.dumps(body)).param == param
 
 
 def test_calls_and_their_results_may_be_empty() -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": []}
     of_zed = {"role": "user", "content": []}
     body = {"model": "m", "messages": [*MESSAGES, CALLING, result, of_zed]}
-    assert openai_chat.parse(orjson.dumps(body), RequestContext())
+    assert openai_chat.parse(orjson.dumps(body))
+
+
+USER, IDENTIFIER = {"user": "ann"}, {"safety_identifier": "ann"}
+
+
+@each_case(
+    ("parse", "body"),
+    [
+        (openai_chat.parse, GOOD | USER | {"safety_identifier": "5f3a"}),
+        (openai_chat.parse, GOOD | IDENTIFIER),
+        (openai_responses.parse, {"input": "Hi"} | USER | {"safety_identifier": "5f3a"}),
+        (openai_responses.parse, {"input": "Hi"} | IDENTIFIER),
+    ],
+)
+def test_who_asks_may_be_named_by_either_field(parse: Any, body: dict[str, Any]) -> None:
+    assert parsed(parse, **body).end_user == "ann"
+
+
+@each_case("piece_bytes", [7, 1024, fields.PIECE_BYTES])
+def test_the_bound_on_values_is_exact(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(fields, "MAX_VALUES", 50)
+    quoted = 'a "quoted" [word], {\\ and "another" \\'
+    for values, is_refused in (
+        ([quoted] * 49, False),
+        ([quoted] * 50, True),
+        ([[], {}] * 24, False),
+        ([[], {}] * 24 + [[]], True),
+        ([12345] * 1000, False),
+    ):
+        body = json.dumps({"input": values}).encode()
+        if is_refused:
+            with pytest.raises(TooManyValuesError, match="50"):
+                fields.read_json_object(body)
+        else:
+            assert fields.read_json_object(body) == json.loads(body)
+
+
+@each_case("parse", [openai_chat.parse, openai_responses.parse])
+def test_too_many_messages_are_refused_undecoded(
+    parse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields.orjson, "loads", None)
+    most = fields.MAX_VALUES // 4 + 1
+    body = b'{"messages":[' + b'{"role":"user","content":"Hi"},' * most + b"{}]}"
+    assert refusal(parse, body).code == "too_many_values"
+
+
+def test_a_long_text_full_of_quotes_is_one_string() -> None:
+    text = json.dumps([{"a": "b\\", "c": []}] * fields.MAX_VALUES)
+    body = json.dumps({"input": text}).encode()
+    assert fields.read_json_object(body) == {"input": text}

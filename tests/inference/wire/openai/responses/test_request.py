@@ -1,13 +1,17 @@
-"""The Responses dialect's requests: fields, schemas, thoughts and history."""
+"""The Responses dialect's requests: fields, schemas, thoughts, history, and how their prompts are
+counted."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, get_type_hints
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.responses.input_token_count_params import InputTokenCountParams
+from openai.types.responses.response_compact_params import ResponseCompactParams
 from openai.types.responses.response_create_params import (
     ResponseCreateParamsBase,
     ResponseCreateParamsStreaming,
@@ -15,21 +19,27 @@ from openai.types.responses.response_create_params import (
 
 from inference.protocol.events import Failure
 from inference.wire.errors import ApiError, RequestFailedError
+from inference.wire.openai.responses import compact as openai_responses_compact
 from inference.wire.openai.responses import errors as openai_responses_errors
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.openai.responses.fields import carried, encrypted_content
+from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.tools import is_strict
 from tests.cases import each_case
 from tests.inference.wire.openai.responses.answered import frames, parse
 
 
-def test_every_field_of_the_sdk_is_declared() -> None:
-    sent = {
-        *get_type_hints(ResponseCreateParamsBase),
-        *get_type_hints(ResponseCreateParamsStreaming),
-    }
-    assert len(sent) > 30
-    assert sent <= set(openai_responses.FIELDS), sorted(sent - set(openai_responses.FIELDS))
+@each_case(
+    ("params", "fields"),
+    [
+        (ResponseCreateParamsBase, openai_responses.FIELDS),
+        (ResponseCreateParamsStreaming, openai_responses.FIELDS),
+        (InputTokenCountParams, openai_responses.COUNT_FIELDS),
+        (ResponseCompactParams, openai_responses_compact.FIELDS),
+    ],
+)
+def test_every_field_of_the_sdk_is_declared(params: Any, fields: dict[str, Any]) -> None:
+    assert get_type_hints(params).keys() <= fields.keys()
 
 
 def test_what_a_neuron_names_is_named_as_the_client_did() -> None:
@@ -56,61 +66,29 @@ def test_thoughts_of_others_are_refused(given_text: str) -> None:
         encrypted_content(given_text, "p")
 
 
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
 @each_case(
     ("schema", "strict"),
     [
-        ({"type": "object", "properties": {}, "additionalProperties": False}, True),
+        (CLOSED | {"properties": {}}, True),
         ({"type": "object", "properties": {"a": {"type": "string"}}}, False),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"type": "string"}},
-                "required": ["a"],
-                "additionalProperties": False,
-            },
-            True,
-        ),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"type": "array", "items": {"type": "object"}}},
-                "required": ["a"],
-                "additionalProperties": False,
-            },
-            False,
-        ),
-        (
-            {
-                "type": "object",
-                "properties": {"type": {"anyOf": [{"enum": ["a"]}, {"type": "null"}]}},
-                "required": ["type"],
-                "additionalProperties": False,
-            },
-            True,
-        ),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"type": "string", "format": "uri"}},
-                "required": ["a"],
-                "additionalProperties": False,
-            },
-            False,
-        ),
-        (
-            {
-                "type": "object",
-                "properties": {"a": True},
-                "required": ["a"],
-                "additionalProperties": False,
-            },
-            False,
-        ),
+        *[
+            (CLOSED | {"properties": {name: schema}, "required": [name]}, strict)
+            for name, schema, strict in (
+                ("a", {"type": "string"}, True),
+                ("a", {"type": "array", "items": {"type": "object"}}, False),
+                ("type", {"anyOf": [{"enum": ["a"]}, {"type": "null"}]}, True),
+                ("a", {"type": "string", "format": "uri"}, False),
+                ("a", True, False),
+            )
+        ],
         ({}, False),
-        ({"type": "object", "properties": [], "additionalProperties": False}, False),
-        ({"type": "object", "anyOf": {}, "additionalProperties": False}, False),
-        ({"type": "object", "required": 3, "additionalProperties": False}, False),
-        ({"type": "object", "required": [[]], "additionalProperties": False}, False),
+        (CLOSED | {"properties": []}, False),
+        (CLOSED | {"anyOf": {}}, False),
+        (CLOSED | {"required": 3}, False),
+        (CLOSED | {"required": [[]]}, False),
     ],
 )
 def test_strict_schemas(schema: dict[str, Any], strict: bool) -> None:
@@ -159,3 +137,38 @@ def test_history_comes_between_the_instructions_and_the_input() -> None:
     with pytest.raises(ApiError) as refused:
         request.continued(history, {})
     assert refused.value.param == "input[0]"
+
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+def parse_count(**fields: Any) -> ResponsesRequest:
+    return openai_responses.parse_count(orjson.dumps({"model": "m", "input": "Hi", **fields}))
+
+
+def test_a_count_renders_what_the_response_would() -> None:
+    body = {
+        "model": "m",
+        "input": [{"role": "user", "content": "Hi"}],
+        "instructions": "Be brief.",
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_object"}},
+    }
+    counted = openai_responses.count_of(parse_count(**body))
+    assert counted.model == "m"
+    assert counted.input == openai_responses.parse(orjson.dumps(body)).generation.input
+
+
+@each_case("name", ["stream", "store", "temperature", "max_output_tokens"])
+def test_a_count_has_nothing_to_generate(name: str) -> None:
+    with pytest.raises(ApiError, match=name):
+        parse_count(**{name: 1})
+
+
+def test_the_body_is_the_sdk_s() -> None:
+    assert json.loads(openai_responses.count_body(7)) == {
+        "object": "response.input_tokens",
+        "input_tokens": 7,
+    }

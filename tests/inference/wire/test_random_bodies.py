@@ -1,0 +1,134 @@
+"""Every parser answers spoilt bodies with a request or a refusal, never with anything else.
+
+The seeds are the dialect's own answered golden requests, so a new dialect is in here by its cases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from inference.gateway.images import without_files
+from inference.protocol.generation import Request, Submit, decode_inbox_frame, encode_inbox_frame
+from inference.wire.anthropic import batches as anthropic_batches
+from inference.wire.anthropic import messages as anthropic_messages
+from inference.wire.common.batch_lines import read_lines
+from inference.wire.common.parts import ImageRules
+from inference.wire.dialect import RequestContext
+from inference.wire.errors import ApiError
+from inference.wire.openai import batches as openai_batches
+from inference.wire.openai.responses import request as openai_responses
+from inference.wire.vllm import tokenize as vllm_tokenize
+from tests.cases import each_case
+from tests.inference.wire import golden_batches
+from tests.inference.wire.golden import DIALECTS, cases, inside
+from tests.inference.wire.random_bodies import random_bodies
+
+NUM_BODIES = (10_000, pytest.param(100_000, marks=pytest.mark.slow))
+CHAT = "/v1/chat/completions"
+
+
+def seeds_of(dialect: str, *only: str) -> list[dict[str, Any]]:
+    """The bodies of its answered cases, or these fields of them."""
+    bodies = [case.parts["request"] for case in cases(dialect) if case.is_answered]
+    return [{name: body[name] for name in body if not only or name in only} for body in bodies]
+
+
+def outcomes(
+    parse: Callable[[bytes], Any], seeds: list[dict[str, Any]], num_bodies: int
+) -> Counter[str]:
+    """How often each code was answered, or the request was accepted."""
+    found: Counter[str] = Counter()
+    for body in random_bodies(seeds, num_bodies, seed=3):
+        try:
+            parse(body)
+            found["accepted"] += 1
+        except ApiError as error:
+            assert 400 <= error.status < 500 and error.message, body
+            found[error.code] += 1
+        except Exception as error:
+            raise AssertionError(f"{body[:2000]!r} broke the parser") from error
+    return found
+
+
+@pytest.mark.parametrize("num_bodies", NUM_BODIES)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_request_or_a_refusal(dialect: str, num_bodies: int) -> None:
+    read, errors = DIALECTS[dialect]
+    context = RequestContext()
+
+    def parse(body: bytes) -> None:
+        try:
+            request = read(body, context)
+        except ApiError as error:
+            errors.error_body(error, request_id="r")
+            raise
+        crosses_to_the_neuron(inside(request))
+
+    codes = outcomes(parse, seeds_of(dialect), num_bodies)
+    assert codes["accepted"] > num_bodies / 20, codes
+    assert {"invalid_json", "invalid_type", "unsupported_parameter"} <= codes.keys(), codes
+
+
+def crosses_to_the_neuron(request: Request) -> None:
+    request, _ = without_files(request, ImageRules())
+    submit = Submit(request_id="r", gateway_id="g", model="m", request=request, deadline_unix_s=0.0)
+    assert decode_inbox_frame(encode_inbox_frame(submit)) == submit
+
+
+MADE = {one.dialect: one.parts for one in golden_batches.cases() if one.name == "made"}
+(LINES,) = (one.parts["lines"] for one in golden_batches.cases() if one.name == "lines")
+LINE = json.loads(LINES[0])
+OTHER_LINE = {**LINE, "custom_id": "another"}
+TOKENIZE = {"model": "tiny", "prompt": "Hi", "add_special_tokens": True, "return_token_strs": True}
+
+
+@each_case(
+    ("parse", "seeds"),
+    [
+        (openai_batches.parse_batch, [MADE["openai_batches"]["request"]]),
+        (
+            lambda body: list(anthropic_batches.parse(body)),
+            [MADE["anthropic_batches"]["request"]],
+        ),
+        (
+            lambda body: list(read_lines([body, b"\n", json.dumps(LINE).encode()], CHAT)),
+            [OTHER_LINE],
+        ),
+        (vllm_tokenize.parse, [TOKENIZE]),
+        (
+            lambda body: crosses_to_the_neuron(anthropic_messages.parse_count(body)),
+            seeds_of("anthropic_messages", *anthropic_messages.COUNT_FIELDS),
+        ),
+        (
+            lambda body: openai_responses.count_of(openai_responses.parse_count(body)),
+            seeds_of("openai_responses", *openai_responses.COUNT_FIELDS),
+        ),
+    ],
+    ids=["openai_batch", "anthropic_batch", "lines", "tokenize", "anthropic_count", "openai_count"],
+)
+def test_bodies_of_other_kinds(parse: Any, seeds: list[dict[str, Any]]) -> None:
+    codes = outcomes(parse, seeds, 3000)
+    assert min(codes["accepted"], codes.total() - codes["accepted"]) > 150, codes
+
+
+def test_bodies_are_repeatable_and_various() -> None:
+    seeds = [{"model": "m", "n": 1, "list": [{"role": "user", "content": "Hi"}]}]
+    bodies = list(random_bodies(seeds, 5000, seed=1))
+    assert bodies == list(random_bodies(seeds, 5000, seed=1))
+    assert bodies != list(random_bodies(seeds, 5000, seed=2))
+    assert len(set(bodies)) > 2000
+    assert sum(_is_json(body) for body in bodies) > 2000
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return True
