@@ -16,9 +16,10 @@ from inference.gateway.responses import background
 from inference.gateway.responses import store as response_store
 from inference.gateway.responses.background import EventsGoneError, FrameLog
 from inference.wire.openai.responses import request as openai_responses
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import responses_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris
 from tests.inference.gateway.responses_support import (
     RESPONSES,
     cut_short,
@@ -52,37 +53,7 @@ async def test_the_sdk_works_in_the_background(
         await sdk.responses.cancel(again.id)
 
 
-async def test_a_background_stream_survives_its_client(
-    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
-) -> None:
-    gate = asyncio.Event()
-    neuron.script = gated(gate)
-    exchange = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
-    await exchange.until(b'"delta":"Pa"')
-    names = [event["type"] for event in events(exchange)]
-    assert names[:3] == ["response.created", "response.queued", "response.in_progress"]
-    response_id = events(exchange)[0]["response"]["id"]
-    exchange.leave()
-    await exchange.finish()
-    gate.set()
-    await until_status(kept, response_id, "completed")
-    stored = (await client.get(f"{RESPONSES}/{response_id}")).json
-    assert stored["output"][0]["content"][0]["text"] == "Paris"
-    assert neuron.cancelled.empty()
-
-
-async def test_a_background_stream_that_is_watched_to_its_end(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
-    stream = await sdk.responses.create(**responses_body(background=True, stream=True))
-    seen = [event async for event in stream]
-    assert [event.sequence_number for event in seen] == list(range(len(seen)))
-    last: Any = seen[-1]
-    assert (last.type, last.response.output_text) == ("response.completed", "The capital is Paris.")
-    assert (await sdk.responses.retrieve(last.response.id)).to_dict() == last.response.to_dict()
-
-
-async def test_a_stream_is_watched_again_after_a_broken_connection(
+async def test_a_stream_survives_its_client_and_is_watched_again(
     client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
 ) -> None:
     gate = asyncio.Event()
@@ -90,6 +61,8 @@ async def test_a_stream_is_watched_again_after_a_broken_connection(
     first = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
     await first.until(b'"delta":"Pa"')
     seen = events(first)
+    names = [event["type"] for event in seen]
+    assert names[:3] == ["response.created", "response.queued", "response.in_progress"]
     first.leave()
     await first.finish()
     response_id, last = seen[0]["response"]["id"], seen[-1]["sequence_number"]
@@ -107,26 +80,20 @@ async def test_a_stream_is_watched_again_after_a_broken_connection(
     (end,) = events(await client.get(path, query=rest_of_it))
     assert (end["type"], end["sequence_number"]) == ("response.completed", last + len(rest))
     assert end["response"]["output"] == rest[-1]["response"]["output"]
+    stored = (await client.get(path)).json
+    assert stored["output"][0]["content"][0]["text"] == "Paris"
+    assert neuron.cancelled.empty()
 
 
-async def test_the_sdk_watches_again(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
-    made = await sdk.responses.create(**responses_body())
-    stream = await sdk.responses.retrieve(made.id, stream=True)
-    seen = [event async for event in stream]
-    last: Any = seen[-1]
-    assert (seen[0].type, last.type) == ("response.created", "response.completed")
-    assert last.response.output_text == "The capital is Paris."
-
-
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("reason", ["length", "stop"])
+@each_case("background", [False, True])
+@each_case("stream", [False, True])
+@each_case("script", [cut_short, paris])
 async def test_the_sdk_resumes_a_response_that_has_ended(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, *, background: bool, stream: bool, reason: str
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, background: bool, stream: bool, script: Script
 ) -> None:
     """The SDK's helper asks for the whole stream and drops every event up to ``starting_after``,
     so the closing event has the number that it had in the first stream."""
-    neuron.script = cut_short if reason == "length" else neuron.script
+    neuron.script = script
     made = await sdk.responses.create(**responses_body(background=background, stream=stream))
     first: list[Any] = [event async for event in made] if stream else []
     response_id = first[0].response.id if stream else made.id
@@ -136,7 +103,7 @@ async def test_the_sdk_resumes_a_response_that_has_ended(
     seen = first[-2].sequence_number if stream else 8
     async with sdk.responses.stream(response_id=response_id, starting_after=seen) as resumed:
         events_left = [event async for event in resumed]
-    status = "incomplete" if reason == "length" else "completed"
+    status = "incomplete" if script is cut_short else "completed"
     assert [event.type for event in events_left] == [f"response.{status}"]
     if stream:
         assert events_left[0].sequence_number == first[-1].sequence_number
@@ -160,39 +127,28 @@ async def test_events_that_are_gone_are_reported_as_gone(
     await client.post(f"{RESPONSES}/{made}/cancel")
 
 
-async def test_cancelling_in_the_background(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, gateway: Gateway
+async def test_cancelling_and_deleting_end_it(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
-    neuron.script = endless
-    made = await sdk.responses.create(**responses_body(background=True))
-    submit = await neuron.submitted.get()
-    assert (await sdk.responses.cancel(made.id)).status == "cancelled"
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
-    assert (await sdk.responses.cancel(made.id)).status == "cancelled"
-    await until(lambda: not len(gateway.streams))
-
-
-async def test_who_watches_is_notified_of_the_cancelling(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+    """Who watches is notified."""
     neuron.script = endless
     exchange = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
+    submit = await neuron.submitted.get()
     await exchange.until(b"on and")
-    response_id = events(exchange)[0]["response"]["id"]
-    await client.post(f"{RESPONSES}/{response_id}/cancel")
+    path = f"{RESPONSES}/{events(exchange)[0]['response']['id']}"
+    for _ in range(2):
+        assert (await client.post(f"{path}/cancel")).json["status"] == "cancelled"
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
     seen = events(await exchange.finish())
     assert (seen[-1]["type"], seen[-1]["code"]) == ("error", "cancelled")
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
-
-
-async def test_deleting_ends_it(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = endless
     made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
     submit = await neuron.submitted.get()
     deleted = await client.open("DELETE", f"{RESPONSES}/{made}").finish()
     assert deleted.json == {"id": made, "object": "response", "deleted": True}
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
     assert (await client.get(f"{RESPONSES}/{made}")).status == 404
+    await until(lambda: not len(gateway.streams))
 
 
 async def test_an_unknown_model_is_refused_at_once(
@@ -279,14 +235,9 @@ async def test_from_any_event_on() -> None:
     assert not waiting.done(), "none of them is after the fifth"
     log.put(frames(6))
     assert await waiting == (frames(6), False)
-
-
-async def test_what_is_over_still_reports_its_end() -> None:
-    log = FrameLog()
-    log.put(frames(0, 1))
     log.close()
-    assert await log.watch(never, after=0).take() == (frames(1), True)
-    assert await log.watch(never, after=7).take() == (b"", True)
+    assert await log.watch(never, after=5).take() == (frames(6), True)
+    assert await log.watch(never, after=9).take() == (b"", True)
 
 
 async def test_who_does_not_read_is_given_up_and_the_work_continues(
@@ -295,6 +246,7 @@ async def test_who_does_not_read_is_given_up_and_the_work_continues(
     monkeypatch.setattr(background, "MAX_KEPT_BYTES", 3 * len(frames(0)))
     aborted: list[str] = []
     log = FrameLog()
+    log.watch(never).leave()  # who left is not given up
     log.watch(lambda: aborted.append("slow"))
     reader = log.watch(lambda: aborted.append("reader"))
     for number in range(5):
@@ -305,11 +257,3 @@ async def test_who_does_not_read_is_given_up_and_the_work_continues(
         log.watch(never, after=0)
     assert gone.value.first == 2
     assert await log.watch(never, after=1).take() == (frames(2, 3, 4), False)
-
-
-async def test_who_left_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "MAX_KEPT_BYTES", 1)
-    log = FrameLog()
-    log.watch(never).leave()
-    log.put(frames(0, 1, 2))
-    assert log.end == 3

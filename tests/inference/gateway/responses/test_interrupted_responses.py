@@ -18,7 +18,7 @@ from inference.gateway.responses import consumer as stored_responses
 from inference.protocol.keys import gateway_alive_key
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import responses_body
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris
 from tests.inference.gateway.responses_support import (
     RESPONSES,
     breaks,
@@ -63,17 +63,6 @@ async def test_what_another_gateway_ends_stops_here(
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
 
 
-async def test_a_background_response_that_breaks(
-    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
-) -> None:
-    neuron.script = breaks
-    made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
-    await until_status(kept, made, "failed")
-    stored = (await client.get(f"{RESPONSES}/{made}")).json
-    assert stored["error"] == {"code": "server_error", "message": "The engine crashed."}
-    assert stored["output"][0]["status"] == "incomplete"
-
-
 async def test_what_a_dead_gateway_left_has_failed(
     client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,43 +80,42 @@ async def test_what_a_dead_gateway_left_has_failed(
         assert "went away" in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize(("script", "status"), [(paris, "completed"), (breaks, "failed")])
 async def test_the_end_is_kept_once_the_database_is_back(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, kept: DatabaseThreads
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: DatabaseThreads,
+    script: Script,
+    status: str,
 ) -> None:
-    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,) * 200)
-    gate = asyncio.Event()
-    neuron.script = gated(gate)
-    made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
-    await until_status(kept, made, "in_progress")
+    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,) * (200 if script is paris else 1))
+    neuron.script = script
     tried = asyncio.Event()
     loop = asyncio.get_running_loop()
+    num_tried = 0
+    working = services.response_progress
 
     def away(**_named: Any) -> Any:
-        loop.call_soon_threadsafe(tried.set)
+        nonlocal num_tried
+        num_tried += 1
+        if num_tried == 5:
+            loop.call_soon_threadsafe(tried.set)
         raise OperationalError("gone")
 
-    working = services.response_progress
     monkeypatch.setattr(services, "response_progress", away)
-    gate.set()
+    made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
     await asyncio.wait_for(tried.wait(), 60)
     monkeypatch.setattr(services, "response_progress", working)
-    await until_status(kept, made, "completed")
+    await until_status(kept, made, status)
+    if status == "failed":
+        stored = (await client.get(f"{RESPONSES}/{made}")).json
+        assert stored["error"] == {"code": "server_error", "message": "The engine crashed."}
+        assert stored["output"][0]["status"] == "incomplete"
 
 
-async def test_a_gateway_that_stops_reports_it(
+async def test_a_gateway_that_stops_reports_it_and_ends_the_streams_that_watch(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, kept: DatabaseThreads
-) -> None:
-    neuron.script = endless
-    made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
-    await neuron.submitted.get()
-    await gateway.drain(0)
-    record = await kept.query(lambda: selectors.response_find(made, account="anonymous"))
-    assert record is not None and record.status == "failed"
-    assert "shutting down" in record.response["error"]["message"]
-
-
-async def test_a_gateway_that_stops_ends_the_streams_that_watch(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
     neuron.script = endless
     exchange = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
@@ -136,6 +124,10 @@ async def test_a_gateway_that_stops_ends_the_streams_that_watch(
     seen = events(await exchange.finish())
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     assert (seen[-2]["code"], seen[-1]["type"]) == ("shutting_down", "response.failed")
+    made = seen[0]["response"]["id"]
+    record = await kept.query(lambda: selectors.response_find(made, account="anonymous"))
+    assert record is not None and record.status == "failed"
+    assert "shutting down" in record.response["error"]["message"]
 
 
 async def test_a_gateway_that_lives_has_not_lost_its_responses(
@@ -193,29 +185,3 @@ async def test_what_was_reported_as_failed_never_completes(
     assert (await client.get(f"{RESPONSES}/{made}")).json == failed
     row = await kept.query(StoredResponse.objects.get)
     assert (row.status, row.lease_until) == ("failed", None)
-
-
-async def test_a_failure_is_stored_once_the_database_is_back(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, kept: DatabaseThreads
-) -> None:
-    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,))
-    neuron.script = breaks
-    tried = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    num_tried = 0
-    working = services.response_progress
-
-    def away(**_named: Any) -> Any:
-        nonlocal num_tried
-        num_tried += 1
-        if num_tried == 5:
-            loop.call_soon_threadsafe(tried.set)
-        raise OperationalError("gone")
-
-    monkeypatch.setattr(services, "response_progress", away)
-    made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
-    await asyncio.wait_for(tried.wait(), 60)
-    monkeypatch.setattr(services, "response_progress", working)
-    await until_status(kept, made, "failed")
-    stored = (await client.get(f"{RESPONSES}/{made}")).json
-    assert stored["error"]["message"] == "The engine crashed."

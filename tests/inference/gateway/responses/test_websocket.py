@@ -201,53 +201,33 @@ async def test_leaving_cancels(client: AsgiClient, neuron: FakeNeuron) -> None:
     assert await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 
-@pytest.mark.parametrize(
-    ("body", "texts", "param"),
-    [
-        ("{", "invalid_json", None),
-        ("[]", "invalid_type", None),
-        ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
-        ({"type": "response.steer", "input": "Hi"}, None, "type"),
-        (create(stream=False), "unsupported_parameter", "stream"),
-        (create(background=True), "unsupported_parameter", "background"),
-        (create(colour="red"), None, "colour"),
-    ],
-)
-async def test_what_is_refused(
-    client: AsgiClient, body: Any, texts: str | None, param: str | None
-) -> None:
-    async with connect(client) as socket:
-        events = await socket.turn(body)
-        assert code(events) == texts or texts is None
-        assert (events[0]["param"], events[0]["status"]) == (param, 400)
-        EVENT_TYPES.validate_python(events[0])
-
-
-async def test_a_neurons_refusal_is_an_error(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_what_is_refused(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = failing
     async with connect(client) as socket:
-        events = await socket.turn(create())
-        assert code(events) == "context_length_exceeded"
-        assert events[0]["param"] == "input"
+        for body, texts, param in (
+            ("{", "invalid_json", None),
+            ("[]", "invalid_type", None),
+            ({"model": "tiny", "input": "Hi"}, "missing_required_parameter", "type"),
+            ({"type": "response.steer", "input": "Hi"}, None, "type"),
+            (create(stream=False), "unsupported_parameter", "stream"),
+            (create(background=True), "unsupported_parameter", "background"),
+            (create(colour="red"), None, "colour"),
+            (create(), "context_length_exceeded", "input"),  # by the neuron
+        ):
+            events = await socket.turn(body)
+            assert code(events) == texts or texts is None
+            assert (events[0]["param"], events[0]["status"]) == (param, 400), body
+            EVENT_TYPES.validate_python(events[0])
 
 
-@pytest.mark.parametrize(
-    "scope",
-    [
-        {},
-        {"headers": [(b"origin", b"https://elsewhere.example")]},
-        {"headers": [(b"authorization", b"Bearer wrong")]},
-    ],
-)
-async def test_a_handshake_without_the_key(make_client: MakeClient, scope: dict[str, Any]) -> None:
-    socket = connect(make_client(api_key="sesame"), **scope)
-    assert await socket.message() == {"type": "websocket.close"}
-    await socket.leave()
-
-
-async def test_a_handshake_with_the_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
-    headers = [(b"authorization", b"Bearer sesame")]
-    async with connect(make_client(api_key="sesame"), headers=headers) as socket:
+async def test_a_handshake_needs_the_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
+    client = make_client(api_key="sesame")
+    elsewhere = (b"origin", b"https://elsewhere.example")
+    for headers in ([], [elsewhere], [(b"authorization", b"Bearer wrong")]):
+        socket = connect(client, headers=headers)
+        assert await socket.message() == {"type": "websocket.close"}
+        await socket.leave()
+    async with connect(client, headers=[(b"authorization", b"Bearer sesame")]) as socket:
         assert (await socket.turn(create()))[-1]["type"] == "response.completed"
 
 
