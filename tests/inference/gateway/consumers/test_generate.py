@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import openai
 import pytest
 import redis.asyncio
 
@@ -21,6 +22,7 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, failing, says, silent
+from tests.inference.gateway.responses_support import breaks
 from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -61,6 +63,15 @@ async def test_streams_report_their_usage_unasked_where_the_operator_wants_it(
     gateway.config = replace(gateway.config, always_stream_usage=True)
     *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
+
+
+async def test_the_sdk_raises_on_an_error_within_a_stream(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
+) -> None:
+    neuron.script = breaks
+    stream = await sdk.chat.completions.create(**chat_body(stream=True))
+    with pytest.raises(openai.APIError, match="The engine crashed"):
+        _ = [chunk async for chunk in stream]
 
 
 async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron) -> None:

@@ -1,46 +1,53 @@
-"""What one gateway takes on at once, and what each refusal names."""
+"""What one gateway takes on at once, how many connections and for how long, and what each refusal
+names."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+import ipaddress
+import logging
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from inference.descriptors import DescriptorMarks
+from inference.gateway.gateway import LifespanConsumer
 from inference.gateway.request.admission import Bounds
+from inference.gateway.server.bodies import BODY, FILE_PIECE_BYTES, with_large_bodies
+from inference.gateway.server.clients import ClientConnections
+from inference.gateway.server.run import _Stopper
 from inference.wire.errors import ApiError
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
-from tests.inference.gateway.bodies import responses_body
+from tests.inference.gateway.bodies import chat_body, responses_body
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 
 CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def test_requests_at_once(make_client: MakeClient, neuron: FakeNeuron) -> None:
-    client = make_client(max_open_requests=1)
+LONG = chat_body(messages=[{"role": "user", "content": "x" * 4000}])
+
+
+@each_case(
+    ("bound", "most", "body"),
+    [("max_open_requests", 1, chat_body()), ("max_open_body_bytes", 5000, LONG)],
+)
+async def test_more_than_is_taken_on_at_once_is_refused_by_name(
+    make_client: MakeClient, neuron: FakeNeuron, bound: str, most: int, body: dict[str, Any]
+) -> None:
+    client = make_client(**{bound: most})
     neuron.script = endless
-    first = client.open("POST", CHAT, {**BODY, "stream": True})
+    first = client.open("POST", CHAT, {**body, "stream": True})
     await first.until(b"on and")
-    refused = await client.post(CHAT, BODY)
+    refused = await client.post(CHAT, body)
     assert (refused.status, refused.error["code"]) == (503, "queue_full")
-    assert "HELEXA_MAX_OPEN_REQUESTS" in refused.error["message"]
+    assert f"HELEXA_{bound.upper()}" in refused.error["message"]
     assert refused.headers["retry-after"]
-    first.leave()
-    await first.finish()
-    assert (await client.get("/v1/models")).status == 200
-
-
-async def test_bodies_together(make_client: MakeClient, neuron: FakeNeuron) -> None:
-    client = make_client(max_open_body_bytes=5000)
-    neuron.script = endless
-    long = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 4000}]}
-    first = client.open("POST", CHAT, {**long, "stream": True})
-    await first.until(b"on and")
-    refused = await client.post(CHAT, long)
-    assert (refused.status, refused.error["code"]) == (503, "queue_full")
-    assert "HELEXA_MAX_OPEN_BODY_BYTES" in refused.error["message"]
     first.leave()
     await first.finish()
     assert (await client.post(CHAT, parts=[b"x" * 4000])).status == 400, "there is room again"
@@ -98,3 +105,150 @@ def test_each_bound_is_counted_back() -> None:
         bounds.take_body(1)
     bounds.close_request(10)
     assert (bounds.num_open_requests, bounds.num_body_bytes) == (0, 0)
+
+
+FEW = 20
+"""A file descriptor of a process that has plenty."""
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _connections(clock: Clock | None = None, refused: list[str] | None = None) -> ClientConnections:
+    return ClientConnections(
+        max_per_address=2,
+        trusted_proxies=(ipaddress.ip_network("10.0.0.0/8"),),
+        marks=DescriptorMarks.of_limit(1024),
+        on_refused=[].append if refused is None else refused.append,
+        clock=clock or Clock(),
+    )
+
+
+def _codes(connections: ClientConnections, *hosts: str) -> list[str | None]:
+    errors = [connections.admit(host, FEW) for host in hosts]
+    return [None if error is None else error.code for error in errors]
+
+
+def test_one_address_has_a_bound_and_others_their_own() -> None:
+    connections = _connections()
+    codes = _codes(connections, *3 * ["192.0.2.1"], "192.0.2.2", "::ffff:192.0.2.1")
+    assert codes == [None, None, "too_many_connections", None, "too_many_connections"]
+    for _ in range(3):
+        connections.release("192.0.2.1")
+    assert _codes(connections, "192.0.2.1") == [None]
+
+
+def test_an_ipv6_client_has_a_network() -> None:
+    hosts = ("2001:db8::1", "2001:db8::ffff", "2001:db8::2", "2001:db8:0:1::1")
+    assert _codes(_connections(), *hosts) == [None, None, "too_many_connections", None]
+
+
+@each_case("host", ["127.0.0.1", "::1", "10.1.2.3"])
+def test_this_host_and_trusted_proxies_are_not_counted(host: str) -> None:
+    assert _codes(_connections(), *5 * [host]) == 5 * [None]
+
+
+@each_case(
+    ("limit", "refuse_from", "stop_from"),
+    [(128, 80, 96), (1024, 832, 896), (20_000, 19_808, 19_872)],
+)
+def test_descriptors_are_kept_back(limit: int, refuse_from: int, stop_from: int) -> None:
+    marks = DescriptorMarks.of_limit(limit)
+    assert (marks.refuse_from, marks.stop_from) == (refuse_from, stop_from)
+
+
+def test_a_connection_in_the_reserve_is_refused_whoever_it_is_of() -> None:
+    refused: list[str] = []
+    connections = _connections(refused=refused)
+    assert connections.admit("127.0.0.1", 831) is None
+    error = connections.admit("127.0.0.1", 832)
+    assert error is not None
+    assert (error.status, error.code, error.retry_after_s) == (503, "overloaded", 2.0)
+    assert refused == ["overloaded"]
+    assert not connections.is_too_many(895)
+    assert connections.is_too_many(896)
+
+
+def test_the_log_reports_what_ran_out_and_not_with_every_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    connections = _connections(clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            connections.admit("127.0.0.1", 900)
+        clock.now_s = 60.0
+        connections.admit("127.0.0.1", 900)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "overloaded" in first and "file descriptor 900 of 1024" in first
+    assert "and 99 more" in second
+
+
+DRAIN_S = 517.0
+
+
+class DrainedGateway:
+    """Notes how long it may wait for open requests."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(drain_s=DRAIN_S)
+        self.graces_s: list[float] = []
+
+    async def drain(self, grace_s: float) -> None:
+        self.graces_s.append(grace_s)
+
+    def close(self) -> None: ...
+
+
+async def under_daphne(gateway: Any) -> None:
+    closed = asyncio.Event()
+    server: Any = SimpleNamespace(stop_listening=lambda: None, close=closed.set)
+
+    async def stop_metrics() -> None: ...
+
+    metrics: Any = SimpleNamespace(stop=stop_metrics)
+    _Stopper(server, gateway, metrics).stop()
+    await closed.wait()
+
+
+async def under_uvicorn(gateway: Any) -> None:
+    async def receive() -> dict[str, str]:
+        return {"type": "lifespan.shutdown"}
+
+    async def send(_message: dict[str, str]) -> None: ...
+
+    await LifespanConsumer(gateway)({}, receive, send)
+
+
+@each_case("stop", [under_daphne, under_uvicorn])
+async def test_the_setting_is_how_long_it_waits(stop: Any) -> None:
+    gateway = DrainedGateway()
+    await stop(gateway)
+    assert gateway.graces_s == [DRAIN_S]
+
+
+async def test_pieces_come_from_the_file_and_the_end_from_the_server() -> None:
+    content = bytes(range(256)) * (FILE_PIECE_BYTES // 256) + b"end"
+    file = io.BytesIO(content)
+    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    sent.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    sent.put_nowait({"type": "http.disconnect"})
+    received: list[dict[str, Any]] = []
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        assert BODY not in scope
+        while not received or received[-1]["type"] != "http.disconnect":
+            received.append(await receive())
+
+    await with_large_bodies(application)({BODY: file}, sent.get, None)
+    *pieces, end, left = received
+    assert [len(one["body"]) for one in pieces] == [FILE_PIECE_BYTES, 3]
+    assert b"".join(one["body"] for one in pieces) == content
+    assert all(one["more_body"] for one in pieces)
+    assert (end["body"], end["more_body"], left["type"]) == (b"", False, "http.disconnect")
+    assert file.closed

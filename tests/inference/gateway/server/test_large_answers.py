@@ -33,15 +33,18 @@ from inference.protocol.events import (
 from inference.protocol.generation import Submit
 from inference.wire.common import fields
 from inference.wire.common.fields import read_json_object
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
+from tests.inference.gateway.fake_neuron import embeds as embeds_whole
 
 NUM_INPUTS = 256
 WIDTH = 1024
 VECTORS = [struct.pack(f"<{WIDTH}f", *(n + i / 7 for i in range(WIDTH))) for n in range(NUM_INPUTS)]
 ASK = {"model": "tiny", "input": ["x"] * NUM_INPUTS, "encoding_format": "base64"}
 USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+CHAT = chat_body()
 
 
 async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
@@ -127,11 +130,7 @@ async def test_a_stream_that_breaks_in_a_body_breaks_the_connection(
 
 
 async def test_a_small_answer_has_its_length(client: AsgiClient, neuron: FakeNeuron) -> None:
-    async def embeds_one(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
-        yield [Embedded(request_id=submit.request_id, vectors=VECTORS[:1], usage=USAGE)]
-
-    neuron.script = embeds_one
+    neuron.script = embeds_whole(VECTORS[0])
     answer = await client.post("/v1/embeddings", {"model": "tiny", "input": "x"})
     assert int(answer.headers["content-length"]) == len(answer.body)
     assert len(answer.piece_sizes) == 1
@@ -201,7 +200,7 @@ async def bursts(submit: Submit) -> AsyncIterator[list[Event]]:
     ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@each_case("stream", [False, True])
 async def test_many_choices_in_bursts(client: AsgiClient, neuron: FakeNeuron, stream: bool) -> None:
     neuron.script = bursts
     ask = {"model": "tiny", "prompt": "x", "n": 128, "max_tokens": 160, "stream": stream}
@@ -224,7 +223,7 @@ async def test_a_body_that_falls_behind_is_answered_with_the_error(
     assert (answer.status, answer.error["code"]) == (503, "client_too_slow")
 
 
-@pytest.mark.parametrize("is_large", [False, True])
+@each_case("is_large", [False, True])
 async def test_large_bodies_are_parsed_beside_the_loop(
     client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from helexa_site.config import Config
 from inference.gateway.server.origins import is_allowed
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 
 PAGE = "https://chat.example.org"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("origin", "wanted"),
     [
         ("http://localhost:3000", True),
@@ -32,12 +31,8 @@ PAGE = "https://chat.example.org"
 def test_pages_of_this_machine_may(config: Config, origin: str, wanted: bool) -> None:
     assert is_allowed(config, origin) is wanted
     assert is_allowed(dataclasses.replace(config, allowed_origins=("*",)), origin)
-
-
-def test_the_operator_names_others(config: Config) -> None:
-    named = dataclasses.replace(config, allowed_origins=(PAGE,))
-    assert is_allowed(named, PAGE)
-    assert not is_allowed(named, PAGE + ":8443")
+    named = dataclasses.replace(config, allowed_origins=(PAGE,))  # by the operator
+    assert is_allowed(named, PAGE) and not is_allowed(named, PAGE + ":8443")
 
 
 async def test_a_browser_asks_before_it_sends(client: AsgiClient) -> None:

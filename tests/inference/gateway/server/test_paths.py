@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,44 +21,29 @@ from inference.gateway.server.paths import (
     unknown_url,
     with_model,
 )
-from inference.protocol.events import Accepted, Embedded, Event, Usage
-from inference.protocol.generation import Submit
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.fake_neuron import FakeNeuron, embeds
 
-
-@each_case("path", [*KNOWN_PATHS, "/v1", "/v1/", "/v1/nothing", "/v1/models/a/b"])
-def test_the_apis_own_paths_are_as_they_are(path: str) -> None:
-    assert api_path(path) == path
+PATHS = ["/chat/completions", "/completions/", "/embeddings", "/messages", "/models"]
+DEEPER = ["/messages/count_tokens", "/models/org/name", "/responses", "/responses/resp_1/cancel"]
 
 
 @each_case(
-    "path",
+    ("path", "found"),
     [
-        "/chat/completions",
-        "/completions/",
-        "/embeddings",
-        "/messages",
-        "/messages/count_tokens",
-        "/models",
-        "/models/org/name",
-        "/responses",
-        "/responses/resp_1/cancel",
+        *[(path, path) for path in (*KNOWN_PATHS, "/v1", "/v1/", "/v1/nothing", "/v1/models/a/b")],
+        *[(path, f"/v1{path}") for path in (*PATHS, *DEEPER)],
+        *[(path, None) for path in ("/", "/admin/", "/api/me", "/chat", "/messages/x", "/v10")],
+        ("/v", None),
     ],
 )
-def test_a_base_url_without_the_version(path: str) -> None:
-    assert api_path(path) == "/v1" + path
-
-
-@each_case("path", ["/", "/admin/", "/api/me", "/chat", "/messages/x", "/v10", "/v"])
-def test_what_is_not_the_apis(path: str) -> None:
-    assert api_path(path) is None
-
-
-def test_a_query_is_not_part_of_the_path() -> None:
-    assert api_path_of(b"/messages?beta=true") == "/v1/messages"
+def test_the_path_in_the_api(path: str, found: str | None) -> None:
+    """Its own are as they are, and a base URL may lack the version."""
+    assert api_path(path) == found
+    if found:
+        assert api_path_of(f"{path}?beta=true".encode()) == found
 
 
 @each_case(
@@ -80,24 +64,26 @@ def test_what_a_wrong_path_may_have_meant(path: str, near: str | None) -> None:
     assert near_path(path) == near
 
 
-def test_it_is_reported() -> None:
-    message = f"There is no POST /v1/v1/messages here. Did you mean /v1/messages? {REFERENCE}"
-    assert unknown_url("POST", "/v1/v1/messages") == message
-    assert unknown_url("GET", "/v1/nothing") == f"There is no GET /v1/nothing here. {REFERENCE}"
-
-
-@each_case("path", ["/metrics", "/metrics/", "/v1/metrics"])
-def test_metrics_are_elsewhere(path: str) -> None:
-    answer = unknown_url("GET", path)
-    assert "HELEXA_METRICS_LISTEN" in answer
-    assert "31314" in answer
-
-
-@each_case("path", ["/v1/videos", "/v1/realtime/x", "/v1/assistants"])
-def test_what_is_not_served_names_what_is(path: str) -> None:
-    answer = unknown_url("POST", path)
-    assert answer.startswith("This server ")
-    assert "/v1/chat/completions" in answer
+@each_case(
+    ("method", "path", "words"),
+    [
+        ("POST", "/v1/v1/messages", [f"here. Did you mean /v1/messages? {REFERENCE}"]),
+        ("GET", "/v1/nothing", [f"There is no GET /v1/nothing here. {REFERENCE}"]),
+        *[
+            ("GET", path, ["HELEXA_METRICS_LISTEN", "31314"])
+            for path in ("/metrics", "/metrics/", "/v1/metrics")
+        ],
+        *[
+            ("POST", path, ["This server ", "/v1/chat/completions"])
+            for path in ("/v1/videos", "/v1/realtime/x", "/v1/assistants")
+        ],
+    ],
+)
+def test_a_wrong_path_is_answered_with_the_right_one(
+    method: str, path: str, words: list[str]
+) -> None:
+    answer = unknown_url(method, path)
+    assert all(word in answer for word in words), answer
 
 
 TURNS: Any = [{"role": "user", "content": "Hi"}]
@@ -112,34 +98,21 @@ async def azure(server_url: str) -> AsyncIterator[openai.AsyncAzureOpenAI]:
         yield client
 
 
-async def test_chats(azure: openai.AsyncAzureOpenAI, neuron: FakeNeuron) -> None:
+async def test_the_sdk_of_azure(azure: openai.AsyncAzureOpenAI, neuron: FakeNeuron) -> None:
     answer = await azure.chat.completions.create(model="tiny", messages=TURNS)
     assert answer.choices[0].message.content
     stream = await azure.chat.completions.create(model="tiny", messages=TURNS, stream=True)
     pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
     assert "".join(pieces) == answer.choices[0].message.content
-
-
-async def test_the_rest_of_its_calls(azure: openai.AsyncAzureOpenAI, neuron: FakeNeuron) -> None:
     completion = await azure.completions.create(model="tiny", prompt="Hi")
     assert completion.choices[0].text
     assert [model.id async for model in azure.models.list()] == ["tiny", "gpt-4o"]
     with pytest.raises(openai.NotFoundError) as missing:
         await azure.chat.completions.create(model="no-such", messages=TURNS)
     assert missing.value.code == "model_not_found"
-
-
-async def test_embeds(azure: openai.AsyncAzureOpenAI, neuron: FakeNeuron) -> None:
-    vector = struct.pack("<2f", 0.5, -0.5)
-
-    async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
-        usage = Usage(prompt_tokens=3, completion_tokens=0)
-        yield [Embedded(request_id=submit.request_id, vectors=[vector], usage=usage)]
-
-    neuron.script = embeds
-    answer = await azure.embeddings.create(model="tiny", input="Hi", encoding_format="base64")
-    assert base64.b64decode(str(answer.data[0].embedding)) == vector
+    neuron.script = embeds(b"12345678")
+    made = await azure.embeddings.create(model="tiny", input="Hi", encoding_format="base64")
+    assert base64.b64decode(str(made.data[0].embedding)) == b"12345678"
 
 
 async def test_its_newer_paths(server_url: str, neuron: FakeNeuron) -> None:

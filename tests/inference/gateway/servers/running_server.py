@@ -21,6 +21,11 @@ from inference.protocol import keys
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 
 START_TIMEOUT_S = 120.0
+MODEL = "smollm2-135m-instruct"
+"""The default model."""
+MAX_BODY_BYTES = 50_000
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+CHAT = "/v1/chat/completions"
 
 
 @dataclass
@@ -36,6 +41,10 @@ class RunningServer:
     def client(self) -> httpx.AsyncClient:
         """A patient one: the first page that a process serves imports all of them."""
         return httpx.AsyncClient(base_url=self.url, timeout=60)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
 
 
 def gateway_environment(data_dir: Path, redis_url: str, *, max_body_bytes: int) -> dict[str, str]:
@@ -70,13 +79,10 @@ def start(env: dict[str, str], log: Path, *, num_descriptors: int | None = None)
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output)
     give_up_s = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return RunningServer(process, port, env)
-        except OSError:
-            assert process.poll() is None and time.monotonic() < give_up_s, log.read_text()
-            time.sleep(0.05)
+    while not accepts_connections(port):
+        assert process.poll() is None and time.monotonic() < give_up_s, log.read_text()
+        time.sleep(0.05)
+    return RunningServer(process, port, env)
 
 
 def accepts_connections(port: int) -> bool:
@@ -106,7 +112,7 @@ async def served_by(neuron: FakeNeuron, server: RunningServer) -> None:
 
     async def is_served(client: httpx.AsyncClient) -> bool:
         try:
-            return (await client.post("/v1/chat/completions", json=body)).status_code == 200
+            return (await client.post(CHAT, json=body)).status_code == 200
         except httpx.TransportError:  # a server with short deadlines has closed an idle connection
             return False
 

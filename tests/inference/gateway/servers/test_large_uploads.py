@@ -88,8 +88,7 @@ def server(
     env = gateway_environment(data_dir, redis_server_url, max_body_bytes=UPLOAD_BYTES + MIB)
     running = start(env, tmp_path / "server.log")
     yield running
-    running.process.terminate()
-    running.process.wait(60)
+    running.stop()
 
 
 def peak_bytes(server: RunningServer) -> int:

@@ -8,7 +8,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,16 @@ from inference.protocol.generation import ChatInput, Submit
 from inference.request_ids import new_request_id
 from tests.cases import each_case
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
-from tests.inference.gateway.servers.chats import CHAT, MAX_BODY_BYTES, MODEL, QUESTION
-from tests.inference.gateway.servers.running_server import RunningServer, served_by, start
+from tests.inference.gateway.servers.running_server import (
+    CHAT,
+    MAX_BODY_BYTES,
+    MODEL,
+    QUESTION,
+    RunningServer,
+    served_by,
+)
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def server(environment: dict[str, str], tmp_path_factory: Any) -> Iterator[RunningServer]:
-    running = start(environment, tmp_path_factory.mktemp("log") / "server.log")
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
 
 
 async def test_the_openai_sdk_streams_and_does_not(
@@ -57,23 +55,6 @@ async def test_the_openai_sdk_streams_and_does_not(
         assert unknown.value.code == "model_not_found"
 
 
-async def test_the_sdk_raises_on_an_error_within_a_stream(
-    server: RunningServer, ready: FakeNeuron
-) -> None:
-    async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
-        yield [Delta(request_id=submit.request_id, text="The")]
-        ready.sequence_numbers[submit.gateway_id] += 1
-        yield [Delta(request_id=submit.request_id, text="lost")]
-
-    ready.script = breaks
-    await served_by(ready, server)
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
-        stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, stream=True)
-        with pytest.raises(openai.APIError, match="lost"):
-            _ = [chunk async for chunk in stream]
-
-
 async def test_closing_the_connection_cancels(server: RunningServer, ready: FakeNeuron) -> None:
     ready.script = endless
     await served_by(ready, server)
@@ -86,8 +67,8 @@ async def test_closing_the_connection_cancels(server: RunningServer, ready: Fake
     assert request_id == response.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("declared", [True, False])
-@pytest.mark.parametrize(
+@each_case("declared", [True, False])
+@each_case(
     ("path", "expected"),
     [
         (CHAT, {"code": "request_too_large"}),
@@ -109,6 +90,19 @@ async def test_a_body_over_the_limit(
     assert expected.items() <= response.json()["error"].items()
 
 
+async def answered(server: RunningServer, sent: bytes) -> tuple[bytes, dict[str, Any]]:
+    """The head of the answer to the first bytes of a request, and its error."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent)
+    async with asyncio.timeout(60):
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        body = await reader.readexactly(length)
+    writer.close()
+    error: dict[str, Any] = json.loads(body)["error"]
+    return head, error
+
+
 @each_case(
     ("path", "expected"),
     [
@@ -120,21 +114,14 @@ async def test_a_body_is_not_read_for_whoever_may_not_ask(
     server: RunningServer, path: str, expected: dict[str, str]
 ) -> None:
     """Most of it has not been sent when the refusal comes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    unknown = "hx-0123456789-" + 32 * "x"
-    writer.write(
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {unknown}\r\n"
-        "Transfer-Encoding: chunked\r\n\r\n3e8\r\n".encode()
-        + b"x" * 1000
-        + b"\r\n"
+    sent = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+        f"Authorization: Bearer hx-0123456789-{32 * 'x'}\r\n"
+        f"Transfer-Encoding: chunked\r\n\r\n3e8\r\n{1000 * 'x'}\r\n"
     )
-    async with asyncio.timeout(60):
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
-        body = await reader.readexactly(length)
+    head, error = await answered(server, sent.encode())
     assert head.startswith(b"http/1.1 401 ")
-    assert expected.items() <= json.loads(body)["error"].items()
-    writer.close()
+    assert expected.items() <= error.items()
 
 
 @each_case(
@@ -149,19 +136,14 @@ async def test_a_body_is_not_read_for_whoever_may_not_ask(
 async def test_every_head_is_answered_and_recorded(
     server: RunningServer, head: str, status: int, code: str
 ) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(head.format(long="x" * 100_000).encode() + b"\r\n\r\n")
-    async with asyncio.timeout(60):
-        answered = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(answered.partition(b"content-length:")[2].split(b"\r\n")[0])
-        body = await reader.readexactly(length)
-    assert answered.startswith(b"http/1.1 %d " % status)
-    assert json.loads(body)["error"]["code"] == code
-    request_id = answered.partition(b"\r\nx-request-id: ")[2].split(b"\r\n")[0].decode()
+    sent = head.format(long="x" * 100_000) + "\r\n\r\n"
+    answer, error = await answered(server, sent.encode())
+    assert answer.startswith(b"http/1.1 %d " % status)
+    assert error["code"] == code
+    request_id = answer.partition(b"\r\nx-request-id: ")[2].split(b"\r\n")[0].decode()
     assert uuid.UUID(hex=request_id).version == 7
     found = await recorded(server, "status, code, endpoint", "request_id = ?", request_id)
     assert found == (status, code, "unknown")
-    writer.close()
 
 
 async def recorded(
@@ -253,10 +235,10 @@ async def test_the_openai_sdk_over_a_websocket(server: RunningServer, ready: Fak
     assert len(frame.request.input.messages) == 3
 
 
-def _socket(server: RunningServer, path: str = "/v1/responses") -> Any:
+def _socket(server: RunningServer, path: str = "/v1/responses", **more: Any) -> Any:
     # Compressed, what the flood sends would fit into the buffers.
     url = f"ws://127.0.0.1:{server.port}{path}"
-    return websockets.connect(url, proxy=None, compression=None)
+    return websockets.connect(url, proxy=None, compression=None, **more)
 
 
 CREATE = {"type": "response.create", "model": MODEL, "input": "Hi", "store": False}
@@ -272,25 +254,15 @@ async def test_leaving_a_websocket_cancels(server: RunningServer, ready: FakeNeu
     assert await asyncio.wait_for(ready.cancelled.get(), 60)
 
 
-async def test_a_websocket_that_is_refused(server: RunningServer, ready: FakeNeuron) -> None:
-    with pytest.raises(websockets.InvalidStatus) as refused:
-        async with _socket(server, "/v1/chat/completions"):
-            pass
-    assert refused.value.response.status_code == 403
-    await served_by(ready, server)
-    async with server.client() as client:
-        headers = {"connection": "Upgrade", "upgrade": "h2c"}
-        assert (await client.get("/health", headers=headers)).json()["status"] == "ok"
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@each_case("path", ["/v1/chat/completions", "/v1/responses"])
 async def test_a_refused_handshake_has_its_records_id(server: RunningServer, path: str) -> None:
     key = {"authorization": "Bearer hx-abcdefghij-" + 32 * "s"}
-    url = f"ws://127.0.0.1:{server.port}{path}"
     with pytest.raises(websockets.InvalidStatus) as refused:
-        async with websockets.connect(url, proxy=None, additional_headers=key):
+        async with _socket(server, path, additional_headers=key):
             pass
-    request_id = refused.value.response.headers["x-request-id"]
+    response = refused.value.response
+    assert response.status_code == 403
+    request_id = response.headers["x-request-id"]
     found = await recorded(server, "status, outcome", "request_id = ?", request_id)
     assert found == (403, "refused")
 
@@ -337,8 +309,10 @@ async def test_a_websocket_whose_reader_stalls_is_cut_off(
 async def test_health_and_unknown_paths(server: RunningServer, ready: FakeNeuron) -> None:
     await served_by(ready, server)
     async with server.client() as client:
-        health = await client.get("/health")
-        assert health.status_code == 200 and health.json()["status"] == "ok"
+        upgrade = {"connection": "Upgrade", "upgrade": "h2c"}
+        for headers in ({}, upgrade):
+            health = await client.get("/health", headers=headers)
+            assert health.status_code == 200 and health.json()["status"] == "ok"
         assert (await client.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
         home = await client.get("/")
         assert (home.status_code, home.headers["location"]) == (302, "/login/")

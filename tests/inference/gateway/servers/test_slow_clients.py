@@ -8,31 +8,25 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import websockets
 
-from fleet.services import default_model_ensure
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
-from metering.actor import COMMAND
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 from tests.inference.gateway.servers.running_server import (
+    CHAT,
+    MODEL,
+    QUESTION,
     RunningServer,
-    forget_neurons,
-    gateway_environment,
     served_by,
     start,
 )
-from tests.migrated_database import MakeSqlite
 
 pytestmark = pytest.mark.slow
 
-MODEL = "smollm2-135m-instruct"
-CHAT = "/v1/chat/completions"
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 TIMEOUT_S = 4
 """Clients that are to be in time may be kept waiting for half of it by a busy machine."""
 LONGER_S = 7.0
@@ -47,33 +41,17 @@ UPLOAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Leng
 
 
 @pytest.fixture(scope="module")
-def environment(redis_server_url: str, make_sqlite: MakeSqlite) -> dict[str, str]:
-    data_dir = make_sqlite(lambda: default_model_ensure(actor=COMMAND)).parent
-    deadlines = dict.fromkeys(
-        ("HELEXA_HEAD_TIMEOUT_S", "HELEXA_BODY_TIMEOUT_S", "HELEXA_IDLE_TIMEOUT_S"), str(TIMEOUT_S)
+def environment(environment: dict[str, str]) -> dict[str, str]:
+    names = ("HELEXA_HEAD_TIMEOUT_S", "HELEXA_BODY_TIMEOUT_S", "HELEXA_IDLE_TIMEOUT_S")
+    return (
+        environment | dict.fromkeys(names, str(TIMEOUT_S)) | {"HELEXA_MAX_BODY_BYTES": "10000000"}
     )
-    return gateway_environment(data_dir, redis_server_url, max_body_bytes=10_000_000) | deadlines
-
-
-@pytest.fixture(scope="module")
-def server(environment: dict[str, str], tmp_path_factory: Any) -> Iterator[RunningServer]:
-    running = start(environment, tmp_path_factory.mktemp("log") / "server.log")
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
 
 
 @pytest.fixture
-def redis_url(redis_server_url: str) -> str:
-    forget_neurons(redis_server_url)
-    return redis_server_url
-
-
-@pytest.fixture
-async def ready(neuron: FakeNeuron, server: RunningServer) -> FakeNeuron:
-    neuron.model = MODEL
-    await served_by(neuron, server)
-    return neuron
+async def ready(ready: FakeNeuron, server: RunningServer) -> FakeNeuron:
+    await served_by(ready, server)
+    return ready
 
 
 async def _drip(server: RunningServer, beginning: bytes, drop: bytes) -> bytes:
@@ -176,8 +154,7 @@ def poor_server(environment: dict[str, str], tmp_path: Path) -> Iterator[Running
     patient = environment | {"HELEXA_HEAD_TIMEOUT_S": "60", "HELEXA_IDLE_TIMEOUT_S": "60"}
     running = start(patient, tmp_path / "log", num_descriptors=NUM_DESCRIPTORS)
     yield running
-    running.process.terminate()
-    running.process.wait(60)
+    running.stop()
 
 
 async def test_more_streams_than_descriptors_are_refused_with_an_answer(
