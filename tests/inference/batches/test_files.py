@@ -1,4 +1,5 @@
-"""Results of a batch whose gateways die, stop and continue: none is lost, none is there twice."""
+"""Results of a batch whose gateways die, stop and continue: none is lost, none is there twice. Its
+requests are read one at a time from a file that may be deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ import errno
 import json
 import os
 import resource
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from inference.batches.files import FileStore, ResultFiles, ResultsTakenError
+from inference.batches.files import FileStore, InputFile, ResultFiles, ResultsTakenError
 from inference.batches.records import BatchRecord
+from inference.wire.errors import InvalidRequestError
+from tests.cases import each_case
 
 OUTPUT, ERROR = "file-" + "a" * 32, "file-" + "b" * 32
 HUGE_BYTES = 1 << 40
@@ -164,20 +168,77 @@ def test_one_that_lost_its_lease_between_its_check_and_its_end_finishes_nothing(
     assert ids(store, OUTPUT) == ["a", "b"]
 
 
-def test_a_crash_between_the_end_and_its_record_changes_nothing(store: FileStore) -> None:
-    first = begun(store, "first")
-    first.append(OUTPUT, [line("a")])
-    first.finish()
-    second = ResultFiles(store, BATCH, "second")
-    assert adopted(second) == ["a"]
-    second.finish()
-    assert ids(store, OUTPUT) == ["a"]
-
-
-def test_the_same_gateway_takes_it_up_again(store: FileStore) -> None:
-    begun(store, "one").append(OUTPUT, [line("a")])
-    again = ResultFiles(store, BATCH, "one")
+@each_case(("first", "finishes", "second"), [("one", True, "two"), ("one", False, "one")])
+def test_results_are_taken_up_again(
+    tmp_path: Path, first: str, finishes: bool, second: str
+) -> None:
+    """After a crash between the end and its record, or by the same gateway."""
+    store = FileStore(tmp_path / "files")
+    before = begun(store, first)
+    before.append(OUTPUT, [line("a")])
+    if finishes:
+        before.finish()
+    again = ResultFiles(store, BATCH, second)
     assert adopted(again) == ["a"]
-    again.append(OUTPUT, [line("b")])
+    if not finishes:
+        again.append(OUTPUT, [line("b")])
     again.finish()
-    assert ids(store, OUTPUT) == ["a", "b"]
+    assert ids(store, OUTPUT) == (["a"] if finishes else ["a", "b"])
+
+
+CHAT = "/v1/chat/completions"
+
+
+def request_line(custom_id: str) -> bytes:
+    body = {"model": "tiny", "messages": []}
+    return json.dumps(
+        {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+    ).encode()
+
+
+@each_case("end", [b"\n", b"\r\n", b"\r", b"\n\n \r\n"])
+def test_lines_in_their_order_whatever_ends_them(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(end.join(map(request_line, ("a", "é", "c", "d"))))
+    lines = InputFile(path, CHAT)
+    assert lines.scan({"c"}) == 4
+    path.unlink()
+    first = lines.next_line()
+    assert first is not None and first.custom_id == "a"
+    assert json.loads(first.body)["model"] == "tiny"
+    assert [one.custom_id for one in lines.rest()] == ["é", "d"]
+    assert lines.next_line() is None
+    lines.close()
+
+
+@each_case(
+    ("content", "expected"),
+    [
+        (b"", "holds no requests"),
+        (b"\n\n", "holds no requests"),
+        (request_line("a") + b"\n\n" + request_line("a"), "Line 3: 'a' is there twice"),
+        (request_line("a") + b"\nx", "Line 2: not valid JSON"),
+        (b"\n".join(request_line(str(n)) for n in range(5)), "may have 4 requests; it has 5"),
+    ],
+    ids=["empty", "blank", "twice", "json", "many"],
+)
+def test_what_cannot_be_run_is_refused(
+    tmp_path: Path, content: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.wire.common.batch_lines.MAX_REQUESTS", 4)
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=expected):
+        InputFile(path, CHAT).scan(set())
+
+
+def test_what_is_kept_of_a_line_is_where_it_begins(tmp_path: Path) -> None:
+    """The body is not kept: a hundred thousand of those take hundreds of megabytes."""
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"\n".join(request_line(str(n)) for n in range(1000)))
+    lines = InputFile(path, CHAT)
+    tracemalloc.start()
+    lines.scan(set())
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 30_000 < path.stat().st_size / 3

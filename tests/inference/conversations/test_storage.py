@@ -1,16 +1,22 @@
-"""Stored responses: kept whole, chained, leased while they are worked on, and ended once."""
+"""Stored responses: kept whole, chained, leased while they are worked on, ended once, and forgotten
+after the operator's time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.conf import settings
+from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from inference.conversations import selectors, services
+from helexa_site.celery import TASK_FORGET_RESPONSES, app
+from helexa_site.config import read_config
+from inference.conversations import selectors, services, tasks
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import (
     ConversationTooLongError,
@@ -19,7 +25,9 @@ from inference.conversations.records import (
     ResponseRecord,
 )
 from inference.quotas import Quota, Used
-from metering.actor import CONTROL
+from inference.settings.setting import SettingError
+from metering.actor import CONTROL, Actor
+from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db
 ACCOUNT = "lab"
@@ -77,7 +85,7 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
     assert row.created_at.timestamp() == 1_700_000_000
 
 
-@pytest.mark.parametrize("nobody", ["", "resp_1", "msg_\x00", "resp_" + "g" * 32, "x" * 5000])
+@each_case("nobody", ["", "resp_1", "msg_\x00", "resp_" + "g" * 32, "x" * 5000])
 def test_ids_that_cannot_be_ours(nobody: str) -> None:
     assert selectors.response_find(nobody, account=ACCOUNT) is None
     assert selectors.items_find([nobody], account=ACCOUNT) == {}
@@ -85,12 +93,6 @@ def test_ids_that_cannot_be_ours(nobody: str) -> None:
     assert not services.response_cancel(response_id=nobody, account=ACCOUNT)
     with pytest.raises(PreviousResponseMissingError):
         selectors.history_items(nobody, account=ACCOUNT)
-
-
-def test_an_id_is_taken_once() -> None:
-    save(record=record(1))
-    with pytest.raises(IntegrityError), transaction.atomic():
-        save(record=record(1))
 
 
 def test_a_conversation_is_read_from_its_beginning() -> None:
@@ -112,11 +114,11 @@ def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
     assert refused.value.response_id == response_id(2)
 
 
-@pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
-def test_only_what_was_answered_can_be_continued(status: str) -> None:
-    save(record=record(1, status=status))
-    with pytest.raises(PreviousResponseUnfinishedError):
-        selectors.history_items(response_id(1), account=ACCOUNT)
+def test_only_what_was_answered_can_be_continued() -> None:
+    for number, status in enumerate(["queued", "in_progress", "failed", "cancelled"]):
+        save(record=record(number, status=status))
+        with pytest.raises(PreviousResponseUnfinishedError):
+            selectors.history_items(response_id(number), account=ACCOUNT)
 
 
 def test_items_are_found_by_the_ids_they_got_here() -> None:
@@ -137,12 +139,15 @@ def test_a_response_ends_once() -> None:
     assert StoredResponse.objects.get().lease_until is None
 
 
-def test_what_a_response_takes_counts_when_it_has_grown() -> None:
+def test_what_an_account_keeps_is_counted_also_when_it_has_grown() -> None:
     """It was counted as it was created, when nothing of its answer was there."""
+    assert selectors.account_usage(ACCOUNT) == Used(number=0, size_bytes=0)
     save(record=record(1, status="in_progress"))
-    before = StoredResponse.objects.get().size_bytes
+    save(record=record(2, account="other"))
+    before = selectors.account_usage(ACCOUNT)
+    assert before.number == 1 and before.size_bytes > 300
     services.response_progress(response=record(1, text="Hi" + "ü" * 10_000).response)
-    grown = StoredResponse.objects.get().size_bytes - before
+    grown = selectors.account_usage(ACCOUNT).size_bytes - before.size_bytes
     assert grown == 20_000 + len("completed") - len("in_progress")
 
 
@@ -204,8 +209,10 @@ def test_a_call_forgets_so_many_and_the_next_continues(monkeypatch: pytest.Monke
         assert forgotten == num_forgotten
 
 
-def test_the_database_refuses_a_status_it_does_not_know() -> None:
+def test_the_database_refuses_an_id_twice_and_a_status_it_does_not_know() -> None:
     save(record=record(1))
+    with pytest.raises(IntegrityError), transaction.atomic():
+        save(record=record(1))
     for wrong in ({"status": "lost"}, {"lease_until": timezone.now()}):
         with pytest.raises(IntegrityError), transaction.atomic():
             StoredResponse.objects.update(**wrong)
@@ -245,10 +252,43 @@ def test_a_chain_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         selectors.history_items(response_id(4), account=ACCOUNT)
 
 
-def test_what_an_account_keeps_is_counted() -> None:
-    assert selectors.account_usage(ACCOUNT) == Used(number=0, size_bytes=0)
-    save(record=record(1, text="é" * 100))
-    save(record=record(2, account="other"))
-    usage = selectors.account_usage(ACCOUNT)
-    assert usage.number == 1
-    assert usage.size_bytes > 400
+@each_case(("days", "ages"), [(7, [timedelta(days=7)]), (0, [])])
+def test_the_setting_is_how_many_days_they_are_kept(
+    monkeypatch: pytest.MonkeyPatch, days: int, ages: list[timedelta]
+) -> None:
+    """Zero keeps them."""
+    forgotten: list[timedelta] = []
+
+    def forget(*, actor: Actor, older_than: timedelta) -> int:
+        assert actor is CONTROL
+        forgotten.append(older_than)
+        return 1
+
+    monkeypatch.setattr(services, "responses_forget", forget)
+    config = replace(settings.CONFIG, response_retention_days=days)
+    monkeypatch.setattr(settings, "CONFIG", config)
+    tasks.forget_responses()
+    assert forgotten == ages
+
+
+def test_a_clean_up_without_the_database_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(**_named: Any) -> int:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(services, "responses_forget", away)
+    tasks.forget_responses()
+
+
+def test_the_worker_knows_it_and_beat_asks_for_it() -> None:
+    app.loader.import_default_modules()
+    assert TASK_FORGET_RESPONSES in app.tasks
+    assert TASK_FORGET_RESPONSES in {entry["task"] for entry in app.conf.beat_schedule.values()}
+
+
+def test_the_setting_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_config().response_retention_days == 30
+    monkeypatch.setenv("HELEXA_RESPONSE_RETENTION_DAYS", "3")
+    assert read_config().response_retention_days == 3
+    monkeypatch.setenv("HELEXA_RESPONSE_RETENTION_DAYS", "-1")
+    with pytest.raises(SettingError):
+        read_config()

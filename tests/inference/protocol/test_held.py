@@ -1,8 +1,13 @@
-"""Which requests may be delivered again after a neuron that was preparing them died."""
+"""Which requests may be delivered again after a neuron that was preparing them died, and when a
+missing key counts."""
 
 from __future__ import annotations
 
+import pytest
+
 from inference.protocol.held import blame, decode_marks
+from inference.protocol.stalls import MAX_GAP_S, SETTLING_S, Continuity
+from inference.settings.storage import REDIS_STALL_S
 from tests.cases import each_case
 
 
@@ -38,3 +43,34 @@ def test_blame(
 
 def test_marks_as_redis_has_them() -> None:
     assert decode_marks({b"r": b"e1"}) == {"r": "e1"}
+
+
+def test_a_missing_key_counts_from_the_beginning_and_a_while_after_a_pause() -> None:
+    continuity = Continuity()
+    assert continuity.is_settled(0)
+    continuity.answered(0)
+    continuity.answered(MAX_GAP_S)
+    assert continuity.is_settled(MAX_GAP_S)
+    resumed_s = 3 * MAX_GAP_S
+    continuity.answered(resumed_s)
+    assert not continuity.is_settled(resumed_s)
+    assert not continuity.is_settled(resumed_s + SETTLING_S - 0.1)
+    assert continuity.is_settled(resumed_s + SETTLING_S)
+
+
+def test_an_error_is_a_pause_however_short() -> None:
+    continuity = Continuity()
+    continuity.answered(0)
+    continuity.interrupted()
+    continuity.answered(0.1)
+    assert not continuity.is_settled(0.2)
+    continuity.answered(1.0)
+    assert continuity.is_settled(0.1 + SETTLING_S), "counted from the first answer"
+
+
+def test_the_limit_is_whole_seconds() -> None:
+    assert REDIS_STALL_S.read({}) == 30
+    assert REDIS_STALL_S.read({"HELEXA_REDIS_STALL_S": " 5 "}) == 5
+    for word in ("0", "-3", "1.5", "soon", "²"):
+        with pytest.raises(ValueError, match="HELEXA_REDIS_STALL_S"):
+            REDIS_STALL_S.read({"HELEXA_REDIS_STALL_S": word})

@@ -1,54 +1,70 @@
-"""The identity of loads, and transient and permanent failures."""
+"""Loads: their identity, their failures, the links of their stages, the formula of a prompt's time,
+and how their context is split between prompt and answer."""
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
 
-from inference.protocol.load import EarlierLoads, LoadSpec, spec_digest
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.neuron.requests.prompts.output_rules import answer_limit
+from inference.protocol.generation import GenerationRequest, TokensInput
+from inference.protocol.load import (
+    EarlierLoads,
+    LinkIdentity,
+    LoadSpec,
+    PrefillSpeed,
+    StageOf,
+    StageSpec,
+    spec_digest,
+    without_secrets,
+)
 from inference.protocol.load_progress import PERMANENT_FAILURES, LoadFailure
+from inference.protocol.model_limit import ModelLimit, model_limit
+from inference.protocol.sampling import SamplingOptions
 from tests.cases import each_case
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
 
 
 @each_case(
-    "changes",
+    ("changes", "is_same"),
     [
-        {"job_id": "other"},
-        {"devices": ["cuda:3"]},
-        {"evict": ["n"]},
-        {"promised_bytes": 7},
-        {"earlier_loads": EarlierLoads(device_kind="cpu", needed_bytes=5)},
-        {"dtype": "auto"},
+        *[
+            (changes, True)
+            for changes in (
+                {"job_id": "other"},
+                {"devices": ["cuda:3"]},
+                {"evict": ["n"]},
+                {"promised_bytes": 7},
+                {"earlier_loads": EarlierLoads(device_kind="cpu", needed_bytes=5)},
+                {"dtype": "auto"},
+            )
+        ],
+        *[
+            (changes, False)
+            for changes in (
+                {"model": "n"},
+                {"source": "path:/models/n.gguf"},
+                {"revision": "main"},
+                {"max_context_tokens": 100},
+                {"kv_memory_bytes": 10**9},
+                {"max_concurrent_sequences": 3},
+                {"chat_template": "{{ messages }}"},
+                {"max_prefill_s": 60.0},
+                {"min_devices": 2},
+                {"tensor_parallel": 2},
+            )
+        ],
     ],
 )
-def test_where_a_load_goes_and_what_is_known_of_it_changes_no_digest(changes: dict) -> None:  # type: ignore[type-arg]
-    assert spec_digest(msgspec.structs.replace(SPEC, **changes)) == spec_digest(SPEC)
-
-
-@each_case(
-    "changes",
-    [
-        {"model": "n"},
-        {"source": "path:/models/n.gguf"},
-        {"revision": "main"},
-        {"max_context_tokens": 100},
-        {"kv_memory_bytes": 10**9},
-        {"max_concurrent_sequences": 3},
-        {"chat_template": "{{ messages }}"},
-        {"max_prefill_s": 60.0},
-        {"min_devices": 2},
-        {"tensor_parallel": 2},
-    ],
-)
-def test_what_decides_how_a_model_serves_changes_it(changes: dict) -> None:  # type: ignore[type-arg]
-    assert spec_digest(msgspec.structs.replace(SPEC, **changes)) != spec_digest(SPEC)
-
-
-def test_a_digest_is_the_same_in_every_process_and_version() -> None:
-    """It is compared between the control and neurons, and kept over restarts."""
-    assert spec_digest(SPEC) == "7361a17729506149"
-    assert spec_digest(msgspec.convert(msgspec.to_builtins(SPEC), LoadSpec)) == spec_digest(SPEC)
+def test_a_digest_is_of_how_a_model_serves_not_of_where(
+    changes: dict[str, Any], is_same: bool
+) -> None:
+    assert (spec_digest(msgspec.structs.replace(SPEC, **changes)) == spec_digest(SPEC)) is is_same
 
 
 def test_what_memory_or_a_network_may_mend_is_not_permanent() -> None:
@@ -59,10 +75,106 @@ def test_what_memory_or_a_network_may_mend_is_not_permanent() -> None:
 
 
 def test_who_sends_a_spec_and_who_receives_it_agree_on_its_digest() -> None:
-    """A default word that was read from a database is another object, and an int a float."""
+    """It is compared between the control and neurons, and kept over restarts. A default word that
+    was read from a database is another object, and an int a float."""
+    assert spec_digest(SPEC) == "7361a17729506149"
     word = "".join(["au", "to"])
     sent = msgspec.structs.replace(SPEC, dtype=word, max_prefill_s=300)
     received = msgspec.convert(msgspec.to_builtins(sent), LoadSpec)
     stored = msgspec.json.decode(msgspec.json.encode(received), type=LoadSpec)
     plain = msgspec.structs.replace(SPEC, max_prefill_s=300.0)
     assert len({spec_digest(spec) for spec in (sent, received, stored, plain)}) == 1
+
+
+SECRET = "-----BEGIN PRIVATE KEY----- a secret"
+STAGED = LoadSpec(
+    job_id="1",
+    model="m",
+    source="path:/models/m",
+    stages=[
+        StageSpec(device="cpu", layers=(0, 1)),
+        StageSpec(device="cpu", layers=(1, 2), neuron="b", address="10.0.0.5:7400"),
+    ],
+    stage_of=StageOf(index=1, engine_neuron="a", engine_certificate="the engine's"),
+    link_identity=LinkIdentity(certificate="a certificate", private_key=SECRET),
+)
+
+
+def test_the_key_crosses_with_the_load_and_is_shown_nowhere() -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(STAGED), type=LoadSpec) == STAGED
+    assert SECRET not in repr(STAGED)
+    assert SECRET not in str(without_secrets(STAGED))
+    assert SECRET.encode() not in msgspec.json.encode(without_secrets(STAGED))
+
+
+def test_where_stages_are_does_not_count_in_the_digest() -> None:
+    elsewhere = LoadSpec(job_id="1", model="m", source="path:/models/m")
+    assert spec_digest(STAGED) == spec_digest(elsewhere) == spec_digest(without_secrets(STAGED))
+
+
+speeds = st.builds(
+    PrefillSpeed,
+    token_s=st.floats(1e-6, 1.0),
+    growth_s=st.floats(0, 1e-3),
+    window_tokens=st.none() | st.integers(1, 5000),
+)
+
+
+def test_a_token_costs_its_products_and_its_reading() -> None:
+    """Beyond the window depth costs no more."""
+    speed = PrefillSpeed(token_s=0.01, growth_s=0.0001)
+    assert speed.prompt_s(100) == pytest.approx(100 * 0.01 + 0.0001 * 100**2 / 2)
+    assert speed.tokens_per_s(100) == pytest.approx(100 / 1.5)
+    speed = PrefillSpeed(token_s=0.01, growth_s=0.0001, window_tokens=50)
+    far = speed.span_s(1000, 1001)
+    assert far == pytest.approx(speed.span_s(60, 61)) == pytest.approx(0.01 + 50 * 0.0001)
+    assert speed.slowed(3).prompt_s(777) == pytest.approx(3 * speed.prompt_s(777))
+
+
+@given(speed=speeds, start=st.integers(0, 9000), size=st.integers(1, 999))
+def test_parts_of_a_prompt_add_up(speed: PrefillSpeed, start: int, size: int) -> None:
+    whole = speed.prompt_s(start + size)
+    assert speed.prompt_s(start) + speed.span_s(start, start + size) == pytest.approx(whole)
+    assert speed.span_s(start, start + size) > 0
+
+
+@given(speed=speeds, seconds=st.floats(0, 1000), at_most=st.integers(1, 100_000))
+def test_the_longest_prompt_is_the_last_that_keeps_the_time(
+    speed: PrefillSpeed, seconds: float, at_most: int
+) -> None:
+    longest = speed.longest_prompt(seconds, at_most)
+    assert 0 <= longest <= at_most
+    assert speed.prompt_s(longest) <= seconds
+    assert longest == at_most or speed.prompt_s(longest + 1) > seconds
+
+
+@each_case(
+    ("context", "bound", "only_reads", "limit"),
+    [
+        (8192, None, False, ModelLimit(context=8192, input=6144, output=2048)),
+        (262_144, None, False, ModelLimit(context=262_144, input=253_952, output=8192)),
+        (4096, 512, False, ModelLimit(context=4096, input=3584, output=512)),
+        (8192, 8192, False, ModelLimit(context=8192, input=2048, output=6144)),
+        (2, None, False, ModelLimit(context=2, input=1, output=1)),
+        (512, 100, True, ModelLimit(context=512, input=512, output=0)),
+    ],
+)
+def test_the_split(context: int, bound: int | None, only_reads: bool, limit: ModelLimit) -> None:
+    assert model_limit(context, bound, only_reads=only_reads) == limit
+
+
+@given(context=st.integers(2, 1 << 20), bound=st.none() | st.integers(1, 1 << 20), data=st.data())
+def test_what_is_advertised_is_served(context: int, bound: int | None, data: st.DataObject) -> None:
+    limit = model_limit(context, bound)
+    assert limit.input + limit.output <= limit.context
+    prompt = data.draw(st.integers(1, limit.input))
+    asked = data.draw(st.integers(1, limit.output))
+    request = GenerationRequest(
+        model="m",
+        input=TokensInput(prompts=[[1]]),
+        sampling=SamplingOptions(max_tokens=asked),
+    )
+    allowed = answer_limit(
+        request, num_prompt_tokens=prompt, context_tokens=context, max_output_tokens=bound
+    )
+    assert (allowed.max_tokens, allowed.reason) == (asked, "length")
