@@ -53,8 +53,6 @@ DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "vllm_score": (rerank.parse_score, openai_errors),
 }
 UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings", "rerank", "vllm_score"})
-JSON_LINES = frozenset({"ollama_chat", "ollama_generate"})
-"""Dialects whose streams are no server-sent events."""
 OPTIONAL = frozenset({"headers"})
 ANSWERED = frozenset({"request", "events", "parsed", "body"})
 REFUSED = frozenset({"request", "error"})

@@ -27,19 +27,16 @@ from inference.protocol.events import (
     TextLogprob,
     ToolCallDelta,
     ToolCallStarted,
-    Usage,
 )
 from inference.wire.dialect import RequestContext
 from inference.wire.openai import completions as openai_completions
 from inference.wire.openai.answers import BLOCK_BYTES, padded
 from inference.wire.openai.chat import request as openai_chat
 from tests.cases import each_case
+from tests.inference.wire.answers import MADE, USAGE, R, body_of, cut, randoms
 
-R = "r"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 PROMPT = {"model": "m", "prompt": "Hi", "stream": True}
-MADE: dict[str, Any] = {"request_id": R, "clock": lambda: 1}
-USAGE = Usage(prompt_tokens=1, completion_tokens=9, reasoning_tokens=3)
 WITH_USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -69,16 +66,6 @@ answers = st.lists(
     min_size=1,
     max_size=3,
 )
-randoms = st.randoms(use_true_random=False)
-
-
-def cut(text: str, random: Random) -> list[str]:
-    pieces = []
-    while text:
-        length = random.randint(1, len(text))
-        pieces.append(text[:length])
-        text = text[length:]
-    return pieces
 
 
 def events_of_choice(index: int, spoken: Spoken, random: Random) -> list[Event]:
@@ -97,7 +84,7 @@ def events_of_choice(index: int, spoken: Spoken, random: Random) -> list[Event]:
     return [*events, ChoiceFinished(**at, reason=spoken.finish_reason())]
 
 
-def events_of(answer: list[Spoken], random: Random) -> list[Event]:
+def events_of_choices(answer: list[Spoken], random: Random) -> list[Event]:
     """A choice's events in order, the choices interleaved."""
     queues = [events_of_choice(index, spoken, random) for index, spoken in enumerate(answer)]
     events: list[Event] = [Accepted(request_id=R, prompt_tokens=1)]
@@ -111,11 +98,6 @@ def frames_of(encoder: Any, events: list[Event]) -> list[Any]:
     assert stream.endswith("data: [DONE]\n\n")
     data = [frame.removeprefix("data: ") for frame in stream.split("\n\n")[:-2]]
     return [json.loads(frame) for frame in data]
-
-
-def body_of(encoder: Any, events: list[Event]) -> Any:
-    (body,) = filter(None, map(encoder.encode, events))
-    return json.loads(body)
 
 
 def as_the_sdk_sees_it(frames: list[Any]) -> Any:
@@ -166,7 +148,7 @@ def test_chat(shown: str, answer: list[Spoken], random: Random, usage: bool) -> 
     options = {"n": len(answer), "include_reasoning": shown == "field"}
     body = {**CHAT, **options, **(WITH_USAGE if usage else {})}
     request = openai_chat.parse(json.dumps(body).encode(), CONTEXTS.get(shown, RequestContext()))
-    events, other_events = events_of(answer, random), events_of(answer, random)
+    events, other_events = events_of_choices(answer, random), events_of_choices(answer, random)
     frames = frames_of(request.stream_encoder(**MADE), events)
     whole = body_of(request.body_encoder(**MADE), events)
     assert whole == body_of(request.body_encoder(**MADE), other_events)
@@ -184,7 +166,7 @@ def test_completions(answer: list[Spoken], random: Random, usage: bool) -> None:
     answer = [Spoken(spoken.reasoning, spoken.text, []) for spoken in answer]
     body = {**PROMPT, "n": len(answer), **(WITH_USAGE if usage else {})}
     request = openai_completions.parse(json.dumps(body).encode())
-    events, other_events = events_of(answer, random), events_of(answer, random)
+    events, other_events = events_of_choices(answer, random), events_of_choices(answer, random)
     frames = frames_of(request.stream_encoder(**MADE), events)
     whole = body_of(request.body_encoder(**MADE), events)
     assert whole == body_of(request.body_encoder(**MADE), other_events)
@@ -219,7 +201,7 @@ def test_usage_comes_when_the_client_or_the_operator_wants_it(
     good = CHAT if parse is openai_chat.parse else PROMPT
     context = RequestContext(always_include_usage=always)
     request = parse(json.dumps({**good, **asked}).encode(), context)
-    events = events_of([Spoken(None, "Paris", [])], Random(1))
+    events = events_of_choices([Spoken(None, "Paris", [])], Random(1))
     frames = frames_of(request.stream_encoder(**MADE), events)
     assert (frames[-1].get("usage") is not None) == (always or asked == WITH_USAGE)
 

@@ -18,8 +18,14 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.wire.dialect import RequestContext
+from inference.wire.upstream.answer_events import LinesReader, SseReader
+from inference.wire.upstream.chat_events import ChatEvents
+from inference.wire.upstream.messages_events import MessagesEvents
+from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
-from tests.inference.wire.golden import CREATED_UNIX_S, DIALECTS, JSON_LINES, REQUEST_ID, fold
+from tests.inference.wire.answers import content_of, events_read, folded
+from tests.inference.wire.golden import CREATED_UNIX_S, DIALECTS, REQUEST_ID
+from tests.inference.wire.openai.responses.answered import frames
 
 TURNS = {"model": "m", "messages": [{"role": "user", "content": "2+2?"}]}
 PROMPT = {"model": "m", "prompt": "2+2?"}
@@ -50,44 +56,23 @@ def _events(*between: Event) -> list[Event]:
     ]
 
 
+READERS = {
+    "anthropic_messages": (MessagesEvents, SseReader),
+    "ollama_chat": (OllamaEvents, LinesReader),
+    "ollama_generate": (OllamaEvents, LinesReader),
+    "openai_chat": (ChatEvents, SseReader),
+}
+
+
 def _seen(dialect: str, sent: bytes, *, is_streamed: bool) -> tuple[str, str]:
     """Thought and answer."""
-    if not is_streamed:
-        parts = [json.loads(sent)]
-    elif dialect in JSON_LINES:
-        parts = [json.loads(line) for line in sent.splitlines()]
-    else:
-        lines = [line[6:] for line in sent.decode().splitlines() if line.startswith("data: {")]
-        parts = [json.loads(line) for line in lines]
-    found = [_of_part(dialect, part) for part in parts]
-    return "".join(thought for thought, _ in found), "".join(answer for _, answer in found)
-
-
-def _of_part(dialect: str, part: dict[str, Any]) -> tuple[str, str]:
-    match dialect:
-        case "ollama_generate":
-            return part.get("thinking", ""), part["response"]
-        case "ollama_chat":
-            return part["message"].get("thinking", ""), part["message"]["content"]
-        case "openai_chat":
-            choices = part["choices"]
-            added = [one.get("delta") or one.get("message") or {} for one in choices]
-            return (
-                "".join(one.get("reasoning_content") or "" for one in added),
-                "".join(one.get("content") or "" for one in added),
-            )
-        case "anthropic_messages":
-            blocks = [*part.get("content", []), part.get("delta", {})]
-            return (
-                "".join(one.get("thinking", "") for one in blocks),
-                "".join(one.get("text", "") for one in blocks),
-            )
-    if "type" in part:  # an event of a Responses stream
-        of_thought = part["type"] == "response.reasoning_text.delta"
-        of_answer = part["type"] == "response.output_text.delta"
-        return part["delta"] if of_thought else "", part["delta"] if of_answer else ""
-    texts = {item["type"]: item["content"][0]["text"] for item in part["output"]}
-    return texts.get("reasoning", ""), texts.get("message", "")
+    if dialect == "openai_responses":
+        last = frames(sent)[-1]["response"] if is_streamed else json.loads(sent)
+        texts = {item["type"]: item["content"][0]["text"] for item in last["output"]}
+        return texts.get("reasoning", ""), texts.get("message", "")
+    reader_of, make_frames = READERS[dialect]
+    found = content_of(events_read(reader_of, make_frames().feed(sent) if is_streamed else [sent]))
+    return found.reasoning, found.text
 
 
 @each_case("is_streamed", [False, True])
@@ -126,7 +111,7 @@ def test_a_thought_is_where_its_client_wants_it(
     whole = _events(OPENS, CLOSES, Delta(request_id=REQUEST_ID, text=ANSWER))
     for events, answer in ((whole, ANSWER), (_events(OPENS, CUT_OFF), "")):
         encoder = make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S)
-        sent = fold(encoder, events)
+        sent = folded(encoder, events)
         assert _seen(dialect, sent, is_streamed=is_streamed) == (thought, answer)
         if thought == HIDDEN:
             assert THOUGHT not in sent.decode() and "is 4.</" not in sent.decode()
@@ -139,6 +124,6 @@ def test_an_inline_thought_has_both_markers(last: Event, is_streamed: bool) -> N
     context = RequestContext(headers={"x-include-thinking": "true"})
     request = DIALECTS["openai_chat"][0](body, context)
     make = request.stream_encoder if is_streamed else request.body_encoder
-    sent = fold(make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S), _events(OPENS, last))
+    sent = folded(make(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S), _events(OPENS, last))
     seen = _seen("openai_chat", sent, is_streamed=is_streamed)
     assert seen == ("", f"<think>{THOUGHT}</think>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any, get_args, get_type_hints
 
 import anthropic.types as sdk
@@ -16,36 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
     Event,
     Failure,
-    Finished,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStarted,
-    Usage,
 )
 from inference.protocol.generation import (
     ChatInput,
-    Submit,
-    TokenCountRequest,
-    decode_inbox_frame,
-    encode_inbox_frame,
 )
 from inference.wire.anthropic import errors as anthropic_errors
 from inference.wire.anthropic import messages as anthropic_messages
-from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
 from tests.cases import each_case
-from tests.inference.wire.golden import cases
-from tests.inference.wire.random_bodies import random_bodies
+from tests.inference.wire.answers import MADE, Part, body_of, events_of, folded, parts, randoms
 
 NESTED = anthropic_messages.NESTED_FIELDS
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
-MADE: dict[str, Any] = {"request_id": "r", "clock": lambda: 1}
 
 
 def parse(**changes: Any) -> anthropic_messages.MessagesRequest:
@@ -103,11 +89,6 @@ def test_every_tool_of_a_server_is_refused_by_its_type(params: Any) -> None:
         assert refused.value.param == "tools[0].type"
 
 
-def test_null_is_the_same_as_absent() -> None:
-    fields = [name for name in anthropic_messages.FIELDS if name not in BASE]
-    assert parse(**dict.fromkeys(fields)) == parse()
-
-
 def test_a_count_renders_what_the_message_would() -> None:
     options: dict[str, Any] = {
         "system": "Be brief.",
@@ -128,91 +109,29 @@ def test_a_count_has_nothing_to_generate(name: str) -> None:
         anthropic_messages.parse_count(orjson.dumps(body))
 
 
-def test_spoilt_counts_are_counted_or_refused() -> None:
-    answered = [one.parts["request"] for one in cases("anthropic_messages") if one.is_answered]
-    seeds = [_countable(body) for body in answered]
-    num_accepted = 0
-    for body in random_bodies(seeds, 10_000, seed=5):
-        try:
-            request = anthropic_messages.parse_count(body, NO_CONTEXT)
-        except ApiError as error:
-            assert error.status == 400
-        else:
-            assert isinstance(request, TokenCountRequest)
-            num_accepted += 1
-    assert num_accepted > 1000
+THINKING = [{}, {"thinking": {"type": "adaptive"}}]
+OMITTED = {"thinking": {"type": "adaptive", "display": "omitted"}}
 
 
-def _countable(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: body[name] for name in body if name in anthropic_messages.COUNT_FIELDS}
-
-
-texts = st.text(min_size=1, max_size=20)
-answers = st.lists(
-    st.tuples(st.sampled_from(["text", "thinking", "tool_use"]), texts), min_size=1, max_size=5
-)
-
-
-@st.composite
-def cut(draw: Any, text: str) -> list[str]:
-    ends = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
-    return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
-
-
-@st.composite
-def events_of_parts(draw: Any, parts: list[tuple[str, str]]) -> list[Event]:
-    """``parts`` as events, each cut at will."""
-    events: list[Event] = [Accepted(request_id="r", prompt_tokens=9)]
-    for index, (kind, text) in enumerate(parts):
-        if kind == "text":
-            events += [Delta(request_id="r", text=piece) for piece in draw(cut(text))]
-        elif kind == "thinking":
-            events.append(ReasoningDelta(request_id="r", text="", opens="<think>"))
-            events += [ReasoningDelta(request_id="r", text=piece) for piece in draw(cut(text))]
-            events.append(ReasoningDelta(request_id="r", text="", closes="</think>"))
-        else:
-            arguments = orjson.dumps({"a": text}).decode()
-            events.append(
-                ToolCallStarted(request_id="r", call_id=f"call_{index}", name="f", call_index=index)
-            )
-            events += [
-                ToolCallDelta(request_id="r", arguments=piece, call_index=index)
-                for piece in draw(cut(arguments))
-            ]
-    usage = Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
-    finished = ChoiceFinished(request_id="r", reason="stop")
-    return [*events, finished, Finished(request_id="r", usage=usage)]
-
-
-@pytest.mark.parametrize("thinking", ["adaptive", "omitted", None])
-@given(data=st.data(), parts=answers)
+@pytest.mark.parametrize("thinking", [*THINKING, OMITTED], ids=["hidden", "shown", "omitted"])
+@given(answer=parts(st.text(min_size=1, max_size=20), min_size=1), random=randoms)
 def test_streams_and_bodies_agree_however_they_are_cut(
-    thinking: str | None, data: Any, parts: list[tuple[str, str]]
+    thinking: dict[str, Any], answer: list[Part], random: Random
 ) -> None:
-    request = parse(**_thinking(thinking))
-    one, other = data.draw(events_of_parts(parts)), data.draw(events_of_parts(parts))
+    request = parse(**thinking)
+    one, other = events_of(answer, random), events_of(answer, random)
     whole = _body(request, one)
     assert whole == _body(request, other)
     assert _folded(request, one) == _folded(request, other) == whole
 
 
-def _thinking(kind: str | None) -> dict[str, Any]:
-    if kind is None:
-        return {}
-    display = {"display": "omitted"} if kind == "omitted" else {}
-    return {"thinking": {"type": "adaptive", **display}}
-
-
 def _body(request: anthropic_messages.MessagesRequest, events: list[Event]) -> Any:
-    encoder = request.body_encoder(**MADE)
-    (body,) = filter(None, map(encoder.encode, events))
-    return json.loads(body)
+    return body_of(request.body_encoder(**MADE), events)
 
 
 def _folded(request: anthropic_messages.MessagesRequest, events: list[Event]) -> Any:
     """What a client that follows the documentation makes of the stream."""
-    encoder = request.stream_encoder(**MADE)
-    frames = b"".join(map(encoder.encode, events)).decode().split("\n\n")
+    frames = folded(request.stream_encoder(**MADE), events).decode().split("\n\n")
     assert frames.pop() == ""
     message: dict[str, Any] = {}
     names = []
@@ -250,34 +169,19 @@ def _fold(message: dict[str, Any], payload: dict[str, Any]) -> None:
             message["usage"] = payload["usage"]
 
 
-def test_thinking_that_was_not_asked_for_is_not_reported() -> None:
-    events: list[Event] = [
-        Accepted(request_id="r", prompt_tokens=1),
-        ReasoningDelta(request_id="r", text="secret", opens="<think>", closes="</think>"),
-        Delta(request_id="r", text="open"),
-        ChoiceFinished(request_id="r", reason="stop"),
-        Finished(request_id="r", usage=Usage(prompt_tokens=1, completion_tokens=2)),
-    ]
-    assert _body(parse(), events)["content"] == [{"type": "text", "text": "open"}]
-
-
 def test_equal_thoughts_have_equal_signatures_and_others_others() -> None:
     def signature(text: str) -> str:
-        events: list[Event] = [
-            ReasoningDelta(request_id="r", text=text, opens="<think>", closes="</think>"),
-            ChoiceFinished(request_id="r", reason="stop"),
-            Finished(request_id="r", usage=Usage(prompt_tokens=1, completion_tokens=2)),
-        ]
-        body = _body(parse(thinking={"type": "adaptive"}), events)
+        body = _body(parse(**THINKING[1]), events_of([("thought", text)]))
         signed: str = body["content"][0]["signature"]
         return signed
 
     assert signature("a") == signature("a") != signature("b")
 
 
-@given(events=events_of_parts([("thinking", "hm"), ("text", "Let me see."), ("tool_use", "x")]))
-def test_an_answer_can_be_sent_back_as_it_came(events: list[Event]) -> None:
-    body = _body(parse(thinking={"type": "adaptive"}), events)
+@given(random=randoms)
+def test_an_answer_can_be_sent_back_as_it_came(random: Random) -> None:
+    answer = [("thought", "hm"), ("text", "Let me see."), ("call", "x")]
+    body = _body(parse(**THINKING[1]), events_of(answer, random))
     result = {"type": "tool_result", "tool_use_id": body["content"][-1]["id"], "content": "ok"}
     history = [
         *MESSAGES,
@@ -313,9 +217,3 @@ def test_errors_have_the_word_for_their_status(code: str, type_: str, status: in
 def test_an_error_frame_is_an_error_event() -> None:
     frame = anthropic_errors.error_frame(ModelNotFoundError("m"), request_id="r")
     assert frame.startswith(b"event: error\ndata: {") and frame.endswith(b"}\n\n")
-
-
-def test_a_parsed_count_crosses_to_the_neuron() -> None:
-    request = anthropic_messages.parse_count(orjson.dumps({"model": "m", "messages": MESSAGES}))
-    submit = Submit(request_id="r", gateway_id="g", model="m", request=request, deadline_unix_s=0.0)
-    assert decode_inbox_frame(encode_inbox_frame(submit)) == submit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,13 +14,10 @@ from ollama import ChatResponse, GenerateResponse, Options, ResponseError
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Message
 
 from inference.protocol.events import (
-    Accepted,
     ChoiceFinished,
-    Delta,
     Event,
     Failure,
     Finished,
-    ReasoningDelta,
     ToolCallDelta,
     ToolCallStarted,
     Usage,
@@ -36,7 +34,16 @@ from inference.wire.ollama.chat import MESSAGE_FIELDS
 from inference.wire.ollama.fields import OPTION_FIELDS
 from inference.wire.ollama.models import OfferedModel
 from tests.cases import each_case
-from tests.inference.wire.golden import cases, fold
+from tests.inference.wire.answers import (
+    MADE,
+    Part,
+    body_of,
+    events_of,
+    folded,
+    parts,
+    randoms,
+)
+from tests.inference.wire.golden import cases
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -67,43 +74,12 @@ class Clock:
         return self.now_s
 
 
-pieces = st.lists(
-    st.tuples(st.sampled_from(["text", "thought", "call"]), st.text("ab\n🙂", max_size=4)),
-    max_size=8,
-)
-
-
-def _events(drawn: list[tuple[str, str]], cut: int) -> list[Event]:
-    """Arguments come in two pieces, cut anywhere."""
-    events: list[Event] = [Accepted(request_id="r", prompt_tokens=1)]
-    num_calls = 0
-    for kind, text in drawn:
-        if kind == "text":
-            events.append(Delta(request_id="r", text=text))
-        elif kind == "thought":
-            events.append(ReasoningDelta(request_id="r", text=text))
-        else:
-            started = {"call_id": f"c{num_calls}", "name": "f", "call_index": num_calls}
-            events.append(ToolCallStarted(request_id="r", **started))
-            arguments = json.dumps({"a": text})
-            for piece in (arguments[:cut], arguments[cut:]):
-                delta = ToolCallDelta(request_id="r", call_index=num_calls, arguments=piece)
-                events.append(delta)
-            num_calls += 1
-    usage = Usage(prompt_tokens=1, completion_tokens=len(drawn))
-    return [
-        *events,
-        ChoiceFinished(request_id="r", reason="stop"),
-        Finished(request_id="r", usage=usage),
-    ]
-
-
-@given(drawn=pieces, cut=st.integers(0, 12))
-def test_lines_add_up_to_the_body(drawn: list[tuple[str, str]], cut: int) -> None:
+@given(answer=parts(st.text("ab\n🙂", max_size=4)), random=randoms)
+def test_lines_add_up_to_the_body(answer: list[Part], random: Random) -> None:
     request = ollama_chat.parse(json.dumps(ASK).encode())
-    events = _events(drawn, cut)
-    stream = fold(request.stream_encoder(request_id="r", clock=lambda: 5.0), events)
-    body = json.loads(fold(request.body_encoder(request_id="r", clock=lambda: 5.0), events))
+    events = events_of(answer, random)
+    stream = folded(request.stream_encoder(**MADE), events)
+    body = body_of(request.body_encoder(**MADE), events)
     *lines, last = [json.loads(line) for line in stream.splitlines()]
     assert not any(line["done"] for line in lines)
     message: dict[str, Any] = {"role": "assistant", "content": ""}
@@ -131,7 +107,7 @@ def test_how_long_each_part_took() -> None:
     request = ollama_chat.parse(json.dumps(ASK).encode())
     encoder = request.body_encoder(request_id="r", clock=Clock())  # started at 1001
     encoder.asked_at(990.0)
-    body = json.loads(fold(encoder, _events([("text", "a"), ("text", "b")], 0)))
+    body = body_of(encoder, events_of([("text", "a"), ("text", "b")]))
     second = 10**9
     assert (body["load_duration"], body["prompt_eval_duration"]) == (11 * second, 1 * second)
     assert body["eval_duration"] == 1 * second
@@ -298,7 +274,7 @@ def test_arguments_that_are_no_object_are_text() -> None:
             b'{"model": "m", "messages": [{"role": "user", "content": ""}]}'
         )
         encoder = request.body_encoder(request_id="r", clock=lambda: 0.0)
-        message = json.loads(b"".join(map(encoder.encode, events)))["message"]
+        message = body_of(encoder, events)["message"]
         assert message == {"role": "assistant", "content": f"f{arguments}"}
 
 

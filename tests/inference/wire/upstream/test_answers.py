@@ -37,8 +37,8 @@ from inference.wire.upstream.chat_events import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
-from tests.inference.wire.test_encoders import USAGE, R, Spoken, events_of_choice, randoms, texts
-from tests.inference.wire.upstream.reading import content_of, events_read
+from tests.inference.wire.answers import USAGE, R, content_of, events_read, randoms
+from tests.inference.wire.test_encoders import Spoken, events_of_choice, texts
 from tests.servers.fake_upstream import block, chunk, message_end, message_start, usage
 
 REQUEST = GenerationRequest(model="m", input=ChatInput(messages=[ChatMessage(role="user")]))
@@ -168,7 +168,7 @@ def test_what_is_written_in_a_dialect_is_read_again(
 ) -> None:
     spoken = Spoken(spoken.reasoning, spoken.text, spoken.calls if has_calls else [])
     events: list[Event] = [
-        Accepted(request_id=R, prompt_tokens=1),
+        Accepted(request_id=R, prompt_tokens=USAGE.prompt_tokens),
         *events_of_choice(0, spoken, random),
         Finished(request_id=R, usage=USAGE),
     ]
@@ -179,7 +179,7 @@ def test_what_is_written_in_a_dialect_is_read_again(
         calls = [(name, json.loads(arguments)) for _, name, arguments in found.calls]
         assert calls == [(name, json.loads(arguments)) for name, arguments in spoken.calls]
         assert found.reason == spoken.finish_reason()
-        counted = Usage(prompt_tokens=1, completion_tokens=9)
+        counted = Usage(prompt_tokens=9, completion_tokens=5)
         assert found.usage == (USAGE if reader_of is MessagesEvents else counted)
 
 

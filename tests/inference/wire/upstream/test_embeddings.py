@@ -21,7 +21,7 @@ from inference.wire.upstream.answer_events import UpstreamErrorObject, UpstreamF
 from inference.wire.upstream.embeddings import OllamaVectorsReader, OpenAIVectorsReader
 from inference.wire.upstream.sending import Sending
 from tests.cases import each_case
-from tests.inference.wire.upstream.reading import events_read
+from tests.inference.wire.answers import events_read
 
 TWO = EmbeddingRequest(model="far", input=TextInput(texts=["a", "b"]))
 FIRST, SECOND = [0.5, -1.0], [0.25, 2.0]

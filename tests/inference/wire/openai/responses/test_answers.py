@@ -5,6 +5,7 @@ turn of a gateway's loop encodes all of it."""
 from __future__ import annotations
 
 import json
+from random import Random
 from types import NoneType
 from typing import Any
 
@@ -33,13 +34,12 @@ from inference.wire.openai.responses import events as openai_responses_events
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.output import AnswerSettings
 from tests.cases import each_case
+from tests.inference.wire.answers import MADE, Part, body_of, events_of, parts, randoms
 from tests.inference.wire.golden import Case, cases
-from tests.inference.wire.openai.responses.answered import MADE, events_of, frames, parse, streamed
+from tests.inference.wire.openai.responses.answered import frames, parse, streamed
 
 CASES = [case for case in cases("openai_responses") if case.is_answered]
 EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-pieces = st.lists(st.text(max_size=5), max_size=6)
-parts = st.lists(st.tuples(st.sampled_from(["text", "thought", "call"]), pieces), max_size=5)
 
 
 def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,34 +64,30 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("summary", [None, "auto"])
-@given(answer=parts)
+@given(answer=parts(st.text(max_size=20)), random=randoms)
 def test_any_cut_folds_to_the_same_response(
-    answer: list[tuple[str, list[str]]], summary: str | None
+    answer: list[Part], random: Random, summary: str | None
 ) -> None:
     request = parse(stream=True, reasoning={"summary": summary})
-    events = streamed(request.stream_encoder(**MADE), events_of(answer, whole=False))
-    (body,) = filter(None, map(request.body_encoder(**MADE).encode, events_of(answer, whole=True)))
-    assert json.loads(body) == events[-1]["response"]
+    events = streamed(request.stream_encoder(**MADE), events_of(answer, random))
+    assert body_of(request.body_encoder(**MADE), events_of(answer)) == events[-1]["response"]
     assert accumulated(events) == events[-1]["response"]["output"]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 @pytest.mark.parametrize("summary", [None, "detailed"])
-@given(answer=parts)
+@given(answer=parts(st.text(max_size=20)), random=randoms)
 def test_what_was_answered_can_be_sent_back(
-    answer: list[tuple[str, list[str]]], summary: str | None
+    answer: list[Part], random: Random, summary: str | None
 ) -> None:
     first = parse(include=["reasoning.encrypted_content"], reasoning={"summary": summary})
-    encoder = first.body_encoder(**MADE)
-    (body,) = filter(None, map(encoder.encode, events_of(answer, whole=False)))
-    output = json.loads(body)["output"]
+    output = body_of(first.body_encoder(**MADE), events_of(answer, random))["output"]
     messages = parse(input=output).generation.input.messages  # type: ignore[union-attr]
     joined = "".join(message.content or "" for message in messages)
     thought = "".join(message.reasoning or "" for message in messages).replace("\n", "")
-    assert joined == "".join("".join(texts) for kind, texts in answer if kind == "text")
-    assert thought == "".join(
-        "".join(texts) for kind, texts in answer if kind == "thought"
-    ).replace("\n", "")
+    assert joined == "".join(text for kind, text in answer if kind == "text")
+    thoughts = "".join(text for kind, text in answer if kind == "thought")
+    assert thought == thoughts.replace("\n", "")
     for item in output:
         item.pop("content", None) if item["type"] == "reasoning" else None
     assert parse(input=output).generation.input.messages == messages  # type: ignore[union-attr]
@@ -196,11 +192,10 @@ def test_logprobs_concatenate_however_they_come() -> None:
     answers = []
     for deltas in (whole, cut):
         encoder = request.body_encoder(**MADE)
-        events = [*events_of([], whole=True)]
-        events[1:1] = deltas
-        answers.append([encoder.encode(event) for event in events][-1])
+        accepted, *ends = events_of([])
+        answers.append(body_of(encoder, [accepted, *deltas, *ends]))
     assert answers[0] == answers[1]
-    assert len(json.loads(answers[0])["output"][0]["content"][0]["logprobs"]) == 3
+    assert len(answers[0]["output"][0]["content"][0]["logprobs"]) == 3
 
 
 SETTINGS = AnswerSettings(
@@ -225,9 +220,9 @@ def encoder() -> ResponseStreamEncoder:
 
 def test_the_events_that_end_an_item_are_parts_of_their_own() -> None:
     whole, parted = encoder(), encoder()
-    parts = list(parted.parts(END))
-    assert b"".join(parts) == whole.encode(END)
-    kinds = [part.partition(b"\n")[0].removeprefix(b"event: response.") for part in parts]
+    found = list(parted.parts(END))
+    assert b"".join(found) == whole.encode(END)
+    kinds = [part.partition(b"\n")[0].removeprefix(b"event: response.") for part in found]
     assert kinds == [
         b"output_text.delta",
         b"output_text.done",
