@@ -100,12 +100,9 @@ def test_every_failure_is_an_error_and_busy_servers_and_limits_invite_a_retry() 
         assert (kind.retry_after_s is not None) == invites, code
 
 
-def test_what_the_failure_has_of_a_retry_comes_first() -> None:
+def test_headers_name_the_failures_own_retry_and_what_is_allowed() -> None:
     failure = Failure(code="queue_full", message="full", retry_after_s=7.2)
     assert error_headers(RequestFailedError(failure)) == [(b"retry-after", b"8")]
-
-
-def test_405_names_what_is_allowed() -> None:
     assert error_headers(MethodNotAllowedError("GET", "POST")) == [(b"allow", b"POST")]
 
 
@@ -129,9 +126,7 @@ def _anthropic(error: ApiError) -> str | None:
 @each_case(
     ("param_of", "named", "expected"),
     [
-        (_openai, "messages", "messages"),
-        (_openai, "prompt", "prompt"),
-        (_openai, "stop", "stop"),
+        *[(_openai, named, named) for named in ("messages", "prompt", "stop")],
         (_responses, "messages", "input"),
         (_responses, "prompt", "input"),
         (_responses, "max_tokens", "max_output_tokens"),
@@ -142,17 +137,11 @@ def _anthropic(error: ApiError) -> str | None:
         (_anthropic, "stop", "stop_sequences"),
     ],
 )
-def test_a_neurons_refusal(
+def test_a_neurons_refusal_names_the_clients_fields_and_a_parsers_its_own(
     param_of: Callable[[ApiError], str | None], named: str, expected: str
 ) -> None:
     error = RequestFailedError(Failure(code="invalid_value", message="No.", param=named))
     assert param_of(error) == expected
-
-
-@each_case("param_of", [_openai, _responses, _anthropic])
-def test_a_parsers_refusal_names_its_own_fields(
-    param_of: Callable[[ApiError], str | None],
-) -> None:
-    assert param_of(InvalidRequestError("No.", param="stop")) == "stop"
+    assert param_of(InvalidRequestError("No.", param=named)) == named
     assert param_of(InvalidRequestError("No.")) is None
     assert param_of(RequestFailedError(Failure(code="engine_error", message="No."))) is None

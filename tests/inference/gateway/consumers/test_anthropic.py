@@ -20,7 +20,7 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
-from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
+from inference.protocol.generation import Submit, TokenCountRequest
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
@@ -97,30 +97,6 @@ async def test_the_sdk_streams_thinking_text_and_a_tool_call(
     assert usage.output_tokens_details and usage.output_tokens_details.thinking_tokens == 3
 
 
-async def test_streams_and_bodies_are_equal_and_go_back_in(
-    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
-) -> None:
-    neuron.script = calls_a_tool
-    options = messages_body(tools=TOOLS, thinking={"type": "adaptive"})
-    whole = await anthropic_sdk.messages.create(**options)
-    async with anthropic_sdk.messages.stream(**options) as stream:
-        streamed = await stream.get_final_message()
-    assert [b.to_dict() for b in whole.content] == [b.to_dict() for b in streamed.content]
-    result = {"type": "tool_result", "tool_use_id": whole.content[-1].to_dict()["id"]}
-    history = [
-        *options["messages"],
-        whole.to_param(),
-        {"role": "user", "content": [{**result, "content": "Rain."}]},
-    ]
-    await anthropic_sdk.messages.create(**{**options, "messages": history})
-    last = neuron.frames[-1]
-    assert isinstance(last, Submit) and isinstance(last.request, GenerationRequest)
-    assert isinstance(last.request.input, ChatInput)
-    _, assistant, tool = last.request.input.messages
-    assert assistant.reasoning == "It is Paris." and assistant.tool_calls[0].name == "get_weather"
-    assert (tool.role, tool.content) == ("tool", "Rain.")
-
-
 async def test_the_beta_client_of_claude_code(
     anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
@@ -172,36 +148,6 @@ async def test_the_sdk_raises_on_an_error_within_a_stream(
     with pytest.raises(anthropic.APIStatusError, match="The engine crashed") as broken:
         _ = [event async for event in stream]
     assert broken.value.type == "overloaded_error"
-
-
-async def test_the_order_of_a_streams_events(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(MESSAGES, messages_body(stream=True))
-    *frames, rest = answer.body.decode().split("\n\n")
-    names = [frame.partition("\n")[0].removeprefix("event: ") for frame in frames]
-    assert rest == ""
-    assert names[:3] == ["message_start", "ping", "content_block_start"]
-    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert set(names[3:-3]) == {"content_block_delta"}
-
-
-async def test_stop_sequence_and_full_context(client: AsgiClient, neuron: FakeNeuron) -> None:
-    ended: Any = {}
-
-    async def ends(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=20)]
-        yield [ChoiceFinished(request_id=submit.request_id, **ended)]
-        yield [Finished(request_id=submit.request_id, usage=USAGE)]
-
-    neuron.script = ends
-    ended = {"reason": "stop", "stop_sequence": "END"}
-    answer = (await client.post(MESSAGES, messages_body(stop_sequences=["END"]))).json
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
-    ended = {"reason": "context"}
-    answer = (await client.post(MESSAGES, messages_body(max_tokens=32_000))).json
-    assert answer["stop_reason"] == "model_context_window_exceeded"
-    (_, submit) = neuron.frames
-    assert isinstance(submit, Submit) and isinstance(submit.request, GenerationRequest)
-    assert submit.request.ends_at_context and submit.request.stop == []
 
 
 @each_case(
