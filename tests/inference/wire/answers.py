@@ -4,6 +4,7 @@ gateway reads an upstream's."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -78,6 +79,17 @@ def folded(encoder: Any, events: Iterable[Event]) -> bytes:
 def body_of(encoder: Any, events: Iterable[Event]) -> Any:
     (body,) = filter(None, map(encoder.encode, events))
     return json.loads(body)
+
+
+def frames(stream: bytes) -> list[dict[str, Any]]:
+    """The events of a stream that names them, as the Responses API's do."""
+    read = []
+    for frame in stream.decode().split("\n\n")[:-1]:
+        name, data = re.fullmatch("event: (.*)\ndata: (.*)", frame).groups()  # type: ignore[union-attr]
+        value = json.loads(data)
+        assert value["type"] == name
+        read.append(value)
+    return read
 
 
 def events_read(

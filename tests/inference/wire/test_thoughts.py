@@ -23,9 +23,8 @@ from inference.wire.upstream.chat_events import ChatEvents
 from inference.wire.upstream.messages_events import MessagesEvents
 from inference.wire.upstream.ollama import OllamaEvents
 from tests.cases import each_case
-from tests.inference.wire.answers import content_of, events_read, folded
+from tests.inference.wire.answers import content_of, events_read, folded, frames
 from tests.inference.wire.golden import CREATED_UNIX_S, DIALECTS, REQUEST_ID
-from tests.inference.wire.openai.responses.answered import frames
 
 TURNS = {"model": "m", "messages": [{"role": "user", "content": "2+2?"}]}
 PROMPT = {"model": "m", "prompt": "2+2?"}

@@ -1,8 +1,10 @@
-"""Which paths are the API's, and what a wrong one is answered with."""
+"""Which paths are the API's, what a wrong one is answered with, and which web pages may use the API
+from a browser."""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
+from helexa_site.config import Config
+from inference.gateway.server.origins import is_allowed
 from inference.gateway.server.paths import (
     KNOWN_PATHS,
     REFERENCE,
@@ -115,7 +119,7 @@ async def test_the_sdk_of_azure(azure: openai.AsyncAzureOpenAI, neuron: FakeNeur
     assert base64.b64decode(str(made.data[0].embedding)) == b"12345678"
 
 
-async def test_its_newer_paths(server_url: str, neuron: FakeNeuron) -> None:
+async def test_the_newer_paths_of_azure(server_url: str, neuron: FakeNeuron) -> None:
     async with openai.AsyncOpenAI(
         base_url=f"{server_url}/openai/v1/", api_key="x", max_retries=0
     ) as client:
@@ -154,12 +158,94 @@ async def test_the_key_comes_in_its_own_header(make_client: MakeClient, neuron: 
         ("/v1/models", None, None),
     ],
 )
-def test_paths(path: str, api_path: str | None, model: str | None) -> None:
+def test_paths_of_azure(path: str, api_path: str | None, model: str | None) -> None:
     assert (api_path_of_azure(path), deployment_of(path)) == (api_path, model)
 
 
-def test_only_the_model_is_changed() -> None:
+def test_only_the_model_of_a_body_is_changed() -> None:
     body = b'{"seed":123456789012345678901234567890,"x":1.10,"model":"a"}'
     assert with_model(body, "b") == body.replace(b'"a"', b'"b"')
     for other in (b"", b"[1]", b"{", b"\xff"):
         assert with_model(other, "b") == other
+
+
+PAGE = "https://chat.example.org"
+
+
+@each_case(
+    ("origin", "wanted"),
+    [
+        ("http://localhost:3000", True),
+        ("https://127.0.0.1", True),
+        ("http://[::1]:8080", True),
+        ("app://obsidian.md", True),
+        ("vscode-webview://1a2b3c", True),
+        (PAGE, False),
+        ("http://localhost.example.org", False),
+        ("http://localhost:3000.example.org", False),
+        ("https://127.0.0.1.example.org", False),
+        ("null", False),
+        ("", False),
+    ],
+)
+def test_pages_of_this_machine_may(config: Config, origin: str, wanted: bool) -> None:
+    assert is_allowed(config, origin) is wanted
+    assert is_allowed(dataclasses.replace(config, allowed_origins=("*",)), origin)
+    named = dataclasses.replace(config, allowed_origins=(PAGE,))  # by the operator
+    assert is_allowed(named, PAGE) and not is_allowed(named, PAGE + ":8443")
+
+
+async def test_a_browser_asks_before_it_sends(client: AsgiClient) -> None:
+    question = {
+        "Origin": "http://localhost:3000",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type, x-stainless-lang",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    answer = await client.open(
+        "OPTIONS", "/v1/chat/completions", headers=question, peer="192.0.2.7"
+    ).finish()
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert "x-stainless-lang" in answer.headers["access-control-allow-headers"]
+    assert answer.headers["access-control-allow-private-network"] == "true"
+    refused = await client.open(
+        "OPTIONS", "/v1/messages", headers=question | {"Origin": PAGE}
+    ).finish()
+    assert refused.status == 400
+    assert "access-control-allow-origin" not in refused.headers
+    assert refused.error["code"] == "origin_not_allowed"
+    assert "HELEXA_ALLOWED_ORIGINS" in refused.error["message"]
+
+
+async def test_answers_and_refusals_can_be_read_by_the_page(client: AsgiClient) -> None:
+    from_page = {"Origin": "http://localhost:3000"}
+    for path in ("/health", "/v1/models", "/v1/models/unknown"):
+        answer = await client.get(path, headers=from_page)
+        assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+        assert "x-helexa-advice" in answer.headers["access-control-expose-headers"]
+    refused = await client.get("/v1/models", headers={"Origin": PAGE})
+    assert refused.status == 403
+    assert "HELEXA_ALLOWED_ORIGINS" in refused.error["message"]
+    assert "access-control-allow-origin" not in refused.headers
+
+
+async def test_clients_that_are_no_page_notice_nothing(client: AsgiClient) -> None:
+    answer = await client.get("/v1/models")
+    assert answer.status == 200
+    assert not [name for name in answer.headers if name.startswith("access-control-allow")]
+    options = await client.open("OPTIONS", "/v1/models").finish()
+    assert options.status == 405
+
+
+async def test_the_benchs_results_are_read_by_pages_that_may(client: AsgiClient) -> None:
+    """Django answers there; the rest of what it answers is no page's of another origin."""
+    from_page = {"Origin": "http://localhost:3000"}
+    answer = await client.get("/api/bench/summary", headers=from_page)
+    assert answer.status == 418
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    for path, origin in (("/api/bench/summary", PAGE), ("/api/fleet", from_page["Origin"])):
+        answer = await client.get(path, headers={"Origin": origin})
+        assert answer.status == 418
+        assert "access-control-allow-origin" not in answer.headers

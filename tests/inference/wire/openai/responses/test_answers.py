@@ -34,9 +34,18 @@ from inference.wire.openai.responses import events as openai_responses_events
 from inference.wire.openai.responses.events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai.responses.output import AnswerSettings
 from tests.cases import each_case
-from tests.inference.wire.answers import MADE, Part, body_of, events_of, parts, randoms
+from tests.inference.wire.answers import (
+    MADE,
+    Part,
+    body_of,
+    events_of,
+    folded,
+    frames,
+    parts,
+    randoms,
+)
 from tests.inference.wire.golden import Case, cases
-from tests.inference.wire.openai.responses.answered import frames, parse, streamed
+from tests.inference.wire.openai.responses.test_request import parse
 
 CASES = [case for case in cases("openai_responses") if case.is_answered]
 EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -69,7 +78,7 @@ def test_any_cut_folds_to_the_same_response(
     answer: list[Part], random: Random, summary: str | None
 ) -> None:
     request = parse(stream=True, reasoning={"summary": summary})
-    events = streamed(request.stream_encoder(**MADE), events_of(answer, random))
+    events = frames(folded(request.stream_encoder(**MADE), events_of(answer, random)))
     assert body_of(request.body_encoder(**MADE), events_of(answer)) == events[-1]["response"]
     assert accumulated(events) == events[-1]["response"]["output"]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -26,7 +26,11 @@ from inference.wire.openai.responses.fields import carried, encrypted_content
 from inference.wire.openai.responses.request import ResponsesRequest
 from inference.wire.openai.responses.tools import is_strict
 from tests.cases import each_case
-from tests.inference.wire.openai.responses.answered import frames, parse
+from tests.inference.wire.answers import frames
+
+
+def parse(**more: Any) -> openai_responses.ResponsesRequest:
+    return openai_responses.parse(json.dumps({"model": "m", "input": "Hi", **more}).encode())
 
 
 @each_case(
