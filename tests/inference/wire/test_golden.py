@@ -24,9 +24,17 @@ from inference.wire.openai.responses.request import FIELDS as RESPONSES_FIELDS
 from inference.wire.vllm.rerank import FIELDS as RERANK_FIELDS
 from inference.wire.vllm.rerank import SCORE_FIELDS as SCORE_FIELDS
 from tests.cases import each_case
-from tests.inference.wire import golden_batches
-from tests.inference.wire.golden import DIALECTS, OPTIONAL, Case, cases
-from tests.inference.wire.golden_cases import GOLDEN_DIR
+from tests.inference.wire.golden import (
+    BATCH_DIALECTS,
+    DIALECTS,
+    GOLDEN_DIR,
+    OPTIONAL,
+    OUTPUTS,
+    BatchCase,
+    Case,
+    batch_cases,
+    cases,
+)
 
 
 @each_case("case", cases(), ids=str)
@@ -35,14 +43,14 @@ def test_case(case: Case) -> None:
     assert case.parts.keys() - OPTIONAL in case.complete_sets(), f"{case} has {sorted(case.parts)}"
 
 
-@each_case("case", golden_batches.cases(), ids=str)
-def test_case_of_files_and_batches(case: golden_batches.Case) -> None:
+@each_case("case", batch_cases(), ids=str)
+def test_case_of_files_and_batches(case: BatchCase) -> None:
     given = case.parts.keys() - case.check().keys()
-    assert given and given <= golden_batches.OUTPUTS.keys(), f"{case} has {sorted(given)}"
+    assert given and given <= OUTPUTS.keys(), f"{case} has {sorted(given)}"
 
 
 def test_every_dialect_has_cases_and_every_file_a_dialect() -> None:
-    assert {path.stem for path in GOLDEN_DIR.iterdir()} == {*DIALECTS, *golden_batches.DIALECTS}
+    assert {path.stem for path in GOLDEN_DIR.iterdir()} == {*DIALECTS, *BATCH_DIALECTS}
     assert {case.dialect for case in cases()} == set(DIALECTS)
 
 
@@ -95,8 +103,8 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def test_every_dialect_of_batches_has_each_kind() -> None:
-    for dialect in golden_batches.DIALECTS:
-        of_dialect = [one.parts for one in golden_batches.cases() if one.dialect == dialect]
+    for dialect in BATCH_DIALECTS:
+        of_dialect = [one.parts for one in batch_cases() if one.dialect == dialect]
         names = {name for parts in of_dialect for name in parts}
         assert {"parsed", "object", "result_lines", "error"} <= names, dialect
 
@@ -104,7 +112,7 @@ def test_every_dialect_of_batches_has_each_kind() -> None:
 def test_every_field_and_every_end_of_batches_is_in_a_case() -> None:
     given: set[str] = set()
     statuses: set[str] = set()
-    for case in golden_batches.cases():
+    for case in batch_cases():
         parts = case.parts
         if "parsed" in parts:
             asked = parts["request"]

@@ -24,8 +24,7 @@ from inference.wire.openai import batches as openai_batches
 from inference.wire.openai.responses import request as openai_responses
 from inference.wire.vllm import tokenize as vllm_tokenize
 from tests.cases import each_case
-from tests.inference.wire import golden_batches
-from tests.inference.wire.golden import DIALECTS, cases, inside
+from tests.inference.wire.golden import DIALECTS, batch_cases, cases, inside
 from tests.inference.wire.random_bodies import random_bodies
 
 NUM_BODIES = (10_000, pytest.param(100_000, marks=pytest.mark.slow))
@@ -80,8 +79,8 @@ def crosses_to_the_neuron(request: Request) -> None:
     assert decode_inbox_frame(encode_inbox_frame(submit)) == submit
 
 
-MADE = {one.dialect: one.parts for one in golden_batches.cases() if one.name == "made"}
-(LINES,) = (one.parts["lines"] for one in golden_batches.cases() if one.name == "lines")
+MADE = {one.dialect: one.parts for one in batch_cases() if one.name == "made"}
+(LINES,) = (one.parts["lines"] for one in batch_cases() if one.name == "lines")
 LINE = json.loads(LINES[0])
 OTHER_LINE = {**LINE, "custom_id": "another"}
 TOKENIZE = {"model": "tiny", "prompt": "Hi", "add_special_tokens": True, "return_token_strs": True}
