@@ -23,6 +23,9 @@ from inference.wire.openai.errors import error_object
 from inference.wire.openai.responses import errors as openai_responses_errors
 from tests.cases import each_case
 
+BUSY = ("queue_full", "queue_timeout", "neuron_lost", "does_not_fit", "out_of_memory")
+BROKEN = ("engine_crashed", "engine_hung", "device_fault")
+
 
 @each_case(
     ("code", "status", "retries"),
@@ -32,17 +35,8 @@ from tests.cases import each_case
         ("insufficient_quota", 429, False),
         ("rate_limit_exceeded", 429, True),
         ("template_render_failed", 422, False),
-        ("queue_full", 503, True),
-        ("queue_timeout", 503, True),
-        ("engine_crashed", 503, True),
-        ("engine_hung", 503, True),
-        ("device_fault", 503, True),
-        ("out_of_memory", 503, True),
-        ("engine_error", 500, False),
-        ("neuron_lost", 503, True),
-        ("does_not_fit", 503, True),
-        ("numerical_error", 500, False),
-        ("nobody_declared_this", 500, False),
+        *[(code, 503, True) for code in (*BUSY, *BROKEN)],
+        *[(code, 500, False) for code in ("engine_error", "numerical_error", "nobody_declared")],
     ],
 )
 def test_failures(code: str, status: int, retries: bool) -> None:

@@ -72,57 +72,46 @@ def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
     )
 
 
-@each_case(
-    ("field", "value"),
-    [
-        ("temperature", 1e308),
-        ("temperature", -0.1),
-        ("temperature", True),
-        ("top_p", 1.01),
-        ("min_p", -1),
-        ("repetition_penalty", 0),
-        ("top_k", -2),
-        ("top_k", 2**63),
-        ("max_tokens", 0),
-        ("max_tokens", 10**30),
-        ("max_tokens", 1.5),
-        ("seed", 2**63),
-        ("seed", -(2**63) - 1),
-        ("stop_token_ids", [-1]),
-        ("stop_token_ids", [True]),
-        ("logit_bias", {"-1": 0}),
-        ("logit_bias", {"\u0661": 0}),
-        ("logit_bias", {"99999999999": 0}),
-        ("metadata", {"k": 1}),
-        ("metadata", {str(n): "v" for n in range(17)}),
-        ("stop", ["a", ""]),
-        ("model", ""),
-        ("model", "x" * 257),
-        ("stream", 1),
-        ("stream", "true"),
-        ("stream_options", []),
-        ("chat_template_kwargs", []),
-        ("user", 7),
-        ("n", 0),
-        ("n", 129),
-        ("n", 1.5),
-        ("tools", {}),
-        ("tools", [7]),
-        ("tools", [{}]),
-        ("tools", [{"type": 7, "function": {"name": "f"}}]),
-        ("tools", [{"type": "function", "function": {"name": "f" * 129}}]),
-        ("tools", [{"type": "function", "function": {"name": "f", "strict": "yes"}}]),
-        ("tool_choice", 7),
-        ("tool_choice", {}),
-        ("tool_choice", {"type": "allowed_tools"}),
-        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": []}}),
-        ("response_format", "json_object"),
-        ("response_format", {}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "a b"}}),
-        ("reasoning_effort", 1),
-        ("include_reasoning", 1),
-        ("parallel_tool_calls", "no"),
+SOME_TOOLS = {"mode": "none", "tools": []}
+OUT_OF_RANGE: dict[str, list[Any]] = {
+    "temperature": [1e308, -0.1, True],
+    "top_p": [1.01],
+    "min_p": [-1],
+    "repetition_penalty": [0],
+    "top_k": [-2, 2**63],
+    "max_tokens": [0, 10**30, 1.5],
+    "seed": [2**63, -(2**63) - 1],
+    "stop_token_ids": [[-1], [True]],
+    "logit_bias": [{"-1": 0}, {"\u0661": 0}, {"99999999999": 0}],
+    "metadata": [{"k": 1}, {str(n): "v" for n in range(17)}],
+    "stop": [["a", ""]],
+    "model": ["", "x" * 257],
+    "stream": [1, "true"],
+    "stream_options": [[]],
+    "chat_template_kwargs": [[]],
+    "user": [7],
+    "n": [0, 129, 1.5],
+    "tools": [
+        *({}, [7], [{}], [{"type": 7, "function": {"name": "f"}}]),
+        [{"type": "function", "function": {"name": "f" * 129}}],
+        [{"type": "function", "function": {"name": "f", "strict": "yes"}}],
     ],
+    "tool_choice": [
+        *(7, {}, {"type": "allowed_tools"}),
+        {"type": "allowed_tools", "allowed_tools": SOME_TOOLS},
+    ],
+    "response_format": [
+        *("json_object", {}),
+        {"type": "json_schema", "json_schema": {"name": "a b"}},
+    ],
+    "reasoning_effort": [1],
+    "include_reasoning": [1],
+    "parallel_tool_calls": ["no"],
+}
+
+
+@each_case(
+    ("field", "value"), [(field, one) for field, values in OUT_OF_RANGE.items() for one in values]
 )
 def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
     refused = refusal(openai_chat.parse, json.dumps({**GOOD, field: value}).encode())
@@ -193,30 +182,26 @@ CALLING = {
 }
 
 
+EMPTY = {"role": "user", "content": []}
+NAMELESS = {"response_format": {"type": "json_schema", "json_schema": {}}}
+
+
 @each_case(
     ("parse", "body", "param"),
     [
         *(
             (
                 openai_chat.parse,
-                {"model": "m", "messages": [*MESSAGES, {"role": role, "content": []}]},
+                {"model": "m", "messages": [*MESSAGES, EMPTY | {"role": role}]},
                 "messages[1].content",
             )
             for role in ("user", "system", "developer", "assistant")
         ),
-        (
-            openai_chat.parse,
-            GOOD | {"response_format": {"type": "json_schema", "json_schema": {}}},
-            "response_format.json_schema.name",
-        ),
-        (
-            openai_responses.parse,
-            {"model": "m", "input": [{"role": "user", "content": []}]},
-            "input[0].content",
-        ),
+        (openai_chat.parse, GOOD | NAMELESS, "response_format.json_schema.name"),
+        (openai_responses.parse, {"model": "m", "input": [EMPTY]}, "input[0].content"),
         (
             anthropic_messages.parse,
-            {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": []}]},
+            {"model": "m", "max_tokens": 5, "messages": [EMPTY]},
             "messages[0].content",
         ),
     ],
@@ -227,8 +212,7 @@ def test_what_is_empty_is_refused(parse: Any, body: dict[str, Any], param: str) 
 
 def test_calls_and_their_results_may_be_empty() -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": []}
-    of_zed = {"role": "user", "content": []}
-    body = {"model": "m", "messages": [*MESSAGES, CALLING, result, of_zed]}
+    body = {"model": "m", "messages": [*MESSAGES, CALLING, result, EMPTY]}  # the last is of Zed
     assert openai_chat.parse(orjson.dumps(body))
 
 

@@ -82,33 +82,35 @@ def test_pages_hold_every_item_once(order: str, limit: int, num_items: int) -> N
     assert seen == (everything if order == "asc" else everything[::-1])
 
 
-def test_the_mark_of_a_beta_client_changes_nothing() -> None:
-    read_retrieval(b"beta=true")
-    assert read_item_page(b"beta=true&limit=3") == ItemPage(limit=3)
-    with pytest.raises(ApiError, match="beta"):
-        read_retrieval(b"beta=yes")
+@each_case(
+    ("query", "asked"),
+    [
+        *[(query, Retrieval()) for query in (b"", b"stream=false", b"beta=true")],
+        (b"include=file_search_call.results", Retrieval()),
+        (b"stream=true", Retrieval(stream=True)),
+        (
+            b"stream=true&starting_after=7&include_obfuscation=false",
+            Retrieval(stream=True, starting_after=7),
+        ),
+    ],
+)
+def test_a_response_as_it_is_or_as_a_stream(query: bytes, asked: Retrieval) -> None:
+    assert read_retrieval(query) == asked
+
+
+def test_queries_that_are_refused() -> None:
+    for wrong in (b"beta=yes", b"starting_after=7", b"stream=yes"):
+        with pytest.raises(ApiError):
+            read_retrieval(wrong)
+    with pytest.raises(ApiError, match="starting_after"):
+        read_retrieval(b"stream=true&starting_after=-1")
 
 
 def test_the_page_asked_for() -> None:
     assert read_item_page(b"") == ItemPage(limit=20, order="desc", after=None)
-    asked = read_item_page(
-        b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
-    )
-    assert asked == ItemPage(limit=5, order="asc", after="msg_1")
-
-
-@each_case("query", [b"", b"stream=false", b"include=file_search_call.results"])
-def test_a_response_as_it_is(query: bytes) -> None:
-    assert read_retrieval(query) == Retrieval()
-
-
-def test_a_response_as_a_stream() -> None:
-    assert read_retrieval(b"stream=true") == Retrieval(stream=True)
-    asked = read_retrieval(b"stream=true&starting_after=7&include_obfuscation=false")
-    assert asked == Retrieval(stream=True, starting_after=7)
-    for wrong in (b"starting_after=7", b"stream=yes", b"stream=true&starting_after=-1"):
-        with pytest.raises(ApiError):
-            read_retrieval(wrong)
+    assert read_item_page(b"beta=true&limit=3") == ItemPage(limit=3)
+    query = b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
+    assert read_item_page(query) == ItemPage(limit=5, order="asc", after="msg_1")
 
 
 ENDED = {
@@ -145,11 +147,8 @@ def test_who_has_seen_some_gets_the_end(status: str, kind: str) -> None:
     for last_number, number in ((None, 42), (50, 50), (41, 42)):
         (event,) = _events(replay(ended, 41, last_number=last_number))
         assert (event["type"], event["sequence_number"]) == (kind, number)
-
-
-def test_an_unknown_last_number_is_replayed_as_one_above_any_seen() -> None:
     *_, closing = _events(replay(ENDED, None, last_number=None))
-    assert closing["sequence_number"] == UNKNOWN_LAST_NUMBER
+    assert closing["sequence_number"] == UNKNOWN_LAST_NUMBER, "one above any that was seen"
 
 
 @given(query=st.binary(max_size=60))
@@ -162,8 +161,5 @@ def test_any_query_is_read_or_refused(query: bytes) -> None:
 
 
 def test_deleted() -> None:
-    assert json.loads(deleted_body("resp_1")) == {
-        "id": "resp_1",
-        "object": "response",
-        "deleted": True,
-    }
+    deleted = {"id": "resp_1", "object": "response", "deleted": True}
+    assert json.loads(deleted_body("resp_1")) == deleted
