@@ -370,6 +370,7 @@ def any_json(names: Iterable[str], words: st.SearchStrategy[str]) -> st.SearchSt
         lambda inner: (
             st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*names]), inner)
         ),
+        max_leaves=20,
     )
 
 

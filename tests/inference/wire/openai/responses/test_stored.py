@@ -28,7 +28,7 @@ from tests.cases import each_case
 from tests.inference.wire.golden import cases
 from tests.inference.wire.random_bodies import random_bodies
 
-NUM_BODIES = 5000
+NUM_BODIES = 2000
 ITEMS = [{"id": f"msg_{number}"} for number in range(7)]
 
 
