@@ -15,19 +15,15 @@ from metering.bench.errors import SampleFailedError
 from tests.cases import each_case
 
 
-def delta(**fields: Any) -> dict[str, Any]:
-    return {"choices": [{"delta": fields}]}
-
-
-def test_the_first_token_is_the_first_with_content() -> None:
+def test_answers_of_both_apis_are_timed_from_their_first_content() -> None:
     answer = Answer()
-    feed_openai(answer, delta(role="assistant", content=""), 0.1)
-    feed_openai(answer, delta(reasoning_content="hm"), 0.4)
-    feed_openai(answer, delta(content="yes"), 0.9)
+    for at_s, fields in (
+        (0.1, {"role": "assistant", "content": ""}),
+        (0.4, {"reasoning_content": "hm"}),
+        (0.9, {"content": "yes"}),
+    ):
+        feed_openai(answer, {"choices": [{"delta": fields}]}, at_s)
     assert (answer.first_s, answer.last_s, answer.num_pieces) == (0.4, 0.9, 2)
-
-
-def test_anthropics_events_are_folded_too() -> None:
     answer = Answer()
     for at_s, event in (
         (0.1, {"type": "message_start", "message": {"usage": {"input_tokens": 5}}}),
@@ -65,17 +61,12 @@ def test_the_server_may_report_its_timing_in_two_ways() -> None:
     assert timing_of({"timings": {"prompt_ms": "soon"}}) == ServerTiming()
 
 
-def test_decoding_too_short_to_measure_is_not_reported() -> None:
+def test_too_short_decoding_and_prompts_from_the_cache_have_no_speed() -> None:
     answer = Answer(completion_tokens=11, first_s=1.0, last_s=1.1)
     assert answer.decode_tps is None
     assert replace(answer, last_s=3.0).decode_tps == 5.0
-    short = ServerTiming(decode_ms=100.0)
-    assert replace(answer, last_s=3.0, timing=short).decode_tps == 5.0
-    long = ServerTiming(decode_ms=1000.0)
-    assert replace(answer, timing=long).decode_tps == 11.0
-
-
-def test_a_prompt_from_the_cache_has_no_speed() -> None:
+    assert replace(answer, last_s=3.0, timing=ServerTiming(decode_ms=100.0)).decode_tps == 5.0
+    assert replace(answer, timing=ServerTiming(decode_ms=1000.0)).decode_tps == 11.0
     answer = Answer(prompt_tokens=100, cached_tokens=100, first_s=0.1)
     assert answer.prefill_tps is None
     assert replace(answer, cached_tokens=None).prefill_tps == pytest.approx(1000)
@@ -107,13 +98,17 @@ def test_a_build_is_its_commit_or_its_version(version: dict[str, Any], build: st
     assert probing.neuron_build(version).build == build
 
 
-def test_places_are_reported_in_two_shapes() -> None:
-    body = {"locations": [{"node": "benjy", "status": "loaded"}, {"node": "beast"}]}
-    assert probing.other_places(body, "beast") == ["benjy"]
-    loading = {"locations": [{"node": "benjy", "status": "loading"}]}
-    assert probing.other_places(loading, "beast") == []
-    assert probing.other_places({"locations": ["beast", "benjy"]}, "beast") == ["benjy"]
-    assert probing.other_places(None, "beast") == []
+@each_case(
+    ("body", "others"),
+    [
+        ({"locations": [{"node": "benjy", "status": "loaded"}, {"node": "beast"}]}, ["benjy"]),
+        ({"locations": [{"node": "benjy", "status": "loading"}]}, []),
+        ({"locations": ["beast", "benjy"]}, ["benjy"]),
+        (None, []),
+    ],
+)
+def test_places_are_reported_in_two_shapes(body: Any, others: list[str]) -> None:
+    assert probing.other_places(body, "beast") == others
 
 
 @each_case("body", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from metering.bench.models import BenchRun, BenchTarget
 from metering.bench.results import run_row
 from metering.models import AuditEntry
 from tests.cases import each_case
+from tests.metering.bench import results
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import Script
 
@@ -55,47 +57,37 @@ def toml(tmp_path: Path, endpoint: str) -> Path:
     return file
 
 
-def test_the_originals_configuration_is_imported(bench: Bench, toml: Path) -> None:
-    assert "0 results and 1 targets" in bench("import", str(toml))
-    target = BenchTarget.objects.get()
-    assert (target.name, target.label, target.enabled) == ("peer", "the other one", True)
-    settings = store.settings_of(store.plan_find())
-    assert (settings.samples_per_build, settings.max_tokens) == (2, 64)
-    assert [scenario.id for scenario in settings.scenarios] == [
-        "chat:128",
-        "chat:128:warm",
-        "concurrency:2",
-    ]
-    actions = set(AuditEntry.objects.values_list("action", flat=True))
-    assert {"bench_plan.save", "bench_target.save"} <= actions
-    bench("import", str(toml))
-    assert BenchTarget.objects.count() == 1
-
-
-def test_a_sweep_goes_by_a_file_or_by_the_database(
+def test_the_originals_configuration_is_imported_or_swept_by(
     bench: Bench, toml: Path, script: Script
 ) -> None:
     bench("once", "--config", str(toml))
     assert BenchTarget.objects.count() == 0
     assert BenchRun.objects.filter(ok=True, model_id="scripted").count() == 6
-    script.build = "b2"
+    assert "0 results and 1 targets" in bench("import", str(toml))
+    target = BenchTarget.objects.get()
+    assert (target.name, target.label, target.enabled) == ("peer", "the other one", True)
+    settings = store.settings_of(store.plan_find())
+    assert (settings.samples_per_build, settings.max_tokens) == (2, 64)
+    scenarios = [scenario.id for scenario in settings.scenarios]
+    assert scenarios == ["chat:128", "chat:128:warm", "concurrency:2"]
+    actions = set(AuditEntry.objects.values_list("action", flat=True))
+    assert {"bench_plan.save", "bench_target.save"} <= actions
     bench("import", str(toml))
+    assert BenchTarget.objects.count() == 1
+    script.build = "b2"
     bench("once")
     assert BenchRun.objects.filter(ok=True, build="b2", model_id="scripted").count() == 6
 
 
-def test_fields_of_a_file_without_meaning_here_are_reported() -> None:
-    remarks = read_bench_toml(TOML).remarks
-    assert [remark.partition(" is ")[0] for remark in remarks] == [
-        "bench.db_path",
-        "scenarios.image_sizes",
-        "scenarios.capability_probes",
-        "api.enabled",
-        "api.listen",
+def remarked(remarks: Sequence[str]) -> list[str]:
+    return [remark.partition(" is ")[0] for remark in remarks]
+
+
+def test_fields_without_meaning_here_and_earlier_scenarios_are_reported() -> None:
+    assert remarked(read_bench_toml(TOML).remarks) == [
+        *("bench.db_path", "scenarios.image_sizes", "scenarios.capability_probes"),
+        *("api.enabled", "api.listen"),
     ]
-
-
-def test_scenarios_of_earlier_releases_are_left_out() -> None:
     target = "[[targets]]\nname='{}'\nkind='openai'\nendpoint='http://x'\nscenarios={}\n"
     read = read_bench_toml(
         "[scenarios]\nids=['tools', 'chat:8', 'capability:pier']\n"
@@ -105,9 +97,7 @@ def test_scenarios_of_earlier_releases_are_left_out() -> None:
     assert read.plan["scenarios"] == ["chat:8"]
     a, b = read.targets
     assert (a["scenarios"], a.get("enabled"), b["enabled"]) == (["load"], None, False)
-    assert [remark.partition(" is ")[0] for remark in read.remarks] == [
-        *("tools", "capability:pier", "swap", "embedding", "b")
-    ]
+    assert remarked(read.remarks) == ["tools", "capability:pier", "swap", "embedding", "b"]
 
 
 @each_case(
@@ -196,30 +186,8 @@ def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_what_the_api_exports_is_imported_as_it_was(bench: Bench, tmp_path: Path) -> None:
-    measured = BenchRun.objects.create(
-        ts=datetime(2026, 6, 1, tzinfo=UTC),
-        target_name="here",
-        target_kind="helexa",
-        build="8f6f1d3",
-        model_id="smol",
-        scenario_id="concurrency:8",
-        gpus=["a card"],
-        devices=[{"index": 0}],
-        settings={"machine": "m"},
-        concurrency=8,
-        decode_tps=21.5,
-        ok=True,
-    )
-    BenchRun.objects.create(
-        ts=datetime(2026, 6, 2, tzinfo=UTC),
-        target_name="here",
-        target_kind="helexa",
-        build="8f6f1d3",
-        model_id="smol",
-        scenario_id="chat:128",
-        ok=False,
-        error="timeout",
-    )
+    results.run(devices=[{"index": 0}], settings={"machine": "m"}, concurrency=8, decode_tps=21.5)
+    results.run(ok=False, error="timeout", hostname="", gpus=[])
     rows = [run_row(run) for run in BenchRun.objects.order_by("id")]
     BenchRun.objects.all().delete()
     file = tmp_path / "runs.json"
@@ -230,10 +198,3 @@ def test_what_the_api_exports_is_imported_as_it_was(bench: Bench, tmp_path: Path
     assert [{k: v for k, v in row.items() if k not in own} for row in back] == [
         {k: v for k, v in row.items() if k not in own} for row in rows
     ]
-    assert back[0]["gpus_json"] == json.dumps(measured.gpus)
-
-
-def test_a_target_is_checked(bench: Bench) -> None:
-    for words in (("--endpoint", "beast:13131"), ("--kind", "neuron", "--endpoint", "ftp://x")):
-        with pytest.raises(CommandError, match="not like http"):
-            bench("once", *words)

@@ -18,6 +18,7 @@ from metering.bench.jobs import JobRun
 from metering.bench.models import BenchJob, BenchRun, BenchTarget, SweepPlan
 from metering.bench.store import spec_of
 from metering.models import AuditEntry
+from tests.cases import each_case
 from tests.metering.bench.scripted_endpoint import MODEL, Script
 
 NO_BEAT_S = 1000.0
@@ -87,19 +88,18 @@ def test_a_targets_key_is_read_from_its_variable(
     assert script.asked
 
 
-@pytest.mark.parametrize("name", ["DATABASE_URL", "HELEXA_SECRET_KEY", "PEER KEY"])
+@each_case("name", ["DATABASE_URL", "HELEXA_SECRET_KEY", "PEER KEY"])
 def test_a_target_is_never_sent_a_secret_of_this_server(operator: Client, name: str) -> None:
     words = {"name": "thief", "kind": "openai", "endpoint": "http://thief", "api_key_env": name}
     lists = {"only_models": "[]", "scenarios": "[]", "gpus": "[]"}
     response = operator.post("/admin/bench/benchtarget/add/", words | lists)
     assert response.status_code == 200 and name in response.text
     assert not BenchTarget.objects.filter(name="thief").exists()
-    row = BenchTarget.objects.create(**words)
     with pytest.raises(BenchValueError, match="no name of a variable, or a secret"):
-        spec_of(row, {name: "sesame"})
+        spec_of(BenchTarget(**words), {name: "sesame"})
 
 
-def test_a_second_at_once_is_refused(operator: Client) -> None:
+def test_a_second_at_once_is_refused_until_the_first_has_ended(operator: Client) -> None:
     start(operator)
     assert "under way already" in start(operator, 409)
     job = jobs.bench_job_claim()
@@ -107,9 +107,16 @@ def test_a_second_at_once_is_refused(operator: Client) -> None:
     assert "under way already" in start(operator, 409)
     assert BenchJob.objects.count() == 1
     assert AuditEntry.objects.filter(action="bench_job.request").count() == 1
+    now = timezone.now()
+    assert jobs.bench_jobs_expire(now=now) == 0
+    late = now + timedelta(seconds=jobs.SILENT_AFTER_S + 1)
+    assert jobs.bench_jobs_expire(now=late) == 1
+    job.refresh_from_db()
+    assert job.status == "failed" and "has ended" in job.error, "its control has gone"
+    start(operator)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "reason"),
     [
         ({"target": "nobody"}, "neither a neuron that is online nor a target"),
@@ -148,24 +155,27 @@ def test_who_may_not_add_jobs_sees_none_of_it(target: BenchTarget, settings: Any
     assert [client.get(path).status_code for path in posts] == [405, 405]
 
 
+def cancel(client: Client, pk: int, status: int = 302) -> None:
+    assert client.post(f"/bench/jobs/{pk}/cancel").status_code == status
+
+
 def test_a_waiting_one_is_cancelled_at_once(operator: Client) -> None:
     start(operator)
     job = BenchJob.objects.get()
-    assert operator.post(f"/bench/jobs/{job.pk}/cancel").status_code == 302
+    cancel(operator, job.pk)
     job.refresh_from_db()
     assert (job.status, job.is_open) == ("cancelled", False)
     assert jobs.bench_job_claim() is None
+    cancel(operator, job.pk)
     assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
-    operator.post(f"/bench/jobs/{job.pk}/cancel")
-    assert AuditEntry.objects.filter(action="bench_job.cancel").count() == 1
-    assert operator.post("/bench/jobs/999/cancel").status_code == 404
+    cancel(operator, 999, 404)
 
 
 def test_a_beat_reads_a_cancel(operator: Client) -> None:
     start(operator)
     job = jobs.bench_job_claim()
     assert job is not None and jobs.bench_job_beat(job_id=job.pk)
-    operator.post(f"/bench/jobs/{job.pk}/cancel")
+    cancel(operator, job.pk)
     assert "ends after the sample" in operator.get(f"/bench/jobs/{job.pk}").text
     assert not jobs.bench_job_beat(job_id=job.pk)
 
@@ -202,30 +212,9 @@ def test_a_failure_has_its_reason(operator: Client, script: Script) -> None:
     assert job.status == "failed" and "nothing to measure" in job.error
 
 
-def test_one_whose_control_has_gone_fails(operator: Client) -> None:
-    start(operator)
-    job = jobs.bench_job_claim()
-    assert job is not None
-    now = timezone.now()
-    assert jobs.bench_jobs_expire(now=now) == 0
-    late = now + timedelta(seconds=jobs.SILENT_AFTER_S + 1)
-    assert jobs.bench_jobs_expire(now=late) == 1
-    job.refresh_from_db()
-    assert job.status == "failed" and "has ended" in job.error
-    start(operator)
-
-
 def test_the_control_claims_what_waits(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-
-    class Run:
-        def __init__(self, job: BenchJob) -> None:
-            self._job = job
-
-        def run_in_thread(self) -> None:
-            ran.append(self._job.pk)
-
-    monkeypatch.setattr(tasks, "JobRun", Run)
+    monkeypatch.setattr(JobRun, "run_in_thread", lambda run: ran.append(run._job.pk))
     tasks.bench_jobs()
     start(operator)
     tasks.bench_jobs()

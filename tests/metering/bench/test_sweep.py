@@ -1,4 +1,4 @@
-"""What a sweep does with targets that are busy, away, or fail: no process, no socket, no clock."""
+"""What is measured, and sweeps of busy, absent and failing targets: no process, socket or clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ import pytest
 
 from metering.bench.answers import Answer
 from metering.bench.client import Asker
-from metering.bench.errors import SampleFailedError, TargetUnreachableError
+from metering.bench.errors import BenchValueError, SampleFailedError, TargetUnreachableError
 from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
-from metering.bench.scenarios import CellKey, SweepSettings, TargetSpec, parse_scenario
+from metering.bench.scenarios import (
+    DEFAULT_SCENARIOS,
+    Cell,
+    CellKey,
+    ScenarioKind,
+    SweepSettings,
+    TargetSpec,
+    parse_scenario,
+    parse_scenarios,
+    why_not,
+    work_left,
+)
 from metering.bench.sweep import Kept, Sweep, SweepResult
 from metering.bench.targets import LocalDoor
+from tests.cases import each_case
 
 
 @dataclass
@@ -91,30 +103,27 @@ class Kit:
         return sweep.run(specs)
 
 
-def test_a_sweep_waits_while_others_are_served() -> None:
+def test_a_sweep_waits_while_others_are_served_and_between_samples() -> None:
     kit, target = Kit(), FakeTarget(busy_polls=3)
     result = kit.run({"t": target})
     assert (result.num_ok, target.asked) == (2, 3)
     assert kit.slept_s >= 3
+    kept = kit.kept[0]
+    assert (kept.model.id, kept.probed.build.build, kept.telemetry.vram_used_mb) == ("m", "b", 3)
+    paused = Kit()
+    paused.run({"t": FakeTarget()}, iteration_pause_s=7.0)
+    assert paused.slept_s == 21.0
 
 
-def test_a_target_that_stays_busy_loses_its_turn_alone() -> None:
-    kit, busy, idle = Kit(), FakeTarget(busy_polls=10_000), FakeTarget()
-    result = kit.run({"busy": busy, "idle": idle})
-    assert (busy.asked, idle.asked) == (0, 3)
+def test_a_target_that_is_busy_or_away_loses_its_turn_alone() -> None:
+    busy, idle = FakeTarget(busy_polls=10_000), FakeTarget()
+    result = Kit().run({"busy": busy, "away": FakeTarget(is_away=True), "idle": idle})
+    assert (busy.asked, idle.asked, result.num_ok) == (0, 3, 2)
     assert [reason.partition(" (")[0] for reason in result.left_out] == [
-        "busy: it is busy with others' requests"
+        "busy: it is busy with others' requests",
+        "away: nobody is there",
     ]
-
-
-def test_it_is_measured_beside_load_where_that_is_asked() -> None:
-    target = FakeTarget(busy_polls=10_000)
-    assert Kit().run({"t": target}, is_beside_load=True).num_ok == 2
-
-
-def test_a_target_that_is_away_stops_nothing() -> None:
-    result = Kit().run({"away": FakeTarget(is_away=True), "t": FakeTarget()})
-    assert (result.num_ok, result.left_out) == (2, ["away: nobody is there"])
+    assert Kit().run({"t": busy}, is_beside_load=True).num_ok == 2, "where that is asked"
 
 
 def test_only_what_is_missing_is_measured() -> None:
@@ -126,20 +135,22 @@ def test_only_what_is_missing_is_measured() -> None:
     assert (result.num_ok, result.num_cells_done, target.asked) == (0, 1, 2)
 
 
-def test_one_failure_is_tried_again_and_two_end_the_cell() -> None:
-    kit, target = Kit(), FakeTarget(fails=["", "no", ""])
-    assert kit.run({"t": target}).num_failed == 1
-    assert [kept.error for kept in kit.kept] == ["no", "", ""]
-    kit, target = Kit(), FakeTarget(fails=["", "no", "no", "no"])
+@each_case(
+    ("fails", "num_ok", "num_failed", "num_asked", "kept_errors"),
+    [
+        (["", "no", ""], 2, 1, 4, ["no", "", ""]),
+        (["", "no", "no", "no"], 0, 2, 3, ["no", "no"]),
+        (["no"], 0, 1, 1, ["no"]),  # the warm-up
+    ],
+)
+def test_one_failure_is_tried_again_and_two_or_one_of_the_warm_up_end_the_cell(
+    fails: list[str], num_ok: int, num_failed: int, num_asked: int, kept_errors: list[str]
+) -> None:
+    kit, target = Kit(), FakeTarget(fails=list(fails))
     result = kit.run({"t": target})
-    assert (result.num_ok, result.num_failed, target.asked) == (0, 2, 3)
-
-
-def test_a_warm_up_that_fails_is_kept_and_ends_the_cell() -> None:
-    kit, target = Kit(), FakeTarget(fails=["no"])
-    result = kit.run({"t": target})
-    assert (result.num_failed, target.asked) == (1, 1)
-    assert kit.kept[0].sample is None
+    assert (result.num_ok, result.num_failed, target.asked) == (num_ok, num_failed, num_asked)
+    assert [kept.error for kept in kit.kept] == kept_errors
+    assert all((kept.sample is None) == bool(kept.error) for kept in kit.kept)
 
 
 def test_loading_is_measured_without_a_warm_up() -> None:
@@ -150,22 +161,87 @@ def test_loading_is_measured_without_a_warm_up() -> None:
     assert (sample.swap_unload_ms, sample.swap_load_ms) == (1000, 2000)
 
 
-def test_between_samples_there_is_a_pause() -> None:
-    kit = Kit()
-    kit.run({"t": FakeTarget()}, iteration_pause_s=7.0)
-    assert kit.slept_s == 21.0
-
-
-def test_each_sample_is_stamped() -> None:
-    kit = Kit()
-    kit.run({"t": FakeTarget()})
-    kept = kit.kept[0]
-    assert (kept.model.id, kept.probed.build.build, kept.telemetry.vram_used_mb) == ("m", "b", 3)
-
-
 def test_a_neuron_of_this_fleet_is_asked_in_this_process_and_reports_a_refusal(db: None) -> None:
     door = LocalDoor("nobody")
     with pytest.raises(TargetUnreachableError, match=r"nobody.* has reported yet"):
         door.get("version")
     with pytest.raises(SampleFailedError, match=r"nobody.* has reported yet"):
         door.post("models/unload", {"model_id": "m"})
+
+
+IDS = (*DEFAULT_SCENARIOS, "prefill:512", "concurrency:8", "load")
+
+
+def test_an_id_is_read_as_it_is_written() -> None:
+    found = [parse_scenario(text) for text in IDS]
+    assert [scenario.id for scenario in found] == list(IDS)
+    assert {scenario.kind for scenario in found} == set(ScenarioKind)
+    twice = parse_scenarios(["load", "chat:8", "load"])
+    assert [scenario.id for scenario in twice] == ["load", "chat:8"]
+
+
+@each_case(
+    "text",
+    [
+        *("", "talk:3", "chat", "chat:0", "chat:x", "chat:-1", "chat:1:2", "chat:128:cold"),
+        *("prefill:8:warm", "concurrency:100000", "load:3", "tools", "chat:١٢"),
+    ],
+)
+def test_what_is_no_scenario_is_refused(text: str) -> None:
+    with pytest.raises(BenchValueError) as caught:
+        parse_scenario(text)
+    assert caught.value.field == "scenario"
+
+
+@each_case(
+    ("text", "capabilities", "context_tokens", "is_measured"),
+    [
+        ("chat:128", {"chat", "completions"}, None, True),
+        ("chat:128", set(), None, True),
+        ("chat:128", {"embeddings"}, None, False),
+        ("chat:128", {"embeddings", "chat"}, None, True),
+        ("load", {"embeddings"}, None, True),
+        ("chat:4096", set(), 4352, True),
+        ("prefill:4097", set(), 4352, False),
+        ("concurrency:1000", set(), 4352, True),
+    ],
+)
+def test_a_model_is_measured_in_what_it_can_and_what_fits_it(
+    text: str, capabilities: set[str], context_tokens: int | None, is_measured: bool
+) -> None:
+    why = why_not(
+        parse_scenario(text),
+        capabilities=frozenset(capabilities),
+        context_tokens=context_tokens,
+        max_tokens=256,
+    )
+    assert (why == "") is is_measured
+
+
+def cell(scenario: str = "chat:128", build: str = "b1", model: str = "m") -> Cell:
+    return Cell(target="beast", build=build, model=model, scenario=parse_scenario(scenario))
+
+
+def test_a_cell_is_measured_until_it_has_its_samples() -> None:
+    one = cell()
+    for num_done, missing in [(0, [5]), (3, [2]), (5, []), (9, [])]:
+        work = work_left([one, cell()], {one.key: num_done}, samples_per_build=5)
+        assert [left.num_samples for left in work] == missing
+    work = work_left([one, cell(build="b2")], {one.key: 5}, samples_per_build=5)
+    assert [left.cell.build for left in work] == ["b2"], "another build is another cell"
+
+
+def test_models_are_not_swapped_more_than_needed_and_unloading_comes_last() -> None:
+    cells = [
+        cell("load", model="a"),
+        cell(model="b"),
+        cell("chat:9", model="a"),
+        cell("load", model="b"),
+    ]
+    work = work_left(cells, {}, samples_per_build=1)
+    assert [(left.cell.model, left.cell.scenario.id) for left in work] == [
+        ("a", "chat:9"),
+        ("a", "load"),
+        ("b", "chat:128"),
+        ("b", "load"),
+    ]

@@ -1,7 +1,8 @@
-"""Sweeps against a scripted endpoint, over HTTP, into the database."""
+"""``manage.py bench``: sweeps of a scripted endpoint over HTTP, and what is reported of results."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from helexa_site import server_url
 from metering.bench import choosing
 from metering.bench.management.commands import bench as command
 from metering.bench.models import BenchRun
+from tests.cases import each_case
+from tests.metering.bench import results
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import (
     COMPLETION_TOKENS,
@@ -81,29 +84,6 @@ def test_run_sweeps_until_it_is_ended_and_measures_each_new_build(
     assert pauses == [1800.0] * 3
 
 
-def test_the_servers_own_timing_counts(bench: Bench, script: Script) -> None:
-    bench.once("--scenario", "chat:128", "--samples", "1")
-    run = BenchRun.objects.get()
-    assert run.ok and run.timing == "server"
-    assert run.decode_tps == pytest.approx(DECODE_TPS, rel=0.02)
-    assert run.prefill_tps == pytest.approx(PREFILL_TPS, rel=0.02)
-    assert (run.prompt_tokens_actual, run.completion_tokens) == (PROMPT_TOKENS, COMPLETION_TOKENS)
-    assert run.cached_tokens == 4
-    assert run.ttft_s is not None and run.total_s is not None and run.ttft_s <= run.total_s
-    assert (run.target_name, run.target_kind, run.model_id) == ("peer", "openai", MODEL)
-    assert (run.build, run.settings) == ("b1", {"temperature": 0, "quant": "q4"})
-
-
-def test_without_it_the_clients_clock_does(bench: Bench, script: Script) -> None:
-    script.reports_timing = False
-    bench.once("--scenario", "chat:128", "--samples", "1")
-    run = BenchRun.objects.get()
-    assert run.timing == "client"
-    assert run.prefill_ms is None and run.queue_wait_ms is None
-    assert run.ttft_s is not None
-    assert run.prefill_tps == pytest.approx((PROMPT_TOKENS - 4) / run.ttft_s)
-
-
 def test_cold_prompts_are_new_and_warm_ones_the_same(bench: Bench, script: Script) -> None:
     bench.once("--scenario", "chat:200", "--samples", "2")
     cold = prompts(script)
@@ -139,15 +119,31 @@ def test_what_fails_does_not_count_and_is_tried_again(bench: Bench, script: Scri
     script.status = 200
     bench.once("--scenario", "chat:128", "--samples", "2")
     assert BenchRun.objects.filter(ok=True).count() == 2
-
-
-def test_requests_that_are_turned_away_are_a_result_of_concurrency(
-    bench: Bench, script: Script
-) -> None:
     script.status = 503
     bench.once("--scenario", "concurrency:3", "--samples", "1")
-    run = BenchRun.objects.get()
-    assert (run.ok, run.rejected, run.decode_tps) == (True, 3, None)
+    run = BenchRun.objects.get(scenario_id="concurrency:3")
+    assert (run.ok, run.rejected, run.decode_tps) == (True, 3, None), "that is a result"
+
+
+@each_case("reports_timing", [True, False])
+def test_the_servers_own_timing_counts_and_without_it_the_clients_clock(
+    bench: Bench, script: Script, reports_timing: bool
+) -> None:
+    script.reports_timing = reports_timing
+    bench.once("--scenario", "chat:128", "--samples", "1", name=f"peer-{reports_timing}")
+    run = BenchRun.objects.get(target_name=f"peer-{reports_timing}")
+    assert run.ok and run.ttft_s is not None and run.total_s is not None
+    assert run.ttft_s <= run.total_s
+    if reports_timing:
+        assert run.timing == "server"
+        assert run.decode_tps == pytest.approx(DECODE_TPS, rel=0.02)
+        assert run.prefill_tps == pytest.approx(PREFILL_TPS, rel=0.02)
+    else:
+        assert (run.timing, run.prefill_ms, run.queue_wait_ms) == ("client", None, None)
+        assert run.prefill_tps == pytest.approx((PROMPT_TOKENS - 4) / run.ttft_s)
+    assert (run.prompt_tokens_actual, run.completion_tokens) == (PROMPT_TOKENS, COMPLETION_TOKENS)
+    assert (run.cached_tokens, run.target_kind, run.model_id) == (4, "openai", MODEL)
+    assert (run.build, run.settings) == ("b1", {"temperature": 0, "quant": "q4"})
 
 
 def test_anthropics_api_is_measured_as_well(bench: Bench, script: Script) -> None:
@@ -158,38 +154,35 @@ def test_anthropics_api_is_measured_as_well(bench: Bench, script: Script) -> Non
     assert {path for path, _ in script.asked} == {"/v1/messages"}
 
 
+def neuron(bench: Bench, *words: str) -> None:
+    url = f"{bench.url}/api/neurons/beast"
+    bench("once", "--endpoint", url, "--kind", "neuron", "--name", "beast", "--pause", "0", *words)
+
+
 def test_a_neuron_reports_its_build_its_cards_and_its_models(bench: Bench, script: Script) -> None:
-    bench(
-        *("once", "--endpoint", f"{bench.url}/api/neurons/beast", "--kind", "neuron"),
-        *("--name", "beast", "--pause", "0", "--samples", "1"),
-        *("--scenario", "chat:128", "--scenario", "load"),
-    )
+    neuron(bench, "--samples", "1", "--scenario", "chat:128", "--scenario", "load")
     chat, load = BenchRun.objects.order_by("id")
     assert (chat.hostname, chat.driver_version, chat.gpus) == ("beast", "600.1", ["a card"] * 2)
     assert (chat.build, chat.git_sha, chat.package_version) == ("b1", "b1", "9.9")
     assert (chat.vram_used_mb, chat.gpu_util_pct, chat.gpu_temp_c) == (5, 9, 50)
     assert load.scenario_id == "load" and load.swap_load_ms and load.swap_unload_ms
     assert [path.rpartition("/")[2] for path, _ in script.asked[-2:]] == ["unload", "load"]
-
-
-def test_a_model_that_others_serve_too_is_no_measure_of_this_neuron(
-    bench: Bench, script: Script
-) -> None:
     script.locations = ["beast", "benjy"]
+    script.asked.clear()
     with pytest.raises(CommandError):
-        bench(
-            *("once", "--endpoint", f"{bench.url}/api/neurons/beast", "--kind", "neuron"),
-            *("--name", "beast", "--scenario", "chat:128"),
-        )
-    assert script.asked == []
+        neuron(bench, "--samples", "9", "--scenario", "chat:128")
+    assert script.asked == [], "a model that others serve too is no measure of this neuron"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "reason"),
     [
         (("--scenario", "talk"), "scenario: 'talk' begins with none of"),
         (("--samples", "0"), "samples_per_build: 0 is too little"),
         (("--target", "nobody"), "target: 'nobody' is no target: peer"),
+        (("--endpoint", "beast:13131"), "not like http"),
+        (("--kind", "neuron", "--endpoint", "ftp://x"), "not like http"),
+        (("--endpoint", "http://127.0.0.1:9"), "nothing was measured"),
     ],
 )
 def test_what_cannot_be_is_refused(bench: Bench, words: tuple[str, ...], reason: str) -> None:
@@ -199,7 +192,48 @@ def test_what_cannot_be_is_refused(bench: Bench, words: tuple[str, ...], reason:
     assert caught.value.returncode == 2
 
 
-def test_an_endpoint_that_is_away_is_reported(bench: Bench) -> None:
-    with pytest.raises(CommandError) as caught:
-        bench("once", "--endpoint", "http://127.0.0.1:9", "--name", "away")
-    assert caught.value.returncode == 2
+def test_two_sweeps_are_compared_and_reported(bench: Bench, script: Script) -> None:
+    """By the timings that the server reports, which are 30 % slower in the second build."""
+    sweep = ("--scenario", "chat:128", "--scenario", "chat:300:warm", "--samples", "5")
+    for script.build, script.speed in (("b1", 1.0), ("b2", 0.7)):
+        bench.once(*sweep)
+    words = ("peer", "--metric", "decode_tps")
+    code, _, verdict = bench.judged(*words)
+    assert (code, verdict) == (1, "2 of 2 cells regressed")
+    words = ("--metric", "decode_tps", "--scenario", "chat:128", "--min-change", "0.5")
+    comparison = json.loads(bench("compare", "peer@b1", "peer@b2", "--format", "json", *words))
+    (cell,) = comparison["cells"]
+    assert cell["ratio"] == pytest.approx(0.7, abs=0.02)
+    assert cell["before_median"] == pytest.approx(DECODE_TPS, rel=0.02)
+    assert 0 < cell["before_mad"] < 0.01 * cell["before_median"]
+    assert (cell["before_n"], cell["after_n"], cell["verdict"]) == (5, 5, "same")
+    table = bench("report")
+    assert "| peer | scripted | chat:128 |" in table and "| b2 | 5 |" in table
+    (chat, warm) = json.loads(bench("report", "--format", "json"))
+    assert (chat["scenario_id"], chat["n"], chat["git_sha"]) == ("chat:128", 5, "b2")
+    assert warm["decode_tps_median"] == pytest.approx(0.7 * DECODE_TPS, rel=0.02)
+
+
+def test_verdicts_and_their_exit_codes(bench: Bench) -> None:
+    results.a_regression()
+    code, table, verdict = bench.judged("beast@b3", "beast@b2", "--metric", "decode_tps")
+    assert (code, verdict) == (0, "") and "improved" in table and "regressed" not in table
+    code, table, verdict = bench.judged("beast@b1", "beast@b1")
+    assert (code, verdict) == (0, "") and "same" in table
+    for build in ("b1", "b2"):
+        results.run(target_name="few", build=build, git_sha=build, decode_tps=9.0)
+    code, table, verdict = bench.judged("few")
+    assert (code, verdict) == (2, "1 of 1 cells are undecided: more samples")
+    assert "too few samples" in table
+    for name, reason in (("peer", "no build before"), ("nobody", "no target with results")):
+        with pytest.raises(CommandError, match=reason) as caught:
+            bench("compare", name)
+        assert caught.value.returncode == 2
+
+
+@each_case("view", ["--scaling", "--swap", "--concurrency"])
+def test_views_of_a_report(bench: Bench, view: str) -> None:
+    results.a_regression()
+    assert bench("report", view).startswith("| engine | model | build |")
+    found = json.loads(bench("report", view, "--target", "beast", "--format", "json"))
+    assert [row["target_name"] for row in found] == ["beast"]

@@ -1,0 +1,335 @@
+"""Results over REST and on the bench's pages: who may see them, and what regressed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
+from metering.models import AuditEntry
+from tests.cases import each_case
+from tests.fleet.api.api_support import Api, key_api
+from tests.metering.bench import results
+
+COMPARED = "?before=beast@b2&after=beast@b3"
+PAGES = ("", "runs/", "runs.csv")
+PATHS = (
+    *("health", "dimensions", "summary", "series?model=tiny&scenario=chat:128", "runs", "scaling"),
+    *("concurrency", "swap", "compare?before=beast"),
+)
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("olga"))
+    return client
+
+
+@pytest.fixture
+def measured(operator: Client) -> Client:
+    results.a_regression()
+    return operator
+
+
+def page(client: Client, path: str, status: int = 200) -> str:
+    response = client.get(f"/bench/{path}")
+    assert response.status_code == status, response.content
+    return response.content.decode()
+
+
+def rows(text: str) -> list[str]:
+    """The table's rows as words."""
+    bodies = re.findall(r"<tr([^>]*)>(.*?)</tr>", text, re.DOTALL)
+    return [
+        " ".join([*head.split(), *re.sub(r"<[^>]+>", " ", body).split()]) for head, body in bodies
+    ]
+
+
+def chart(text: str, name: str) -> Any:
+    found = re.search(
+        rf'<script id="{name}" type="application/json">(.*?)</script>', text, re.DOTALL
+    )
+    assert found is not None, f"no chart {name}"
+    return json.loads(found[1])
+
+
+def test_the_public_may_see_results_where_the_operator_opens_them(
+    measured: Client, settings: Any
+) -> None:
+    """Closed, they have their rows in ``tests/metering/api/test_access.py``."""
+    for path in PAGES:
+        page(measured, path)
+        assert measured.post(f"/bench/{path}").status_code == 405
+    settings.CONFIG = replace(settings.CONFIG, has_public_bench=True)
+    for path in PAGES:
+        assert "Log out" not in page(Client(), path)
+    assert "Log in" in page(Client(), "")
+    for path in PATHS:
+        Api(Client()).get(f"bench/{path}", 200)
+        Api(Client(), "hx-nobody").get(f"bench/{path}", 200)
+    Api(Client()).post("bench/runs", {}, 403)
+    Api(Client()).get("fleet", 401)
+
+
+@each_case(
+    ("cells", "words"),
+    [
+        ([], "manage.py bench once"),
+        ([{}], "Nothing to compare yet: each series has one build."),
+        ([{}, {"build_number": 2, "decode_tps": 101.0}], "None of 1 regressed beyond noise."),
+    ],
+)
+def test_the_overview_in_a_sentence(
+    operator: Client, cells: list[dict[str, Any]], words: str
+) -> None:
+    for cell in cells:
+        results.cell(**{"decode_tps": 100.0} | cell)
+    text = page(operator, "")
+    assert words in text and "data-regressed" not in text
+
+
+def test_too_few_samples_are_no_good_news(operator: Client) -> None:
+    """Neither on the overview nor where two builds are compared, nor beside what can be judged."""
+    for build in ("b1", "b2"):
+        for speed in (100.0, 40.0):
+            results.run(build=build, git_sha=build, scenario_id="chat:512", decode_tps=speed)
+    for path in ("", "?before=beast@b1&after=beast@b2"):
+        text = page(operator, path)
+        assert "Cannot tell yet: 2 of 5 samples." in text
+        assert "regressed beyond noise" not in text
+    for number, speed in ((1, 100.0), (2, 101.0)):
+        results.cell(build_number=number, decode_tps=speed)
+    text = page(operator, "")
+    assert "None of 1 regressed beyond noise." in text
+    assert "1 cannot be judged yet: 2 of 5 samples." in text
+
+
+def test_the_knee_is_marked(operator: Client) -> None:
+    results.cell(
+        scenario_id="concurrency:4", concurrency=4, decode_tps=240.0, ttft_p95_s=0.3, rejected=0
+    )
+    assert marked(page(operator, "")) == [False], "one concurrency has none"
+    BenchRun.objects.all().delete()
+    results.a_regression()
+    text = page(operator, "")
+    assert marked(text) == [False, True, False]
+    assert any(row.startswith("4 knee 240") for row in rows(text))
+
+
+def marked(text: str) -> list[bool]:
+    (line,) = chart(text, "knee")["lines"]
+    return [point["is_marked"] for point in line["points"]]
+
+
+def test_the_overview_marks_what_regressed_beside_previous_and_best(measured: Client) -> None:
+    text = page(measured, "")
+    assert "1 regressed beyond noise." in text
+    (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
+    assert row.startswith("data-regressed beast chat:128 decode 70 ± 0.28 tok/s b3 5 regressed")
+    assert "0.700 of 100 ± 0.4, b2" in row
+    others = [row for row in rows(text) if "TTFT" in row and row.startswith("beast chat")]
+    assert "same" in others[0]
+    assert any(
+        row.startswith("peer chat:128 decode 80") and "first build" in row for row in rows(text)
+    )
+    assert "beast" in text and "a card" in text
+
+
+def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
+    text = page(measured, "?model=tiny&scenario=chat:128&target=beast")
+    drawn = chart(text, "trend-decode_tps")
+    assert drawn["labels"] == ["b1", "b2", "b3"]
+    own, baseline = drawn["lines"]
+    assert (own["name"], own["is_baseline"]) == ("beast", False)
+    assert [round(point) for point in own["points"]] == [90, 100, 70]
+    assert own["marked"] == [False, False, True]
+    assert (baseline["name"], baseline["is_baseline"]) == ("peer", True)
+    assert [round(point) for point in baseline["points"]] == [80, 80, 80]
+    assert chart(text, "trend-ttft_s")["lines"][0]["marked"] == [False, False, False]
+    assert any(row.startswith("beast b3 2026-10-04 0.2 1,000 70 2.5 5") for row in rows(text))
+    again = chart(page(measured, "?model=tiny&scenario=chat:128"), "trend-decode_tps")
+    assert again == drawn, "the target of most builds is chosen"
+    assert "trend-" not in page(measured, "?model=tiny")
+
+
+def test_two_builds_are_compared_cell_by_cell(measured: Client, api: Api) -> None:
+    text = page(measured, COMPARED)
+    assert "1 regressed" in text
+    (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
+    assert "tiny chat:128 decode tok/s 100 ± 0.4 70 ± 0.28 0.700" in row and "5/5 regressed" in row
+    assert "only beast@b3: tiny load" in text
+    assert "None of 2 regressed" in page(measured, "?before=peer@b1&after=beast@b2")
+    answer = api.get("bench/compare?before=beast")
+    assert (answer["before"], answer["after"]) == ("beast@b2", "beast@b3")
+    assert (answer["regressed"], answer["improved"]) == (1, 0)
+    by_metric = {cell["metric"]: cell for cell in answer["cells"]}
+    decode = by_metric["decode_tps"]
+    assert (decode["verdict"], by_metric["ttft_s"]["verdict"]) == ("regressed", "same")
+    assert decode["ratio"] == pytest.approx(0.7)
+    assert (decode["after_mad"], decode["after_n"]) == (pytest.approx(70 * 0.004), 5)
+    assert api.get("bench/compare?before=peer&after=beast@b2")["improved"] == 1
+    for query in ("", "before=nobody", "before=peer", "before=beast@b9"):
+        api.get(f"bench/compare?{query}", 400)
+    results.cell(target_name="third", scenario_id="prefill:9", ttft_s=1.0)
+    api.get("bench/compare?before=beast&after=third", 404)
+
+
+def test_results_are_filtered(measured: Client) -> None:
+    text = page(measured, "?scenario=load")
+    assert any(row.startswith("beast load load 900") for row in rows(text))
+    assert "chat:128 decode" not in " ".join(rows(text)) and 'id="knee"' not in text
+    text = page(measured, f"{COMPARED}&model=tiny&scenario=prefill:9")
+    assert "chat:128 decode" in " ".join(rows(text)), "there is no such scenario"
+    assert page(measured, "?before=beast@b2&model=gone").count("first build") > 3
+
+
+def test_addresses_of_earlier_pages_lead_to_the_results(measured: Client) -> None:
+    for path in ("trends", "concurrency", "compare"):
+        response = measured.get(f"/bench/{path}/{COMPARED}")
+        assert (response.status_code, response["Location"]) == (
+            302,
+            "/bench/?before=beast%40b2&after=beast%40b3",
+        )
+
+
+def test_runs_are_filtered_and_shown(measured: Client) -> None:
+    assert "56 runs" in page(measured, "runs/")
+    text = page(measured, "runs/?ok=false")
+    assert "1 run<" in text and "HTTP 500: not today" in text
+    assert "There is none." in page(measured, "runs/?model=x")
+    assert "neither true nor false" in page(measured, "runs/?ok=maybe", 400)
+    run = results.run(artifact="<b>Hello</b>", detail={"wrong": {"case": "no call"}})
+    shown = page(measured, f"runs/{run.pk}/")
+    assert "&lt;b&gt;Hello&lt;/b&gt;" in shown and "no call" in shown
+    page(measured, "runs/0/", 404)
+
+
+def test_runs_leave_as_csv(measured: Client) -> None:
+    results.run(error="=1+1", ok=False, build="b9")
+    found = list(csv.DictReader(io.StringIO(page(measured, "runs.csv?sha=b9"))))
+    assert [(row["error"], row["ok"], row["model_id"]) for row in found] == [
+        ("'=1+1", "False", "tiny")
+    ]
+    everything = list(csv.DictReader(io.StringIO(page(measured, "runs.csv"))))
+    assert len(everything) == BenchRun.objects.count()
+    assert page(measured, "runs.csv?model=x").startswith("id,ts,")
+
+
+def test_targets_and_the_sweep_are_set_in_the_admin(operator: Client) -> None:
+    target = {
+        "name": "peer",
+        "kind": "openai",
+        "endpoint": "http://peer:8080",
+        "enabled": "on",
+        "only_models": "[]",
+        "scenarios": '["chat:128"]',
+        "gpus": "[]",
+    }
+    add = "/admin/bench/benchtarget/add/"
+    for wrong in ({"endpoint": "peer"}, {"scenarios": '["talk"]'}, {"only_models": '"m"'}):
+        assert operator.post(add, target | wrong).status_code == 200
+    assert operator.post(add, target).status_code == 302
+    assert BenchTarget.objects.get().scenarios == ["chat:128"]
+    plan = {
+        "samples_per_version": "7",
+        "iteration_pause_s": "0",
+        "request_timeout_s": "60",
+        "sweep_interval_s": "60",
+        "max_tokens": "32",
+        "concurrency_prompt_tokens": "64",
+        "scenarios": '["chat:9"]',
+    }
+    add = "/admin/bench/sweepplan/add/"
+    assert operator.post(add, plan | {"scenarios": '["tools"]'}).status_code == 200
+    assert operator.post(add, plan).status_code == 302
+    assert SweepPlan.objects.get().samples_per_version == 7
+    assert operator.get(add).status_code == 403
+    entries = AuditEntry.objects.filter(action__startswith="bench_")
+    assert {(entry.action, entry.actor) for entry in entries} == {
+        ("bench_target.save", "user:olga"),
+        ("bench_plan.save", "user:olga"),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _needs_keys(db: None, settings: Any) -> None:
+    settings.CONFIG = replace(
+        settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
+    )
+    settings.ALLOWED_HOSTS = ["testserver"]
+
+
+@pytest.fixture
+def api(measured: Client) -> Api:
+    return key_api("fleet:read")
+
+
+def test_health_and_dimensions(api: Api) -> None:
+    assert api.get("bench/nothing", 404)["code"] == "unknown_url"
+    assert api.get("bench/health") == {"status": "ok", "run_count": 56}
+    answer = api.get("bench/dimensions")
+    assert answer["hosts"] == ["", "beast.example.org"]
+    assert (answer["models"], answer["targets"]) == (["tiny"], ["beast", "peer"])
+    assert "chat:128" in answer["scenarios"]
+    assert answer["builds"][0]["git_sha"] == "b1"
+    assert set(answer["builds"][0]) == {"git_sha", "build_timestamp", "package_version"}
+    assert answer["host_gpus"]["beast.example.org"] == answer["model_gpus"]["tiny"] == ["a card"]
+
+
+def test_the_summary_is_of_the_latest_builds(api: Api) -> None:
+    rows = {(row["target_name"], row["scenario_id"]): row for row in api.get("bench/summary")}
+    chat = rows["beast", "chat:128"]
+    assert (chat["git_sha"], chat["n"], chat["prompt_tokens"]) == ("b3", 5, 128)
+    assert chat["decode_tps_median"] == pytest.approx(70)
+    assert chat["ttft_s_p95"] == chat["ttft_s_p99"] == pytest.approx(0.2 * 1.009)
+    assert rows["peer", "chat:128"]["decode_tps_median"] == pytest.approx(80)
+    assert {row["target_name"] for row in api.get("bench/summary?target=peer")} == {"peer"}
+    assert api.get("bench/summary?host=beast.example.org&scenario=load")[0]["n"] == 5
+    assert rows["beast", "tools"]["quality_score_mean"] == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_series_goes_by_when_builds_were_made(api: Api) -> None:
+    path = "bench/series?model=tiny&scenario=chat:128&host=beast.example.org"
+    rows = api.get(path)
+    assert [row["git_sha"] for row in rows] == ["b1", "b2", "b3"]
+    assert [round(row["decode_tps_median"]) for row in rows] == [90, 100, 70]
+    assert set(rows[0]) >= {
+        *("git_sha", "build_timestamp", "package_version", "ttft_s_median"),
+        *("decode_tps_median", "total_s_median", "samples"),
+    }
+    assert len(api.get("bench/series?model=tiny&scenario=chat:128")) == 4
+    api.get("bench/series?model=tiny", 400)
+
+
+def test_runs_are_single_samples(api: Api) -> None:
+    rows = api.get("bench/runs?model=tiny&scenario=chat:128&sha=b3&ok=1")
+    assert len(rows) == 5 and rows[0]["id"] > rows[-1]["id"]
+    assert rows[0]["gpus_json"] == '["a card"]'
+    assert {"ttft_s", "decode_tps", "quality_score", "ts", "ok", "error"} <= set(rows[0])
+    (failed,) = api.get("bench/runs?ok=false")
+    assert failed["error"] == "HTTP 500: not today"
+    assert len(api.get("bench/runs?limit=2")) == 2
+    assert len(api.get("bench/runs?gpu=a%20card")) == 56
+    for query in ("limit=0", "limit=5001", "ok=maybe", "colour=red"):
+        api.get(f"bench/runs?{query}", 400)
+
+
+def test_scaling_concurrency_and_the_cost_of_loading(api: Api) -> None:
+    (scaling,) = api.get("bench/scaling?target=beast&scenario=")
+    contexts = [point for point in scaling["points"] if "context" in point["scenario_id"]]
+    assert [point["prompt_tokens"] for point in contexts] == [512, 8192]
+    assert scaling["decode_flatness"] == pytest.approx(49 / 70)
+    (found,) = api.get("bench/concurrency")
+    assert [point["concurrency"] for point in found["points"]] == [1, 4, 16]
+    assert found["knee_concurrency"] == 4
+    (swap,) = api.get("bench/swap")
+    assert swap["swap_load_ms_median"] == pytest.approx(900)
