@@ -1,4 +1,4 @@
-"""Dollars as people write them, integers inside."""
+"""Dollars as people write them, prices by tokens, and the four words for how a request ended."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metering.ledger.entries import Outcome, outcome_of
 from metering.money import cost_text, micro_usd_of, usd_text
+from metering.prices import Metered, Prices, UnitPrices
 from tests.cases import each_case
 
+READ = [
+    ("0.1", 100_000),
+    ("12.50", 12_500_000),
+    ("$3", 3_000_000),
+    ("0.000001", 1),
+    ("1e-6", 1),
+    ("0.30", 300_000),
+    ("9000000000", 9_000_000_000_000_000),
+]
 
-@each_case(
-    ("text", "micro_usd"),
-    [
-        ("0.1", 100_000),
-        ("12.50", 12_500_000),
-        ("$3", 3_000_000),
-        ("0.000001", 1),
-        ("1e-6", 1),
-        ("0.30", 300_000),
-        ("9000000000", 9_000_000_000_000_000),
-    ],
-)
+
+@each_case(("text", "micro_usd"), READ)
 def test_read(text: str, micro_usd: int) -> None:
     assert micro_usd_of(text) == micro_usd
 
@@ -66,3 +67,56 @@ def test_what_is_shown_is_read_again(micro_usd: int) -> None:
 )
 def test_what_was_spent_is_reported_to_the_cent(micro_usd: int, text: str) -> None:
     assert cost_text(micro_usd) == text
+
+
+@each_case(("percent", "expected"), [(0, 3), (50, 2), (99, 1), (100, 0)])
+def test_a_discount_rounds_up(percent: int, expected: int) -> None:
+    prices = Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=3).less(percent)
+    assert prices == Prices(
+        input_micro_usd=expected, cached_input_micro_usd=expected, output_micro_usd=expected
+    )
+
+
+def test_units_cost_what_they_cost_and_each_request_beside() -> None:
+    prices = UnitPrices(request_micro_usd=1_500_000, unit_micro_usd=100)
+    metered = prices.metered("second", 2_000_001)
+    assert metered == Metered(unit="second", num_units=2_000_001, micro_usd=202)
+    assert prices.metered("second", 0).micro_usd == 2
+    assert UnitPrices().metered("image", 9).micro_usd == 0
+    assert prices.less(50) == UnitPrices(request_micro_usd=750_000, unit_micro_usd=50)
+    assert prices.less(0) == prices
+
+
+def test_named_prices_need_both_and_cached_tokens_cost_as_others() -> None:
+    priced = Prices.named(input=3, cached_input=None, output=5)
+    assert priced == Prices(input_micro_usd=3, cached_input_micro_usd=3, output_micro_usd=5)
+    named = Prices.named(input=3, cached_input=0, output=5)
+    assert named == Prices(input_micro_usd=3, cached_input_micro_usd=0, output_micro_usd=5)
+    assert Prices.named(input=None, cached_input=1, output=5) is None
+    assert Prices.named(input=3, cached_input=1, output=None) is None
+
+
+@each_case(
+    ("code", "error_status", "is_placed", "outcome"),
+    [
+        ("finished", 0, True, Outcome.ANSWERED),
+        ("cancelled", 0, False, Outcome.CANCELLED),
+        ("cancelled", 0, True, Outcome.CANCELLED),
+        ("cancelled", 503, True, Outcome.FAILED),  # by its neuron, while its client waited
+        ("invalid_api_key", 401, False, Outcome.REFUSED),
+        ("insufficient_quota", 429, False, Outcome.REFUSED),
+        ("context_length_exceeded", 400, True, Outcome.REFUSED),
+        ("queue_timeout", 503, False, Outcome.REFUSED),
+        ("queue_full", 503, True, Outcome.REFUSED),  # by a neuron
+        ("model_loading", 503, False, Outcome.REFUSED),
+        ("shutting_down", 503, False, Outcome.REFUSED),
+        ("database_unavailable", 503, False, Outcome.FAILED),
+        ("redis_unavailable", 503, False, Outcome.FAILED),
+        ("storage_unavailable", 503, True, Outcome.FAILED),
+        ("neuron_lost", 503, True, Outcome.FAILED),
+        ("internal_error", 500, False, Outcome.FAILED),
+        ("engine_crashed", 502, True, Outcome.FAILED),
+    ],
+)
+def test_outcomes(code: str, error_status: int, is_placed: bool, outcome: Outcome) -> None:
+    assert outcome_of(code=code, error_status=error_status, is_placed=is_placed) is outcome

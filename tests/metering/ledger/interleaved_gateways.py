@@ -7,7 +7,9 @@ few lines that know what each request used.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import OperationalError
@@ -17,17 +19,93 @@ from inference.protocol.events import Usage
 from inference.protocol.keys import gateway_alive_key
 from metering.ledger import orphans, store
 from metering.ledger.entries import Granted, Operation
-from metering.ledger.pending_writes import PendingWrites
+from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
+from metering.models import Budget, LedgerEntry
 from metering.prices import Prices
 from tests.metering.databases import clear
-from tests.metering.ledger.flaky_gateways import (
-    AliveKeys,
-    FlakyDatabase,
-    Gateway,
-    Request,
-    notify_at_once,
-)
 from tests.metering.operations import NOON_UNIX_S, make_budget, reserve, settle
+
+
+class FlakyDatabase:
+    """Fails once at a chosen place: before the transaction, or after its commit."""
+
+    def __init__(self) -> None:
+        self.fault: str | None = None
+
+    def apply(self, operations: Sequence[Operation], *, using: str) -> list[store.Result]:
+        fault, self.fault = self.fault, None
+        if fault == "locked":
+            raise OperationalError("database is locked")
+        if fault == "before":
+            raise OperationalError("the server is gone")
+        results = store.apply(operations, using=using)
+        if fault == "after":
+            raise OperationalError("the connection broke")
+        return results
+
+
+class AliveKeys:
+    """Stands for as much of Redis as the control needs of it."""
+
+    def __init__(self) -> None:
+        self.alive: set[str] = set()
+
+    def exists(self, name: str) -> bool:
+        return name in self.alive
+
+
+@dataclass
+class Request:
+    id: str
+    gateway: Gateway
+    budgets: tuple[int, ...]
+    prompt_tokens: int
+    """The bound that is reserved."""
+    output_tokens: int | None
+    """Asked for."""
+    waiter: Waiter
+    num_output_tokens: int = 0
+    """Granted."""
+    used: Usage | None = None
+    is_gone: bool = False
+    """Refused, or given up before it was submitted."""
+    ended_unix_s: float = 0.0
+
+
+@dataclass
+class Gateway:
+    name: str
+    pending: PendingWrites
+    database: FlakyDatabase
+    requests: list[Request] = field(default_factory=list)
+    is_alive: bool = True
+
+    def queue(self, operation: Operation, waiter: Waiter | None = None) -> None:
+        self.pending.add(PendingWrite(operation, time.monotonic(), waiter))
+
+
+def notify_at_once(completed: Sequence[tuple[Waiter, Outcome]]) -> None:
+    for waiter, outcome in completed:
+        if not waiter.done():
+            waiter.set_result(outcome)
+
+
+def used_of(budget: Budget, entries: list[LedgerEntry]) -> int:
+    if budget.unit == "micro_usd":
+        return sum(entry.cost_micro_usd for entry in entries)
+    return sum(entry.prompt_tokens + entry.completion_tokens for entry in entries)
+
+
+def is_in_window(budget: Budget, at_unix_s: float) -> bool:
+    if budget.window == "balance":
+        return True
+    ends_s = budget.window_ends_unix_s
+    if ends_s is None:
+        return False
+    length_s = 86_400 if budget.window == "day" else budget.window_s
+    assert length_s is not None
+    return ends_s - length_s <= at_unix_s < ends_s
+
 
 PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
 FAR_AHEAD_S = 100_000

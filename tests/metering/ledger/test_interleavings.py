@@ -10,8 +10,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from metering.models import Budget, LedgerEntry, Reservation, UsageHour
-from tests.metering.ledger.flaky_gateways import Request, is_in_window, used_of
-from tests.metering.ledger.interleaved_gateways import PRICES, InterleavedGateways
+from tests.metering.ledger.interleaved_gateways import (
+    PRICES,
+    InterleavedGateways,
+    Request,
+    is_in_window,
+    used_of,
+)
 from tests.metering.operations import narrow, release
 
 FAULTS = (None, None, None, "before", "after", "locked")
@@ -211,17 +216,15 @@ def drive(using: str, max_examples: int, steps: int) -> None:
             max_examples=max_examples,
             stateful_step_count=steps,
             deadline=None,
-            phases=(
-                Phase.reuse,
-                Phase.generate,
-            ),  # shrinking takes minutes, and is asked for by hand
+            # Shrinking takes minutes, and is asked for by hand.
+            phases=(Phase.reuse, Phase.generate),
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
 def test_any_interleaving(using: str) -> None:
-    drive(using, max_examples=12, steps=40)
+    drive(using, max_examples=8, steps=40)
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from metering.ledger import store
 from metering.ledger.orphans import PAUSE_S, SWEEP_GRACE_S, SweepPause, reservations_sweep
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
 from metering.models import Budget, GatewayLease, LedgerEntry
+from tests.cases import each_case
+from tests.metering.keys.directory_support import Clock
 from tests.metering.operations import make_budget, reserve, settle
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,45 +50,28 @@ def sweep(client: redis.Redis) -> int:
     return reservations_sweep(client=client, now_unix_s=NOW_UNIX_S)
 
 
-def test_a_dead_gateways_reservation_is_released(redis_db: redis.Redis) -> None:
-    id = hold()
-    lease("g1", SWEEP_GRACE_S + 1)
-    assert sweep(redis_db) == 1
-    assert amounts(id) == (0, 0)
-    assert not LedgerEntry.objects.exists()
-    assert GatewayLease.objects.exists()
-
-
-def test_one_without_a_lease_is_dead_as_well(redis_db: redis.Redis) -> None:
-    id = hold()
-    assert sweep(redis_db) == 1
-    assert amounts(id) == (0, 0)
-
-
-def test_a_lease_or_a_sign_of_life_protects(redis_db: redis.Redis) -> None:
-    id = hold()
-    other = hold("r2", gateway_id="g2")
+def test_a_lease_or_a_sign_of_life_protects_a_reservation(redis_db: redis.Redis) -> None:
+    leased, alive, dead = (hold(f"r{index}", gateway_id=f"g{index}") for index in (1, 2, 3))
+    without_a_lease = hold("r4", gateway_id="g4")
     lease("g1", SWEEP_GRACE_S - 1)
     lease("g2", SWEEP_GRACE_S + 1)
+    lease("g3", SWEEP_GRACE_S + 1)
+    lease("long gone", 90_000)
     redis_db.set(gateway_alive_key("g2"), b"1")
-    assert sweep(redis_db) == 0
-    assert amounts(id) == amounts(other) == (0, 300)
+    assert sweep(redis_db) == 2
+    assert amounts(leased) == amounts(alive) == (0, 300)
+    assert amounts(dead) == amounts(without_a_lease) == (0, 0)
+    assert not LedgerEntry.objects.exists()
+    assert {row.gateway_id for row in GatewayLease.objects.all()} == {"g1", "g2", "g3"}
     redis_db.delete(gateway_alive_key("g2"))
     assert sweep(redis_db) == 1
-    assert (amounts(id), amounts(other)) == ((0, 300), (0, 0))
+    assert (amounts(leased), amounts(alive)) == ((0, 300), (0, 0))
 
 
 def test_nothing_stays_reserved_for_more_than_half_a_minute() -> None:
     assert LEASE_S + SWEEP_GRACE_S + SWEEP_ORPHANS_EVERY_S <= 30
     assert PAUSE_S + SWEEP_ORPHANS_EVERY_S <= 30
     assert LEASE_RENEWAL_S * 3 < LEASE_S, "a renewal or two may be late"
-
-
-def test_old_leases_are_forgotten(redis_db: redis.Redis) -> None:
-    lease("long gone", 90_000)
-    lease("not long", 100)
-    sweep(redis_db)
-    assert [row.gateway_id for row in GatewayLease.objects.all()] == ["not long"]
 
 
 def test_a_bill_after_the_sweep_charges_what_is_left(redis_db: redis.Redis) -> None:
@@ -99,21 +84,14 @@ def test_a_bill_after_the_sweep_charges_what_is_left(redis_db: redis.Redis) -> N
     assert amounts(id) == (110, 0)
 
 
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.mark.parametrize("reason", ["the database was away", "this control has just begun to lead"])
+@each_case("reason", ["the database was away", "this control has just begun to lead"])
 def test_the_sweep_waits_for_bills_that_come_late(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, reason: str
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, clock: Clock, reason: str
 ) -> None:
     """A gateway that was restarted while the database was away writes the bills of the one before
     when it is back: what they are charged to must still be reserved."""
-    clock = Clock()
-    id = hold()
+    redis_db.flushall()
+    id = hold(reason)
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
     control = Leadership(lambda: redis_db, clock=clock)
     monkeypatch.setattr(tasks, "sweep_pause", SweepPause(control, clock=clock))

@@ -118,7 +118,7 @@ def test_bills_are_in_the_file_while_the_database_takes_none(
     assert amounts(using, id) == (70, 0)
 
 
-def test_the_next_gateway_writes_them_once(
+def test_the_next_gateway_writes_them_once_the_database_is_back(
     using: str, start: Any, directory: Path, tmp_path: Path
 ) -> None:
     id = make_budget(using)
@@ -130,6 +130,10 @@ def test_the_next_gateway_writes_them_once(
     )
     assert files(directory) == ["gone.bills"] and entries(using) == []
     copy = shutil.copy(directory / "gone.bills", tmp_path / "copy")
+    second = start("g1", is_away=True)
+    wait_until(lambda: second.writer.num_spooled == 2)
+    second.run(second.writer.stop(0.05))
+    assert files(directory) != [] and entries(using) == []
     start("g2")
     wait_until(lambda: files(directory, but="g2") == [])
     assert entries(using) == ["r1", "r2"]
@@ -139,19 +143,6 @@ def test_the_next_gateway_writes_them_once(
     assert amounts(using, id) == (70, 0)
     hours = UsageHour.objects.using(using).all()
     assert sum(hour.requests for hour in hours) == 2
-
-
-def test_a_gateway_that_starts_without_the_database_leaves_them_where_they_are(
-    using: str, start: Any, directory: Path
-) -> None:
-    stopped_without_database(start, directory, settle("r1", budgets=()))
-    second = start("g2", is_away=True)
-    wait_until(lambda: second.writer.num_spooled == 1)
-    second.run(second.writer.stop(0.05))
-    assert files(directory) != [] and entries(using) == []
-    start("g3")
-    wait_until(lambda: files(directory, but="g3") == [])
-    assert entries(using) == ["r1"]
 
 
 def test_what_the_ledger_may_have_forgotten_is_not_charged_again(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from metering.ledger.entries import GATEWAY_LOST, Outcome, RecordFields, Settle
 from metering.ledger.spool_files import DAMAGED_SUFFIX, SLOT_BYTES, SpoolFile, spool_paths
 from metering.prices import Metered, Prices
+from tests.cases import each_case
 from tests.metering.operations import NOON_UNIX_S, settle
 
 FULLEST = RecordFields(
@@ -55,13 +56,17 @@ def adopted(path: Path) -> SpoolFile:
     return file
 
 
-def test_bills_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_bills_are_read_as_they_were_written_without_what_was_there_before(tmp_path: Path) -> None:
     path = written(tmp_path / "new")
     assert list(spool_paths(path.parent)) == [path]
     file = adopted(path)
     assert file.read() == BILLS
+    file.count(1, 9, 9, 9, 9)
     file.free(1)
     assert file.read() == [BILLS[0], BILLS[2]]
+    file.write(1, settle("next", outcome=GATEWAY_LOST))
+    _, bill, _ = file.read()
+    assert (bill.request_id, bill.completion_tokens) == ("next", 0)
     file.remove()
     assert list(path.parent.iterdir()) == []
 
@@ -79,17 +84,6 @@ def test_a_request_that_had_not_ended_is_billed_for_what_had_come(tmp_path: Path
     assert tuple(running.tokens.values()) == (100, 40, 30, 5)
     assert (running.ended_unix_s, running.duration_ms) == (NOON_UNIX_S + 2, 2020)
     assert others == [settle("ending"), settle("ended")], "their own bills"
-
-
-def test_what_was_in_a_slot_before_is_not_seen(tmp_path: Path) -> None:
-    file = SpoolFile.create(tmp_path, "g1")
-    file.write(0, BILLS[1])
-    file.count(0, 9, 9, 9, 9)
-    file.free(0)
-    assert file.read() == []
-    file.write(0, settle("next", outcome=GATEWAY_LOST))
-    (bill,) = file.read()
-    assert (bill.request_id, bill.completion_tokens) == ("next", 0)
 
 
 def test_files_of_the_release_before_are_read(tmp_path: Path) -> None:
@@ -172,7 +166,7 @@ def test_a_damaged_bill_costs_no_other_and_the_file_is_kept(
     assert not path.exists() and b"xyz" in path.with_suffix(DAMAGED_SUFFIX).read_bytes()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "bill",
     [settle(prompt_tokens=2**70), settle(model="\ud800"), settle(model="m" * SLOT_BYTES)],
     ids=["a number", "no text", "too long"],

@@ -1,29 +1,39 @@
-"""Batches: a bill and its record are written together or not at all; two writers, one budget."""
+"""Batches on each database: a bill and its record are written together or not at all."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
 
+import msgspec
 import pytest
-from django.db import OperationalError
+from django.core.management import call_command
+from django.db import OperationalError, connections
 
 from metering.errors import QuotaExceededError
 from metering.ledger import store
-from metering.ledger.entries import Outcome, RecordFields, Settle
+from metering.ledger.book import Unit
+from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
+from metering.ledger.spool_files import SpoolFile
+from metering.ledger.store import MAX_INT64
 from metering.ledger.writer import LedgerWriter
 from metering.models import Budget, LedgerEntry, RequestRecord, Reservation, SeriesRow, UsageHour
+from metering.prices import DearestPrices, Metered, Prices
 from metering.request_records import rows
-from tests.metering.operations import make_budget, reserve, settle
+from metering.requests.shown import all_fields, details
+from metering.selectors import UsageFilter, UsageGroup, usage_list, usage_total
+from metering.selectors.usage import UsagePeriod, exact_sum, exact_sums
+from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
-
-LONG_S = 300.0
+from tests.metering.writer_support import LONG_S
 
 
 def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
-    """10,000 requests, room for 1,000."""
-    room, wide = make_budget(using, cap=1_000 * 7), make_budget(using, cap=10**12)
+    """2,000 requests of two gateways, room for 200."""
+    room, wide = make_budget(using, cap=200 * 7), make_budget(using, cap=10**12)
     writers = [LedgerWriter(f"g{number}", using=using) for number in range(2)]
 
     async def ask(number: int) -> str | None:
@@ -39,7 +49,7 @@ def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
     async def scenario() -> list[str]:
         for writer in writers:
             writer.start()
-        asked = await asyncio.gather(*(ask(number) for number in range(10_000)))
+        asked = await asyncio.gather(*(ask(number) for number in range(2_000)))
         granted = [id for id in asked if id is not None]
         for number, id in enumerate(granted):
             entry = settle(
@@ -52,13 +62,13 @@ def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
         return granted
 
     granted = asyncio.run(scenario())
-    assert len(granted) == 1_000
+    assert len(granted) == 200
     assert not Reservation.objects.using(using).exists()
     for budget_id in (room, wide):
         budget = Budget.objects.using(using).get(id=budget_id)
-        assert (budget.spent, budget.reserved) == (6_000, 0)
-    assert LedgerEntry.objects.using(using).count() == 1_000
-    assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 1_000
+        assert (budget.spent, budget.reserved) == (200 * 6, 0)
+    assert LedgerEntry.objects.using(using).count() == 200
+    assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 200
 
 
 TOLD = RecordFields(status=200, kind=Outcome.ANSWERED, model_asked="gpt-4o", end_user="ann")
@@ -113,3 +123,119 @@ def test_without_its_record_nothing_is_billed(using: str, monkeypatch: pytest.Mo
 def test_of_a_billed_request_the_other_writer_stores_no_record(using: str) -> None:
     rows.insert([ended(is_billed=True), ended()], using=using)
     assert RequestRecord.objects.using(using).count() == 1
+
+
+NONE = {"prompt_tokens": 0, "output_tokens": 0, "default_output_tokens": 0}
+NOTHING = dict.fromkeys(
+    ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"), 0
+)
+MOST = Metered(unit="second", num_units=80, micro_usd=161)
+USED = Metered(unit="second", num_units=5, micro_usd=11)
+
+
+def test_money_is_reserved_and_charged_and_tokens_are_not(using: str) -> None:
+    money, tokens = state(id=1, cap=200, unit=Unit.MICRO_USD), state(id=2, cap=0)
+    both = book(money, tokens)
+    both.reserve(reserve(budgets=(1, 2), metered=MOST, **NONE))
+    assert (money.reserved, tokens.reserved) == (161, 0)
+    with pytest.raises(QuotaExceededError, match=r"at most 80 seconds\).*\$0.000039 are left"):
+        both.reserve(reserve("r2", budgets=(1, 2), metered=MOST, **NONE))
+    assert not both.settle(settle(budgets=(1, 2), metered=USED, **NOTHING))
+    assert (money.spent, money.reserved, tokens.spent) == (11, 0, 0)
+    both.reserve(reserve(budgets=(1,), metered=USED, **NONE))
+    assert both.settle(settle(budgets=(1,), metered=MOST, **NOTHING)), "no more than was reserved"
+    assert money.spent == 22
+    store.apply([settle(budgets=(), metered=USED, **NOTHING)], using=using)
+    entry = LedgerEntry.objects.using(using).get()
+    assert (entry.unit, entry.num_units, entry.cost_micro_usd) == ("second", 5, 11)
+    assert UsageHour.objects.using(using).get().cost_micro_usd == 11
+
+
+def test_the_dearest_price_is_reserved_and_the_one_that_served_is_charged(using: str) -> None:
+    """The second request would fit if the first one had its own price alone."""
+    id = make_budget(using, unit=Unit.MICRO_USD, cap=1_000)
+    own, cloud = Prices(input_micro_usd=10**6), Prices(input_micro_usd=6 * 10**6)
+    wanted = {"budgets": (id,), "prompt_tokens": 100, "output_tokens": 0}
+    first = reserve("r1", prices=DearestPrices((own, cloud)), **wanted)
+    second = reserve("r2", prices=DearestPrices((own, cloud)), **wanted)
+    granted, refused = store.apply([first, second], using=using)
+    assert isinstance(granted, Granted)
+    assert isinstance(refused, QuotaExceededError)
+    assert (refused.needed, refused.left) == (600, 400)
+    used = settle("r1", budgets=(id,), prices=own, **{**NOTHING, "prompt_tokens": 90})
+    store.apply([used], using=using)
+    assert LedgerEntry.objects.using(using).get().cost_micro_usd == 90
+    assert Budget.objects.using(using).get(id=id).spent == 90
+    (granted,) = store.apply([second], using=using)
+    assert isinstance(granted, Granted)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_record_shows_them() -> None:
+    rows.insert([ended(metered=USED, **NOTHING), ended()])
+    found = {record.unit: record for record in RequestRecord.objects.all()}
+    assert found["second"].num_units == 5 and found[""].num_units == 0
+    shown = {one.name: one.value for one in details(found["second"], "", is_operator=False)}
+    assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
+    (fields,) = all_fields([found["second"]])
+    assert (fields["unit"], fields["num_units"]) == ("second", 5)
+
+
+def test_a_bill_on_disk_keeps_them_and_older_ones_have_none(tmp_path: Path) -> None:
+    file = SpoolFile.create(tmp_path, "g1")
+    file.write(0, settle(metered=USED))
+    assert [one.metered for one in file.read()] == [USED]
+    file.remove()
+    older = msgspec.to_builtins(settle())
+    del older["metered"]
+    assert msgspec.convert(older, Settle) == settle()
+
+
+AT = datetime(2026, 1, 1, 5, tzinfo=UTC)
+PERIOD = UsagePeriod(first=date(2026, 1, 1), last=date(2026, 1, 2))
+
+
+def _add_hours(using: str, *amounts: int) -> None:
+    for number, amount in enumerate(amounts):
+        UsageHour.objects.using(using).create(
+            hour=AT, account=f"a{number % 2}", model=f"m{number}", cost_micro_usd=amount
+        )
+
+
+def test_a_sum_past_64_bits_is_exact(using: str) -> None:
+    _add_hours(using, MAX_INT64, MAX_INT64, MAX_INT64 - 5, 7, 0)
+    found = UsageHour.objects.using(using).aggregate(**exact_sums(["cost_micro_usd", "requests"]))
+    assert exact_sum(found, "cost_micro_usd") == 3 * MAX_INT64 + 2
+    assert exact_sum(found, "requests") == 0
+
+
+def test_an_hour_stays_an_integer(using: str) -> None:
+    """The batch is written: no database refuses it again and again."""
+    entries = [
+        settle(f"r{number}", budgets=(), prompt_tokens=MAX_INT64, cached_tokens=0)
+        for number in range(3)
+    ]
+    store.apply(entries[:2], using=using)
+    store.apply(entries[2:], using=using)
+    hour = UsageHour.objects.using(using).get()
+    assert (hour.requests, hour.prompt_tokens) == (3, MAX_INT64)
+    assert hour.completion_tokens == 90
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT prompt_tokens FROM metering_usagehour")
+        assert isinstance(cursor.fetchone()[0], int)
+
+
+@pytest.mark.django_db
+def test_rows_total_and_the_command_have_enormous_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    _add_hours("default", MAX_INT64, 1, MAX_INT64, MAX_INT64)
+    rows = usage_list(by=UsageGroup.ACCOUNT, period=PERIOD, where=UsageFilter())
+    assert [(row.name, row.sums.cost_micro_usd) for row in rows] == [
+        ("a0", 2 * MAX_INT64),
+        ("a1", MAX_INT64 + 1),
+    ]
+    total = usage_total(period=PERIOD, where=UsageFilter())
+    assert total.cost_micro_usd == 3 * MAX_INT64 + 1
+    period = ("--from", "2026-01-01", "--to", "2026-01-02")
+    for form in (["--csv"], ["--json"], []):
+        call_command("usage", "--by", "account", *period, *form)
+    assert str(2 * MAX_INT64) in capsys.readouterr().out

@@ -16,6 +16,8 @@ from metering.ledger.entries import Granted, Narrow
 from metering.ledger.pending_writes import PendingWrites
 from metering.ledger.writer import DELAYS_S, RESERVE_TIMEOUT_S
 from metering.models import GatewayLease, LedgerEntry, Reservation, UsageHour
+from tests.cases import each_case
+from tests.metering.databases import clear
 from tests.metering.operations import make_budget, narrow, release, reserve, settle
 from tests.metering.writer_support import LONG_S, Gateway, amounts, wait_until
 
@@ -32,15 +34,17 @@ def gateway(using: str) -> Iterator[Gateway]:
 
 def test_from_reservation_to_entry(using: str, gateway: Gateway) -> None:
     id = make_budget(using)
+    gateway.database.is_locked = True
     assert gateway.reserve(budgets=(id,)) == Granted(output_tokens=200)
+    assert not gateway.database.is_locked, "it was tried again unseen"
     assert amounts(using, id) == (0, 300)
     gateway.writer.narrow(narrow(budgets=(id,)))
-    gateway.flush()
-    assert amounts(using, id) == (0, 250)
+    wait_until(lambda: amounts(using, id) == (0, 250))
     assert Reservation.objects.using(using).get().amount == 250
-    gateway.writer.settle(settle(budgets=(id,)))
-    gateway.flush()
-    assert amounts(using, id) == (70, 0)
+    for completion_tokens in (30, 99, 98):
+        gateway.writer.settle(settle(budgets=(id,), completion_tokens=completion_tokens))
+        gateway.flush()
+        assert amounts(using, id) == (70, 0), "a second one charges nothing"
     assert not Reservation.objects.using(using).exists()
     entry = LedgerEntry.objects.using(using).get()
     assert (entry.request_id, entry.prompt_tokens, entry.cached_tokens) == ("r1", 40, 10)
@@ -49,17 +53,17 @@ def test_from_reservation_to_entry(using: str, gateway: Gateway) -> None:
     assert (hour.requests, hour.failed_requests, hour.prompt_tokens) == (1, 0, 40)
 
 
-def test_a_second_settle_charges_nothing(using: str, gateway: Gateway) -> None:
+def test_a_narrow_waits_for_company(
+    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DELAYS_S, Narrow, LONG_S)
     id = make_budget(using)
     gateway.reserve(budgets=(id,))
+    gateway.writer.narrow(narrow(budgets=(id,)))
     gateway.writer.settle(settle(budgets=(id,)))
     gateway.flush()
-    gateway.writer.settle(settle(budgets=(id,), completion_tokens=99))
-    gateway.writer.settle(settle(budgets=(id,), completion_tokens=98))
-    gateway.flush()
-    assert amounts(using, id) == (70, 0)
-    assert LedgerEntry.objects.using(using).get().completion_tokens == 30
-    assert UsageHour.objects.using(using).get().requests == 1
+    together = [[type(op).__name__ for op in batch] for batch in gateway.database.batches]
+    assert together[-1] == ["Narrow", "Settle"]
 
 
 def test_a_refusal_reports_both_numbers_and_holds_nothing(using: str, gateway: Gateway) -> None:
@@ -83,41 +87,13 @@ def test_without_budgets_there_is_only_the_entry(using: str, gateway: Gateway) -
     assert len(gateway.database.batches) == num_batches + 1
 
 
-def test_a_release_leaves_no_trace(using: str, gateway: Gateway) -> None:
+def test_a_release_and_a_caller_that_leaves_hold_nothing(using: str, gateway: Gateway) -> None:
     id = make_budget(using)
     gateway.reserve(budgets=(id,))
     gateway.writer.release(release(budgets=(id,)))
-    gateway.flush()
-    assert amounts(using, id) == (0, 0)
-    assert not Reservation.objects.using(using).exists()
-    assert not LedgerEntry.objects.using(using).exists()
-
-
-def test_a_narrow_waits_for_company(
-    using: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(DELAYS_S, Narrow, LONG_S)
-    id = make_budget(using)
-    gateway.reserve(budgets=(id,))
-    gateway.writer.narrow(narrow(budgets=(id,)))
-    gateway.writer.settle(settle(budgets=(id,)))
-    gateway.flush()
-    together = [[type(op).__name__ for op in batch] for batch in gateway.database.batches]
-    assert together[-1] == ["Narrow", "Settle"]
-
-
-def test_a_narrow_alone_is_written_after_a_while(using: str, gateway: Gateway) -> None:
-    id = make_budget(using)
-    gateway.reserve(budgets=(id,))
-    gateway.writer.narrow(narrow(budgets=(id,)))
-    wait_until(lambda: amounts(using, id) == (0, 250))
-
-
-def test_a_caller_that_leaves_holds_nothing(using: str, gateway: Gateway) -> None:
-    id = make_budget(using)
 
     async def leave() -> None:
-        caller = asyncio.create_task(gateway.writer.reserve(reserve(budgets=(id,))))
+        caller = asyncio.create_task(gateway.writer.reserve(reserve("r2", budgets=(id,))))
         await asyncio.sleep(0)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -127,6 +103,7 @@ def test_a_caller_that_leaves_holds_nothing(using: str, gateway: Gateway) -> Non
     gateway.flush()
     assert amounts(using, id) == (0, 0)
     assert not Reservation.objects.using(using).exists()
+    assert not LedgerEntry.objects.using(using).exists()
 
 
 def test_an_outage_refuses_reservations_and_keeps_the_rest(using: str, gateway: Gateway) -> None:
@@ -138,6 +115,7 @@ def test_an_outage_refuses_reservations_and_keeps_the_rest(using: str, gateway: 
         gateway.reserve("r2", budgets=(id,))
     assert gateway.writer.depth == 2
     assert gateway.writer.age_s > 0
+    assert not gateway.run(gateway.writer.flush(0.05)), "it takes too long"
     gateway.database.is_away = False
     gateway.flush()
     assert gateway.writer.depth == 0
@@ -198,43 +176,26 @@ def test_a_connection_that_breaks_after_the_commit(using: str, gateway: Gateway)
     assert not Reservation.objects.using(using).exists()
 
 
-def test_a_locked_database_is_tried_again_unseen(using: str, gateway: Gateway) -> None:
-    id = make_budget(using)
-    gateway.flush()
-    gateway.database.is_locked = True
-    assert gateway.reserve(budgets=(id,)).output_tokens == 200
-    assert not gateway.database.is_locked
-
-
+@each_case("fault", ["refuses", "panics"])
 def test_one_that_cannot_be_written_does_not_hold_up_the_others(
-    using: str, gateway: Gateway, caplog: pytest.LogCaptureFixture
+    using: str, gateway: Gateway, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
+    """One that raises what is no exception used to end the thread: nothing was written any more."""
+    clear(using)
     id = make_budget(using)
     gateway.reserve("r1", budgets=(id,))
     gateway.reserve("r2", budgets=(id,))
-    gateway.database.refuses = "r1"
+    setattr(gateway.database, fault, "r1")
     gateway.writer.settle(settle("r1", budgets=(id,)))
     gateway.writer.settle(settle("r2", budgets=(id,)))
     with pytest.raises(LedgerUnavailableError):
         gateway.reserve("r1", budgets=(id,))
     gateway.flush()
     assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r2"]
-    assert amounts(using, id) == (70, 0)
-    assert "cannot be written and is dropped" in caplog.text
-
-
-def test_one_that_raises_what_is_no_exception_does_not_hold_up_the_others(
-    using: str, gateway: Gateway
-) -> None:
-    """It used to end the thread: nothing was reserved or settled any more."""
-    id = make_budget(using)
-    gateway.reserve("r2", budgets=(id,))
-    gateway.database.panics = "r1"
-    with pytest.raises(LedgerUnavailableError):
-        gateway.reserve("r1", budgets=(id,))
-    gateway.writer.settle(settle("r2", budgets=(id,)))
-    gateway.flush()
-    assert [entry.request_id for entry in LedgerEntry.objects.using(using).all()] == ["r2"]
+    if fault == "refuses":
+        assert amounts(using, id) == (70, 0)
+        assert "cannot be written and is dropped" in caplog.text
+    setattr(gateway.database, fault, None)
 
 
 def test_a_writer_that_breaks_continues(
@@ -279,13 +240,6 @@ def test_the_lease_stands_before_the_first_reservation(using: str, gateway: Gate
     assert lease.lease_until_unix_s > time.time()
     gateway.run(gateway.writer.stop(LONG_S))
     assert GatewayLease.objects.using(using).get().lease_until_unix_s <= time.time()
-
-
-def test_a_flush_that_takes_too_long_reports_it(gateway: Gateway) -> None:
-    gateway.flush()
-    gateway.database.is_away = True
-    gateway.writer.settle(settle(budgets=()))
-    assert not gateway.run(gateway.writer.flush(0.05))
 
 
 def test_words_and_numbers_that_no_column_holds(using: str, gateway: Gateway) -> None:

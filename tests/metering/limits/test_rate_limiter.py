@@ -1,8 +1,9 @@
-"""Limits over a real Redis, by a clock that the tests set."""
+"""Limits over a real Redis: most by a clock that the tests set, some by its own."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -14,8 +15,9 @@ import redis.asyncio
 from inference.redis_link import RedisLink
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits.rate_limiter import LEASE_S, RateLimiter
-from metering.limits.state import NO_LIMITS, LimitKind
+from metering.limits.state import NO_LIMITS, LimitKind, LimitState
 from metering.principal import RateLimits
+from tests.cases import each_case
 from tests.metering.limits_support import (
     CLOCKED_SCRIPT,
     START_MS,
@@ -50,6 +52,15 @@ async def clocked(client: redis.asyncio.Redis, link: RedisLink) -> RateLimiter:
     return RateLimiter(link, script=CLOCKED_SCRIPT)
 
 
+@pytest_asyncio.fixture
+async def gateways(redis_url: str) -> AsyncIterator[list[RateLimiter]]:
+    """Two, each with a connection of its own."""
+    links = [link_to(redis_url), link_to(redis_url)]
+    yield [RateLimiter(link) for link in links]
+    for link in links:
+        await link.aclose()
+
+
 def test_a_caller_without_limits_costs_neither_redis_nor_a_switch() -> None:
     limiter = RateLimiter(cast(Any, None))
     free = principal()
@@ -82,27 +93,6 @@ async def test_one_command_a_request(client: redis.asyncio.Redis, link: RedisLin
     stats = await client.info("commandstats")
     sent = {name: numbers["calls"] for name, numbers in stats.items() if "eval" in name}
     assert sent == {"cmdstat_evalsha": 5}
-
-
-async def test_what_is_left_is_reported(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
-    who = principal(
-        key=RateLimits(requests_per_minute=60), account=RateLimits(tokens_per_minute=600)
-    )
-    await clocked.acquire(who, "r1", 100)
-    state = await clocked.acquire(who, "r2", 100)
-    assert state.now_ms == START_MS
-    assert state.requests is not None and state.tokens is not None
-    assert (state.requests.remaining, state.requests.reset_ms) == (58, 2000)
-    assert (state.tokens.remaining, state.tokens.reset_ms) == (400, 20_000)
-    with pytest.raises(RateLimitedError) as refused:
-        await clocked.acquire(who, "r3", 401)
-    assert (refused.value.kind, refused.value.retry_after_s) == (LimitKind.TOKENS, 0.1)
-    assert refused.value.state == state
-    await set_clock(client, START_MS + 99)
-    with pytest.raises(RateLimitedError):
-        await clocked.acquire(who, "r3", 401)
-    await set_clock(client, START_MS + 100)
-    await clocked.acquire(who, "r3", 401)
 
 
 async def test_an_answer_of_no_named_length_is_charged_half_of_what_is_left(
@@ -140,11 +130,13 @@ async def test_a_longer_prompt_is_charged_or_refused(
     clocked.correct("r1", 320)
     clocked.release("r1")
     await clocked.extend("r1", 300)  # it holds nothing any more
+    clocked.correct("r1", 0)  # too late
+    clocked.release("r1")
     await set_clock(client, START_MS + 60_000)
     assert (await clocked.acquire(who, "r2", 1000)).tokens_charged == 1000
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "account", "kind"),
     [
         (RateLimits(requests_per_minute=9), RateLimits(requests_per_minute=2), LimitKind.REQUESTS),
@@ -165,6 +157,7 @@ async def test_a_refused_request_is_charged_nowhere(
     account: RateLimits,
     kind: LimitKind,
 ) -> None:
+    await client.delete(*await limit_keys(client), "none")
     who = principal(key=key, account=account)
     await clocked.acquire(who, "r1", 10)
     await clocked.acquire(who, "r2", 10)
@@ -202,6 +195,10 @@ async def test_a_dead_gateways_slots_come_free(
     await alive.acquire(who, "next", 1)
     with pytest.raises(RateLimitedError):
         await alive.acquire(who, "one more", 1)
+    for request_id in ("alive", "next"):
+        alive.release(request_id)
+    await alive.flush()
+    assert await limit_keys(client) == []
 
 
 async def test_running_requests_have_their_slots_back_after_redis_was_lost(
@@ -219,62 +216,6 @@ async def test_running_requests_have_their_slots_back_after_redis_was_lost(
         await clocked.acquire(who, "one more", 1)
     clocked.release("17")
     await clocked.acquire(who, "one more", 1)
-
-
-async def test_the_script_is_sent_again_when_redis_forgot_it(
-    clocked: RateLimiter, client: redis.asyncio.Redis
-) -> None:
-    who = principal(account=RateLimits(requests_per_minute=60, max_concurrent=60))
-    for _ in range(3):
-        await client.script_flush()
-        await asyncio.gather(*(clocked.acquire(who, f"r{i}", 1) for i in range(4)))
-        for index in range(4):
-            clocked.release(f"r{index}")
-    state = await clocked.acquire(who, "last", 1)
-    assert state.requests is not None
-    assert state.requests.remaining == 60 - 13
-
-
-async def test_corrections(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
-    who = principal(account=RateLimits(tokens_per_minute=1000))
-
-    async def remaining(request_id: str) -> int:
-        state = await clocked.acquire(who, request_id, 0)
-        assert state.tokens is not None
-        return state.tokens.remaining
-
-    await clocked.acquire(who, "r1", 600)
-    clocked.correct("r1", 500)  # its prompt was shorter than its bytes
-    assert await remaining("p1") == 500
-    clocked.correct("r1", 50)
-    clocked.correct("r1", 50)
-    assert await remaining("p2") == 950
-    clocked.correct("r1", 1150)  # more than its bound
-    with pytest.raises(RateLimitedError) as refused:
-        await remaining("p3")
-    assert refused.value.retry_after_s == 150 * 60 / 1000
-    clocked.correct("r1", 1120)
-    clocked.release("r1")
-    clocked.correct("r1", 0)  # too late
-    clocked.release("r1")
-    await set_clock(client, START_MS + 60_000)
-    assert await remaining("p4") == 880
-
-
-async def test_what_has_drained_is_not_released_again(
-    clocked: RateLimiter, client: redis.asyncio.Redis
-) -> None:
-    who = principal(account=RateLimits(tokens_per_minute=1000))
-    await clocked.acquire(who, "long", 1000)
-    await set_clock(client, START_MS + 50_000)
-    await clocked.acquire(who, "next", 800)
-    clocked.correct("long", 10)
-    clocked.release("long")
-    # Since 50 s the bucket has refilled what "long" was charged; "next" alone uses 800 of 1,000.
-    # Of "long" 167 were still owed, and are not any more.
-    state = await clocked.acquire(who, "empty", 0)
-    assert state.tokens is not None
-    assert 200 - 1000 // 60 - 1 <= state.tokens.remaining <= 200
 
 
 async def test_redis_away(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -303,3 +244,106 @@ async def test_nothing_is_left_behind(clocked: RateLimiter, client: redis.asynci
         assert len(found) == 4
         for key in found:
             assert 0 < await client.pttl(key) <= 700_000
+
+
+async def test_two_gateways_in_bursts_stay_under_the_limits(gateways: list[RateLimiter]) -> None:
+    """The clock is Redis' own, whatever time the test takes: in any stretch of time no more than a
+    minute's limit and what refilled meanwhile."""
+    limits = RateLimits(requests_per_minute=30, tokens_per_minute=3000)
+    who = principal(key=limits, account=RateLimits(tokens_per_minute=2500))
+    admitted: list[tuple[int, int]] = []
+
+    async def request(gateway: RateLimiter, request_id: str, tokens: int) -> None:
+        try:
+            state = await gateway.acquire(who, request_id, tokens)
+        except RateLimitedError:
+            return
+        admitted.append((state.now_ms, tokens))
+
+    chance = random.Random(7)
+    for burst in range(5):
+        await asyncio.gather(
+            *(
+                request(gateways[index % 2], f"{burst}-{index}", chance.randint(1, 200))
+                for index in range(40)
+            )
+        )
+    assert admitted
+    admitted.sort()
+    for first, (since_ms, _) in enumerate(admitted):
+        tokens = 0
+        for num_requests, (at_ms, cost) in enumerate(admitted[first:], start=1):
+            tokens += cost
+            elapsed_ms = at_ms - since_ms
+            assert num_requests * 60_000 <= 30 * (60_000 + elapsed_ms)
+            assert tokens * 60_000 <= 2500 * (60_000 + elapsed_ms)
+    # And no less than there is: the last burst left less than its biggest request needs, or the
+    # requests' own limit is used up.
+    assert len(admitted) >= 30 or sum(cost for _, cost in admitted) > 2500 - 200
+
+
+async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
+    client: redis.asyncio.Redis, gateways: list[RateLimiter]
+) -> None:
+    limiter, _ = gateways
+    who = principal(account=RateLimits(tokens_per_minute=1000, max_concurrent=1))
+    await limiter.acquire(who, "first", 0)
+    limiter.release("first")
+    await limiter.flush()
+    await client.client_pause(60_000, all=False)
+    acquiring = asyncio.create_task(limiter.acquire(who, "gone", 1000))
+    await asyncio.sleep(0.1)
+    acquiring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acquiring
+    await client.client_unpause()
+    await limiter.flush()
+    state: LimitState = await limiter.acquire(who, "next", 990)
+    assert state.tokens is not None
+
+
+async def test_what_is_left_is_reported(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
+    who = principal(
+        key=RateLimits(requests_per_minute=60), account=RateLimits(tokens_per_minute=600)
+    )
+    await clocked.acquire(who, "r1", 100)
+    state = await clocked.acquire(who, "r2", 100)
+    assert state.now_ms == START_MS
+    assert state.requests is not None and state.tokens is not None
+    assert (state.requests.remaining, state.requests.reset_ms) == (58, 2000)
+    assert (state.tokens.remaining, state.tokens.reset_ms) == (400, 20_000)
+    with pytest.raises(RateLimitedError) as refused:
+        await clocked.acquire(who, "r3", 401)
+    assert (refused.value.kind, refused.value.retry_after_s) == (LimitKind.TOKENS, 0.1)
+    assert refused.value.state == state
+    await set_clock(client, START_MS + 99)
+    with pytest.raises(RateLimitedError):
+        await clocked.acquire(who, "r3", 401)
+    await set_clock(client, START_MS + 100)
+    await clocked.acquire(who, "r3", 401)
+
+
+async def test_corrections(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:
+    who = principal(account=RateLimits(tokens_per_minute=1000))
+
+    async def remaining(request_id: str) -> int:
+        state = await clocked.acquire(who, request_id, 0)
+        assert state.tokens is not None
+        return state.tokens.remaining
+
+    await clocked.acquire(who, "r1", 600)
+    clocked.correct("r1", 500)  # its prompt was shorter than its bytes
+    assert await remaining("p1") == 500
+    clocked.correct("r1", 50)
+    clocked.correct("r1", 50)
+    assert await remaining("p2") == 950
+    clocked.correct("r1", 1150)  # more than its bound
+    with pytest.raises(RateLimitedError) as refused:
+        await remaining("p3")
+    assert refused.value.retry_after_s == 150 * 60 / 1000
+    clocked.correct("r1", 1120)
+    clocked.release("r1")
+    clocked.correct("r1", 0)  # too late
+    clocked.release("r1")
+    await set_clock(client, START_MS + 60_000)
+    assert await remaining("p4") == 880

@@ -1,8 +1,13 @@
-"""What counts mean, without Redis."""
+"""What counts mean, without Redis, and the headers as OpenAI and Anthropic document them."""
 
 from __future__ import annotations
 
+import datetime
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metering.errors import RateLimitedError
 from metering.limits.rules import (
@@ -15,7 +20,15 @@ from metering.limits.rules import (
     refuse_impossible,
     subjects_of,
 )
-from metering.limits.state import LimitKind, LimitStatus
+from metering.limits.state import (
+    NO_LIMITS,
+    LimitKind,
+    LimitState,
+    LimitStatus,
+    anthropic_headers,
+    duration,
+    openai_headers,
+)
 from metering.principal import Principal, RateLimits
 from tests.cases import each_case
 
@@ -42,11 +55,8 @@ def test_the_tighter_of_key_and_account_is_reported() -> None:
     counts = [Counts(0, 200 * PARTS, 0), Counts(0, 500 * PARTS + 1, 1)]
     state = limit_state([KEY, ACCOUNT], counts, now_ms=5)
     assert state.tokens == LimitStatus(limit=600, remaining=99, reset_ms=50_001)
-
-
-def test_more_than_the_limit_is_owed_after_a_request_used_more_than_its_bound() -> None:
-    state = limit_state([KEY], [Counts(0, 1500 * PARTS, 0)], now_ms=5)
-    assert state.tokens == LimitStatus(limit=1000, remaining=0, reset_ms=90_000)
+    owed = limit_state([KEY], [Counts(0, 1500 * PARTS, 0)], now_ms=5)  # more than the bound
+    assert owed.tokens == LimitStatus(limit=1000, remaining=0, reset_ms=90_000)
 
 
 @each_case(
@@ -92,3 +102,69 @@ def test_a_limit_of_nothing_lets_nothing_through(limits: RateLimits) -> None:
     with pytest.raises(RateLimitedError) as refused:
         refuse_impossible([Subject(SubjectKind.KEY, "hx-abc", limits)], 0)
     assert refused.value.retry_after_s is None
+
+
+STATE = LimitState(
+    now_ms=1_795_345_071_250,
+    requests=LimitStatus(limit=60, remaining=59, reset_ms=1000),
+    tokens=LimitStatus(limit=150_000, remaining=149_984, reset_ms=360_000),
+)
+DURATION = re.compile(
+    r"(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?!s))?(?:(?P<s>\d+(?:\.\d+)?)s)?(?:(?P<ms>\d+)ms)?"
+)
+
+
+def test_openai() -> None:
+    assert openai_headers(STATE) == [
+        (b"x-ratelimit-limit-requests", b"60"),
+        (b"x-ratelimit-remaining-requests", b"59"),
+        (b"x-ratelimit-reset-requests", b"1s"),
+        (b"x-ratelimit-limit-tokens", b"150000"),
+        (b"x-ratelimit-remaining-tokens", b"149984"),
+        (b"x-ratelimit-reset-tokens", b"6m0s"),
+    ]
+
+
+def test_anthropic() -> None:
+    assert anthropic_headers(STATE) == [
+        (b"anthropic-ratelimit-requests-limit", b"60"),
+        (b"anthropic-ratelimit-requests-remaining", b"59"),
+        (b"anthropic-ratelimit-requests-reset", b"2026-11-22T10:57:53Z"),
+        (b"anthropic-ratelimit-tokens-limit", b"150000"),
+        (b"anthropic-ratelimit-tokens-remaining", b"149984"),
+        (b"anthropic-ratelimit-tokens-reset", b"2026-11-22T11:03:52Z"),
+    ]
+    moment = datetime.datetime.fromisoformat("2026-11-22T10:57:53Z")
+    assert moment.timestamp() == 1_795_345_073  # 1 s after …071.25, rounded up
+
+
+def test_no_header_names_limits_that_are_not_there() -> None:
+    assert openai_headers(NO_LIMITS) == anthropic_headers(NO_LIMITS) == []
+    only_requests = LimitState(now_ms=0, requests=STATE.requests)
+    assert len(openai_headers(only_requests)) == len(anthropic_headers(only_requests)) == 3
+
+
+@each_case(
+    ("milliseconds", "written"),
+    [
+        (0, "0s"),
+        (20, "20ms"),
+        (1000, "1s"),
+        (1500, "1.5s"),
+        (59_999, "59.999s"),
+        (60_000, "1m0s"),
+        (360_000, "6m0s"),
+        (3_661_020, "1h1m1.02s"),
+    ],
+)
+def test_durations(milliseconds: int, written: str) -> None:
+    assert duration(milliseconds) == written
+
+
+@given(st.integers(0, 10**10))
+def test_durations_can_be_read_back(milliseconds: int) -> None:
+    parts = DURATION.fullmatch(duration(milliseconds))
+    assert parts is not None
+    read = {unit: float(text) for unit, text in parts.groupdict(default="0").items()}
+    total_ms = read["h"] * 3_600_000 + read["m"] * 60_000 + read["s"] * 1000 + read["ms"]
+    assert round(total_ms) == milliseconds
