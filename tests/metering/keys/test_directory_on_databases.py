@@ -17,10 +17,8 @@ FOLDER = Path(__file__).parent
 WITH_A_KEY = {"HELEXA_SECRET_KEY": "of this test alone, and long enough to be one"}
 DATABASE_TESTS = (
     "services/test_services.py",
-    "services/test_key_services.py",
     "commands/test_commands.py",
     "api/test_api.py",
-    "api/test_usage_api.py",
     "keys/test_store.py",
 )
 

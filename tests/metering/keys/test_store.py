@@ -1,20 +1,27 @@
-"""What the directory reads from the database."""
+"""How keys look, what the directory reads of them from the database, and what people may do."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import OperationalError, connection
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metering import services
 from metering.actor import COMMAND
-from metering.errors import DirectoryUnavailableError
+from metering.errors import DirectoryUnavailableError, DisabledAccountError, NoAccountError
+from metering.keys import api_key as keys
 from metering.keys import store as key_store
+from metering.keys.records import AccountRecord, MembershipRecord, person_principal
 from metering.keys.store import DatabaseKeyStore
 from metering.models import Account, ApiKey
+from metering.principal import Scope
 from metering.services import Cap
+from tests.cases import each_case
 
 pytestmark = pytest.mark.django_db
 
@@ -36,24 +43,18 @@ def test_budgets_of_the_key_and_of_its_account(account: Account, store: Database
     assert "hx-unknown" not in found
 
 
-def test_many_keys_at_once(
+def test_memberships_built_in_accounts_and_many_keys_at_once(
     account: Account, store: DatabaseKeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_store, "NAMES_A_QUERY", 3)
-    made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(7)]
-    assert store.keys(made).keys() == set(made)
-
-
-def test_memberships(account: Account, store: DatabaseKeyStore) -> None:
     user, other = User.objects.create_user("bob"), User.objects.create_user("eve")
     services.membership_set(actor=COMMAND, account=account, user=user, role="owner")
     found = store.memberships(user.pk)
     assert [(one.account.name, one.role) for one in found] == [("research", "owner")]
     assert store.memberships(other.pk) == ()
-
-
-def test_built_in_accounts(account: Account, store: DatabaseKeyStore) -> None:
     assert store.built_in_accounts().keys() == {"anonymous", "shared"}
+    monkeypatch.setattr(key_store, "NAMES_A_QUERY", 3)
+    made = [services.key_create(actor=COMMAND, account=account).row.prefix for _ in range(7)]
+    assert store.keys(made).keys() == set(made)
 
 
 def test_a_later_use_stays(account: Account, store: DatabaseKeyStore) -> None:
@@ -76,3 +77,86 @@ def test_an_error_of_the_database_is_an_outage_and_closes_the_connection(
     with pytest.raises(DirectoryUnavailableError):
         store.revision()
     assert closed == [True]
+
+
+SECRET = keys.digest_secret("django's")
+
+
+def test_a_key_and_its_prefix() -> None:
+    made = keys.make_key()
+    assert made.key.startswith(f"{made.prefix}-")
+    assert keys.prefix_of(made.key) == made.prefix
+    assert (len(made.prefix), len(made.key)) == (13, 46)
+    assert keys.make_key().key != made.key
+    assert made.prefix in repr(made) and made.key not in repr(made), "printed by accident"
+
+
+def test_only_the_whole_key_is_recognised_and_by_its_secret_alone() -> None:
+    made = keys.make_key()
+    digest = keys.digest_of(made.key, SECRET)
+    assert len(digest) == 64 and made.key not in digest
+    assert keys.is_key_of(made.key, digest, SECRET)
+    other = made.key[:-1] + ("a" if made.key[-1] != "a" else "b")
+    assert not keys.is_key_of(other, digest, SECRET)
+    assert not keys.is_key_of(made.key, digest, keys.digest_secret("another"))
+
+
+@each_case(
+    "word",
+    [
+        "",
+        "sk-placeholder",
+        "hx-0123456789",
+        "hx-0123456789-" + "a" * 31,
+        "hx-0123456789-" + "a" * 33,
+        "hx-012345678-" + "a" * 33,
+        "HX-0123456789-" + "a" * 32,
+        "hx-0123456789-" + "a" * 31 + "\n",
+        "hx-0123456789-" + "a" * 32 + "\n",
+        "hx-012345678é-" + "a" * 32,
+        "hx-012345678٣-" + "a" * 32,
+    ],
+)
+def test_what_is_no_key(word: str) -> None:
+    assert keys.prefix_of(word) is None
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_key_or_not(word: str) -> None:
+    prefix = keys.prefix_of(word)
+    assert prefix is None or word.startswith(prefix)
+
+
+@dataclass
+class Person:
+    is_staff: bool = False
+    is_superuser: bool = False
+
+
+def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
+    return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
+
+
+def test_the_account_in_which_they_may_do_most() -> None:
+    memberships = (
+        membership("a", "viewer"),
+        membership("b", "member"),
+        membership("c", "owner", enabled=False),
+    )
+    principal = person_principal(Person(), memberships, None)
+    assert principal.account == "b"
+    assert principal.scopes == {Scope.INFERENCE, Scope.USAGE_READ}
+    assert person_principal(Person(), memberships, "a").scopes == {Scope.USAGE_READ}
+    with pytest.raises(DisabledAccountError):
+        person_principal(Person(), memberships, "c")
+    for held, named in ((memberships, "d"), ((), None)):
+        with pytest.raises(NoAccountError):
+            person_principal(Person(), held, named)
+
+
+def test_staff_may_see_the_fleet_and_superusers_change_it() -> None:
+    memberships = (membership("a", "viewer"),)
+    staff = person_principal(Person(is_staff=True), memberships, None)
+    assert staff.scopes == {Scope.USAGE_READ, Scope.FLEET_READ}
+    both = person_principal(Person(is_staff=True, is_superuser=True), memberships, None)
+    assert both.scopes == {Scope.USAGE_READ, Scope.FLEET_READ, Scope.FLEET_WRITE}
