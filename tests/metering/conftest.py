@@ -23,6 +23,7 @@ from metering.ledger.orphans import SweepPause
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
+from tests.fleet.api.api_support import need_keys
 from tests.metering.databases import clear, metering_database
 from tests.metering.keys.directory_support import SECRET_KEY, Clock, FakeStore
 from tests.metering.writer_support import LONG_S
@@ -112,10 +113,7 @@ def operator(account: Account) -> Client:
 @pytest.fixture
 def listens_elsewhere(settings: Any) -> None:
     """Where callers need a key; the host's check lets Django's test client through."""
-    settings.CONFIG = replace(
-        settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
-    )
-    settings.ALLOWED_HOSTS = ["testserver"]
+    need_keys(settings)
 
 
 @pytest.fixture

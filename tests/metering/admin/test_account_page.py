@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -19,48 +17,20 @@ from inference.protocol.held import BROKE_WORKER
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from metering import services
 from metering.actor import COMMAND
-from metering.models import Account, ApiKey, Budget, RequestRecord, UsageHour
-from tests.metering.admin.admin_support import page
+from metering.models import Account, ApiKey, Budget
+from tests.metering.callers import page, recorded, staff, used
 
 pytestmark = pytest.mark.django_db
 
-TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
-NUM_ROWS = 200
-
-
-def recorded(**values: Any) -> str:
-    made = RequestRecord.objects.create(
-        **{
-            **dict.fromkeys(TOKENS, 1),
-            "request_id": uuid.uuid4(),
-            "at": timezone.now(),
-            "account": "research",
-            "model": "tiny",
-            "endpoint": "/v1/chat/completions",
-            "status": 200,
-            "outcome": "answered",
-            "cost_micro_usd": 0,
-            "duration_ms": 10,
-            **values,
-        }
-    )
-    return made.request_id.hex
-
-
-def used(key: str, model: str = "tiny", account: str = "research") -> None:
-    UsageHour.objects.create(
-        **dict.fromkeys(TOKENS, 10),
-        hour=timezone.now().replace(minute=0, second=0, microsecond=0),
-        account=account,
-        key=key,
-        model=model,
-        requests=1_234,
-        cost_micro_usd=2_500_000,
-    )
+NUM_ROWS = 30
 
 
 def shown(client: Client) -> str:
     return page(client, "account", "change", "research")
+
+
+def spent(key: str, **changes: Any) -> None:
+    used(**{"key": key, "requests": 1_234, "cost_micro_usd": 2_500_000} | changes)
 
 
 def test_an_accounts_page_is_its_home(operator: Client, account: Account) -> None:
@@ -69,8 +39,8 @@ def test_an_accounts_page_is_its_home(operator: Client, account: Account) -> Non
     key = services.key_create(actor=COMMAND, account=account, name="ci").row
     Budget.objects.create(account=account, unit="tokens", cap=1000, spent=400, reserved=50)
     Budget.objects.create(key=key, unit="micro_usd", cap=2_000_000, spent=500_000)
-    used(key.prefix)
-    used("hx-other", model="secret", account="other")
+    spent(key.prefix)
+    spent("hx-other", model="secret", account="other")
     answered = recorded(key=key.prefix, neuron="beast")
     failed = recorded(status=503, outcome="failed", code="neuron_lost", message="It went away.")
     others = recorded(account="other", model="secret", status=503, outcome="failed", code="x")
@@ -121,12 +91,8 @@ def test_an_account_without_anything(operator: Client, account: Account) -> None
 
 def test_who_may_only_see_accounts_sees_no_keys_and_no_cost(account: Account) -> None:
     services.key_create(actor=COMMAND, account=account, name="ci")
-    used("hx-1")
-    user = User.objects.create_user("dave", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_account"))
-    client = Client()
-    client.force_login(user)
-    text = shown(client)
+    spent("hx-1")
+    text = shown(staff("dave", "view_account"))
     assert 'id="account-title"' in text
     assert ">ci</a>" not in text and "$2.50" not in text and "Ledger</a>" not in text
 
@@ -138,7 +104,7 @@ def test_many_rows_make_no_more_queries(operator: Client, account: Account) -> N
             prefix = f"hx-{index:010}"
             ApiKey.objects.create(prefix=prefix, account=account, name=f"k{index}", digest="x")
             Budget.objects.create(key_id=prefix, unit="tokens", cap=1000)
-            used(prefix, model=f"m{index}")
+            spent(prefix, model=f"m{index}")
             recorded(key=prefix, at=now)
             recorded(key=prefix, status=503, outcome="failed", code="neuron_lost")
         with CaptureQueriesContext(connection) as queries:
@@ -148,4 +114,4 @@ def test_many_rows_make_no_more_queries(operator: Client, account: Account) -> N
 
     few = grow(1, 0)
     assert grow(NUM_ROWS, 1) == few
-    assert "189 more" in shown(operator)
+    assert "19 more" in shown(operator)

@@ -16,24 +16,19 @@ from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
 from metering import services
 from metering.actor import COMMAND
 from metering.links import audited_url
-from metering.models import Account, ApiKey, LedgerEntry, RequestRecord, UsageHour
+from metering.models import Account, ApiKey, LedgerEntry
 from metering.services import Cap
 from tests.cases import each_case
-from tests.metering.api.api_support import person
+from tests.metering.callers import TOKENS, person, recorded, used
 
 pytestmark = pytest.mark.django_db
 
 MODEL = 'href="/admin/dashboard/model?name=tiny"'
 NEURON = 'href="/admin/dashboard/neuron?name=beast"'
 ACCOUNT = 'href="/admin/metering/account/research/change/"'
-NUM_ROWS = 200
+NUM_ROWS = 30
 JOBS = "/admin/fleet/loadjob/"
 REQUEST = uuid.UUID("5eed" * 8)
-
-
-def used(**values: object) -> dict[str, object]:
-    tokens = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
-    return {**dict.fromkeys((*tokens, "cost_micro_usd"), 1), **values}
 
 
 @pytest.fixture
@@ -58,21 +53,17 @@ def rows(key: ApiKey) -> None:
     LoadJob.objects.create(model_name="tiny", model=model, neuron=neuron, **ended)
     Download.objects.create(neuron=neuron, source="pypi:tiny", **ended)
     services.budget_create(actor=COMMAND, key=key, cap=Cap(unit="tokens", cap=1000))
-    asked = {"account": "research", "key": key.prefix, "model": "tiny"}
     LedgerEntry.objects.create(
-        **used(**asked), request_id=REQUEST.hex, at=now, neuron="beast", duration_ms=1
-    )
-    UsageHour.objects.create(**used(**asked), hour=now.replace(minute=0, second=0, microsecond=0))
-    RequestRecord.objects.create(
-        **used(**asked),
-        request_id=REQUEST,
+        **dict.fromkeys((*TOKENS, "cost_micro_usd", "duration_ms"), 1),
+        account="research",
+        key=key.prefix,
+        model="tiny",
+        request_id=REQUEST.hex,
         at=now,
         neuron="beast",
-        endpoint="/v1/completions",
-        status=200,
-        outcome="answered",
-        duration_ms=1,
     )
+    used(key=key.prefix)
+    recorded(key=key.prefix, request_id=REQUEST, neuron="beast")
 
 
 def text_of(client: Client, path: str) -> str:
@@ -114,7 +105,7 @@ def test_names_lead_to_pages(
 
 
 @pytest.mark.usefixtures("rows")
-@pytest.mark.parametrize(
+@each_case(
     "path",
     [
         *("/admin/metering/ledgerentry/", "/admin/metering/usagehour/"),
@@ -136,7 +127,7 @@ def test_members_are_led_to_no_page_of_the_admin(account: Account) -> None:
     assert 'href="/requests/?account=research' in text_of(mia, f"/requests/{REQUEST.hex}")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("action", "object_id", "url"),
     [
         ("model.update", "tiny", "/admin/dashboard/model?name=tiny"),
@@ -148,11 +139,6 @@ def test_members_are_led_to_no_page_of_the_admin(account: Account) -> None:
 )
 def test_objects_of_the_audit(action: str, object_id: str, url: str) -> None:
     assert audited_url(action, object_id) == url
-
-
-def test_a_neuron_that_has_left_is_looked_for(operator: Client) -> None:
-    response = operator.get("/admin/dashboard/neuron?name=gone")
-    assert response["Location"] == "/admin/fleet/neuron/?q=gone"
 
 
 @pytest.mark.usefixtures("rows")
@@ -185,7 +171,7 @@ def grow(*, first: int, number: int) -> None:
 @pytest.mark.usefixtures("rows")
 def test_a_request_leads_to_where_it_ran_and_back(operator: Client) -> None:
     """The pages of its model, its neuron and its replica lead to the requests of theirs alone."""
-    elsewhere = request_at("attic", "small")
+    elsewhere = recorded(neuron="attic", model="small")
     (replica,) = Replica.objects.all()
     request = text_of(operator, f"/requests/{REQUEST.hex}")
     assert MODEL in request and NEURON in request
@@ -199,17 +185,19 @@ def test_a_request_leads_to_where_it_ran_and_back(operator: Client) -> None:
     ):
         assert f'href="/requests/?{escape(back)}"' in home(operator, address)
         found = text_of(operator, f"/requests/?{back}")
-        assert f'href="/requests/{REQUEST.hex}"' in found and elsewhere.hex not in found
+        assert f'href="/requests/{REQUEST.hex}"' in found and elsewhere not in found
+    gone = operator.get("/admin/dashboard/neuron?name=gone")
+    assert gone["Location"] == "/admin/fleet/neuron/?q=gone", "one that has left is looked for"
 
 
 def test_a_request_leads_to_its_upstream_and_back(operator: Client) -> None:
     made = services_of_fleet.upstream_create(actor=COMMAND, name="cloud", url="http://box/v1")
-    request_id = request_at("upstream:cloud", "large")
+    request_id = recorded(neuron="upstream:cloud", model="large")
     address = "/admin/dashboard/neuron?name=upstream%3Acloud"
-    assert f'href="{address}"' in text_of(operator, f"/requests/{request_id.hex}")
+    assert f'href="{address}"' in text_of(operator, f"/requests/{request_id}")
     back = "/requests/?neuron=upstream%3Acloud"
     assert f'href="{back}"' in home(operator, address)
-    assert f'href="/requests/{request_id.hex}"' in text_of(operator, back)
+    assert f'href="/requests/{request_id}"' in text_of(operator, back)
     services_of_fleet.upstream_delete(actor=COMMAND, upstream=made)
     assert operator.get(address)["Location"] == "/admin/fleet/upstream/?q=cloud"
 
@@ -219,19 +207,3 @@ def home(client: Client, address: str) -> str:
     response = client.get(address, follow=True)
     assert response.status_code == 200
     return response.content.decode()
-
-
-def request_at(neuron: str, model: str) -> uuid.UUID:
-    """Returns the id of a request that was answered there."""
-    request_id = uuid.uuid4()
-    RequestRecord.objects.create(
-        **used(account="research", key="hx-1", model=model),
-        request_id=request_id,
-        at=timezone.now(),
-        neuron=neuron,
-        endpoint="/v1/completions",
-        status=200,
-        outcome="answered",
-        duration_ms=1,
-    )
-    return request_id

@@ -1,17 +1,22 @@
-"""One navigation beside every page, with what its reader may open."""
+"""One navigation beside every page, with what its reader may open; and the card of first steps."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.test import Client
 
+from fleet.first_steps import snippets
+from fleet.management.connect.clients import Target
+from fleet.models import CatalogueModel, Invitation
 from helexa_site.web.navigation import GROUPS
-from metering.models import Account
+from metering import services
+from metering.actor import COMMAND
+from metering.models import Account, ApiKey
 from tests.cases import each_case
-from tests.metering.api.api_support import person
+from tests.metering.callers import newest, person, recorded, staff
 
 pytestmark = pytest.mark.django_db
 
@@ -54,9 +59,9 @@ def test_operators_have_one_navigation_everywhere(operator: Client, path: str) -
     assert 'class="hx-skip" href="#main"' in text and 'id="main" role="main"' in text
 
 
-@pytest.mark.parametrize("path", ["/playground/", "/requests/", "/usage/", "/usage/keys", "/docs"])
+@each_case("path", OF_MEMBERS)
 def test_members_have_their_pages(account: Account, path: str) -> None:
-    text = page(person("mia", account, role="member", password="her own"), path)
+    text = page(person(f"mia{path}", account, role="member", password="her own"), path)
     assert links(text) == OF_MEMBERS
     active = [address for address, classes in LINK.findall(text) if " active" in classes]
     assert active == [path]
@@ -64,34 +69,104 @@ def test_members_have_their_pages(account: Account, path: str) -> None:
         assert part in text
 
 
-def test_staff_see_what_they_may_open(account: Account) -> None:
-    user = User.objects.create_user("dave", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_neuron"))
-    client = Client()
-    client.force_login(user)
+def test_staff_see_what_they_may_open_and_strangers_nothing(account: Account) -> None:
+    client = staff("dave", "view_neuron")
     found = links(page(client, "/usage/"))
     assert "/admin/fleet/neuron/" in found and "/admin/fleet/device/" not in found
     assert "/usage/audit" not in found and "/admin/settings/" not in found
     assert [path for path in found if client.get(path).status_code != 200] == []
-
-
-def test_strangers_have_none() -> None:
     text = page(Client(), "/docs")
     assert links(text) == [] and 'href="/login/"' in text and "Log out" not in text
+
+
+def icons(text: str) -> list[str]:
+    return re.findall(r"<span[^>]*material-symbols-outlined[^>]*>", text)
 
 
 def test_names_of_icons_are_not_read_out(operator: Client) -> None:
     text = page(operator, "/admin/")
     shown = text[text.index('id="page"') : text.index('x-data="searchCommand()"')]
-    assert icons(shown) and all("aria-hidden" in icon for icon in icons(shown))
+    for part in (shown, *(page(Client(), path) for path in ("/login/", "/admin/login/"))):
+        assert icons(part) and all("aria-hidden" in icon for icon in icons(part))
+    assert 'role="main"' in page(Client(), "/login/") and 'role="main"' in page(
+        Client(), "/admin/login/"
+    )
 
 
-@pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
-def test_the_logins_have_a_main_part_and_unread_icons(path: str) -> None:
-    text = page(Client(), path)
-    assert 'role="main"' in text
-    assert icons(text) and all("aria-hidden" in icon for icon in icons(text))
+CARD = "/admin/dashboard/first-steps"
+KEY = "/admin/dashboard/first-key"
+HIDE = "/admin/dashboard/hide-first-steps"
+BY_HTMX = {"hx-request": "true"}
 
 
-def icons(text: str) -> list[str]:
-    return re.findall(r"<span[^>]*material-symbols-outlined[^>]*>", text)
+def shown(client: Client) -> str:
+    return page(client, CARD)
+
+
+def test_steps_are_ticked_until_none_is_left(operator: Client, account: Account) -> None:
+    text = operator.get("/admin/").text
+    assert 'id="first-steps"' in text and ">done<" not in text
+    assert "Make a key" in text and "Send a request" in text
+    services.key_create(actor=COMMAND, account=account, name="playground", scopes=["inference"])
+    gone = services.key_create(actor=COMMAND, account=account).row
+    services.key_revoke(actor=COMMAND, key=gone)
+    assert ">done<" not in shown(operator), "those do not count"
+    services.key_create(actor=COMMAND, account=account)
+    assert shown(operator).count(">done<") == 1
+    recorded(status=503, outcome="failed", code="neuron_lost")
+    assert "Send a request" in shown(operator)
+    request_id = recorded()
+    text = shown(operator)
+    assert "First request received" in text and f'href="/requests/{request_id}"' in text
+    Invitation.objects.create(neuron_name="attic")
+    assert shown(operator).count(">done<") == 3
+    User.objects.create_user("mia")
+    assert shown(operator).strip() == ""
+    assert 'id="first-steps"' not in operator.get("/admin/").text
+
+
+def test_a_key_comes_with_snippets_that_have_it(operator: Client, account: Account) -> None:
+    CatalogueModel.objects.create(name="tiny", source="pypi:tiny")
+    response = operator.post(KEY, {"account": "research"}, headers=BY_HTMX)
+    assert "no-store" in response["Cache-Control"] and "<html" not in response.text
+    key = ApiKey.objects.get()
+    assert key.account == account and newest() == ("user:carol", "key.create", key.prefix)
+    found = re.search(rf"{key.prefix}-[A-Za-z0-9_-]+", response.text)
+    assert found is not None
+    assert response.text.count(found[0]) >= 6, "the key itself, and each snippet"
+    for words in ("Claude Code", "opencode", "Open WebUI", "http://testserver/v1", "tiny"):
+        assert words in response.text
+    assert "<html" in operator.post(KEY, {"account": "research"}).text
+
+
+def test_the_first_account_is_made_with_its_key(operator: Client, account: Account) -> None:
+    account.delete()
+    assert "made with it" in shown(operator)
+    text = operator.post(KEY, headers=BY_HTMX).text
+    assert ApiKey.objects.get().account_id == "team" and "has no model yet" in text
+    refused = operator.post(KEY, {"account": "No Slug"}, headers=BY_HTMX).text
+    assert "lower-case slug" in refused and ApiKey.objects.count() == 1
+
+
+def test_who_may_make_no_key_is_offered_none(account: Account) -> None:
+    client = staff()
+    assert "Make a key" not in shown(client)
+    assert client.post(KEY, {"account": "research"}).status_code == 403
+    client = staff("maker", "add_apikey")
+    assert client.post(KEY, {"account": "new"}).status_code == 403
+    assert client.post(KEY, {"account": "research"}).status_code == 200
+    assert Client().post(KEY).status_code == 302
+
+
+def test_it_can_be_hidden(operator: Client) -> None:
+    assert operator.get(HIDE).status_code == 405
+    assert operator.post(HIDE, headers=BY_HTMX).text == ""
+    assert shown(operator).strip() == ""
+    assert operator.post(HIDE)["Location"] == "/admin/"
+
+
+def test_snippets_quote_what_they_hold() -> None:
+    target = Target(url="http://box:31313", model='it\'s "x"', key="hx-1-2")
+    curl, python, *_ = snippets(target)
+    assert "it'\"'\"'s" in curl.text
+    compile(python.text, "snippet", "exec")

@@ -1,7 +1,10 @@
-"""``/api/me``, and the API's refusals: to a key, a person and an anonymous caller."""
+"""``/api/me`` and ``/api/usage``, and the API's refusals: to keys, people and anonymous callers."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,17 +19,19 @@ from metering import services
 from metering.actor import COMMAND
 from metering.keys import api_key as keys
 from metering.keys.store import DatabaseKeyStore
-from metering.models import Account, Budget
+from metering.models import Account, ApiKey, Budget, UsageHour
 from metering.services import Cap, CreatedKey
-from tests.metering.api.api_support import get, ok, person, refused
+from tests.cases import each_case
+from tests.metering.callers import get, ok, person, refused
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
 
 PERIOD = "from=2026-01-01&to=2026-01-02"
+INVALID = (401, "invalid_api_key")
 
 
 class TestMe:
-    def test_a_key(self, client: Client, account: Account, made: CreatedKey) -> None:
+    def test_a_key(self, client: Client, made: CreatedKey) -> None:
         shown = ok(client, "me", made.key)
         assert (shown["account"], shown["key"]) == ("research", made.row.prefix)
         assert shown["scopes"] == ["inference", "usage:read"]
@@ -37,55 +42,44 @@ class TestMe:
     def test_budgets_as_they_stand(
         self, client: Client, account: Account, made: CreatedKey
     ) -> None:
-        services.budget_create(
-            actor=COMMAND, cap=Cap(unit="micro_usd", cap=1000, window="month"), account=account
-        )
-        services.budget_create(
-            actor=COMMAND,
-            cap=Cap(unit="tokens", cap=50, window="seconds", window_s=60),
-            key=made.row,
-        )
+        month = Cap(unit="micro_usd", cap=1000, window="month")
+        services.budget_create(actor=COMMAND, cap=month, account=account)
+        minute = Cap(unit="tokens", cap=50, window="seconds", window_s=60)
+        services.budget_create(actor=COMMAND, cap=minute, key=made.row)
         before = timezone.now()
         soon = int((before + timedelta(hours=1)).timestamp())
-        Budget.objects.filter(unit="tokens").update(spent=7, reserved=3, window_ends_unix_s=soon)
+        budgets = Budget.objects.filter(unit="tokens")
+        budgets.update(spent=7, reserved=3, window_ends_unix_s=soon)
         of_the_key, of_the_account = ok(client, "me", made.key)["budgets"]
-        assert {name: of_the_key[name] for name in ("on", "owner", "unit", "cap")} == {
+        expected = {
             "on": "key",
             "owner": made.row.prefix,
             "unit": "tokens",
             "cap": 50,
+            "spent": 7,
+            "reserved": 3,
+            "left": 40,
+            "window": "seconds",
+            "window_s": 60,
+            "window_ends_at": datetime.fromtimestamp(soon, UTC).isoformat(),
         }
-        assert [of_the_key[name] for name in ("spent", "reserved", "left")] == [7, 3, 40]
-        assert (of_the_key["window"], of_the_key["window_s"]) == ("seconds", 60)
-        ends_at = datetime.fromtimestamp(soon, UTC).isoformat()
-        assert of_the_key["window_ends_at"] == ends_at
+        assert {name: of_the_key[name] for name in expected} == expected
         assert (of_the_account["on"], of_the_account["owner"]) == ("account", "research")
         assert of_the_account["window_ends_at"] > before.isoformat()
+        budgets.update(window_ends_unix_s=1000)
+        over = {"spent": 0, "reserved": 3, "left": 47, "window_ends_at": None}
+        of_the_key, _ = ok(client, "me", made.key)["budgets"]
+        assert {name: of_the_key[name] for name in over} == over, "its window is over"
 
-    def test_a_window_that_is_over(
-        self, client: Client, account: Account, made: CreatedKey
-    ) -> None:
-        cap = Cap(unit="tokens", cap=50, window="seconds", window_s=60)
-        services.budget_create(actor=COMMAND, cap=cap, account=account)
-        Budget.objects.update(spent=7, reserved=3, window_ends_unix_s=1000)
-        budget = ok(client, "me", made.key)["budgets"][0]
-        assert (budget["spent"], budget["reserved"], budget["left"]) == (0, 3, 47)
-        assert budget["window_ends_at"] is None
-
-    def test_a_browser(self, account: Account) -> None:
-        """A user who is logged in to the admin opens the address."""
-        accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-        client = person("alice", account)
-        assert ok(client, "me", accept=accept)["user"] == "alice"
-        assert ok(client, "usage", accept=accept)["by"] == "day"
-
-    def test_a_person(self, account: Account) -> None:
-        shown = ok(person("alice", account, "member"), "me")
+    def test_a_person_and_their_browser(self, account: Account) -> None:
+        client = person("alice", account, "member")
+        shown = ok(client, "me")
         assert (shown["user"], shown["account"], shown["key"]) == ("alice", "research", None)
         assert shown["accounts"] == [{"name": "research", "role": "member"}]
         assert shown["scopes"] == ["inference", "usage:read"]
-
-    def test_a_person_without_an_account(self, account: Account) -> None:
+        accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+        assert ok(client, "me", accept=accept) == shown
+        assert ok(client, "usage", accept=accept)["by"] == "day"
         shown = ok(person("eve"), "me")
         assert (shown["user"], shown["account"], shown["accounts"]) == ("eve", None, [])
 
@@ -103,62 +97,47 @@ class TestMe:
     ) -> None:
         shown = ok(client, "me")
         assert (shown["account"], shown["is_anonymous"]) == ("anonymous", True)
-        assert refused(client, "me", "hx-cut") == (401, "invalid_api_key")
+        assert refused(client, "me", "hx-cut") == INVALID
+        assert refused(client, "usage") == (403, "insufficient_scope")
 
     def test_the_shared_key(self, client: Client, account: Account, settings: Any) -> None:
         settings.CONFIG = replace(settings.CONFIG, api_key="a shared key")
         assert ok(client, "me", "a shared key")["account"] == "shared"
-        assert refused(client, "me", "another") == (401, "invalid_api_key")
+        assert refused(client, "me", "another") == INVALID
         settings.CONFIG = replace(settings.CONFIG, listen_host="127.0.0.1")
-        assert refused(client, "me") == (401, "invalid_api_key")
+        assert refused(client, "me") == INVALID
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("path", ["me", "usage"])
-    def test_nobody(self, client: Client, account: Account, path: str) -> None:
-        assert refused(client, path) == (401, "invalid_api_key")
-        assert refused(client, path, "sk-placeholder") == (401, "invalid_api_key")
-        assert refused(client, path, keys.make_key().key) == (401, "invalid_api_key")
+    def test_who_holds_no_valid_key(
+        self, client: Client, account: Account, made: CreatedKey, settings: Any
+    ) -> None:
+        def key(**options: Any) -> CreatedKey:
+            return services.key_create(actor=COMMAND, account=account, **options)
 
-    def test_an_unknown_key_where_none_is_needed(self, client: Client, settings: Any) -> None:
-        settings.CONFIG = replace(settings.CONFIG, allow_anonymous=True)
-        for path in ("me", "overview", "keys"):
-            assert refused(client, path, "sk-placeholder") == (401, "invalid_api_key")
-
-    def test_a_forged_secret(self, client: Client, made: CreatedKey) -> None:
-        assert refused(client, "me", made.key[:-32] + "a" * 32) == (401, "invalid_api_key")
-
-    def test_revoked_and_expired(self, client: Client, account: Account) -> None:
-        made = services.key_create(actor=COMMAND, account=account)
-        services.key_revoke(actor=COMMAND, key=made.row)
-        assert refused(client, "me", made.key) == (401, "invalid_api_key")
-        late = services.key_create(
-            actor=COMMAND, account=account, expires_at=timezone.now() + timedelta(days=1)
-        )
-        late.row.expires_at = timezone.now()
-        late.row.save(update_fields=["expires_at"])
-        assert refused(client, "me", late.key) == (401, "invalid_api_key")
-
-    def test_a_disabled_account(self, client: Client, account: Account, made: CreatedKey) -> None:
+        revoked, expired = key(), key(expires_at=timezone.now() + timedelta(days=1))
+        services.key_revoke(actor=COMMAND, key=revoked.row)
+        ApiKey.objects.filter(pk=expired.row.pk).update(expires_at=timezone.now())
+        forged = made.key[:-32] + "a" * 32
+        for word in ("sk-placeholder", keys.make_key().key, forged, revoked.key, expired.key):
+            assert refused(client, "me", word) == INVALID
+        for path in ("me", "usage", "nothing/here"):
+            assert refused(client, path) == INVALID
+        narrow = key(scopes=["inference"])
+        assert ok(client, "me", narrow.key)["scopes"] == ["inference"]
+        assert refused(client, "usage", narrow.key) == (403, "insufficient_scope")
         session = person("alice", account)
         account.enabled = False
         services.account_update(actor=COMMAND, account=account, changed_fields=["enabled"])
-        assert refused(client, "me", made.key) == (401, "invalid_api_key")
+        assert refused(client, "me", made.key) == INVALID, "its account is disabled"
         assert ok(session, "me")["account"] is None
-
-    def test_a_key_without_the_scope(self, client: Client, account: Account) -> None:
-        made = services.key_create(actor=COMMAND, account=account, scopes=["inference"])
-        assert ok(client, "me", made.key)["scopes"] == ["inference"]
-        assert refused(client, "usage", made.key) == (403, "insufficient_scope")
-
-    def test_anonymous_callers_see_no_usage(
-        self, client: Client, account: Account, on_loopback: None
-    ) -> None:
-        assert refused(client, "usage") == (403, "insufficient_scope")
+        settings.CONFIG = replace(settings.CONFIG, allow_anonymous=True)
+        for path in ("me", "overview", "keys"):
+            assert refused(client, path, "sk-placeholder") == INVALID
 
     def test_urls_and_methods(self, client: Client, made: CreatedKey) -> None:
         assert refused(client, "nothing/here", made.key) == (404, "unknown_url")
-        assert refused(client, "nothing/here") == (401, "invalid_api_key")
+
         response = client.post("/api/me", headers={"authorization": f"Bearer {made.key}"})
         assert (response.status_code, response.json()["code"]) == (405, "method_not_allowed")
 
@@ -185,22 +164,21 @@ class TestRefusals:
         assert (response.status_code, response.json()["code"]) == (500, "internal_error")
         assert b"inner" not in response.content
 
-    @pytest.mark.parametrize(
-        ("query", "code", "param"),
+    @each_case(
+        ("query", "param"),
         [
-            ("by=week", "invalid_value", "by"),
-            ("from=soon", "invalid_value", "from"),
-            ("from=2026-01-02&to=2026-01-01", "invalid_value", "from"),
-            ("limit=0", "invalid_value", "limit"),
-            ("limit=x", "invalid_value", "limit"),
-            ("offset=-1", "invalid_value", "offset"),
-            ("offset=99999999999999999999", "invalid_value", "offset"),
-            ("group_by=day", "unsupported_parameter", "group_by"),
+            ("by=week", "by"),
+            ("from=soon", "from"),
+            ("from=2026-01-02&to=2026-01-01", "from"),
+            ("limit=0", "limit"),
+            ("limit=x", "limit"),
+            ("offset=-1", "offset"),
+            ("offset=99999999999999999999", "offset"),
+            ("group_by=day", "group_by"),
         ],
     )
-    def test_parameters(
-        self, client: Client, made: CreatedKey, query: str, code: str, param: str
-    ) -> None:
+    def test_parameters(self, client: Client, made: CreatedKey, query: str, param: str) -> None:
+        code = "unsupported_parameter" if param == "group_by" else "invalid_value"
         assert refused(client, f"usage?{query}", made.key) == (400, code)
         assert get(client, f"usage?{query}", made.key).json()["param"] == param
 
@@ -208,3 +186,93 @@ class TestRefusals:
         assert get(client, "usage?format=xml", made.key).status_code == 404
         response = get(client, "usage", made.key, accept="application/xml")
         assert response.status_code == 406
+
+
+@pytest.fixture
+def hours(account: Account, made: CreatedKey) -> None:
+    """Writes hours of the key, of another key of its account, and of another account."""
+    for owner, key, model, requests in (
+        ("research", made.row.prefix, "tiny", 1),
+        ("research", made.row.prefix, "large", 2),
+        ("research", "hx-another000", "tiny", 4),
+        ("shared", "", "tiny", 8),
+    ):
+        UsageHour.objects.create(
+            hour=datetime(2026, 1, 1, 5, tzinfo=UTC),
+            account=owner,
+            key=key,
+            model=model,
+            requests=requests,
+            cost_micro_usd=requests,
+        )
+
+
+@pytest.mark.usefixtures("hours")
+class TestUsage:
+    def total(self, client: Client, query: str = "", key: str | None = None) -> int:
+        shown = ok(client, f"usage?{PERIOD}{query}", key)
+        return int(shown["total"]["requests"])
+
+    def test_a_key_sees_its_own(self, client: Client, made: CreatedKey) -> None:
+        shown = ok(client, f"usage?by=model&{PERIOD}", made.key)
+        assert [(row["model"], row["requests"]) for row in shown["data"]] == [
+            ("large", 2),
+            ("tiny", 1),
+        ]
+        assert (shown["by"], shown["from"], shown["to"]) == ("model", "2026-01-01", "2026-01-02")
+        assert shown["total"]["cost_micro_usd"] == 3
+        assert self.total(client, "&account=research", made.key) == 3
+        assert self.total(client, f"&key={made.row.prefix}", made.key) == 3
+        for query, code in (
+            ("account=shared", "account_not_allowed"),
+            ("account=nowhere", "account_not_allowed"),
+            ("key=hx-another000", "key_not_allowed"),
+        ):
+            assert refused(client, f"usage?{query}", made.key) == (403, code)
+
+    def test_people_see_their_accounts_and_staff_all(
+        self, client: Client, account: Account, made: CreatedKey, settings: Any
+    ) -> None:
+        for role in ("owner", "member", "viewer"):
+            asker = person(role, account, role)
+            assert self.total(asker) == 7
+            assert self.total(asker, f"&key={made.row.prefix}") == 3
+            assert refused(asker, "usage?account=shared") == (403, "account_not_allowed")
+        stranger = person("eve")
+        assert self.total(stranger) == 0
+        assert refused(stranger, "usage?account=research") == (403, "account_not_allowed")
+        root = person("root", is_staff=True)
+        assert self.total(root) == 15
+        assert self.total(root, "&account=shared") == 8
+        assert refused(root, "usage?account=nowhere") == (404, "account_not_found")
+        settings.CONFIG = replace(settings.CONFIG, api_key="a shared key")
+        assert self.total(client, key="a shared key") == 8
+
+    @each_case(
+        ("path", "headers"),
+        [("usage?format=csv&", {}), ("usage?", {"accept": "text/csv"})],
+    )
+    def test_csv(
+        self, client: Client, made: CreatedKey, path: str, headers: dict[str, str]
+    ) -> None:
+        response = get(client, f"{path}by=model&{PERIOD}", made.key, **headers)
+        assert response.status_code == 200
+        assert response["Content-Type"] == "text/csv; charset=utf-8"
+        rows = list(csv.DictReader(io.StringIO(response.content.decode())))
+        assert [(row["model"], row["requests"]) for row in rows] == [("large", "2"), ("tiny", "1")]
+        refusal = get(client, path, **headers)
+        assert refusal.status_code == 401
+        assert json.loads(refusal.content)["code"] == "invalid_api_key", "a problem all the same"
+
+    def test_pages(self, client: Client, made: CreatedKey) -> None:
+        first = ok(client, f"usage?by=model&limit=1&{PERIOD}", made.key)
+        assert (first["num_rows"], len(first["data"])) == (2, 1)
+        assert first["total"]["requests"] == 3, "of all pages"
+        path = first["next"].removeprefix("http://testserver/api/")
+        second = ok(client, path, made.key)
+        assert second["next"] is None
+        assert {row["model"] for row in first["data"] + second["data"]} == {"tiny", "large"}
+        shown = ok(client, "usage", made.key)
+        since, until = (datetime.fromisoformat(shown[name]) for name in ("from", "to"))
+        assert until - since == timedelta(days=29), "thirty days by default"
+        assert shown["data"] == []

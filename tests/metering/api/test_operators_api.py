@@ -5,23 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
-from django.test import Client
+from django.contrib.auth.models import User
 
-from metering import services
-from metering.actor import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
 from tests.cases import each_case
-from tests.fleet.api.api_support import Api, key_api, need_keys
+from tests.fleet.api.api_support import Api, key_api
+from tests.metering.callers import newest, staff
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
 
 READ, WRITE = "accounts:read", "accounts:write"
-
-
-@pytest.fixture(autouse=True)
-def _needs_keys(settings: Any) -> None:
-    need_keys(settings)
 
 
 @pytest.fixture
@@ -81,16 +74,15 @@ def test_a_key_from_first_to_last(api: Api, account: Account) -> None:
     assert made["key"].startswith(made["prefix"])
     assert [(one["cap"], one["left"]) for one in made["budgets"]] == [(1000, 1000)]
     assert "key" not in api.get(path)
-    changed = api.patch(path, {"name": "nightly", "max_concurrent": 2, "expires_at": "2999-01-01"})
-    assert made["names_end_user"] is False
-    assert api.patch(path, {"names_end_user": True})["names_end_user"] is True
-    assert made["may_leave_network"] is True
-    assert api.patch(path, {"may_leave_network": False})["may_leave_network"] is False
+    assert (made["names_end_user"], made["may_leave_network"]) == (False, True)
+    changes = {"name": "nightly", "max_concurrent": 2, "names_end_user": True}
+    changed = api.patch(path, changes | {"may_leave_network": False, "expires_at": "2999-01-01"})
+    assert {name: changed[name] for name in changes} == changes
+    assert changed["may_leave_network"] is False
+    assert changed["expires_at"] == "2999-01-01T00:00:00Z"
     inside = api.post("keys", body | {"may_leave_network": False}, 201)
     assert inside["may_leave_network"] is False
     api.delete(f"keys/{inside['prefix']}")
-    assert (changed["name"], changed["max_concurrent"]) == ("nightly", 2)
-    assert changed["expires_at"] == "2999-01-01T00:00:00Z"
     assert api.get("keys?account=research&status=active")["num_rows"] == 1
     assert api.delete(f"{path}?dry_run=true", 200)["would"][0]["action"] == "key.revoke"
     assert ApiKey.objects.get(pk=made["prefix"]).revoked_at is None
@@ -99,17 +91,6 @@ def test_a_key_from_first_to_last(api: Api, account: Account) -> None:
     assert api.get(path)["status"] == "revoked"
     assert api.get("keys?account=research&status=active,expired")["num_rows"] == 0
     assert api.patch(path, {"name": "again"}, 409)["code"] == "key_revoked"
-
-
-def test_the_answer_with_a_key_is_kept_by_nobody(account: Account) -> None:
-    held = key_api(READ, WRITE).key
-    response = Client().post(
-        "/api/keys",
-        {"account": "research", "scopes": [READ]},
-        content_type="application/json",
-        headers={"authorization": f"Bearer {held}"},
-    )
-    assert (response.status_code, response["Cache-Control"]) == (201, "no-store")
 
 
 def test_a_key_grants_no_scope_that_it_has_not(api: Api, account: Account) -> None:
@@ -135,79 +116,36 @@ def test_a_budget_from_first_to_last(api: Api, account: Account) -> None:
     assert not Budget.objects.exists()
 
 
+BAD, UNKNOWN = (400, "invalid_value"), (400, "unknown_parameter")
+KEY = {"account": "research", "scopes": [READ]}
+CAP = {"account": "research", "unit": "tokens", "cap": 0}
+MEMBER = {"account": "research", "user": "nobody", "role": "owner"}
+
+
 @each_case(
-    ("method", "path", "body", "status", "code", "param"),
+    ("method", "path", "body", "refusal", "param"),
     [
-        ("post", "accounts", {}, 400, "invalid_value", "name"),
-        ("post", "accounts", {"name": "No Slug"}, 400, "invalid_value", "name"),
-        ("post", "accounts", {"name": "x", "weight": "3"}, 400, "invalid_value", "weight"),
-        ("post", "accounts", {"name": "x", "wieght": 3}, 400, "unknown_parameter", "wieght"),
-        ("patch", "accounts/research", {"name": "other"}, 400, "unknown_parameter", "name"),
-        ("patch", "accounts/research", {}, 400, "missing_required_parameter", None),
-        ("patch", "accounts/nobody", {"weight": 1}, 404, "account_not_found", "account"),
-        ("post", "members", {"account": "research"}, 400, "invalid_value", "user"),
-        (
-            "post",
-            "members",
-            {"account": "research", "user": "nobody", "role": "owner"},
-            404,
-            "user_not_found",
-            "user",
-        ),
-        ("patch", "members/research/x", {"role": "owner"}, 404, "member_not_found", "member"),
-        (
-            "post",
-            "keys",
-            {"account": "nobody", "scopes": [READ]},
-            404,
-            "account_not_found",
-            "account",
-        ),
-        (
-            "post",
-            "keys",
-            {"account": "research", "scopes": [READ], "models": ["none"]},
-            400,
-            "invalid_value",
-            "models",
-        ),
-        (
-            "post",
-            "keys",
-            {"account": "research", "scopes": [READ], "expires_at": "soon"},
-            400,
-            "invalid_value",
-            "expires_at",
-        ),
-        (
-            "post",
-            "keys",
-            {"account": "research", "scopes": [READ], "budgets": [{"unit": "tokens"}]},
-            400,
-            "invalid_value",
-            "cap",
-        ),
-        (
-            "post",
-            "keys",
-            {"account": "research", "scopes": [READ], "budgets": [{"cup": 1}]},
-            400,
-            "unknown_parameter",
-            "budgets",
-        ),
-        ("patch", "keys/hx-nobodys000", {"name": "x"}, 404, "key_not_found", "key"),
-        ("post", "budgets", {"unit": "tokens", "cap": 1}, 400, "invalid_value", "account"),
-        (
-            "post",
-            "budgets",
-            {"account": "research", "unit": "tokens", "cap": 0},
-            400,
-            "invalid_value",
-            "cap",
-        ),
-        ("patch", "budgets/0", {"cap": 1}, 404, "budget_not_found", "budget"),
-        ("get", "keys?status=lost", None, 400, "invalid_value", "status"),
-        ("delete", "accounts/research?dry_run=1", None, 400, "invalid_value", "dry_run"),
+        ("post", "accounts", {}, BAD, "name"),
+        ("post", "accounts", {"name": "No Slug"}, BAD, "name"),
+        ("post", "accounts", {"name": "x", "weight": "3"}, BAD, "weight"),
+        ("post", "accounts", {"name": "x", "wieght": 3}, UNKNOWN, "wieght"),
+        ("patch", "accounts/research", {"name": "other"}, UNKNOWN, "name"),
+        ("patch", "accounts/research", {}, (400, "missing_required_parameter"), None),
+        ("patch", "accounts/nobody", {"weight": 1}, (404, "account_not_found"), "account"),
+        ("post", "members", {"account": "research"}, BAD, "user"),
+        ("post", "members", MEMBER, (404, "user_not_found"), "user"),
+        ("patch", "members/research/x", {"role": "owner"}, (404, "member_not_found"), "member"),
+        ("post", "keys", KEY | {"account": "nobody"}, (404, "account_not_found"), "account"),
+        ("post", "keys", KEY | {"models": ["none"]}, BAD, "models"),
+        ("post", "keys", KEY | {"expires_at": "soon"}, BAD, "expires_at"),
+        ("post", "keys", KEY | {"budgets": [{"unit": "tokens"}]}, BAD, "cap"),
+        ("post", "keys", KEY | {"budgets": [{"cup": 1}]}, UNKNOWN, "budgets"),
+        ("patch", "keys/hx-nobodys000", {"name": "x"}, (404, "key_not_found"), "key"),
+        ("post", "budgets", {"unit": "tokens", "cap": 1}, BAD, "account"),
+        ("post", "budgets", CAP, BAD, "cap"),
+        ("patch", "budgets/0", {"cap": 1}, (404, "budget_not_found"), "budget"),
+        ("get", "keys?status=lost", None, BAD, "status"),
+        ("delete", "accounts/research?dry_run=1", None, BAD, "dry_run"),
     ],
 )
 def test_refused(
@@ -216,45 +154,33 @@ def test_refused(
     method: str,
     path: str,
     body: Any,
-    status: int,
-    code: str,
-    param: Any,
+    refusal: tuple[int, str],
+    param: str | None,
 ) -> None:
     before = actions()
+    status, code = refusal
     args = (path,) if body is None else (path, body)
     refused = getattr(api, method)(*args, status=status)
     assert (refused["code"], refused["param"]) == (code, param)
     assert actions() == before
 
 
-def test_keys_need_the_scope_of_what_they_do(account: Account) -> None:
-    reader = Api(Client(), _key(account, READ))
+def test_keys_need_the_scope_of_what_they_do() -> None:
+    reader, fleet = key_api(READ), key_api("fleet:read", "fleet:write")
     for path in ("accounts", "members", "keys", "budgets"):
         reader.get(path)
-    assert reader.post("accounts", {"name": "x"}, 403)["code"] == "insufficient_scope"
-    fleet = Api(Client(), _key(account, "fleet:read", "fleet:write"))
-    for path in ("accounts", "members", "keys", "budgets"):
         assert WRITE in fleet.post(path, {}, 403)["detail"]
         fleet.get(path, 403)
-
-
-def _key(account: Account, *scopes: str) -> str:
-    return services.key_create(actor=COMMAND, account=account, scopes=list(scopes)).key
+    assert reader.post("accounts", {"name": "x"}, 403)["code"] == "insufficient_scope"
 
 
 def test_people_need_the_permissions_that_the_admin_asks_for(account: Account) -> None:
-    clerk = User.objects.create_user("clerk", is_staff=True)
-    client = Client()
-    client.force_login(clerk)
-    assert client.get("/api/keys").status_code == 403
-    for codename in ("view_apikey", "add_apikey"):
-        clerk.user_permissions.add(Permission.objects.get(codename=codename))
-    client.force_login(User.objects.get(pk=clerk.pk))
+    assert staff("nobody").get("/api/keys").status_code == 403
+    client = staff("clerk", "view_apikey", "add_apikey")
     assert client.get("/api/keys").status_code == 200
     body = {"account": "research", "scopes": ["fleet:write"]}
     made = client.post("/api/keys", body, content_type="application/json")
-    assert made.status_code == 201
+    assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
     path = f"/api/keys/{made.json()['prefix']}"
     assert client.delete(path).status_code == 403  # that changes a key
-    entry = AuditEntry.objects.order_by("id").last()
-    assert entry is not None and (entry.actor, entry.action) == ("user:clerk", "key.create")
+    assert newest()[:2] == ("user:clerk", "key.create")

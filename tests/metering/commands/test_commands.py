@@ -1,15 +1,26 @@
-"""The commands of accounts, members and budgets: what they print, and how they fail."""
+"""Commands of accounts, members, keys, budgets and usage: what they print, and how they fail."""
 
 from __future__ import annotations
 
+import csv
+import io
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import OperationalError
+from django.test import Client
+from django.utils import timezone
 
+from fleet.noun import expiry
 from helexa_site.exit_codes import ExitCode
 from metering.actor import COMMAND
-from metering.models import Account, AuditEntry, Budget
+from metering.keys import api_key as keys
+from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
+from tests.cases import each_case
 from tests.metering.commands.command_output import output, printed_json, refused
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("kept_secret_key")]
@@ -81,7 +92,7 @@ class TestBudgets:
         assert "one of --cap-tokens" in refused("budgets", "add", "--account=research")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "reason"),
     [
         ("budgets show tight", "There is no budget 'tight': give its id, a number"),
@@ -92,7 +103,220 @@ class TestBudgets:
     ],
 )
 def test_an_id_that_no_row_can_have_is_not_found(words: str, reason: str) -> None:
-    with pytest.raises(CommandError) as refused:
-        call_command(*words.split())
-    assert str(refused.value).startswith(reason)
-    assert refused.value.returncode == ExitCode.NOT_FOUND
+    assert refused(*words.split(), code=ExitCode.NOT_FOUND).startswith(reason)
+
+
+PERIOD = ("--from=2026-01-01", "--to=2026-01-02")
+
+
+@pytest.fixture
+def hours(account: Account) -> None:
+    for hour, model, requests, cost in (
+        (datetime(2026, 1, 1, 23, tzinfo=UTC), "tiny", 1, 5),
+        (datetime(2026, 1, 2, 0, tzinfo=UTC), "tiny", 2, 7),
+        (datetime(2026, 1, 2, 23, tzinfo=UTC), "large", 4, 1_000_000),
+        (datetime(2026, 1, 3, 0, tzinfo=UTC), "large", 8, 9),
+    ):
+        UsageHour.objects.create(
+            hour=hour,
+            account="research",
+            key="hx-0123456789",
+            model=model,
+            requests=requests,
+            prompt_tokens=10 * requests,
+            cost_micro_usd=cost,
+        )
+    UsageHour.objects.create(
+        hour=datetime(2026, 1, 2, 5, tzinfo=UTC), account="shared", model="tiny", requests=100
+    )
+
+
+@pytest.mark.usefixtures("hours")
+class TestUsage:
+    @each_case(
+        ("by", "rows"),
+        [
+            ("day", [("2026-01-01", 1), ("2026-01-02", 106)]),
+            ("model", [("large", 4), ("tiny", 103)]),  # dearest first
+            ("key", [("hx-0123456789", 7), ("", 100)]),
+            ("account", [("research", 7), ("shared", 100)]),
+        ],
+    )
+    def test_groups(self, by: str, rows: list[tuple[str, int]]) -> None:
+        shown = printed_json("usage", f"--by={by}", *PERIOD)
+        assert [(row[by], row["requests"]) for row in shown["data"]] == rows
+        assert shown["total"]["requests"] == 107
+
+    def test_of_one_account_for_people_and_as_csv(self) -> None:
+        shown = printed_json("usage", "--account=research", *PERIOD)
+        total = shown["total"]
+        assert (total["requests"], total["cost_micro_usd"]) == (7, 1_000_012)
+        text = output("usage", "--by=key", *PERIOD)
+        for words in ("From 2026-01-01 to 2026-01-02", "$1.000012", "(no key)", "total"):
+            assert words in text
+        rows = list(csv.DictReader(io.StringIO(output("usage", "--csv", *PERIOD))))
+        assert [(row["day"], row["requests"], row["cost_micro_usd"]) for row in rows] == [
+            ("2026-01-01", "1", "5"),
+            ("2026-01-02", "106", "1000007"),
+        ]
+
+    def test_refused(self) -> None:
+        assert "not a date" in refused("usage", "--from=yesterday")
+        assert "comes after" in refused("usage", "--from=2026-01-03", "--to=2026-01-02")
+        assert "no account" in refused("usage", "--account=nobody", code=3)
+        assert "invalid choice" in refused("usage", "--by=week")
+
+
+class TestKeys:
+    def test_one_that_was_chosen_elsewhere(
+        self, account: Account, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def imported(word: str, *words: str) -> str:
+            monkeypatch.setattr("sys.stdin", io.StringIO(f"{word}\n"))
+            return output("keys", "import", "research", "--key", "-", *words)
+
+        text = imported("sk-team-0123456789", "--scopes", "accounts:read", "--name", "old")
+        row = ApiKey.objects.get()
+        assert row.prefix.startswith("im-") and row.prefix in text
+        assert "sk-team" not in text
+        headers = {"authorization": "Bearer sk-team-0123456789"}
+        assert Client().get("/api/me", headers=headers).json()["key"] == row.prefix
+        for word, message in (
+            ("sk-team-0123456789", "there already"),
+            ("short", "8 to 200"),
+            (keys.make_key().key, "are made, not imported"),
+        ):
+            with pytest.raises(CommandError, match=message) as caught:
+                imported(word)
+            assert word not in str(caught.value)
+        assert "sk-team" not in refused("keys", "revoke", "sk-team-0123456789", code=3)
+        output("keys", "revoke", row.prefix)
+        assert Client().get("/api/me", headers=headers).status_code == 401
+
+    def test_a_new_key_alone_is_printed_and_never_again(self, account: Account) -> None:
+        key = output("keys", "create", "research").strip()
+        row = ApiKey.objects.get()
+        assert keys.prefix_of(key) == row.prefix
+        assert row.scopes == ["inference", "usage:read"]
+        assert row.created_by == str(COMMAND)
+        assert key not in output("keys", "list")
+        for words in ("Revoked", "already"):
+            printed = output("keys", "revoke", key)
+            assert words in printed and row.prefix in printed and key not in printed
+        listed = printed_json("keys", "list", "--account", "research")
+        assert [one["status"] for one in listed] == ["revoked"]
+        assert printed_json("keys", "list", "--account", "shared") == []
+        unknown = keys.make_key().key
+        assert unknown not in refused("keys", "revoke", unknown, code=3)
+
+    def test_everything_that_can_be_set(self, account: Account) -> None:
+        words = ("--name=ci", "--scopes=inference,fleet:read", "--expires=30d", "--cap-usd=0.1")
+        limits = ("--cap-tokens=1000", "--window=3600", "--rpm=5", "--tpm=100")
+        made = printed_json("keys", "create", "research", *words, *limits)
+        assert keys.prefix_of(made["key"]) == made["prefix"]
+        assert (made["account"], made["name"]) == ("research", "ci")
+        assert made["scopes"] == ["inference", "fleet:read"]
+        assert (made["requests_per_minute"], made["tokens_per_minute"]) == (5, 100)
+        assert [
+            (budget["unit"], budget["cap"], budget["window"], budget["window_s"])
+            for budget in made["budgets"]
+        ] == [("tokens", 1000, "seconds", 3600), ("micro_usd", 100_000, "seconds", 3600)]
+        expires_at = datetime.fromisoformat(made["expires_at"])
+        assert timedelta(days=29) < expires_at - timezone.now() <= timedelta(days=30)
+        budget = printed_json("budgets", "list", "--on-key", made["prefix"])
+        assert [one["id"] for one in budget] == [one["id"] for one in made["budgets"]]
+
+    def test_change_and_show(self, account: Account) -> None:
+        prefix = printed_json("keys", "create", "research", "--expires", "1d")["prefix"]
+        change = ("keys", "change", prefix)
+        assert "revoke it to end it now" in refused(*change, "--expires", "2001-01-01")
+        output(*change, "--name", "ci", "--expires", "never", "--rpm", "7")
+        output(*change, "--names-end-user", "true", "--capture-until", "2h")
+        output(*change, "--may-leave-network", "false")
+        output("accounts", "change", "research", "--capture-until", "never")
+        shown = printed_json("keys", "show", prefix)
+        assert (shown["name"], shown["expires_at"]) == ("ci", None)
+        assert (shown["requests_per_minute"], shown["names_end_user"]) == (7, True)
+        assert shown["may_leave_network"] is False
+        assert shown["capture_until"] is not None
+        ApiKey.objects.update(expires_at=timezone.now() - timedelta(days=1))
+        output(*change, "--name", "renamed")
+        assert ApiKey.objects.get().name == "renamed", "although it has expired"
+        text = output("keys", "list")
+        assert "expires_at" in text and "expired" in text
+        Account.objects.update(enabled=False)
+        assert "disabled" in output("keys", "list", "--status", "disabled")
+        assert "renamed" not in output("keys", "list", "--status", "active,expired")
+        assert "would key.revoke" in output("keys", "revoke", prefix, "--dry-run")
+        output("keys", "revoke", prefix)
+        assert "was revoked" in refused(*change, "--name", "x", code=4)
+
+    def test_caps_and_what_remains_of_them_are_listed(self, account: Account) -> None:
+        words = ("--cap-usd=2", "--window=day", "--rpm=60", "--tpm=10000", "--max-concurrent=4")
+        made = printed_json("keys", "create", "research", *words)
+        later_s = int(timezone.now().timestamp()) + 3600
+        Budget.objects.update(spent=500_000, reserved=250_000, window_ends_unix_s=later_s)
+        Budget.objects.create(account=account, unit="tokens", cap=1000, spent=900)
+        limits = "60 requests and 10,000 tokens a minute, 4 at once"
+        for listing in (output("keys", "list"), output("accounts", "show", "research")):
+            words_of_it = " ".join(listing.split())
+            assert "$1.25 of $2.00 per day" in words_of_it
+            assert limits in words_of_it
+        assert "100 of 1,000 tokens" in " ".join(output("accounts", "list").split())
+        (key,) = printed_json("keys", "list")
+        (budget,) = key["budgets"]
+        amounts = (budget["spent"], budget["reserved"], budget["left"])
+        assert (key["prefix"], amounts) == (made["prefix"], (500_000, 250_000, 1_250_000))
+        shown = printed_json("accounts", "show", "research")
+        assert [one["left"] for one in shown["key_budgets"]] == [1_250_000]
+
+    @each_case(
+        ("words", "message"),
+        [
+            (["--scopes", "all"], "scopes: 'all' is none of inference"),
+            (["--models", "nothing"], "models: There is no model named 'nothing'"),
+            (["--cap-tokens", "0"], "cap: 0 is less than 1"),
+            (["--cap-usd", "0.0000001"], "six decimals"),
+            (["--cap-usd", "ten"], "not an amount"),
+            (["--window", "day"], "window: A window needs --cap-tokens"),
+            (["--cap-tokens", "5", "--window", "year"], "none of balance, day, month"),
+            (["--cap-tokens", "5", "--window", "0"], "window_s: 0 is less than 1"),
+            (["--expires", "soon"], "neither a duration"),
+            (["--expires", "2001-01-01"], "expired already"),
+            (["--rpm", "0"], "requests_per_minute"),
+        ],
+    )
+    def test_refused(self, account: Account, words: list[str], message: str) -> None:
+        assert message in refused("keys", "create", "research", *words)
+        assert not ApiKey.objects.exists()
+
+    def test_where_none_can_be_made(
+        self, account: Account, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert "manage.py accounts create" in refused("keys", "create", "nobody", code=3)
+
+        def fail(*_args: object, **_options: object) -> None:
+            raise OperationalError("no such table: metering_account\nand a trace")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("metering.selectors.account_find", fail)
+            message = refused("keys", "create", "research", code=6)
+        assert "no such table: metering_account. Has it been set up" in message
+        assert "DATABASE_URL and HELEXA_DATA_DIR name it" in message
+        settings.CONFIG = replace(settings.CONFIG, secret_key_is_kept=False)
+        assert "HELEXA_SECRET_KEY" in refused("keys", "create", "research")  # none could check it
+        assert not ApiKey.objects.exists()
+
+
+@each_case(
+    ("text", "expected"),
+    [
+        ("90s", datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)),
+        ("12h", datetime(2026, 1, 1, 12, tzinfo=UTC)),
+        ("2w", datetime(2026, 1, 15, tzinfo=UTC)),
+        ("2027-01-31", datetime(2027, 1, 31, tzinfo=UTC)),
+        ("2027-01-31T10:00:00+02:00", datetime(2027, 1, 31, 8, tzinfo=UTC)),
+    ],
+)
+def test_expiry(text: str, expected: datetime) -> None:
+    assert expiry(text, now=datetime(2026, 1, 1, tzinfo=UTC)) == expected

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
 from metering.ledger.entries import Outcome, Settle, outcome_of
+from metering.request_records import rows
 from metering.request_records.captures import Captured
 from tests.metering.operations import settle
 
@@ -37,3 +39,10 @@ def ended(request_id: str = "", **changes: Any) -> Ended:
     """``changes`` are of ``Ended`` or of its ``Settle``."""
     own = {name: changes.pop(name) for name in tuple(changes) if name in Ended.__dataclass_fields__}
     return Ended(settle=settle(request_id or uuid.uuid4().hex, **changes), **own)
+
+
+def record(**changes: Any) -> str:
+    """Stores a request that has just ended; returns its id."""
+    request_id = changes.pop("request_id", "") or uuid.uuid4().hex
+    rows.insert([ended(request_id, **{"ended_unix_s": time.time(), **changes})])
+    return str(request_id)

@@ -23,10 +23,10 @@ from metering.models import Account, ApiKey, AuditEntry, CapturedRequest
 from metering.request_records import captures, rows, writer
 from metering.request_records.writer import RequestRecordWriter
 from metering.services import CreatedKey
-from tests.metering.api.api_support import get, ok, person
-from tests.metering.api.api_support import refused as refused_call
-from tests.metering.request_records.records import ended
-from tests.metering.request_records.test_requests_api import record
+from tests.cases import each_case
+from tests.metering.callers import get, ok, person
+from tests.metering.callers import refused as refused_call
+from tests.metering.request_records.records import ended, record
 from tests.metering.services.service_support import ALICE, refused
 
 SECRET = "sk-" + "x" * 30
@@ -54,7 +54,7 @@ def test_what_is_stored(using: str) -> None:
     assert (row.answer, row.trace) == ("ab", "<|user|>")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "shown"),
     [
         (f"data:image/png;base64,{IMAGE}", "data:image/png;base64,[2,200 characters, sha256 "),
@@ -109,12 +109,10 @@ class TestSwitchedOn:
         (principal,) = (one.principal for one in DatabaseKeyStore().keys([key.prefix]).values())
         assert principal.capture_until_unix_s == account.capture_until.timestamp()
         assert principal.is_captured(time.time())
-
-    def test_a_time_that_has_passed_hinders_no_change(self, made: CreatedKey) -> None:
         past = datetime(2026, 1, 1, tzinfo=UTC)
-        ApiKey.objects.filter(pk=made.row.pk).update(capture_until=past)
-        key = ApiKey.objects.get(pk=made.row.pk)
-        key.name = "renamed"
+        ApiKey.objects.filter(pk=key.pk).update(capture_until=past)
+        key = ApiKey.objects.get(pk=key.pk)
+        key.name = "renamed"  # which a time that has passed does not hinder
         services.key_update(actor=ALICE, key=key, changed_fields=["name"])
 
 
@@ -136,6 +134,7 @@ class TestWhoReads:
         assert shown["Cache-Control"] == "no-store"
         (entry,) = AuditEntry.objects.filter(action="request.read_bodies")
         assert (entry.actor, entry.object_id) == ("user:olga", request_id)
+        assert olga.post(f"/requests/{record()}").status_code == 403, "nothing was captured"
 
     def test_members_those_of_their_own_keys(
         self, account: Account, made: CreatedKey, request_id: str
@@ -185,10 +184,6 @@ class TestWhoReads:
         assert entry is not None and entry.actor == str(COMMAND)
         with pytest.raises(CommandError, match="No bodies of this request are stored"):
             call_command("requests", "show", record(), "--body", stdout=out)
-
-    def test_nothing_was_captured(self) -> None:
-        request_id = record()
-        assert person("olga", is_staff=True).post(f"/requests/{request_id}").status_code == 403
 
 
 @pytest.mark.django_db(transaction=True)

@@ -12,6 +12,7 @@ from pytest_django.plugin import DjangoDbBlocker
 from metering.request_records import rows
 from metering.selectors import RequestFilter
 from metering.selectors.requests import matching
+from tests.cases import each_case
 from tests.metering.databases import clear, metering_database
 from tests.metering.request_records.records import ended
 from tests.servers.private_postgres import new_database
@@ -48,7 +49,7 @@ def records(postgres_url: str, django_db_blocker: DjangoDbBlocker) -> Iterator[s
         yield using
 
 
-@pytest.mark.parametrize(
+@each_case(
     "where",
     [
         RequestFilter(account="a", model="y"),

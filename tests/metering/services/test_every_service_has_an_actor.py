@@ -116,6 +116,10 @@ def public_functions(name: str) -> dict[str, Callable[..., Any]]:
 SERVICES = {path: service for name in PACKAGES for path, service in public_functions(name).items()}
 
 
+def test_every_exception_is_a_service() -> None:
+    assert set(WITHOUT_AN_ACTOR) <= SERVICES.keys()
+
+
 @each_case("path", SERVICES)
 def test_takes_an_actor(path: str) -> None:
     parameter = inspect.signature(SERVICES[path], eval_str=False).parameters.get("actor")
@@ -126,14 +130,3 @@ def test_takes_an_actor(path: str) -> None:
     assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
     assert parameter.annotation == Actor.__name__
     assert parameter.default is inspect.Parameter.empty, "nobody is an actor by default"
-
-
-def test_every_exception_is_a_service() -> None:
-    assert set(WITHOUT_AN_ACTOR) <= SERVICES.keys()
-
-
-def test_the_check_sees_services() -> None:
-    assert {
-        "fleet.services.jobs.load_jobs.load_job_start",
-        "metering.services.keys.key_create",
-    } <= set(SERVICES)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.test import Client
 
 from metering.models import Account, AuditEntry, Membership
-from tests.metering.admin.admin_support import newest
-from tests.metering.api.api_support import person
+from tests.cases import each_case
+from tests.metering.callers import newest, person, staff
 
 pytestmark = pytest.mark.django_db
 
@@ -78,13 +78,9 @@ def test_a_weak_password_is_refused_and_the_link_stays_good(operator: Client) ->
     assert 'id="playground"' in choose(link)[1]
 
 
-def test_without_an_account(operator: Client) -> None:
+def test_without_an_account_and_by_a_name_that_is_taken(operator: Client) -> None:
     invited(operator, account="")
     assert not Membership.objects.exists()
-
-
-def test_a_name_that_is_taken(operator: Client) -> None:
-    User.objects.create_user("mia")
     response = operator.post(ADD, FORM)
     assert "already exists" in response.text and User.objects.count() == 2
 
@@ -103,23 +99,14 @@ def test_an_invitation_is_made_again(operator: Client, account: Account) -> None
 
 
 def test_who_may_give_no_memberships_gives_none(account: Account) -> None:
-    user = User.objects.create_user("dave", is_staff=True)
-    rights = Permission.objects.filter(codename__in=["add_user", "change_user"])
-    user.user_permissions.set(rights)
-    client = Client()
-    client.force_login(user)
+    client = staff("dave", "add_user", "change_user")
     assert 'name="account"' not in client.get(ADD).text
     invited(client)
     assert not Membership.objects.exists()
-
-
-def test_who_may_not_add_users_invites_none(account: Account) -> None:
-    user = User.objects.create_user("dave", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_user"))
-    client = Client()
-    client.force_login(user)
+    client = staff("looks", "view_user")
     assert client.post(ADD, FORM).status_code == 403
-    form = {"action": "invite_again", "_selected_action": [str(user.pk)], "sure": "1"}
+    chosen = [str(User.objects.get(username="looks").pk)]
+    form = {"action": "invite_again", "_selected_action": chosen, "sure": "1"}
     assert "/welcome/" not in client.post("/admin/auth/user/", form, follow=True).text
 
 
@@ -134,7 +121,7 @@ def test_members_change_their_password(account: Account) -> None:
     assert Client().get("/password/")["Location"].startswith("/login/")
 
 
-@pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
+@each_case("path", ["/login/", "/admin/login/"])
 def test_the_login_speaks_to_members_too(path: str) -> None:
     text = Client().post(path, {"username": "mia", "password": "wrong"}).text
     assert "do not belong together" in text and "staff" not in text

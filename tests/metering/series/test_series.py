@@ -20,7 +20,8 @@ from metering.series.figures import MAX_ERROR, SUM
 from metering.series.steps import DAY_S, HOUR_S, MINUTE_S, Kind, SeriesKey, floor_s
 from metering.series.store import figures_add, series_roll_up
 from metering.services import CreatedKey, key_create
-from tests.metering.api.api_support import ok, person, refused
+from tests.cases import each_case
+from tests.metering.callers import ok, person, refused
 from tests.metering.request_records.records import ended
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
@@ -67,18 +68,17 @@ class TestRest:
         empty = next(point for point in shown["data"] if not point["requests"])
         assert (empty["total_p50_ms"], empty["queue_depth"], empty["errors"]) == (None, None, {})
 
-    @pytest.mark.parametrize(
-        ("range_word", "num_points", "step_s"),
-        [("24h", 96, 900), ("7d", 168, HOUR_S), ("30d", 120, 6 * HOUR_S)],
-    )
-    def test_a_long_range_has_coarse_steps(
-        self, operator: Client, range_word: str, num_points: int, step_s: int
-    ) -> None:
+    def test_a_long_range_has_coarse_steps(self, operator: Client) -> None:
         record(*range(0, 20 * HOUR_S, HOUR_S))
         for _ in range(2):
-            shown = ok(operator, f"series?range={range_word}")
-            assert (len(shown["data"]), shown["step_s"]) == (num_points, step_s)
-            assert total(shown, "requests") == 20
+            for word, num_points, step_s in (
+                ("24h", 96, 900),
+                ("7d", 168, HOUR_S),
+                ("30d", 120, 6 * HOUR_S),
+            ):
+                shown = ok(operator, f"series?range={word}")
+                assert (len(shown["data"]), shown["step_s"]) == (num_points, step_s), word
+                assert total(shown, "requests") == 20
             series_roll_up(now_unix_s=time.time() + 2 * HOUR_S)
 
     def test_what_was_sampled(self, operator: Client) -> None:
@@ -128,7 +128,7 @@ class TestRest:
             key = key_create(actor=COMMAND, account=account, scopes=[scope]).key
             assert total(ok(client, path, key), "requests") == 1
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("query", "code"),
         [
             ("kind=nothing", "invalid_value"),
@@ -202,11 +202,16 @@ class TestPanel:
         for number in range(9):
             record(*[0] * (number + 1), status=400, outcome=f"code_{number}")
         lines = charts(operator, "kind=fleet").numbers["series-errors"]["lines"]
-        assert [line["label"] for line in lines] == [
-            *(f"code_{number}" for number in range(3, 9)),
-            "others",
-        ]
+        labels = [line["label"] for line in lines]
+        assert labels == [*(f"code_{number}" for number in range(3, 9)), "others"]
         assert sum(lines[-1]["data"]) == 1 + 2 + 3
+
+    def test_a_subjects_size_does_not_grow_with_the_range(self, operator: Client) -> None:
+        record(*range(0, 25 * DAY_S, 8 * HOUR_S))
+        series_roll_up(now_unix_s=time.time())
+        for word in ("30m", "3h", "24h", "7d", "30d"):
+            answer = operator.get(f"/series/panel?kind=fleet&range={word}")
+            assert len(answer.content) < 25_000, word
 
     def test_a_neuron_has_its_devices(self, operator: Client) -> None:
         for device, percent in (("cpu", 10), ("cuda:0", 90)):
@@ -219,13 +224,6 @@ class TestPanel:
             numbers = shown[chart_id]
             assert [line["label"] for line in numbers["lines"]] == ["cpu", "cuda:0"]
             assert numbers["unit"] == unit and not numbers["steps"]
-
-    def test_a_subjects_size_does_not_grow_with_the_range(self, operator: Client) -> None:
-        record(*range(0, 25 * DAY_S, 8 * HOUR_S))
-        series_roll_up(now_unix_s=time.time())
-        for word in ("30m", "3h", "24h", "7d", "30d"):
-            answer = operator.get(f"/series/panel?kind=fleet&range={word}")
-            assert len(answer.content) < 25_000, word
 
     def test_who_sees_them(self, account: Account, operator: Client) -> None:
         mia = person("mia", account)

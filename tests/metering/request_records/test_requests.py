@@ -1,0 +1,245 @@
+"""Requests over REST, by command and on their page: who sees which, and every filter."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+import uuid
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.test import Client
+
+from helexa_site.exit_codes import ExitCode
+from metering.actor import COMMAND
+from metering.links import requests_url
+from metering.models import Account, RequestRecord
+from metering.requests.views import ROWS
+from metering.services import CreatedKey, key_create
+from tests.cases import each_case
+from tests.metering.callers import get, ok, person, refused
+from tests.metering.request_records.records import record
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
+
+HOUR_S = 3600.0
+
+
+def ids(client: Client, query: str = "", key: str | None = None) -> list[str]:
+    return [row["id"] for row in ok(client, f"requests{query}", key)["data"]]
+
+
+@pytest.fixture
+def mia(account: Account) -> Client:
+    return person("mia", account, role="member")
+
+
+@pytest.fixture
+def operator(account: Account) -> Client:
+    return person("olga", is_staff=True)
+
+
+def test_who_sees_what(
+    client: Client, operator: Client, account: Account, made: CreatedKey
+) -> None:
+    of = {
+        "key": record(account="research", key=made.row.prefix),
+        "teammate": record(account="research", key="hx-another000"),
+        "other": record(account="other", key="hx-others0000"),
+        "unknown": record(account="", key="", status=401, outcome="invalid_api_key"),
+    }
+    assert ids(client, key=made.key) == [of["key"]]
+    assert ids(client, "?account=other", made.key) == []
+    assert ok(client, f"requests/{of['key']}", made.key)["id"] == of["key"]
+    for name in ("teammate", "other", "unknown"):
+        assert refused(client, f"requests/{of[name]}", made.key) == (404, "request_not_found")
+    assert set(ids(person("vic", account, role="viewer"))) == {of["key"], of["teammate"]}
+    assert ids(person("nell")) == []
+    assert set(ids(operator)) == set(of.values())
+    for scopes in (["usage:read", "accounts:read"], ["accounts:read"]):
+        reader = key_create(actor=COMMAND, account=account, scopes=scopes).key
+        assert set(ids(client, key=reader)) == set(of.values())
+        assert ok(client, f"requests/{of['unknown']}", reader)["status"] == 401
+
+
+class TestFilters:
+    def test_a_row(self, operator: Client, made: CreatedKey) -> None:
+        request_id = record(
+            account="research",
+            key=made.row.prefix,
+            status=503,
+            outcome="neuron_lost",
+            error_message="It went away.",
+            end_user="ann",
+        )
+        (row,) = ok(operator, "requests")["data"]
+        assert (row["id"], row["key"], row["key_name"]) == (request_id, made.row.prefix, "ci")
+        assert (row["status"], row["outcome"], row["code"]) == (503, "failed", "neuron_lost")
+        assert (row["message"], row["end_user"]) == ("It went away.", "ann")
+        assert (row["model_asked"], row["model"], row["neuron"]) == ("gpt-4o", "tiny", "beast")
+        assert row == ok(operator, f"requests/{uuid.UUID(request_id)}")
+
+    @each_case(
+        ("query", "changes"),
+        [
+            ("account=lab-7", {"account": "lab-7"}),
+            ("end_user=ann", {"end_user": "ann"}),
+            ("model=large", {"model": "large"}),
+            ("neuron=attic", {"neuron": "attic"}),
+            ("status=503", {"status": 503, "outcome": "neuron_lost"}),
+            ("status=0", {"status": 0, "outcome": "cancelled"}),
+            ("code=queue_full", {"status": 503, "outcome": "queue_full"}),
+            ("outcome=failed", {"status": 500, "outcome": "internal_error"}),
+            ("outcome=refused", {"status": 429, "outcome": "insufficient_quota"}),
+            ("outcome=cancelled", {"status": 200, "outcome": "cancelled"}),
+            ("until=2h", {"ended_unix_s": time.time() - 3 * HOUR_S}),
+            ("until=2026-01-01T00:00", {"ended_unix_s": 1_700_000_000.0}),
+            ("id=abcdef00", {"request_id": "abcdef" + 26 * "0"}),
+            ("id=ABCDEF00-0000", {"request_id": "abcdef" + 26 * "0"}),
+            ("status=503&outcome=failed&model=tiny", {"status": 503, "outcome": "neuron_lost"}),
+        ],
+    )
+    def test_each(self, operator: Client, query: str, changes: dict[str, Any]) -> None:
+        RequestRecord.objects.all().delete()
+        wanted = record(**changes)
+        record(request_id="0" * 32)
+        assert ids(operator, f"?{query}") == [wanted]
+
+    def test_what_was_answered_what_is_recent_and_keys_by_their_names(
+        self, operator: Client, made: CreatedKey
+    ) -> None:
+        old_s = time.time() - 3 * HOUR_S
+        record(ended_unix_s=old_s, status=500, outcome="internal_error")
+        wanted = record(account="research", key=made.row.prefix)
+        queries = ("outcome=answered", "status=200", "since=2h", "since=2020-01-01&status=200")
+        for query in (*queries, "key=ci", f"key={made.row.prefix}"):
+            assert ids(operator, f"?{query}") == [wanted], query
+        assert ids(operator, "?key=hx-unknown000") == []
+
+    @each_case(
+        ("query", "param"),
+        [
+            ("status=5x3", "status"),
+            ("outcome=lost", "outcome"),
+            ("since=yesterday", "since"),
+            ("until=0001-01-01", "until"),
+            ("id=xyz", "id"),
+            ("id=abcdef0", "id"),
+            ("limit=0", "limit"),
+            ("limit=1001", "limit"),
+            ("before=none", "before"),
+            ("colour=red", "colour"),
+            ("offset=3", "offset"),
+        ],
+    )
+    def test_bad_values(self, operator: Client, query: str, param: str) -> None:
+        problem = get(operator, f"requests?{query}").json()
+        assert (problem["status"], problem["param"]) == (400, param)
+        unknown = param in ("colour", "offset")
+        assert problem["code"] == ("unknown_parameter" if unknown else "invalid_value")
+
+    def test_pages(self, operator: Client) -> None:
+        now_s = time.time()
+        made = [record(ended_unix_s=now_s - age, model="m") for age in (3, 2, 2, 1)]
+        newest_first = [made[3], made[2], made[1], made[0]]
+        first = ok(operator, "requests?limit=2&model=m")
+        assert [row["id"] for row in first["data"]] == newest_first[:2]
+        second = ok(operator, first["next"].partition("/api/")[2])
+        assert [row["id"] for row in second["data"]] == newest_first[2:]
+        assert second["next"] is None
+
+    def test_csv(self, operator: Client) -> None:
+        request_id = record(end_user="=cmd()")
+        response = get(operator, "requests?format=csv")
+        assert response["Content-Disposition"] == 'attachment; filename="requests.csv"'
+        (row,) = csv.DictReader(io.StringIO(response.content.decode()))
+        assert (row["id"], row["end_user"], row["prompt_tokens"]) == (request_id, "'=cmd()", "40")
+
+
+class TestCommand:
+    def output(self, *words: str) -> tuple[str, str]:
+        printed, hints = io.StringIO(), io.StringIO()
+        call_command("requests", *words, stdout=printed, stderr=hints)
+        return printed.getvalue(), hints.getvalue()
+
+    def test_list_and_show(self) -> None:
+        refused_id = record(status=429, outcome="insufficient_quota", error_message="Spent.")
+        record()
+        text, hints = self.output("list", "--code", "insufficient_quota")
+        assert refused_id in text and "refused" in text and hints == ""
+        assert "/v1/chat/completions" in text
+        (row,) = json.loads(self.output("list", "--outcome", "refused", "--json")[0])
+        assert row["message"] == "Spent."
+        assert "Spent." in self.output("show", refused_id)[0]
+        text, hints = self.output("list", "--limit", "1")
+        assert text.count("gpt-4o") + text.count("tiny") == 1
+        assert "There are older ones" in hints
+
+    def test_show_by_the_beginning_of_an_id(self) -> None:
+        for number in ("01", "02"):
+            record(request_id=f"abcdef00{number}" + 22 * "0")
+        record(request_id="abcdef99" + 24 * "0", outcome="insufficient_quota", status=429)
+        assert "insufficient_quota" in self.output("show", "abcdef99")[0]
+        assert "abcdef0001" in self.output("show", "ABCDEF00-01")[0]
+        with pytest.raises(CommandError, match="beginning of several ids"):
+            self.output("show", "abcdef00")
+        for word in ("abcdef9", "nothing", "abcdef98", "0" * 32):
+            with pytest.raises(CommandError, match="no record of a request") as caught:
+                self.output("show", word)
+            assert caught.value.returncode == ExitCode.NOT_FOUND
+
+
+def text_of(client: Client, path: str, **headers: str) -> str:
+    response = client.get(path, headers=headers)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_members_find_their_own(mia: Client, operator: Client) -> None:
+    own, other = record(account="research"), record(account="other", error_message="<b>secret")
+    text = text_of(mia, "/requests/")
+    assert own[:8] in text and other[:8] not in text
+    assert own in text_of(mia, f"/requests/{own}")
+    for request_id in (other, "none"):
+        assert mia.get(f"/requests/{request_id}").status_code == 404
+    text = text_of(operator, f"/requests/{other}")
+    assert other in text and "&lt;b&gt;secret" in text and "<b>secret" not in text
+    response = mia.get("/requests/?format=csv")
+    assert response["Content-Type"].startswith("text/csv")
+    (row,) = csv.DictReader(io.StringIO(response.content.decode()))
+    assert row["id"] == own
+
+
+def test_filters_are_in_the_address(operator: Client) -> None:
+    failed = record(status=503, outcome="neuron_lost", neuron="attic")
+    answered = record()
+    text = text_of(operator, requests_url(outcome="failed", neuron="attic", code=""))
+    assert failed[:8] in text and answered[:8] not in text
+    assert 'value="attic"' in text and "<option selected>failed" in text
+    text = text_of(operator, "/requests/?status=many")
+    assert "&#x27;many&#x27; is not an HTTP status" in text
+    text = text_of(operator, "/requests/?model=tiny", **{"HX-Request": "true"})
+    assert answered[:8] in text and text.lstrip().startswith('<div id="request-rows">')
+    assert "<html" not in text, "the live part is the rows alone"
+
+
+def test_older_pages(operator: Client) -> None:
+    made = [record() for _ in range(ROWS + 1)]
+    text = text_of(operator, "/requests/")
+    assert "Older" in text and 'id="live"' in text and "Newest" not in text
+    older = text_of(operator, f"/requests/?before={made[1]}")
+    assert made[0][:8] in older and made[1][:8] not in older
+    assert "Newest" in older and 'id="live"' not in older
+
+
+def test_csv(mia: Client) -> None:
+    own = record(account="research")
+    record(account="other")
+    response = mia.get("/requests/?format=csv")
+    assert response["Content-Type"].startswith("text/csv")
+    (row,) = csv.DictReader(io.StringIO(response.content.decode()))
+    assert row["id"] == own
