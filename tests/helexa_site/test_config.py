@@ -1,91 +1,122 @@
-"""Settings are read from the environment, or refused."""
+"""Settings are read from the environment, or refused; and what follows for the database."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from ipaddress import ip_network
 
+import psycopg
 import pytest
 
 from helexa_site.config import read_config
+from helexa_site.databases import POSTGRESQL_OPTIONS, database_settings
+from inference.settings.gateway import MetricsListenError, parse_metrics_listen
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 
+ORIGINS = "https://chat.example.org http://box:3000 chrome-extension://abc"
+
 
 @each_case(
-    ("word", "wanted"), [("", False), ("0", False), ("off", False), ("1", True), ("Yes", True)]
+    ("name", "word", "field", "value"),
+    [
+        *(
+            ("HELEXA_ALWAYS_STREAM_USAGE", word, "always_stream_usage", wanted)
+            for wanted, words in ((False, ("", "0", "off")), (True, ("1", "Yes")))
+            for word in words
+        ),
+        ("HELEXA_UNKNOWN_FIELDS", "", "ignores_unknown_fields", False),
+        ("HELEXA_UNKNOWN_FIELDS", "refuse", "ignores_unknown_fields", False),
+        ("HELEXA_UNKNOWN_FIELDS", "Ignore", "ignores_unknown_fields", True),
+        ("HELEXA_ALLOWED_ORIGINS", ORIGINS, "allowed_origins", tuple(ORIGINS.split())),
+        ("HELEXA_ALLOWED_HOSTS", "chat.example.org", "allowed_hosts", ("chat.example.org",)),
+        ("HELEXA_LISTEN_HOST", "", "listen_host", None),
+        ("HELEXA_LISTEN_HOST", "0.0.0.0", "listen_host", "0.0.0.0"),
+        ("HELEXA_TRUSTED_PROXIES", "", "trusted_proxies", ()),
+        (
+            "HELEXA_TRUSTED_PROXIES",
+            "127.0.0.1, 10.1.0.0/16 2001:db8::/32",
+            "trusted_proxies",
+            tuple(ip_network(one) for one in ("127.0.0.1/32", "10.1.0.0/16", "2001:db8::/32")),
+        ),
+    ],
 )
-def test_usage_of_every_stream_is_the_operators_to_set(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str, wanted: bool
-) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("HELEXA_ALWAYS_STREAM_USAGE", word)
-    assert read_config().always_stream_usage is wanted
+def test_what_a_setting_means(name: str, word: str, field: str, value: object) -> None:
+    assert getattr(read_config({name: word}), field) == value
 
 
-def test_what_becomes_of_unknown_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
-    assert not read_config().ignores_unknown_fields
-    for word, wanted in (("refuse", False), ("Ignore", True)):
-        monkeypatch.setenv("HELEXA_UNKNOWN_FIELDS", word)
-        assert read_config().ignores_unknown_fields is wanted
-    monkeypatch.setenv("HELEXA_UNKNOWN_FIELDS", "yes")
-    with pytest.raises(SettingError, match="HELEXA_UNKNOWN_FIELDS"):
-        read_config()
+@each_case(
+    ("name", "word"),
+    [
+        ("HELEXA_UNKNOWN_FIELDS", "yes"),
+        ("HELEXA_ALWAYS_STREAM_USAGE", "maybe"),
+        ("HELEXA_ALLOWED_ORIGINS", "chat.example.org"),
+        ("HELEXA_ALLOWED_ORIGINS", "https://chat.example.org/"),
+        ("HELEXA_ALLOWED_ORIGINS", "https://a/b"),
+        ("HELEXA_TRUSTED_PROXIES", "proxy.example.org"),
+        ("HELEXA_TRUSTED_PROXIES", "10.1.0.1/16"),
+        ("HELEXA_METRICS_LISTEN", "everywhere:please"),
+    ],
+)
+def test_a_word_without_meaning_is_refused(name: str, word: str) -> None:
+    with pytest.raises(SettingError, match=name):
+        read_config({name: word})
 
 
-def test_a_word_that_is_neither_yes_nor_no_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("HELEXA_ALWAYS_STREAM_USAGE", "maybe")
-    with pytest.raises(SettingError, match="HELEXA_ALWAYS_STREAM_USAGE"):
-        read_config()
+def test_no_secret_is_shown() -> None:
+    secrets = {
+        "HELEXA_SECRET_KEY": "sesame, and long enough",
+        "HELEXA_API_KEY": "sesame",
+        "DATABASE_URL": "postgres://user:sesame@db/name",
+        "REDIS_URL": "redis://:sesame@redis/0",
+    }
+    assert "sesame" not in repr(read_config(secrets))
 
 
-def test_origins_are_as_browsers_send_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
-    named = "https://chat.example.org, http://box:3000 chrome-extension://abc"
-    monkeypatch.setenv("HELEXA_ALLOWED_ORIGINS", named)
-    assert read_config().allowed_origins == tuple(named.replace(",", "").split())
-    for wrong in ("chat.example.org", "https://chat.example.org/", "https://a/b"):
-        monkeypatch.setenv("HELEXA_ALLOWED_ORIGINS", wrong)
-        with pytest.raises(SettingError, match="HELEXA_ALLOWED_ORIGINS"):
-            read_config()
+@each_case(
+    ("word", "found"),
+    [
+        (None, "192.0.2.7:31314"),
+        ("9100", "192.0.2.7:9100"),
+        (":9100", "192.0.2.7:9100"),
+        ("10.0.0.5", "10.0.0.5:31314"),
+        ("10.0.0.5:9100", "10.0.0.5:9100"),
+        ("metrics.example.org:9100", "metrics.example.org:9100"),
+        ("[::1]:9100", "[::1]:9100"),
+        ("[::1]", "[::1]:31314"),
+        (" 127.0.0.1:1 ", "127.0.0.1:1"),
+        ("", "None"),
+        ("off", "None"),
+        ("OFF", "None"),
+    ],
+)
+def test_where_metrics_are_served(word: str | None, found: str) -> None:
+    assert str(parse_metrics_listen(word).at("192.0.2.7")) == found
+    set_to = {} if word is None else {"HELEXA_METRICS_LISTEN": word}
+    assert str(read_config(set_to).metrics.at("192.0.2.7")) == found
 
 
-def test_proxies_are_addresses_and_networks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
-    assert read_config().trusted_proxies == ()
-    monkeypatch.setenv("HELEXA_TRUSTED_PROXIES", "127.0.0.1, 10.1.0.0/16 2001:db8::/32")
-    assert [str(network) for network in read_config().trusted_proxies] == [
-        "127.0.0.1/32",
-        "10.1.0.0/16",
-        "2001:db8::/32",
-    ]
-    for wrong in ("proxy.example.org", "10.1.0.1/16"):
-        monkeypatch.setenv("HELEXA_TRUSTED_PROXIES", wrong)
-        with pytest.raises(SettingError, match="HELEXA_TRUSTED_PROXIES"):
-            read_config()
+@each_case("word", ["::1", "::1:9100", "a b:1", ":0", ":65536", "http://x:1", "x:y"])
+def test_where_metrics_cannot_be_served(word: str) -> None:
+    with pytest.raises(MetricsListenError):
+        parse_metrics_listen(word)
 
 
-def test_the_hosts_that_answer_and_what_is_listened_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
-    monkeypatch.delenv("HELEXA_LISTEN_HOST", raising=False)
-    assert read_config().listen_host is None
-    monkeypatch.setenv("HELEXA_LISTEN_HOST", "0.0.0.0")
-    monkeypatch.setenv("HELEXA_ALLOWED_HOSTS", "chat.example.org")
-    assert read_config().listen_host == "0.0.0.0"
-    assert read_config().allowed_hosts == ("chat.example.org",)
+def test_a_database_is_given_up_soon_unless_its_url_says_otherwise() -> None:
+    settings = database_settings("postgres://user:word@db.example/helexa")
+    assert settings["OPTIONS"] == POSTGRESQL_OPTIONS
+    assert settings["CONN_HEALTH_CHECKS"] is True
+    assert psycopg.conninfo.make_conninfo("host=db.example", **POSTGRESQL_OPTIONS)
+    own = database_settings("postgres://db.example/x?tcp_user_timeout=3000&sslmode=require")
+    changed = {"tcp_user_timeout": 3000, "sslmode": "require"}
+    assert own["OPTIONS"] == POSTGRESQL_OPTIONS | changed
+    assert database_settings("sqlite:////tmp/helexa.sqlite3")["OPTIONS"]["timeout"] == 20
 
 
-def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("HELEXA_SECRET_KEY", "sesame, and long enough")
-    monkeypatch.setenv("HELEXA_API_KEY", "sesame")
-    monkeypatch.setenv("DATABASE_URL", "postgres://user:sesame@db/name")
-    monkeypatch.setenv("REDIS_URL", "redis://:sesame@redis/0")
-    assert "sesame" not in repr(read_config())
+@each_case(
+    "url",
+    ["helexa", "/var/lib/helexa.sqlite3", "mysql://user:sesame@db/helexa", "postgres://db:port/x"],
+)
+def test_another_databases_url_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(SettingError, match="DATABASE_URL") as refused:
+        database_settings(url)
+    assert "sesame" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""How the command is typed, by the files that each kind of installation has."""
+"""How the command is typed, by the files of each installation; and where no database is set up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from helexa_site import program
 from helexa_site.program import Installation
+from tests.cases import each_case
+from tests.helexa_site.processes import manage
 
 FILES = {
     Installation.CHECKOUT: ("manage.py", "requirements-dev.txt"),
@@ -18,50 +20,40 @@ FILES = {
 }
 
 
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def lay_out(kind: Installation) -> None:
-        for name in FILES[kind]:
-            (tmp_path / name).touch()
-        monkeypatch.setattr(program, "REPOSITORY_DIR", tmp_path)
-
-    return lay_out
+def install(kind: Installation, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in FILES[kind]:
+        (folder / name).touch()
+    monkeypatch.setattr(program, "REPOSITORY_DIR", folder)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "called", "expected"),
     [
         (Installation.CHECKOUT, "manage.py", "python3 manage.py"),
         (Installation.CHECKOUT, "/some where/manage.py", "python3 '/some where/manage.py'"),
         (Installation.CHECKOUT, "/usr/bin/pytest", "python3 manage.py"),
         (Installation.PACKAGES, "/usr/lib/helexa/manage.py", "sudo helexa"),
+        # Its own Python is the one in the entry point's first line: python3 may be another.
+        (Installation.WHEEL, "/some venv/helexa", "'/some venv/helexa'"),
+        (Installation.WHEEL, "/usr/bin/helexa", "helexa"),
+        (
+            Installation.WHEEL,
+            "/site-packages/helexa_site/__main__.py",
+            f"{sys.executable} -m helexa_site",
+        ),
     ],
 )
 def test_a_command_to_paste(
-    install, monkeypatch: pytest.MonkeyPatch, kind: Installation, called: str, expected: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, called: str, expected: str
 ) -> None:
-    install(kind)
+    install(kind, monkeypatch, tmp_path)
     monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert program.installation() is kind
     assert program.pasteable_program() == expected
 
 
-def test_a_wheel_is_called_by_its_entry_point(
-    install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its own Python is the one in the entry point's first line: python3 may be another."""
-    install(Installation.WHEEL)
-    entry = tmp_path / "some venv" / "helexa"
-    monkeypatch.setattr(sys, "argv", [str(entry)])
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert program.pasteable_program() == f"'{entry}'"
-    monkeypatch.setattr(shutil, "which", lambda name: str(entry))
-    assert program.pasteable_program() == "helexa"
-    monkeypatch.setattr(sys, "argv", ["/site-packages/helexa_site/__main__.py"])
-    assert program.pasteable_program() == f"{sys.executable} -m helexa_site"
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "name", "neuron"),
     [
         (Installation.CHECKOUT, "manage.py", "python3 manage.py"),
@@ -69,6 +61,18 @@ def test_a_wheel_is_called_by_its_entry_point(
         (Installation.PACKAGES, "helexa", "sudo helexa --neuron"),
     ],
 )
-def test_names(install, kind: Installation, name: str, neuron: str) -> None:
-    install(kind)
+def test_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Installation, name: str, neuron: str
+) -> None:
+    install(kind, monkeypatch, tmp_path)
     assert (program.program(), program.neuron_program()) == (name, neuron)
+
+
+@pytest.mark.slow
+@each_case("words", ["keys list", "changepassword admin"])
+def test_a_command_leaves_no_database_behind(tmp_path: Path, words: str) -> None:
+    """Django's own neither."""
+    done = manage(*words.split(), unset=("DATABASE_URL",), HELEXA_DATA_DIR=str(tmp_path))
+    assert done.returncode != 0
+    assert "Has it been set up" in done.stderr and "unable to open" in done.stderr
+    assert not list(tmp_path.glob("helexa.sqlite3*"))

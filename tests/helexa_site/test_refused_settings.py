@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +14,14 @@ from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.commands import FAILURE, run
 from helexa_site.config import read_config
 from helexa_site.doctor.examine import examine
-from helexa_site.program import REPOSITORY_DIR
 from inference.neuron.process import neuron_process as running
 from inference.settings.setting import EXIT_MISCONFIGURED, Setting, SettingError
 from inference.settings.table import SETTINGS
 from tests.cases import each_case
+from tests.helexa_site.processes import python
 from tests.inference.settings.samples import accepted, refused
 from tests.slow_cases import slow_but
 
-TIMEOUT_S = 300
 EACH = each_case("setting", SETTINGS, ids=lambda setting: setting.name)
 DOCTOR = DoctorOptions(host="127.0.0.1", port=1, as_json=False)
 NAMED = {
@@ -72,17 +68,6 @@ def the_line(text: str, name: str) -> str:
     return line
 
 
-def started(arguments: tuple[str, ...], **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY_DIR,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-
-
 @EACH
 def test_all_of_them_refuse_what_is_outside(
     setting: Setting[Any],
@@ -115,7 +100,7 @@ def test_a_program_ends_with_one_line(program: str, tmp_path: Path) -> None:
     """The bad settings are of the log, of a gateway and of an engine."""
     arguments, exit_code = PROGRAMS[program]
     for name in ("HELEXA_LOG_FORMAT", "HELEXA_ALLOWED_HOSTS", "HELEXA_ENGINE_THREADS"):
-        done = started(arguments, HELEXA_DATA_DIR=str(tmp_path), **{name: NAMED[name]})
+        done = python(*arguments, HELEXA_DATA_DIR=str(tmp_path), **{name: NAMED[name]})
         assert done.returncode == exit_code, done
         line, *rest = (done.stdout + done.stderr).splitlines()
         assert f"{name}={NAMED[name]!r} is not" in line
@@ -123,11 +108,11 @@ def test_a_program_ends_with_one_line(program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["/proc/helexa/var", "file/var"])
+@each_case("place", ["/proc/helexa/var", "file/var"])
 def test_a_neuron_refuses_a_data_directory_that_cannot_be_made(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     data_dir = tmp_path / place
-    done = started(("-m", "inference.neuron", "--name", "box"), HELEXA_DATA_DIR=str(data_dir))
+    done = python("-m", "inference.neuron", "--name", "box", HELEXA_DATA_DIR=str(data_dir))
     assert done.returncode == EXIT_MISCONFIGURED
     (line,) = done.stderr.splitlines()
     assert f"the data directory {data_dir} cannot be made: " in line and "HELEXA_DATA_DIR" in line
@@ -174,19 +159,14 @@ def test_a_neuron_refuses_an_address_of_another_host_for_its_stages(
         assert running._stage_host() == "127.0.0.1", "one of its ports is free"
 
 
-@each_case("name", NAMED)
-def test_what_once_passed_is_refused(name: str) -> None:
-    with pytest.raises(SettingError, match=name):
-        read_config({name: NAMED[name]})
-
-
-def test_the_doctor_lists_all_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_once_passed_is_refused_and_the_doctor_lists_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, word in NAMED.items():
+        with pytest.raises(SettingError, match=name):
+            read_config({name: word})
         monkeypatch.setenv(name, word)
     assert {finding.text.partition("=")[0].split()[0] for finding in examine(DOCTOR)} == set(NAMED)
-
-
-def test_a_minimum_is_named() -> None:
     with pytest.raises(SettingError) as refusal:
         read_config({"HELEXA_REDIS_STALL_S": "0"})
     assert str(refusal.value) == (

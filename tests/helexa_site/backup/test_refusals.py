@@ -1,4 +1,4 @@
-"""Refused backups, and refused restores."""
+"""Archives, and refused backups and restores."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sqlite3
 import tarfile
 from contextlib import closing
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from helexa_site.backup.archive import (
 from helexa_site.backup.files_and_secrets import ensure_key_fits, restore_secrets, settings_text
 from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.config import read_config
+from tests.cases import each_case
 
 MANIFEST_OF_A_TEST = Manifest(
     format=FORMAT,
@@ -48,8 +50,7 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "backup.tar.gz"
 
 
-def repack(archive: Path, tmp_path: Path, name: str, text: str) -> None:
-    folder = tmp_path / "again"
+def repack(archive: Path, folder: Path, name: str, text: str) -> None:
     with tarfile.open(archive) as tar:
         extract(tar, folder)
     (folder / name).write_text(text)
@@ -77,22 +78,21 @@ def test_apps_of_earlier_releases_are_left_out(tmp_path: Path) -> None:
     assert unpack(tmp_path / "backup.tar.gz", tmp_path / "out") == kept
 
 
-def test_a_changed_file_is_found(packed: Path, tmp_path: Path) -> None:
-    repack(packed, tmp_path, "database/one", "others")
-    with pytest.raises(BackupError, match="database/one is not what was backed up"):
-        unpack(packed, tmp_path / "out")
-
-
-def test_another_format_is_refused(packed: Path, tmp_path: Path) -> None:
-    repack(packed, tmp_path, MANIFEST, json.dumps({"format": FORMAT + 1}))
-    with pytest.raises(BackupError, match="is of format"):
-        unpack(packed, tmp_path / "out")
-
-
-def test_something_else_is_no_backup(tmp_path: Path) -> None:
-    (tmp_path / "cat.jpg").write_bytes(b"\xff\xd8" * 1000)
+def test_a_changed_file_another_format_and_something_else_are_refused(
+    packed: Path, tmp_path: Path
+) -> None:
+    before = packed.read_bytes()
+    for name, text, reason in (
+        ("database/one", "others", "database/one is not what was backed up"),
+        (MANIFEST, json.dumps({"format": FORMAT + 1}), "is of format"),
+    ):
+        packed.write_bytes(before)
+        repack(packed, tmp_path / name.replace("/", "-"), name, text)
+        with pytest.raises(BackupError, match=reason):
+            unpack(packed, tmp_path / "out")
+    packed.write_bytes(b"\xff\xd8" * 1000)
     with pytest.raises(BackupError, match="no backup"):
-        unpack(tmp_path / "cat.jpg", tmp_path / "out")
+        unpack(packed, tmp_path / "out")
 
 
 def test_a_backup_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +125,10 @@ def test_a_damaged_database_is_no_backup(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(BackupError, match=r"damaged|cannot be copied"):
         sqlite_part.copy_database(tmp_path / "broken.sqlite3", tmp_path / "out")
+    place = Path("/data")
+    assert os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
+    message = os_error_text(PermissionError(errno.EACCES, "Permission denied", "/data/x"), place)
+    assert message == "[Errno 13] Permission denied: '/data/x'"
 
 
 def make_database(path: Path, user: str) -> None:
@@ -167,13 +171,6 @@ def test_a_restore_that_fails_leaves_the_database_there(tmp_path: Path) -> None:
     assert not database.exists()
 
 
-def test_a_full_disk_is_named() -> None:
-    place = Path("/data")
-    assert os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
-    message = os_error_text(PermissionError(errno.EACCES, "Permission denied", "/data/x"), place)
-    assert message == "[Errno 13] Permission denied: '/data/x'"
-
-
 def test_a_row_that_refers_to_nothing_is_damage(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "db")) as database, database:
         database.execute("CREATE TABLE a (id INTEGER PRIMARY KEY)")
@@ -209,3 +206,57 @@ def test_settings_are_written_as_a_shell_reads_them() -> None:
         {"HELEXA_API_KEY": "it's $HOME", "HELEXA_SERVE_KEY": "no", "PATH": "/bin", "REDIS_URL": "r"}
     )
     assert text == "HELEXA_API_KEY='it'\"'\"'s $HOME'\nREDIS_URL=r\n"
+
+
+@pytest.fixture(params=["with a filter", "without"])
+def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``tarfile.data_filter`` and without."""
+    if request.param == "without":
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+
+
+def archive(*members: tarfile.TarInfo) -> tarfile.TarFile:
+    content = BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for member in members:
+            tar.addfile(member, BytesIO(b"text") if member.isreg() else None)
+    content.seek(0)
+    return tarfile.open(fileobj=content)
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, link
+    found.size = 4 if kind == tarfile.REGTYPE else 0
+    return found
+
+
+@pytest.mark.usefixtures("python")
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+def test_files_and_folders_below_the_folder(tmp_path: Path) -> None:
+    folder = member("sub", tarfile.DIRTYPE)
+    folder.mode = 0o755
+    extract(archive(member("a"), folder, member("sub/b")), tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("a", "sub/b")] == ["text"] * 2
+
+
+@pytest.mark.usefixtures("python")
+@each_case(
+    "outside",
+    [
+        member("../a"),
+        member("sub/../../a"),
+        member("/etc/a"),
+        member("link", tarfile.SYMTYPE, "a"),
+        member("hard", tarfile.LNKTYPE, "../x"),
+        member("device", tarfile.CHRTYPE),
+        member("pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda one: f"{one.name} {one.linkname}",
+)
+def test_nothing_of_an_archive_that_leaves_it_is_extracted(
+    outside: tarfile.TarInfo, tmp_path: Path
+) -> None:
+    with pytest.raises(tarfile.TarError, match="no file below"):
+        extract(archive(member("a"), outside), tmp_path / "out")
+    assert not list(tmp_path.rglob("*"))

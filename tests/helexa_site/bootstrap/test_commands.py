@@ -1,7 +1,8 @@
-"""The command line: flags are checked first, refusals are one line, unknown words are Django's."""
+"""The command line: flags are checked first, refusals are one line, and what serve prints."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -20,11 +21,14 @@ from helexa_site.bootstrap.arguments import (
     parse_neuron,
     parse_serve,
 )
+from helexa_site.bootstrap.children import WARNINGS
 from helexa_site.bootstrap.commands import NOT_INSTALLED, OVERVIEW, run
+from helexa_site.bootstrap.console import print_line, print_step, relay
 from helexa_site.bootstrap.errors import PortInUseError
 from helexa_site.bootstrap.readiness import LoadProgressView, replica_line
 from helexa_site.bootstrap.serve import check_ports
 from helexa_site.bootstrap.sharing import Share
+from helexa_site.bootstrap.suite import coverage_last, num_processes, spreading
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
 from helexa_site.program import REPOSITORY_DIR, Installation
@@ -33,18 +37,8 @@ from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStag
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.version import VERSION
 from tests.cases import each_case
+from tests.helexa_site.processes import manage
 from tests.slow_cases import slow_but
-
-
-def manage(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments],
-        capture_output=True,
-        text=True,
-        env=kept | env,
-        timeout=120,
-    )
 
 
 def test_serve_flags() -> None:
@@ -84,10 +78,8 @@ def test_a_share_port_in_use_is_reported_before_anything_starts() -> None:
 def test_bad_neuron_names(name: str) -> None:
     with pytest.raises(SystemExit):
         parse_neuron([f"--name={name}"])
-
-
-def test_the_default_neuron_name_is_a_name() -> None:
-    assert parse_neuron(["--name", default_neuron_name()]).name == default_neuron_name()
+    default = default_neuron_name()
+    assert parse_neuron(["--name", default]).name == default
     assert parse_neuron([]).name is None
 
 
@@ -119,12 +111,6 @@ def test_whoever_reads_may_have_enough() -> None:
         assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize(("word", "log_format"), [("--version", "text"), ("version", "json")])
-def test_the_version_is_ours(word: str, log_format: str) -> None:
-    """It is output and no log record."""
-    assert manage(word, HELEXA_LOG_FORMAT=log_format).stdout == f"helexa {VERSION}\n"
-
-
 @each_case("installed", [Installation.WHEEL, Installation.PACKAGES])
 def test_without_a_checkout_there_are_no_tests_to_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], installed: Installation
@@ -140,23 +126,26 @@ def test_without_a_checkout_there_are_no_tests_to_run(
     assert printed.count("\n") == 1
 
 
-def test_a_neuron_needs_redis(tmp_path: Path) -> None:
-    outcome = manage("neuron", "--name", "beast", HELEXA_DATA_DIR=str(tmp_path))
+def test_words_that_are_output_wrong_or_missing(tmp_path: Path) -> None:
+    """What is asked for is output and no log record."""
+    for word, log_format in (("--version", "text"), ("version", "json")):
+        assert manage(word, HELEXA_LOG_FORMAT=log_format).stdout == f"helexa {VERSION}\n"
+    for words, log_format in (("help", "text"), ("--help", "json"), ("", "text")):
+        outcome = manage(*words.split(), HELEXA_LOG_FORMAT=log_format)
+        assert outcome.returncode == 0
+        assert OVERVIEW.format(program="manage.py") in outcome.stdout
+        assert "\\n" not in outcome.stdout and "createsuperuser" in outcome.stdout
+    for words, expected in (
+        ("frobnicate", "Unknown command: 'frobnicate'"),
+        ("jobs", "required: command"),
+    ):
+        outcome = manage(*words.split())
+        assert outcome.returncode != 0 and expected in outcome.stderr
+    neuron = ("neuron", "--name", "beast")
+    outcome = manage(*neuron, unset=("REDIS_URL",), HELEXA_DATA_DIR=str(tmp_path))
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("helexa: a neuron needs to know its gateway's Redis")
-    assert "neurons invite" in outcome.stderr
-    assert outcome.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "log_format"), [("help", "text"), ("--help", "json"), ("-h", "text"), ("", "text")]
-)
-def test_help_shows_ours_and_djangos(words: str, log_format: str) -> None:
-    outcome = manage(*words.split(), HELEXA_LOG_FORMAT=log_format)
-    assert outcome.returncode == 0
-    assert OVERVIEW.format(program="manage.py") in outcome.stdout
-    assert "\\n" not in outcome.stdout
-    assert "createsuperuser" in outcome.stdout
+    assert "neurons invite" in outcome.stderr and outcome.stderr.count("\n") == 1
 
 
 @each_case("command", ["serve", "neuron", "doctor"])
@@ -165,16 +154,6 @@ def test_help_of_a_command_of_ours(command: str, capsys: pytest.CaptureFixture[s
         run(["help", command])
     assert ended.value.code == 0
     assert f"usage: manage.py {command}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [("frobnicate", "Unknown command: 'frobnicate'"), ("jobs", "required: command")],
-)
-def test_a_word_that_is_wrong_or_missing_fails(words: str, expected: str) -> None:
-    outcome = manage(*words.split())
-    assert outcome.returncode != 0
-    assert expected in outcome.stderr
 
 
 def bare(venv: Path, *arguments: str) -> tuple[int, str, str]:
@@ -279,3 +258,54 @@ def test_a_database_that_cannot_be_opened_is_one_line(command: str, tmp_path: Pa
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("helexa: The database does not answer as it should: unable to")
     assert outcome.stderr.count("\n") == 1
+
+
+def test_serve_prints_lines_or_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HELEXA_LOG_FORMAT", raising=False)
+    print_step("redis", "started")
+    print_line("ready: http://127.0.0.1:1")
+    relay("gateway", "a\x1b[2Jb\nc")
+    assert capsys.readouterr().out.splitlines() == [
+        "redis       started",
+        "ready: http://127.0.0.1:1",
+        r"gateway     a\x1b[2Jb\nc",
+    ]
+    monkeypatch.setenv("HELEXA_LOG_FORMAT", "json")
+    print_line("ready: http://127.0.0.1:1")
+    record = '{"ts": "2026-11-22T10:00:00.000Z", "level": "ERROR", "message": "m"}'
+    relay("gateway", record)
+    relay("gateway", "printed by a library")
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert json.loads(first)["message"] == "ready: http://127.0.0.1:1"
+    assert json.loads(first)["role"] == "serve"
+    assert second == record
+    assert json.loads(third)["message"].endswith("printed by a library")
+
+
+@each_case(
+    ("line", "is_shown"),
+    [
+        ("2026-11-22 10:00:00,123 WARNING gateway fleet: m", True),
+        ('{"ts": "2026-11-22T10:00:00.000Z", "level": "CRITICAL", "message": ""}', True),
+        ("2026-11-22 10:00:00,123 INFO gateway helexa.requests: model=ERROR", False),
+        ('{"ts": "2026-11-22T10:00:00.000Z", "level": "INFO", "message": "ERROR"}', False),
+        ("    2026-11-22 10:00:00,123 WARNING gateway fleet: in a trace", False),
+    ],
+)
+def test_only_records_of_that_level_are_shown(line: str, is_shown: bool) -> None:
+    assert bool(WARNINGS.search(line)) == is_shown
+
+
+def test_when_a_run_of_tests_is_spread_and_what_it_covers() -> None:
+    for arguments in ([], ["-q", "-x"], ["-k", "chat"], ["tests/inference"]):
+        option, count, *_ = spreading(arguments)
+        assert (option, count) in {("-n", "2"), ("-n", "3")}, arguments
+    for picked in ("tests/conftest.py", "tests/conftest.py::test[a-b]"):
+        assert spreading(["-q", picked]) == [], "picked tests start at once"
+    for free_gib, num in ((2, 2), (8, 2), (9, 3), (500, 3)):
+        assert num_processes(free_gib * 2**30) == num
+    assert coverage_last(["--cov", "tests/fleet", "-q"]) == ["tests/fleet", "-q", "--cov"]
+    assert coverage_last(["--cov=fleet", "tests/fleet"]) == ["--cov=fleet", "tests/fleet"]
+    assert coverage_last(["-q"]) == ["-q"]

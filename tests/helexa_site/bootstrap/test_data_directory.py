@@ -1,4 +1,4 @@
-"""One serve at a time on a data directory, and secrets that no other user can read."""
+"""One serve on a data directory, its private files there, and which server a command asks."""
 
 from __future__ import annotations
 
@@ -7,28 +7,36 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from django.core.management.base import CommandError
 
 from helexa_site.bootstrap import data_directory
-from helexa_site.bootstrap.data_directory import LOCK_FILE, claimed_data_directory
+from helexa_site.bootstrap.data_directory import (
+    LOCK_FILE,
+    RUNNING_FILE,
+    RunningServe,
+    claimed_data_directory,
+    find_running,
+    forget_running,
+    write_running,
+)
 from helexa_site.bootstrap.errors import DataDirectoryError
+from helexa_site.server_url import DEFAULT_URL, server_and_key, server_url
 from tests.cases import each_case
 
 
-def test_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    with claimed_data_directory(tmp_path / "deep" / "var") as data:
+def test_it_is_made_for_its_owner_alone_and_claimed_once(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "var"
+    with claimed_data_directory(place) as data:
         assert stat.S_IMODE(data.path.stat().st_mode) == 0o700
         assert (data.path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
-
-
-def test_a_second_claim_names_the_first(tmp_path: Path) -> None:
-    with claimed_data_directory(tmp_path):
         with pytest.raises(DataDirectoryError, match=f"process {os.getpid()}"):
-            with claimed_data_directory(tmp_path):
+            with claimed_data_directory(place):
                 pass
-    with claimed_data_directory(tmp_path):
+    with claimed_data_directory(place):
         pass
 
 
@@ -66,3 +74,79 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     with pytest.raises(DataDirectoryError, match="cannot write"):
         with claimed_data_directory(Path(place.format(file=file))):
             pass
+
+
+URL = "http://127.0.0.1:4711"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> RunningServe:
+    running = RunningServe(url=URL, key="of-serve", process_id=os.getpid())
+    write_running(tmp_path, running)
+    return running
+
+
+def test_it_is_found_while_it_runs_and_read_by_its_owner_alone(
+    tmp_path: Path, running: RunningServe
+) -> None:
+    assert find_running(tmp_path) == running
+    assert stat.S_IMODE((tmp_path / RUNNING_FILE).stat().st_mode) == 0o600
+    assert "of-serve" not in repr(running)
+    write_running(tmp_path, replace(running, url="http://127.0.0.1:4712"))
+    assert [path.name for path in tmp_path.iterdir()] == [RUNNING_FILE]
+    forget_running(tmp_path)
+    forget_running(tmp_path)
+    assert find_running(tmp_path) is None
+
+
+def test_one_that_was_killed_or_cannot_be_read_is_none(
+    tmp_path: Path, running: RunningServe
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_running(tmp_path, replace(running, process_id=ended.pid))
+    assert find_running(tmp_path) is None
+    for text in ("", "{}", "[]", "not json"):
+        (tmp_path / RUNNING_FILE).write_text(text)
+        assert find_running(tmp_path) is None
+
+
+HERE = "http://127.0.0.1:4711"
+THERE = "http://gpu-box:31313"
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes the data directory of a serve that runs."""
+    for name in ("HELEXA_URL", "HELEXA_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    write_running(tmp_path, RunningServe(url=HERE, key="of-serve", process_id=os.getpid()))
+    return tmp_path
+
+
+def test_the_serve_here_is_asked_where_nothing_else_is_named(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server_and_key(None, None, data_dir) == (HERE, "of-serve")
+    assert server_and_key(None, "hx-1", data_dir) == (HERE, "hx-1")
+    monkeypatch.setenv("HELEXA_API_KEY", "hx-2")
+    assert server_and_key(None, None, data_dir) == (HERE, "hx-2")
+    assert server_and_key(None, "hx-1", data_dir) == (HERE, "hx-1")
+    assert server_url(None, data_dir) == HERE
+    forget_running(data_dir)
+    assert server_and_key(None, None, data_dir) == (DEFAULT_URL, "hx-2")
+
+
+def test_a_named_server_never_gets_the_key_of_the_serve_here(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server_and_key(THERE, None, data_dir) == (THERE, None)
+    monkeypatch.setenv("HELEXA_URL", "http://other:31313")
+    assert server_and_key(None, None, data_dir) == ("http://other:31313", None)
+    assert server_url(THERE, data_dir) == THERE
+
+
+@each_case("url", ["gpu-box:31313", "ftp://gpu-box", "http://", "http://gpu-box:0"])
+def test_a_url_that_no_server_can_have_is_refused(data_dir: Path, url: str) -> None:
+    with pytest.raises(CommandError, match="is not like http"):
+        server_url(url, data_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -10,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.bootstrap import environment
+from helexa_site.bootstrap import environment, pip_run
 from helexa_site.bootstrap.commands import run
 from helexa_site.bootstrap.environment import CPU_SIZE, CUDA_SIZE, pins_of, unmet
 from helexa_site.bootstrap.errors import SetUpError
-from helexa_site.bootstrap.pip_run import PipOutcome
+from helexa_site.bootstrap.pip_run import PipOutcome, run_pip
 from helexa_site.program import REPOSITORY_DIR
 from inference.settings.installation import TORCH_CPU_INDEX, TORCH_CPU_INDEX_URL
 from tests.cases import each_case
@@ -59,14 +60,6 @@ def test_versions(
     assert (unmet([pin]) == []) is is_met
 
 
-def test_the_setting() -> None:
-    assert TORCH_CPU_INDEX.read({}) == TORCH_CPU_INDEX_URL
-    for word in ("off", " "):
-        assert TORCH_CPU_INDEX.read({"HELEXA_TORCH_CPU_INDEX": word}) is None
-    named = {"HELEXA_TORCH_CPU_INDEX": "https://wheels.example.org/cpu/"}
-    assert TORCH_CPU_INDEX.read(named) == "https://wheels.example.org/cpu"
-
-
 class Host:
     """A host without torch, on which pip finds torch for CPUs in ``places`` alone."""
 
@@ -104,6 +97,10 @@ def test_without_a_driver_torch_for_cpus_comes_first_and_alone(host: Host) -> No
     assert first[-1].endswith("requirements-cpu.lock")
     assert host.files() == ["requirements-gateway.lock", "requirements-neuron.lock"]
     assert CPU_SIZE in host.printed[0]
+    host.ran.clear()
+    environment.install(REPOSITORY_DIR / "requirements-gateway.txt")
+    assert len(host.ran) == 1
+    assert host.files() == ["requirements-gateway.lock"], "a gateway gets no torch"
 
 
 @ON_LINUX
@@ -127,14 +124,11 @@ def test_the_package_index_may_have_the_build_for_cpus_too(
     environment.install(REQUIREMENTS)
     assert host.ran[-2][:2] == ("--no-deps", "--require-hashes")
     assert host.files()[-1] == "requirements-neuron.lock"
-
-
-@ON_LINUX
-def test_where_nobody_has_it_the_size_is_reported_all_the_same(host: Host) -> None:
-    host.places = set()
+    host.places, host.printed = set(), []
     environment.install(REQUIREMENTS)
-    assert host.files()[-1] == "requirements-cuda.lock"
+    assert host.files()[-1] == "requirements-cuda.lock", "nobody has it"
     assert any(CUDA_SIZE in line for line in host.printed)
+    host.places = {"--index-url"}
 
 
 @ON_LINUX
@@ -157,12 +151,6 @@ def test_a_torch_that_is_installed_stays(host: Host) -> None:
     assert all("--no-deps" not in arguments for arguments in host.ran)
 
 
-def test_a_gateway_gets_no_torch(host: Host) -> None:
-    environment.install(REPOSITORY_DIR / "requirements-gateway.txt")
-    assert len(host.ran) == 1
-    assert host.files() == ["requirements-gateway.lock"]
-
-
 OF_GATEWAY = "django==5.2.19"
 OF_NEURON = 'helexa-tensors==1.0; extra == "neuron"'
 
@@ -176,51 +164,35 @@ def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
     return needs
 
 
-def test_serve_without_the_extra_is_refused_before_anything_starts(
-    wheel: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_wheel_without_its_extra_is_refused_before_anything_starts(
+    wheel: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wheel(OF_GATEWAY, OF_NEURON)
+    environment.ensure_environment("requirements-gateway.txt")  # which needs no extra
     data_dir = tmp_path / "data"
-    assert run(["serve", "--data-dir", str(data_dir)]) == 1
-    printed = capsys.readouterr().err
-    assert printed.startswith("helexa: this helexa was installed without its extra 'neuron'")
-    assert "helexa-tensors==1.0" in printed
-    assert "--no-neuron" in printed
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:9/0")
+    for words in (["neuron"], ["serve", "--data-dir", str(data_dir)]):
+        assert run(words) == 1
+        printed = capsys.readouterr().err
+        assert printed.startswith("helexa: this helexa was installed without its extra 'neuron'")
+    assert "helexa-tensors==1.0" in printed and "--no-neuron" in printed
     assert printed.count("\n") == 1
     assert not data_dir.exists()
 
 
-def test_a_neuron_without_the_extra_is_refused(
-    wheel: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    wheel(OF_GATEWAY, OF_NEURON)
-    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:9/0")
-    assert run(["neuron"]) == 1
-    assert "without its extra 'neuron'" in capsys.readouterr().err
-
-
-def test_a_gateway_needs_no_extra(wheel: Callable[..., None]) -> None:
-    wheel(OF_GATEWAY, OF_NEURON)
-    environment.ensure_environment("requirements-gateway.txt")
-
-
-def test_a_broken_wheel_is_reported(
-    wheel: Callable[..., None], capsys: pytest.CaptureFixture[str]
+def test_a_broken_wheel_is_reported_and_code_without_pips_records_is_run_as_it_is(
+    wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheel("helexa-pages==1.0")
     assert run(["serve", "--no-neuron"]) == 1
     assert "helexa-pages==1.0 is not installed" in capsys.readouterr().err
 
-
-def test_code_without_pips_records_is_run_as_it_is(
-    wheel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
     def unknown(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)
 
-    wheel()
     monkeypatch.setattr(metadata, "requires", unknown)
     environment.ensure_environment("requirements.txt")
 
@@ -263,3 +235,81 @@ def test_it_is_left_as_it_is(
     assert foreign.owner() in line
     assert "HELEXA_VENV" in line
     assert sorted(venv.rglob("*")) == before
+
+
+LINES = """\
+Looking in links: wheels
+Collecting django==5.2.19
+  Downloading django-5.2.19-py3-none-any.whl.metadata (4.1 kB)
+Collecting torch==2.13.0
+  Downloading https://download.example.org/whl/torch-2.13.0.whl (190.1 MB)
+Installing collected packages: torch, django
+Successfully installed django-5.2.19 torch-2.13.0
+"""
+UNTIL_THERE = """
+import os, time
+print({lines!r})
+give_up_s = time.monotonic() + 120
+while not os.path.exists({path!r}) and time.monotonic() < give_up_s:
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a program in pip's place, and gives what the console shows and the log has."""
+
+    def run(code: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+        real = subprocess.Popen
+        monkeypatch.setattr(
+            pip_run.subprocess,
+            "Popen",
+            lambda _command, **options: real([sys.executable, "-u", "-c", code], **options),
+        )
+        outcome = run_pip(["anything"], tmp_path / "pip.log")
+        return outcome.return_code, capsys.readouterr().out, (tmp_path / "pip.log").read_text()
+
+    return run
+
+
+def test_what_pip_prints_is_in_the_log(
+    pip, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, shown, log = pip(f"print({LINES!r}, end=''); exit(3)", capsys)
+    assert (code, log) == (3, LINES)
+    assert shown.splitlines() == [f"environment pip's output: {tmp_path / 'pip.log'}"]
+
+
+def test_a_long_download_is_reported_now_and_then(
+    pip, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)
+    downloading = "Downloading torch-2.13.0.whl (190.1 MB)"
+    is_shown, print_step = tmp_path / "shown", pip_run.print_step
+
+    def noted(subject: str, text: str) -> None:
+        print_step(subject, text)
+        if downloading in text:
+            is_shown.touch()
+
+    monkeypatch.setattr(pip_run, "print_step", noted)
+    lines = f"Collecting torch\n  {downloading}\nWARNING: Location 'wheels' is ignored"
+    _, shown, _ = pip(UNTIL_THERE.format(lines=lines, path=str(is_shown)), capsys)
+    assert downloading in shown
+
+
+def test_a_pip_that_takes_for_ever_is_ended(
+    pip, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pip_run, "PROGRESS_EVERY_S", 0.05)
+    monkeypatch.setattr(pip_run, "LIMIT_S", 0.1)
+    code, shown, _ = pip("import time; time.sleep(600)", capsys)
+    assert code != 0 and "pip is ended" in shown
+
+
+def test_the_setting() -> None:
+    assert TORCH_CPU_INDEX.read({}) == TORCH_CPU_INDEX_URL
+    for word in ("off", " "):
+        assert TORCH_CPU_INDEX.read({"HELEXA_TORCH_CPU_INDEX": word}) is None
+    named = {"HELEXA_TORCH_CPU_INDEX": "https://wheels.example.org/cpu/"}
+    assert TORCH_CPU_INDEX.read(named) == "https://wheels.example.org/cpu"

@@ -40,6 +40,10 @@ def test_a_line_is_read_as_it_was_written_also_when_a_terminal_broke_it() -> Non
     assert decode_joining(LINE) == JOINING
     assert decode_joining(f"{LINE[:30]}\n  {LINE[30:]}\n") == JOINING
     assert "secret" not in repr(JOINING)
+    for name in ([], ["--name", "beast"]):
+        assert parse_neuron(["--join", LINE, *name]).joining == JOINING
+    with pytest.raises(SystemExit):
+        parse_neuron(["--join", LINE, "--name", "other"])
 
 
 @each_case("line", ["", "hello", "hx1.", "hx1.!!", LINE[:-8], LINE[4:], "hx1.e30"])
@@ -50,13 +54,6 @@ def test_what_is_no_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
         parse_neuron(["--join", line])
     assert ended.value.code == 2
     assert "secret" not in capsys.readouterr().err
-
-
-def test_the_name_is_the_invitations() -> None:
-    assert parse_neuron(["--join", LINE]).joining == JOINING
-    assert parse_neuron(["--join", LINE, "--name", "beast"]).joining == JOINING
-    with pytest.raises(SystemExit):
-        parse_neuron(["--join", LINE, "--name", "other"])
 
 
 def test_kept_for_later_starts_and_for_nobody_else(tmp_path: Path) -> None:
@@ -100,7 +97,7 @@ def no_redis_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_redis_named")
-def test_share_flags() -> None:
+def test_share_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_serve(["--share", "10.0.0.5:7000"]).share == Share(host="10.0.0.5", port=7000)
     assert parse_serve(["--share", ":7000"]).share == Share(host="0.0.0.0", port=7000)
     assert parse_serve(["--share", "[::1]:7000"]).share == Share(host="::1", port=7000)
@@ -108,9 +105,12 @@ def test_share_flags() -> None:
     assert options.share is not None
     assert options.share.is_tls
     assert not parse_serve(["--no-neuron"]).with_neuron
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")  # it is not shared by serve
+    with pytest.raises(SystemExit):
+        parse_serve(["--share", "h:1"])
 
 
-@pytest.mark.parametrize(
+@each_case(
     "flags",
     [
         ["--share", "here"],
@@ -125,12 +125,6 @@ def test_bad_share_flags(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_serve(flags)
     assert ended.value.code == 2
-
-
-def test_a_redis_of_ones_own_is_not_shared_by_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
-    with pytest.raises(SystemExit):
-        parse_serve(["--share", "h:1"])
 
 
 def test_the_private_redis_listens_where_it_is_shared(tmp_path: Path) -> None:

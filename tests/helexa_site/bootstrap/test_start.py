@@ -1,9 +1,14 @@
-"""What ``serve`` waits for before it reports that it is ready."""
+"""What ``serve`` waits for before it reports that it is ready, and its message without any key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,14 +26,17 @@ from fleet.live.desired_state import (
 from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.readiness import EnsureWanted
-from helexa_site.bootstrap.serve import wait_for_default_model
+from helexa_site.bootstrap.serve import first_key_lines, wait_for_default_model
 from helexa_site.bootstrap.supervisor import StoppingError
 from helexa_site.instance import instance_id
+from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.heartbeat import PROTOCOL, encode_heartbeat
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.actor import COMMAND
+from tests.cases import each_case
 from tests.fleet.conftest import heartbeat, replica
 from tests.fleet.ordered import ordered
+from tests.leftovers import MARK_VARIABLE
 from tests.servers.answering_server import answering
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,7 +67,7 @@ def test_the_default_model_is_waited_for_while_it_is_pinned(waits: list[str]) ->
     assert waits == ["http://host"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "expected"),
     [({"pinned": False}, "is loaded on request"), ({"enabled": False}, "is not offered")],
 )
@@ -106,65 +114,6 @@ def test_a_gateway_of_another_instance_is_not_waited_for(tmp_path: Path) -> None
 ASKED = {"/v1/chat/completions": b'{"choices": [{"message": {"content": "Paris"}}]}'}
 
 
-def test_the_answer_of_an_invited_host_is_waited_for(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An invited host may not write the list of neurons: the desired states name it."""
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    ready = replica(model=readiness.DEFAULT_MODEL)
-    services.neuron_expect(actor=COMMAND, neuron_name="invited")
-    beat = ordered(heartbeat("invited", replicas=[ready]))
-    redis_db.set(heartbeat_key("invited"), encode_heartbeat(beat))
-    entry = services.default_model_ensure(actor=COMMAND).entry()
-    with answering(ASKED, "ours") as port:
-        readiness.wait_for_answer(f"http://127.0.0.1:{port}", entry, never_again(100))
-    assert f"{entry.name} answers" in capsys.readouterr().out
-
-
-def test_a_host_that_stays_away_does_not_hold_up_the_start(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
-    host = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
-    desired_states = DesiredStates(by_neuron={"invited": DesiredState(host=host)})
-    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_desired_states(desired_states))
-    entry = services.default_model_ensure(actor=COMMAND).entry()
-    readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
-    assert "can only be loaded on invited, which has been away" in capsys.readouterr().out
-
-
-def test_a_host_that_is_not_upgraded_does_not_hold_up_the_start(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its replica is ready, and gateways send it nothing."""
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
-    services.neuron_expect(actor=COMMAND, neuron_name="invited")
-    beat = ordered(heartbeat("invited", replicas=[replica(model=readiness.DEFAULT_MODEL)]))
-    old = msgspec.structs.replace(beat, protocol=PROTOCOL - 1)
-    redis_db.set(heartbeat_key("invited"), encode_heartbeat(old))
-    entry = services.default_model_ensure(actor=COMMAND).entry()
-    readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
-    assert "answers" not in (shown := capsys.readouterr().out)
-    assert "invited" in shown, shown
-
-
-def test_a_host_whose_cards_cannot_be_used_does_not_hold_up_the_start(
-    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
-    services.neuron_expect(actor=COMMAND, neuron_name="broken")
-    beat = ordered(heartbeat("broken"))
-    host = msgspec.structs.replace(beat.host, cuda_unavailable="reboot")
-    broken = msgspec.structs.replace(beat, host=host)
-    redis_db.set(heartbeat_key("broken"), encode_heartbeat(broken))
-    entry = services.default_model_ensure(actor=COMMAND).entry()
-    readiness.wait_for_answer("http://127.0.0.1:1", entry, never_again(100))
-    assert "The cards of broken cannot be used: reboot" in capsys.readouterr().out
-
-
 def never_again(num_times: int) -> EnsureWanted:
     """Ends a wait that lasts longer than so many polls."""
     left = iter(range(num_times))
@@ -174,3 +123,118 @@ def never_again(num_times: int) -> EnsureWanted:
             raise StoppingError
 
     return ensure_wanted
+
+
+@pytest.fixture
+def waited(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What is printed while the default model's answer is waited for."""
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    monkeypatch.setattr(readiness, "HOSTS_JOIN_S", 0.2)
+
+    def wait(port: int = 1) -> str:
+        entry = services.default_model_ensure(actor=COMMAND).entry()
+        readiness.wait_for_answer(f"http://127.0.0.1:{port}", entry, never_again(100))
+        return capsys.readouterr().out
+
+    return wait
+
+
+def report(redis_db: redis.Redis, name: str, *, is_ready: bool = True, **changes: Any) -> None:
+    """An invited host may not write the list of neurons: the desired states name it."""
+    services.neuron_expect(actor=COMMAND, neuron_name=name)
+    replicas = [replica(model=readiness.DEFAULT_MODEL)] if is_ready else []
+    beat = msgspec.structs.replace(ordered(heartbeat(name, replicas=replicas)), **changes)
+    redis_db.set(heartbeat_key(name), encode_heartbeat(beat))
+
+
+def test_the_answer_of_an_invited_host_is_waited_for(
+    redis_db: redis.Redis, waited: Callable[..., str]
+) -> None:
+    report(redis_db, "invited")
+    with answering(ASKED, "ours") as port:
+        assert f"{readiness.DEFAULT_MODEL} answers" in waited(port)
+
+
+def test_a_host_that_stays_away_does_not_hold_up_the_start(
+    redis_db: redis.Redis, waited: Callable[..., str]
+) -> None:
+    host = KnownHost(devices=(KnownDevice(kind="cpu", total_memory_bytes=1 << 40),), away_s=70.0)
+    desired_states = DesiredStates(by_neuron={"invited": DesiredState(host=host)})
+    redis_db.hset(NEURON_DESIRED_STATES, mapping=encode_desired_states(desired_states))
+    assert "can only be loaded on invited, which has been away" in waited()
+
+
+def test_a_host_that_is_not_upgraded_does_not_hold_up_the_start(
+    redis_db: redis.Redis, waited: Callable[..., str]
+) -> None:
+    """Its replica is ready, and gateways send it nothing."""
+    report(redis_db, "invited", protocol=PROTOCOL - 1)
+    assert "answers" not in (shown := waited())
+    assert "invited" in shown, shown
+
+
+def test_a_host_whose_cards_cannot_be_used_does_not_hold_up_the_start(
+    redis_db: redis.Redis, waited: Callable[..., str]
+) -> None:
+    facts = msgspec.structs.replace(ordered(heartbeat("broken")).host, cuda_unavailable="reboot")
+    report(redis_db, "broken", is_ready=False, host=facts)
+    assert "The cards of broken cannot be used: reboot" in waited()
+
+
+def lines(
+    data_dir: Path = REPOSITORY_DIR / "var",
+    program: str = "python3 manage.py",
+    *,
+    is_open: bool = True,
+    has_database_url: bool = False,
+) -> list[str]:
+    return first_key_lines(data_dir, program, is_open=is_open, has_database_url=has_database_url)
+
+
+def test_the_message_without_any_key() -> None:
+    first, command = lines()
+    assert "may have one" in first and "need one" in lines(is_open=False)[0]
+    assert "DATABASE_URL" in lines(has_database_url=True)[0] and "DATABASE_URL" not in first
+    assert command == (
+        "python3 manage.py accounts create team && python3 manage.py keys create team"
+    ), "the usual data directory is not named"
+
+
+@pytest.mark.slow
+def test_the_command_works(tmp_path: Path, migrated_sqlite: Path) -> None:
+    """It runs in a directory whose name needs quotes, with nothing else in the environment."""
+    data_dir = tmp_path / "some data"
+    data_dir.mkdir()
+    (data_dir / "secret_key").write_text("a secret key of this test, long enough to be one")
+    shutil.copy(migrated_sqlite, data_dir)
+    manage = REPOSITORY_DIR / "manage.py"
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    if MARK_VARIABLE in os.environ:
+        environment[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
+    command = lines(data_dir, f"python3 {manage}")[1]
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("hx-")
+    again = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 1
+    assert "already" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+@pytest.mark.django_db
+def test_whether_there_are_keys() -> None:
+    from helexa_site.bootstrap.database import has_keys
+    from metering.actor import COMMAND
+    from metering.services import account_create, key_create
+
+    assert not has_keys()
+    key_create(actor=COMMAND, account=account_create(actor=COMMAND, name="some-team"))
+    assert has_keys()

@@ -104,10 +104,23 @@ def test_output_is_logged_and_warnings_are_shown(
 def test_a_child_that_ends_is_restarted_and_reported(
     supervised: Supervised, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    started = supervised.supervisor.start(python("print('life'); exit(3)"))
+    """With its last line, such as the reason of a traceback, which no log record has."""
+    started = supervised.supervisor.start(python("print('life'); import helexa_missing"))
     wait_until(lambda: supervised.log().count("life") >= 2)
     assert started.num_failures >= 1
-    assert "ended (exit code 3); restarting in 0.5 s" in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert "ended (exit code 1); restarting in 0.5 s" in shown
+    assert "it ends with: ModuleNotFoundError: No module named 'helexa_missing'" in shown
+    hot = python("import sys; print('WARNING: hot'); sys.exit(2)", name="hot")
+    started = supervised.supervisor.start(hot)
+    wait_until(lambda: started.num_failures > 0)
+    supervised.supervisor.stop()
+    shown = capfd.readouterr().out
+    assert "ended (exit code 2); restarting" in shown
+    assert shown.count("WARNING: hot") == 1, "what the console has shown is not repeated"
+    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert BACKOFF.wait_s(100) == BACKOFF.max_s
+    assert (ending_in_words(2), ending_in_words(-9)) == ("exit code 2", "killed by SIGKILL")
 
 
 def test_a_child_that_cannot_start_is_tried_again(
@@ -157,16 +170,6 @@ def test_a_line_that_breaks_the_log_does_not_stop_its_child(
         python("for i in range(100): print('x' * 4000)\nprint('done'); import time; time.sleep(60)")
     )
     wait_until(lambda: "done" in supervised.log())
-
-
-def test_backoff_doubles_up_to_its_limit() -> None:
-    assert [BACKOFF.wait_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert BACKOFF.wait_s(100) == BACKOFF.max_s
-
-
-def test_endings() -> None:
-    assert ending_in_words(2) == "exit code 2"
-    assert ending_in_words(-9) == "killed by SIGKILL"
 
 
 def test_a_stubborn_child_is_killed_with_its_group(
@@ -263,39 +266,12 @@ def written(log: LogFile, *lines: str) -> None:
     log.close()
 
 
-def test_a_full_log_makes_room(tmp_path: Path) -> None:
+def test_a_full_log_makes_room_and_one_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     written(LogFile(tmp_path / "child.log", max_bytes=10), "12345", "abcde", "vwxyz")
     assert (tmp_path / "child.log").read_text() == "vwxyz\n"
     assert (tmp_path / "child.log.1").read_text() == "abcde\n"
-
-
-def test_a_log_that_cannot_be_written_stops_no_process(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "child.log").symlink_to("/dev/full")
-    log = LogFile(tmp_path / "child.log", max_bytes=1000)
-    written(log, "lost", "lost")
+    (tmp_path / "full.log").symlink_to("/dev/full")
+    written(LogFile(tmp_path / "full.log", max_bytes=1000), "lost", "lost")
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_failure_ends_with_its_last_line(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The reason of a traceback, which no log record has."""
-    started = supervised.supervisor.start(python("print('up'); import helexa_missing"))
-    wait_until(lambda: started.num_failures > 0)
-    supervised.supervisor.stop()
-    shown = capfd.readouterr().out
-    assert "it ends with: ModuleNotFoundError: No module named 'helexa_missing'" in shown
-
-
-def test_what_the_console_has_shown_is_not_repeated(
-    supervised: Supervised, capfd: pytest.CaptureFixture[str]
-) -> None:
-    started = supervised.supervisor.start(python("import sys; print('WARNING: hot'); sys.exit(2)"))
-    wait_until(lambda: started.num_failures > 0)
-    supervised.supervisor.stop()
-    shown = capfd.readouterr().out
-    assert "ended (exit code 2); restarting" in shown
-    assert shown.count("WARNING: hot") == 1
-    assert "it ends with" not in shown

@@ -1,28 +1,24 @@
-"""``manage.py doctor``: lines or JSON, and an exit code."""
+"""``manage.py doctor``: lines or JSON, an exit code, and findings about installed packages."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from benchmarks.ports import free_port
-from helexa_site.program import REPOSITORY_DIR
+from helexa_site.doctor import examine, host_checks
+from helexa_site.program import Installation
+from tests.cases import each_case
+from tests.helexa_site.processes import manage
 
 
 def doctor(data_dir: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "doctor"),
-            *("--port", str(free_port()), *arguments),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"HELEXA_DATA_DIR": str(data_dir)} | variables,
-    )
+    port = str(free_port())
+    return manage("doctor", "--port", port, *arguments, HELEXA_DATA_DIR=str(data_dir), **variables)
 
 
 def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -47,3 +43,32 @@ def test_settings_that_cannot_be_read_are_a_line(tmp_path: Path) -> None:
     assert "HELEXA_MAX_IMAGE is no setting that is known here" in done.stdout
     assert "FAIL settings   HELEXA_MAX_BODY_BYTES='plenty' is not a whole number" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+MET = f"psutil=={metadata.version('psutil')}"
+
+
+@each_case(
+    ("pins", "level", "text"),
+    [
+        ([MET, 'psutil==0.1; extra == "other"'], "ok", "as the wheel pins them"),
+        ([MET, "redis==0.1"], "warning", "not as the wheel pins them: redis==0.1"),
+        ([MET, 'redis==0.1; extra == "neuron"'], "warning", "redis==0.1"),
+    ],
+)
+def test_a_wheel_is_held_to_its_own_pins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pins: list[str], level: str, text: str
+) -> None:
+    monkeypatch.setattr(examine, "REPOSITORY_DIR", tmp_path)
+    monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
+    (finding,) = examine.package_findings()
+    assert finding.level == level
+    assert text in finding.text
+
+
+def test_a_wheel_without_torch_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ``helexa neuron`` installs nothing."""
+    monkeypatch.setattr(host_checks, "installation", lambda: Installation.WHEEL)
+    facts = {"problems": [], "torch": None, "driver_cuda": None, "torch_cuda": None, "driver": None}
+    (warned, *_) = host_checks.gpu_fact_findings(facts)
+    assert "[neuron]" in warned.mend

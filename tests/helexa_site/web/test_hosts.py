@@ -1,10 +1,11 @@
-"""Tests that the names by which the server may be asked follow from what it listens on."""
+"""Names by which the server may be asked, and which proxies' headers decide a client's address."""
 
 from __future__ import annotations
 
 import logging
 import socket
 from dataclasses import replace
+from ipaddress import ip_address, ip_network
 from types import SimpleNamespace
 
 import psutil
@@ -13,6 +14,7 @@ from django.test import Client, override_settings
 
 from helexa_site.bootstrap.arguments import gateway_host
 from helexa_site.config import Config, read_config
+from helexa_site.web.client_address import client_address, counted_address
 from helexa_site.web.hosts import allowed_hosts, host_is_allowed
 from inference.settings.gateway import ALLOWED_HOSTS
 from tests.cases import each_case
@@ -32,7 +34,7 @@ def config() -> Config:
     return replace(read_config(), allowed_hosts=(), listen_host="127.0.0.1")
 
 
-@pytest.mark.parametrize("listen_host", [None, "127.0.0.1", "0.0.0.0", "192.0.2.7", "box"])
+@each_case("listen_host", [None, "127.0.0.1", "0.0.0.0", "192.0.2.7", "box"])
 def test_loopback_names_always_and_others_never(config: Config, listen_host: str | None) -> None:
     config = replace(config, listen_host=listen_host)
     for host in LOOPBACK:
@@ -41,26 +43,18 @@ def test_loopback_names_always_and_others_never(config: Config, listen_host: str
         assert not host_is_allowed(config, host), host
 
 
-def test_a_request_without_a_host_comes_from_no_browser(config: Config) -> None:
-    assert host_is_allowed(config, "")
-    assert not host_is_allowed(config, ":80")
-
-
-def test_the_address_that_it_listens_on(config: Config) -> None:
+def test_the_address_and_the_name_that_it_listens_on(config: Config) -> None:
+    name = socket.gethostname()
     for listen_host, asked in (
         ("192.0.2.7", "192.0.2.7:31313"),
         ("2001:db8:0::7", "[2001:db8::7]:31313"),
         ("Box.example.org", "box.EXAMPLE.org"),
+        ("0.0.0.0", f"{name}:31313"),
     ):
-        assert not host_is_allowed(config, asked)
+        assert not host_is_allowed(config, asked) or name == "localhost"
         assert host_is_allowed(replace(config, listen_host=listen_host), asked)
-
-
-def test_the_machines_own_name_where_others_can_reach_it(config: Config) -> None:
-    name = socket.gethostname()
-    if name != "localhost":
-        assert not host_is_allowed(config, name)
-    assert host_is_allowed(replace(config, listen_host="0.0.0.0"), f"{name}:31313")
+    assert host_is_allowed(config, ""), "a request without a host comes from no browser"
+    assert not host_is_allowed(config, ":80")
 
 
 def test_the_machines_own_addresses_on_a_wildcard(
@@ -138,3 +132,54 @@ def test_the_flag_is_read_before_django_reads_it() -> None:
     assert gateway_host(["--host=::"]) == "::"
     assert gateway_host([]) == "127.0.0.1"
     assert gateway_host(["--host"]) == "127.0.0.1"
+
+
+PROXIES = tuple(ip_network(word) for word in ("10.0.0.0/8", "127.0.0.1", "fd00::/8"))
+
+
+@each_case(
+    ("peer", "forwarded_for", "address"),
+    [
+        ("192.0.2.1", "", "192.0.2.1"),
+        ("192.0.2.1", "198.51.100.7", "192.0.2.1"),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.7", "198.51.100.7"),
+        ("10.0.0.1", "203.0.113.5, 198.51.100.7", "198.51.100.7"),
+        ("10.0.0.1", "10.1.1.1, 198.51.100.7 , 10.2.2.2", "198.51.100.7"),
+        ("127.0.0.1", "10.1.1.1,10.2.2.2", "10.1.1.1"),
+        ("10.0.0.1", "198.51.100.7, unknown", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.7, unknown, 10.2.2.2", "10.2.2.2"),
+        ("10.0.0.1", ",,", "10.0.0.1"),
+        ("10.0.0.1", "198.51.100.7:4711", "198.51.100.7"),
+        ("10.0.0.1", "[2001:db8::7]:4711", "2001:db8::7"),
+        ("10.0.0.1", "2001:db8::7", "2001:db8::7"),
+        ("::ffff:10.0.0.1", "::ffff:198.51.100.7", "198.51.100.7"),
+        ("fd00::1", "2001:db8::7", "2001:db8::7"),
+        ("2001:db8::1", "198.51.100.7", "2001:db8::1"),
+        ("", "198.51.100.7", "::"),
+    ],
+)
+def test_the_first_from_the_right_that_is_no_proxy(
+    peer: str, forwarded_for: str, address: str
+) -> None:
+    assert client_address(peer, forwarded_for, PROXIES) == ip_address(address)
+
+
+def test_without_trusted_proxies_the_peer_asks() -> None:
+    for peer in ("127.0.0.1", "10.0.0.1", "::1"):
+        assert client_address(peer, "198.51.100.7", ()) == ip_address(peer)
+
+
+@each_case(
+    ("address", "counted"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("::1", "::"),
+    ],
+)
+def test_a_client_has_one_address_or_one_ipv6_network(address: str, counted: str) -> None:
+    assert counted_address(ip_address(address)) == counted

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +13,15 @@ from django.test import RequestFactory
 
 from helexa_site.config import Config, read_config
 from helexa_site.doctor.examine import settings_findings
-from helexa_site.program import REPOSITORY_DIR
 from helexa_site.web import middleware
 from helexa_site.web.hosts import allowed_hosts
 from inference.settings.kinds import Networks
 from inference.settings.setting import SettingError
 from tests.cases import each_case
+from tests.helexa_site.processes import manage
 
 PUBLIC = "https://chat.example.org"
 PROXY = "10.1.0.7"
-TIMEOUT_S = 300
 
 
 @pytest.fixture
@@ -45,7 +41,13 @@ def asked(config: Config, peer: str, forwarded: str | None, method: str = "GET")
     return request if answer is None else answer
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def _is_chat(settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["chat.example.org"]
+
+
+@pytest.mark.usefixtures("_is_chat")
+@each_case(
     ("peer", "forwarded", "is_secure"),
     [
         (PROXY, "https", True),
@@ -57,29 +59,22 @@ def asked(config: Config, peer: str, forwarded: str | None, method: str = "GET")
     ],
 )
 def test_only_a_trusted_proxys_https_header_counts(
-    behind_tls: Config, settings: Any, peer: str, forwarded: str | None, is_secure: bool
+    behind_tls: Config, peer: str, forwarded: str | None, is_secure: bool
 ) -> None:
-    settings.ALLOWED_HOSTS = ["chat.example.org"]
     assert asked(behind_tls, peer, forwarded).is_secure() is is_secure
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.usefixtures("_is_chat")
+@each_case("method", ["GET", "POST"])
 def test_what_came_by_http_through_the_proxy_is_sent_to_https(
-    behind_tls: Config, settings: Any, method: str
+    behind_tls: Config, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    settings.ALLOWED_HOSTS = ["chat.example.org"]
     answer = asked(behind_tls, PROXY, "http", method)
     assert (answer.status_code, answer.headers["location"]) == (308, f"{PUBLIC}/admin/?a=b")
     for peer in ("127.0.0.1", "192.0.2.1"):
         assert not hasattr(asked(behind_tls, peer, "http"), "status_code"), "commands speak HTTP"
-
-
-def test_the_redirect_can_be_turned_off(
-    behind_tls: Config, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.ALLOWED_HOSTS = ["chat.example.org"]
     monkeypatch.setattr(middleware, "CONFIG", replace(behind_tls, redirects_to_https=False))
-    assert not hasattr(asked(behind_tls, PROXY, "http"), "status_code")
+    assert not hasattr(asked(behind_tls, PROXY, "http"), "status_code"), "it is turned off"
 
 
 @each_case(
@@ -128,24 +123,18 @@ def test_the_doctor_misses_the_proxy() -> None:
     assert all("HELEXA_TRUSTED_PROXIES" not in one.mend for one in settings_findings(named, {}))
 
 
-def manage(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        cwd=REPOSITORY_DIR,
-        env=os.environ
-        | {
-            "HELEXA_DATA_DIR": str(tmp_path),
-            "HELEXA_PUBLIC_URL": PUBLIC,
-            "HELEXA_TRUSTED_PROXIES": PROXY,
-        },
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+def behind(data_dir: Path) -> dict[str, str]:
+    return {
+        "HELEXA_DATA_DIR": str(data_dir),
+        "HELEXA_PUBLIC_URL": PUBLIC,
+        "HELEXA_TRUSTED_PROXIES": PROXY,
+    }
 
 
 def test_djangos_deployment_check_finds_nothing_behind_tls(tmp_path: Path) -> None:
-    done = manage(tmp_path, "check", "--deploy", "--tag", "security", "--fail-level", "WARNING")
+    done = manage(
+        "check", "--deploy", "--tag", "security", "--fail-level", "WARNING", **behind(tmp_path)
+    )
     assert done.returncode == 0, done.stderr
     assert "System check identified no issues" in done.stdout
 
@@ -176,7 +165,7 @@ for name, cookie in {{**page.cookies, **logged_in.cookies}}.items():
 @pytest.mark.slow
 def test_a_login_behind_tls_sets_secure_cookies(tmp_path: Path, migrated_sqlite: Path) -> None:
     shutil.copy(migrated_sqlite, tmp_path)
-    done = manage(tmp_path, "shell", "--verbosity", "0", "-c", LOG_IN)
+    done = manage("shell", "--verbosity", "0", "-c", LOG_IN, **behind(tmp_path))
     first, *cookies = done.stdout.splitlines()
     assert first == "302 max-age=2592000", done.stderr
     assert sorted(cookies) == ["csrftoken True Lax", "sessionid True Lax"]

@@ -1,0 +1,308 @@
+"""The site's own pages and static files: the API reference, errors, settings, times and labels."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import re
+import warnings
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib import admin
+from django.contrib.admin.utils import flatten_fieldsets, label_for_field
+from django.contrib.auth.models import User
+from django.core.exceptions import BadRequest
+from django.db import OperationalError
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.template import Context, Template
+from django.templatetags.static import static
+from django.test import Client, RequestFactory
+from django.urls import path
+from django.utils.formats import localize
+from whitenoise.middleware import WhiteNoiseMiddleware
+
+import helexa_site.urls  # registers the admin's models
+from helexa_site import urls
+from helexa_site.web import error_pages, pages
+from helexa_site.web.api_reference import calls, reads
+from helexa_site.web.middleware import HEADER, POLICY, policy_text
+from helexa_site.web.moments import moment_text
+from inference.settings.table import SETTINGS
+from inference.wire.openai.passed.request import ENDPOINTS
+from inference.wire.openapi import CALLS, DIALECTS, document
+from tests.cases import each_case
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def page() -> str:
+    response = Client().get("/docs")
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_the_reference_is_whole_and_its_links_lead_somewhere(page: str) -> None:
+    text = html.unescape(page)
+    for address in document()["paths"]:
+        assert address in text
+    for fields in DIALECTS.values():
+        for field in fields.values():
+            assert f"<code>{field.name}</code>" in text
+            assert field.note in text
+    for words in ("curl http://testserver/v1", 'base_url="http://testserver/v1"', "baseURL: "):
+        assert words in page
+    assert 'id="search-paths"' in page
+    loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*?(?:src|href)="([^"]*)"', page)
+    assert loaded and [one for one in loaded if "//" in one] == [], "it needs no other host"
+    targets = set(re.findall(r'href="#([^"]+)"', page))
+    assert targets and targets <= set(re.findall(r'id="([^"]+)"', page))
+
+
+def test_every_call_has_a_summary_and_an_anchor_of_its_own() -> None:
+    assert {call.path for call in calls() if call.method == "POST"} == {
+        *CALLS,
+        *(endpoint.path for endpoint in ENDPOINTS),
+    }
+    anchors = [call.anchor for call in (*calls(), *reads())]
+    assert len(set(anchors)) == len(anchors)
+
+
+def test_strangers_find_it_from_the_front() -> None:
+    client = Client()
+    landed = client.get("/", follow=True)
+    assert 'href="/docs"' in landed.content.decode()
+    assert client.get("/docs/").status_code == 200
+    assert client.post("/docs").status_code == 405
+
+
+PAGE = "text/html,application/xhtml+xml,*/*;q=0.8"
+
+
+@each_case("accept", ["application/json", "*/*", ""])
+def test_json_names_what_may_have_been_meant(accept: str) -> None:
+    response = Client().post("/openai/v1/chat/completions", HTTP_ACCEPT=accept)
+    assert (response.status_code, response["content-type"]) == (404, "application/json")
+    error = response.json()["error"]
+    assert error["code"] == "unknown_url"
+    assert error["message"].endswith("Did you mean /v1/chat/completions? What there is: /docs.")
+
+
+def test_a_browser_gets_a_page() -> None:
+    response = Client().get("/nowhere", HTTP_ACCEPT=PAGE)
+    assert response.status_code == 404 and "x-request-id" not in response
+    assert response["content-type"].startswith("text/html")
+    assert "There is nothing at this address" in response.text and 'href="/"' in response.text
+
+
+def bad(_request: HttpRequest) -> HttpResponse:
+    raise BadRequest("no")
+
+
+def broken(_request: HttpRequest) -> HttpResponse:
+    raise RuntimeError("a secret")
+
+
+def away(_request: HttpRequest) -> HttpResponse:
+    raise OperationalError("the database is away")
+
+
+urlpatterns = [*urls.urlpatterns, path("bad", bad), path("broken", broken), path("away", away)]
+handler400, handler500 = urls.handler400, urls.handler500
+
+
+@pytest.mark.urls(__name__)
+@each_case(
+    ("address", "status", "words"),
+    [("/bad", 400, "This request cannot be read"), ("/broken", 500, "The server failed.")],
+)
+def test_a_refusal_and_a_failure(
+    caplog: pytest.LogCaptureFixture, address: str, status: int, words: str
+) -> None:
+    client = Client(raise_request_exception=False)
+    response = client.get(address, HTTP_ACCEPT=PAGE)
+    page = response.text
+    assert response.status_code == status and words in page
+    assert 'class="hx-skip"' in page and "a secret" not in page
+    if status == 500:
+        number = page.partition("under this number: ")[2][:32]
+        assert len(number) == 32 and f"GET /broken failed: {number}" in caplog.text
+    response = client.get(address, HTTP_ACCEPT="application/json")
+    assert (response.status_code, response["content-type"]) == (status, "application/json")
+    assert "a secret" not in response.text
+
+
+@pytest.mark.urls(__name__)
+def test_a_database_that_is_away_leaves_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(*_args: object, **_options: object) -> HttpResponse:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(error_pages, "render_page", render)
+    response = Client(raise_request_exception=False).get("/away", HTTP_ACCEPT=PAGE)
+    assert response.status_code == 500
+    assert "<h1>Server error</h1>" in response.content.decode()
+
+
+def test_every_setting_is_shown_to_superusers_and_no_secret(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {one.name: "sesame-and-long-enough" for one in SETTINGS if one.is_secret}
+    environment["HELEXA_MAX_IMAGES"] = "37"
+    monkeypatch.setattr(pages, "ENVIRONMENT", environment)
+    text = html.unescape(admin_client.get("/admin/settings/").text)
+    for setting in SETTINGS:
+        assert (f"<code>{setting.name}</code>" in text) is not setting.is_internal
+        assert setting.is_internal or setting.kind.rule in text
+    assert '<td class="hx-words">37</td>' in text
+    assert "sesame" not in text and "set, and not shown" in text
+    assert "](" not in text and "`" not in text, "Markdown"
+    for is_staff, status in ((True, 403), (False, 302)):
+        client = Client()
+        client.force_login(User.objects.create_user(f"staff-{is_staff}", is_staff=is_staff))
+        assert client.get("/admin/settings/").status_code == status
+
+
+NOON = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
+WORDS = "2026-01-31 12:00:05 UTC"
+FORMATTING = re.compile(r"""\|(?:date|time|timesince|timeuntil)\b(?!:["']Y-m-d["'])""")
+
+
+@each_case(
+    ("moment", "words"),
+    [(NOON, WORDS), (NOON.astimezone(timezone(timedelta(hours=2))), WORDS), (None, "")],
+)
+def test_a_moment_in_words_everywhere(moment: datetime | None, words: str) -> None:
+    assert moment_text(moment) == words
+    assert Template("{{ at|moment }}").render(Context({"at": moment})) == words
+    # The admin's own columns and forms.
+    assert (localize(NOON), localize(NOON.date())) == (WORDS, "2026-01-31")
+
+
+def test_templates_have_no_format_of_their_own_and_whole_tags() -> None:
+    """Django prints a tag as text that does not end on its own line."""
+    templates = sorted(Path(settings.BASE_DIR).glob("templates/**/*.html"))
+    assert templates
+    lines = [
+        (f"{template.name}:{number}", line)
+        for template in templates
+        for number, line in enumerate(template.read_text().splitlines(), start=1)
+    ]
+    assert [place for place, line in lines if FORMATTING.search(line)] == []
+    assert [place for place, line in lines if OPEN_TAG.search(line)] == []
+
+
+OPEN_TAG = re.compile(r"\{([{%])(?!.*[%}]\})")
+
+
+@each_case(
+    ("path", "host"),
+    [
+        ("/login/", "localhost"),
+        ("/admin/login/", "localhost"),
+        ("/docs", "localhost"),
+        ("/admin/", "localhost"),
+        ("/nowhere", "localhost"),
+        ("/login/", "evil.example"),
+        ("/static/helexa/pages.css", "localhost"),
+    ],
+)
+def test_every_answer_has_the_policy(path: str, host: str) -> None:
+    response = Client(headers={"host": host}).get(path)
+    assert response.headers[HEADER] == policy_text()
+
+
+def test_no_page_runs_a_script_that_stands_in_it_or_comes_from_elsewhere() -> None:
+    scripts = POLICY["script-src"]
+    assert set(scripts) == {"'self'", "'unsafe-eval'"}
+    assert POLICY["default-src"] == ("'self'",), "connections among others"
+    for directive in ("object-src", "base-uri", "frame-src", "frame-ancestors"):
+        assert POLICY[directive] == ("'none'",)
+
+
+assert helexa_site.urls.urlpatterns
+CODED = re.compile(r"_|\b(num|ms|tls|gpus|mb|micro usd)\b| s$")
+"""A label that Django made of a column's name."""
+
+
+@each_case("model", list(admin.site._registry), ids=lambda model: model.__name__)
+def test_labels_are_words(model: type[Model]) -> None:
+    model_admin = admin.site._registry[model]
+    request = RequestFactory().get("/")
+    request.user = User(username="root", is_superuser=True, is_staff=True)
+    labels = _column_labels(model, request) | _field_labels(model, request)
+    assert labels and model_admin.list_display
+    assert {label for label in labels if CODED.search(label)} == set()
+
+
+def _column_labels(model: type[Model], request: HttpRequest) -> set[str]:
+    model_admin = admin.site._registry[model]
+    columns = model_admin.get_list_display(request)
+    return {str(label_for_field(name, model, model_admin)) for name in columns if name != "__str__"}
+
+
+def _field_labels(model: type[Model], request: HttpRequest) -> set[str]:
+    model_admin = admin.site._registry[model]
+    fields = model_admin.get_form(request, change=True).base_fields
+    read_only = set(flatten_fieldsets(model_admin.get_fieldsets(request))) - set(fields)
+    return {str(field.label) for field in fields.values()} | {
+        str(label_for_field(name, model, model_admin)) for name in read_only
+    }
+
+
+MAX_DASHBOARD_BYTES = 300_000
+"""Fonts are not in it: they are compressed themselves."""
+
+
+def _not_static(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(status=404)
+
+
+def test_they_come_from_their_packages_and_nothing_is_missed(settings: Any) -> None:
+    settings.WHITENOISE_AUTOREFRESH = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        middleware = WhiteNoiseMiddleware(_not_static)
+    response = middleware(RequestFactory().get("/static/admin/css/base.css"))
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/css")
+
+
+def test_an_address_has_a_digest_and_is_kept_long() -> None:
+    address = static("helexa/pages.css")
+    assert re.fullmatch(r"/static/helexa/pages\.css\?v=[0-9a-f]{12}", address)
+    assert "immutable" in Client().get(address)["Cache-Control"]
+    for other in ("/static/helexa/pages.css", "/static/helexa/pages.css?v=0123456789ab"):
+        assert Client().get(other)["Cache-Control"] == "max-age=60, public"
+
+
+@pytest.mark.django_db
+def test_the_dashboard_is_small(admin_client: Client) -> None:
+    """With its scripts and style sheets, as a browser gets them: 1.27 MB before."""
+    client = Client(headers={"accept-encoding": "gzip, br"})
+    client.cookies = admin_client.cookies
+    page = admin_client.get("/admin/").text
+    addresses = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page))
+    assert any("htmx" in one for one in addresses)
+    sizes = [len(client.get("/admin/").content)]
+    sizes += [len(b"".join(client.get(one))) for one in addresses]  # type: ignore[arg-type]
+    assert sum(sizes) <= MAX_DASHBOARD_BYTES
+
+
+def test_text_is_compressed_and_fonts_are_not() -> None:
+    client = Client(headers={"accept-encoding": "gzip, br"})
+    plain = b"".join(Client().get("/static/helexa/pages.css"))  # type: ignore[arg-type]
+    response = client.get("/static/helexa/pages.css")
+    assert response["Content-Encoding"] == "gzip" and "Accept-Encoding" in response["Vary"]
+    packed = b"".join(response)  # type: ignore[arg-type]
+    assert gzip.decompress(packed) == plain and len(packed) < len(plain) / 2
+    font = client.get("/static/unfold/fonts/inter/Inter-Regular.woff2")
+    assert font.status_code == 200 and "Content-Encoding" not in font
+    part = client.get("/static/helexa/pages.css", headers={"range": "bytes=0-9"})
+    assert part.status_code == 206 and "Content-Encoding" not in part
+    assert "Content-Encoding" not in Client().get("/docs")
+    assert client.get("/docs")["Content-Encoding"] == "gzip"
