@@ -160,6 +160,8 @@ class FakeUpstream:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            # Else a part waits for the one before it to be acknowledged, and a cut discards it.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.num_connections += 1
             self._open.append(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
