@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from inference.settings.gateway import METRICS_OFF
 from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest, PullState
 from metering.actor import Actor
+from metering.ledger.entries import Settle
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
@@ -194,6 +195,41 @@ async def not_django(_scope: Any, _receive: Any, send: Any) -> None:
 @pytest.fixture
 def client(gateway: Gateway) -> AsgiClient:
     return AsgiClient(build_application(gateway, django_app=not_django))
+
+
+@dataclass(slots=True, kw_only=True)
+class Rig:
+    """A gateway with everything around it but its neurons."""
+
+    client: AsgiClient
+    gateway: Gateway
+    catalogue: FakeCatalogue
+    directory: FakeDirectory
+    ledger: FakeLedger
+
+    @property
+    def settled(self) -> Settle:
+        """The ledger's only entry."""
+        (entry,) = self.ledger.settled
+        return entry
+
+
+def parts_of(rig: Rig) -> dict[str, Any]:
+    """The fields of a rig, for one that has more."""
+    return {field.name: getattr(rig, field.name) for field in fields(Rig)}
+
+
+@pytest.fixture
+def rig(
+    client: AsgiClient,
+    gateway: Gateway,
+    catalogue: FakeCatalogue,
+    directory: FakeDirectory,
+    ledger: FakeLedger,
+) -> Rig:
+    return Rig(
+        client=client, gateway=gateway, catalogue=catalogue, directory=directory, ledger=ledger
+    )
 
 
 @pytest.fixture

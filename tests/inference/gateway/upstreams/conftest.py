@@ -1,4 +1,4 @@
-"""An upstream, and a catalogue whose only model it serves."""
+"""An upstream, and a gateway whose only model it serves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.conf import settings
 from fleet.catalogue import CatalogueEntry
 from fleet.upstreams.entry import UpstreamEntry
 from fleet.upstreams.secret import seal
-from tests.inference.gateway.conftest import FakeCatalogue
-from tests.inference.gateway.upstreams.forwarding import HELLO, SECRET
+from tests.inference.gateway.conftest import Rig, parts_of
+from tests.inference.gateway.upstreams.forwarding import HELLO, SECRET, UpstreamRig
 from tests.servers.fake_upstream import FakeUpstream
 
 
@@ -36,8 +36,7 @@ def upstream() -> Iterator[FakeUpstream]:
 
 
 @pytest.fixture
-def far(upstream: FakeUpstream, catalogue: FakeCatalogue) -> CatalogueEntry:
-    """The catalogue's only model."""
+def rig(rig: Rig, upstream: FakeUpstream) -> UpstreamRig:
     sealed = seal(SECRET, settings.SECRET_KEY)
     entry = CatalogueEntry(
         name="far",
@@ -46,5 +45,5 @@ def far(upstream: FakeUpstream, catalogue: FakeCatalogue) -> CatalogueEntry:
         output_price_micro_usd=2_000_000,
         upstream=UpstreamEntry(name="box", url=upstream.url, sealed_secret=sealed),
     )
-    catalogue.listed = [entry]
-    return entry
+    rig.catalogue.listed = [entry]
+    return UpstreamRig(**parts_of(rig), upstream=upstream, entry=entry)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import wave
-from dataclasses import replace
 from typing import Any
 
-from fleet.catalogue import CatalogueEntry
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.conftest import FakeCatalogue
+from tests.inference.gateway.asgi_client import Exchange
 
 BOUNDARY = "a-boundary"
 FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -45,19 +42,6 @@ def wav(seconds: float, *, rate: int = 8000) -> bytes:
 def audio_form(audio: bytes, *others: bytes, model: bytes = b"far") -> bytes:
     file = part("file", audio, filename="a.wav", type_="audio/wav")
     return form(part("model", model), file, *others)
-
-
-async def transcribe(client: AsgiClient, audio: bytes, *others: bytes) -> Exchange:
-    body = audio_form(audio, *others)
-    return await client.post(TRANSCRIPTIONS, parts=[body], headers=FORM)
-
-
-def offer(catalogue: FakeCatalogue, far: CatalogueEntry, task: str, **changes: Any) -> None:
-    """The model does that task, for money: 1 USD a million requests, 2 a million units."""
-    prices = {"input_price_micro_usd": None, "output_price_micro_usd": None}
-    own = {"request_price_micro_usd": 1_000_000, "unit_price_micro_usd": 2_000_000}
-    changed = {**prices, **own, "task": task, **changes}
-    catalogue.listed = [replace(far, **changed)]
 
 
 def shape(answer: Exchange) -> tuple[int, str, str | None]:

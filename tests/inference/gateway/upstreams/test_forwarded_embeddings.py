@@ -1,21 +1,28 @@
-"""Embeddings that an upstream answers."""
+"""Embeddings and counts of a prompt's tokens that an upstream answers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
-from fleet.catalogue import CatalogueEntry
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import FakeCatalogue
-from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
-from tests.inference.gateway.upstreams.forwarding import SECRET, cut_early, serve
-from tests.servers.fake_upstream import Asked, FakeUpstream, Wire
+from tests.cases import each_case
+from tests.inference.gateway.upstreams.forwarding import (
+    CHAT,
+    RED_PIXELS,
+    SECRET,
+    UpstreamRig,
+    cut_early,
+)
+from tests.inference.gateway.upstreams.spoken import SPOKEN_BY
+from tests.servers.fake_upstream import Asked, Wire
 
+EMBEDDINGS, COUNT = "/v1/embeddings", "/v1/messages/count_tokens"
 ASKED = {"model": "far", "input": ["a", "b"]}
 USAGE = {"prompt_tokens": 5, "total_tokens": 5}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 def embeds(asked: Asked, wire: Wire) -> None:
@@ -24,97 +31,163 @@ def embeds(asked: Asked, wire: Wire) -> None:
     wire.json(200, {"object": "list", "data": data, "usage": USAGE})
 
 
-@pytest.fixture(autouse=True)
-def embedding(upstream: FakeUpstream, far: CatalogueEntry) -> None:
-    upstream.answer = embeds
-
-
-async def test_they_are_forwarded_and_billed(
-    client: AsgiClient, upstream: FakeUpstream, ledger: FakeLedger
-) -> None:
-    answer = await client.post("/v1/embeddings", {**ASKED, "dimensions": 2})
+async def test_embeddings_are_forwarded_and_billed(rig: UpstreamRig) -> None:
+    rig.upstream.answer = embeds
+    answer = await rig.client.post(EMBEDDINGS, {**ASKED, "dimensions": 2})
     assert [one["embedding"] for one in answer.json["data"]] == [[0.5, 0.0], [0.5, 1.0]]
     assert answer.json["usage"]["prompt_tokens"] == 5
-    (asked,) = upstream.asked
-    assert (asked.path, asked.headers["authorization"]) == ("/v1/embeddings", f"Bearer {SECRET}")
+    (asked,) = rig.upstream.asked
+    assert (asked.path, asked.headers["authorization"]) == (EMBEDDINGS, f"Bearer {SECRET}")
     assert asked.json == {
         "model": "org/m",
         "input": ["a", "b"],
         "encoding_format": "base64",
         "dimensions": 2,
     }
-    (settled,) = ledger.settled
+    settled = rig.settled
     assert (settled.neuron, settled.cost_micro_usd) == ("upstream:box", 5)
     assert (settled.prompt_tokens, settled.completion_tokens) == (5, 0)
-    ollama = await client.post("/api/embed", {"model": "far", "input": "a"})
+    ollama = await rig.client.post("/api/embed", {"model": "far", "input": "a"})
     assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
 
 
-async def test_ollamas_are_forwarded_and_billed(
-    client: AsgiClient,
-    upstream: FakeUpstream,
-    far: CatalogueEntry,
-    catalogue: FakeCatalogue,
-    ledger: FakeLedger,
-) -> None:
-    serve(catalogue, far, url=upstream.origin, dialect="ollama")
-    found = {"embeddings": [[0.5, 1.0]], "prompt_eval_count": 3}
-    upstream.answer = lambda asked, wire: wire.json(200, found)
-    answer = await client.post("/v1/embeddings", {"model": "far", "input": "a"})
+async def test_embeddings_of_ollamas_are_forwarded_and_billed(rig: UpstreamRig) -> None:
+    SPOKEN_BY["ollama"].serve(rig)
+    rig.answer(200, {"embeddings": [[0.5, 1.0]], "prompt_eval_count": 3})
+    answer = await rig.client.post(EMBEDDINGS, {"model": "far", "input": "a"})
     assert [one["embedding"] for one in answer.json["data"]] == [[0.5, 1.0]]
-    (asked,) = upstream.asked
+    (asked,) = rig.upstream.asked
     assert asked.path == "/api/embed"
     assert asked.json == {"model": "org/m", "input": ["a"], "truncate": False}
-    (settled,) = ledger.settled
-    assert (settled.prompt_tokens, settled.cost_micro_usd) == (3, 3)
+    assert (rig.settled.prompt_tokens, rig.settled.cost_micro_usd) == (3, 3)
 
 
-async def test_a_cap_holds(
-    client: AsgiClient, upstream: FakeUpstream, ledger: FakeLedger, directory: FakeDirectory
-) -> None:
-    directory.budgets = (1,)
-    ledger.cap_tokens = 100
-    assert (await client.post("/v1/embeddings", ASKED)).status == 200
-    refused = await client.post("/v1/embeddings", {"model": "far", "input": "x" * 200})
-    assert (refused.status, len(upstream.asked)) == (429, 1)
-    assert not ledger.held
+async def test_a_cap_holds(rig: UpstreamRig) -> None:
+    rig.upstream.answer = embeds
+    rig.directory.budgets = (1,)
+    rig.ledger.cap_tokens = 100
+    assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
+    refused = await rig.client.post(EMBEDDINGS, {"model": "far", "input": "x" * 200})
+    assert (refused.status, len(rig.upstream.asked)) == (429, 1)
+    assert not rig.ledger.held
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("answer", "status", "code"),
     [
         (lambda asked, wire: wire.json(200, {"data": []}), 502, "upstream_failed"),
         (lambda asked, wire: wire.json(429, {"error": {}}), 429, "rate_limit_exceeded"),
-        (lambda asked, wire: wire.json(400, {"error": {}}), 400, "upstream_refused"),
         (lambda asked, wire: wire.json(302, {}, location="http://x/"), 502, "upstream_failed"),
         (cut_early, 503, "upstream_unavailable"),
     ],
+    ids=["no vectors", "429", "302", "cut"],
 )
 async def test_an_error_keeps_its_meaning_and_is_free(
-    client: AsgiClient,
-    upstream: FakeUpstream,
-    ledger: FakeLedger,
-    answer: Any,
-    status: int,
-    code: str,
+    rig: UpstreamRig, answer: Any, status: int, code: str
 ) -> None:
-    upstream.answer = answer
-    refused = await client.post("/v1/embeddings", ASKED)
+    rig.forget()
+    rig.upstream.answer = answer
+    refused = await rig.client.post(EMBEDDINGS, ASKED)
     assert (refused.status, refused.error["code"]) == (status, code)
-    assert len(upstream.asked) == 1
-    (settled,) = ledger.settled
-    assert (settled.outcome, settled.cost_micro_usd) == (code, 0)
+    assert len(rig.upstream.asked) == 1
+    assert (rig.settled.outcome, rig.settled.cost_micro_usd) == (code, 0)
 
 
-async def test_they_go_to_no_other_dialect_and_never_leave_unasked(
-    client: AsgiClient, upstream: FakeUpstream, far: CatalogueEntry, catalogue: FakeCatalogue
-) -> None:
-    serve(catalogue, far, leaves_network=True)
-    assert (await client.post("/v1/embeddings", ASKED)).status == 403
-    serve(catalogue, far, dialect="anthropic")
-    refused = await client.post("/v1/embeddings", ASKED)
+async def test_embeddings_go_to_no_other_dialect(rig: UpstreamRig) -> None:
+    rig.upstream.answer = embeds
+    rig.serve(dialect="anthropic")
+    refused = await rig.client.post(EMBEDDINGS, ASKED)
     assert (refused.status, refused.error["param"]) == (400, "model")
     assert "anthropic" in refused.error["message"]
-    catalogue.listed = [replace(far, targets=("box/org/m when ready",))]
-    assert (await client.post("/v1/embeddings", ASKED)).status == 200
-    assert len(upstream.asked) == 1
+    rig.list(targets=("box/org/m when ready",))
+    assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
+    assert len(rig.upstream.asked) == 1
+
+
+@pytest.fixture
+def claude(rig: UpstreamRig) -> None:
+    SPOKEN_BY["anthropic"].serve(rig)
+    rig.answer(200, {"input_tokens": 23})
+
+
+@pytest.mark.usefixtures("claude")
+async def test_prompts_are_counted_at_claudes_upstream(
+    rig: UpstreamRig, sdk: openai.AsyncOpenAI, anthropic_sdk: anthropic.AsyncAnthropic
+) -> None:
+    counted = await anthropic_sdk.messages.count_tokens(
+        model="far",
+        system="Be brief.",
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[{"name": "f", "input_schema": {"type": "object"}}],
+        thinking={"type": "enabled", "budget_tokens": 2048},
+    )
+    assert counted.input_tokens == 23
+    (asked,) = rig.upstream.asked
+    assert asked.path == COUNT
+    assert asked.json == {
+        "model": "org/m",
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "enabled", "budget_tokens": 2048},
+    }
+    of_openais = await sdk.responses.input_tokens.count(model="far", input="hi")
+    assert of_openais.input_tokens == 23
+    assert "max_tokens" not in rig.upstream.asked[-1].json
+    assert not [one for one in rig.ledger.settled if one.cost_micro_usd]
+
+
+@pytest.mark.usefixtures("claude")
+async def test_an_image_is_counted_by_its_bytes(rig: UpstreamRig) -> None:
+    kind, _, data = RED_PIXELS.removeprefix("data:").partition(";base64,")
+    source = {"type": "base64", "media_type": kind, "data": data}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "look"}]
+    body = {"model": "far", "messages": [{"role": "user", "content": content}]}
+    answer = await rig.client.post(COUNT, body)
+    assert (answer.status, answer.json["input_tokens"]) == (200, 23)
+    assert rig.upstream.asked[0].json["messages"][0]["content"] == content
+
+
+async def test_a_chat_is_counted_as_vllm_counts_it(rig: UpstreamRig) -> None:
+    rig.answer(200, {"count": 9, "max_model_len": 4096, "tokens": list(range(9))})
+    tool = {"name": "f", "input_schema": SCHEMA}
+    answer = await rig.client.post(COUNT, {**CHAT, "tools": [tool], "system": "Be brief."})
+    assert (answer.status, answer.json["input_tokens"]) == (200, 9)
+    (asked,) = rig.upstream.asked
+    assert asked.path == "/tokenize", "beside /v1"
+    assert asked.json == {
+        "model": "org/m",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hi"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+    }
+
+
+@each_case(
+    ("status", "body", "refusal"),
+    [
+        (404, {"error": {"message": "no such path"}}, (502, "api_error")),
+        (200, {"tokens": []}, (502, "api_error")),  # llama-server, which reads no chat there
+        (200, {"count": -1}, (502, "api_error")),
+        (200, [9], (502, "api_error")),
+        (200, {"error": {"message": "no", "code": 400}}, (400, "invalid_request_error")),
+        (503, {}, (503, "overloaded_error")),
+    ],
+)
+async def test_what_is_no_count_is_an_error(
+    rig: UpstreamRig, status: int, body: Any, refusal: tuple[int, str]
+) -> None:
+    rig.answer(status, body)
+    answer = await rig.client.post(COUNT, CHAT)
+    assert (answer.status, answer.error["type"]) == refusal
+
+
+async def test_an_upstream_that_has_no_such_path_is_not_asked(rig: UpstreamRig) -> None:
+    SPOKEN_BY["ollama"].serve(rig)
+    answer = await rig.client.post(COUNT, CHAT)
+    assert answer.status == 400
+    assert "served by an upstream" in answer.error["message"]
+    assert not rig.upstream.asked

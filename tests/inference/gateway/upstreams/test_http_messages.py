@@ -29,7 +29,9 @@ WHOLE = {
 
 
 def pieces(data: bytes, *, by_byte: bool) -> Iterable[bytes]:
-    return (data[at : at + 1] for at in range(len(data))) if by_byte else [data]
+    """A large head is cut into some more bytes."""
+    size = 1 if len(data) < 1000 else 997
+    return (data[at : at + size] for at in range(0, len(data), size)) if by_byte else [data]
 
 
 def fed(data: bytes, *, by_byte: bool = False) -> tuple[AnswerParser, bytes]:
@@ -37,6 +39,8 @@ def fed(data: bytes, *, by_byte: bool = False) -> tuple[AnswerParser, bytes]:
     for piece in pieces(data, by_byte=by_byte):
         parser.feed(piece)
         body += parser.take()
+        if parser.fault:
+            break
     return parser, body
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fleet.catalogue import CatalogueEntry
-from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
-from tests.inference.gateway.upstreams.forwarding import CHAT, HELLO, serve
+from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.upstreams.forwarding import CHAT, HELLO, UpstreamRig
 from tests.inference.gateway.upstreams.test_transport import CHUNKED, serving
 
 MB = 1_000_000
@@ -63,9 +62,10 @@ def status_bytes(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_of_a_large_body_there_are_two_copies_at_most(
-    make_client: MakeClient, far: CatalogueEntry, catalogue: FakeCatalogue
+    rig: UpstreamRig, make_client: MakeClient
 ) -> None:
     """Beside the body as it came there are two copies at most, and once it is sent the request's
     text and the upstream's body."""
@@ -76,7 +76,7 @@ async def test_of_a_large_body_there_are_two_copies_at_most(
     received: list[int] = []
     held: list[int] = []
     async with discarding(received, held, lambda: status_bytes("VmRSS")) as port:
-        serve(catalogue, far, url=f"http://127.0.0.1:{port}/v1")
+        rig.serve(url=f"http://127.0.0.1:{port}/v1")
         client = make_client(max_body_bytes=64 * MB)
         await client.post("/v1/chat/completions", CHAT)  # everything is imported
         reset_peak()
@@ -90,7 +90,7 @@ async def test_of_a_large_body_there_are_two_copies_at_most(
 
 
 async def test_of_a_prompt_of_100_000_tokens_there_are_two_copies_while_it_is_answered(
-    make_client: MakeClient, far: CatalogueEntry, catalogue: FakeCatalogue
+    rig: UpstreamRig, make_client: MakeClient
 ) -> None:
     """The request's text and the upstream's body. That is too little to show in this process's
     resident memory, so allocations of its size are counted."""
@@ -104,7 +104,7 @@ async def test_of_a_prompt_of_100_000_tokens_there_are_two_copies_while_it_is_an
     tracemalloc.start()
     try:
         async with discarding([], num_copies, copies) as port:
-            serve(catalogue, far, url=f"http://127.0.0.1:{port}/v1")
+            rig.serve(url=f"http://127.0.0.1:{port}/v1")
             answer = await make_client(max_body_bytes=MB).post("/v1/chat/completions", parts=[body])
     finally:
         tracemalloc.stop()

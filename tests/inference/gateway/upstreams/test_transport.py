@@ -271,6 +271,16 @@ async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
             assert (response.status_code, await read(response)) == (413, b"big")
 
 
+async def test_a_body_that_the_socket_does_not_take_at_once_is_sent_whole() -> None:
+    async def reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(EMPTY)
+
+    async with serving(reads) as port, transport_of() as transport:
+        response = await ask(transport, f"http://127.0.0.1:{port}/", b"x" * 32 * 1024 * 1024)
+        assert (response.status_code, await read(response)) == (200, b"")
+
+
 async def test_no_more_is_read_than_is_taken() -> None:
     num_written = 0
 

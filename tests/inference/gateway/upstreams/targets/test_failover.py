@@ -1,11 +1,11 @@
-"""Requests that fail over to their next target: before their first token, and each target once."""
+"""Requests that fail over to their next target before their answer begins, each target once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,86 +13,75 @@ import pytest
 from helexa_site.config import Config
 from helexa_site.routing import build_application
 from inference.gateway.gateway import Gateway
-from inference.protocol.events import Event
-from inference.protocol.generation import Submit
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import FakeCatalogue, MakeClient, not_django
-from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron
+from inference.gateway.upstreams.links import MAX_FAILURES
+from tests.cases import each_case
+from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.inference.gateway.conftest import MakeClient, not_django
+from tests.inference.gateway.fake_neuron import FakeNeuron, silent
 from tests.inference.gateway.records.recorded import Records
+from tests.inference.gateway.upstreams.forwarding import PATH, text_of
 from tests.inference.gateway.upstreams.targets.targeting import (
+    BOX,
     CHAT,
     FAR,
     OWN,
     PARTS,
-    PATH,
-    chat,
+    SPEAKS,
+    TargetsRig,
+    answers,
     failing,
     refuses,
-    text_of,
 )
 from tests.inference.gateway.waiting import until
-from tests.servers.fake_upstream import Asked, FakeUpstream, Wire, chunk
+from tests.servers.fake_upstream import Answer, Asked, Wire, chunk
 
 
-@pytest.mark.parametrize("streams", [True, False])
+async def chats(rig: TargetsRig) -> Exchange:
+    return await rig.chat(stream=True)
+
+
+async def speaks(rig: TargetsRig) -> Exchange:
+    return await rig.speak()
+
+
+Ask = Callable[[TargetsRig], Awaitable[Exchange]]
+KINDS: list[tuple[Ask, dict[str, Any]]] = [(chats, BOX), (speaks, SPEAKS)]
+"""A request that is forwarded, and one that passes through. Both are offered to ``box`` first."""
+
+
 async def test_a_model_that_no_host_holds_fails_over_to_the_next_target(
-    client: AsgiClient,
-    offer: Any,
-    ledger: FakeLedger,
-    caplog: pytest.LogCaptureFixture,
-    streams: bool,
+    rig: TargetsRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    offer("own", "box/m")
-    answer = await chat(client, stream=streams)
-    assert (answer.status, answer.headers["x-helexa-served-by"]) == (200, "upstream:box")
-    (settled,) = ledger.settled
-    assert (settled.neuron, settled.prompt_tokens, settled.completion_tokens) == (
-        "upstream:box",
-        7,
-        2,
-    )
-    assert any("fails over from its target own: no_neuron" in one.message for one in caplog.records)
-    assert any("tried=own:no_neuron" in one.message for one in caplog.records)
+    rig.offer("own", "box/m")
+    for streams in (True, False):
+        rig.ledger.settled.clear()
+        caplog.clear()
+        assert await rig.served_by(stream=streams) == "upstream:box"
+        settled = rig.settled
+        assert (settled.neuron, settled.prompt_tokens) == ("upstream:box", 7)
+        assert settled.completion_tokens == 2
+        assert "fails over from its target own: no_neuron" in caplog.text
+        assert "tried=own:no_neuron" in caplog.text
 
 
-async def test_the_record_has_the_targets_that_were_tried(
-    config: Config,
-    catalogue: FakeCatalogue,
-    directory: FakeDirectory,
-    ledger: FakeLedger,
-    offer: Any,
-    box: FakeUpstream,
-) -> None:
-    box.answer = refuses(429)
+async def test_the_record_has_the_targets_that_were_tried(rig: TargetsRig, config: Config) -> None:
+    rig.box.answer = refuses(429)
     records = Records()
     gateway = Gateway(
         config,
-        catalogue,
-        directory=directory,
-        make_ledger=lambda _id: ledger,
+        rig.catalogue,
+        directory=rig.directory,
+        make_ledger=lambda _id: rig.ledger,
         records=records,
     )
-    offer("own", "box/org/m", "cloud/m")
-    assert (await chat(AsgiClient(build_application(gateway, django_app=not_django)))).status == 200
+    rig.offer("own", "box/org/m", "cloud/m")
+    client = AsgiClient(build_application(gateway, django_app=not_django))
+    assert (await client.post(PATH, CHAT)).status == 200
     await gateway.drain(0)
     record = records.only()
     assert record.targets_tried == ("own: no_neuron", "box/org/m: rate_limit_exceeded")
     assert record.settle.neuron == "upstream:cloud"
-
-
-FIRST_FAILURES: list[Any] = [
-    refuses(500),
-    refuses(503, retry_after="9"),
-    refuses(429),
-    refuses(401),
-    refuses(404),
-    refuses(302, location="http://169.254.169.254/"),
-    lambda asked, wire: wire.cut(),
-    lambda asked, wire: wire.whole(200, b"<html>", "text/html"),
-    lambda asked, wire: wire.json(200, {"error": {"message": "no", "type": "overloaded_error"}}),
-]
 
 
 def accepts_and_cuts(asked: Asked, wire: Wire) -> None:
@@ -101,73 +90,107 @@ def accepts_and_cuts(asked: Asked, wire: Wire) -> None:
     wire.cut()
 
 
-@pytest.mark.parametrize("fails", [*FIRST_FAILURES, accepts_and_cuts])
-async def test_a_failure_before_the_first_token_fails_over_and_is_billed_once(
-    client: AsgiClient,
-    offer: Any,
-    box: FakeUpstream,
-    cloud: FakeUpstream,
-    ledger: FakeLedger,
-    fails: Any,
+FIRST_FAILURES: dict[str, Answer] = {
+    "500": refuses(500),
+    "503": refuses(503, retry_after="9"),
+    "429": refuses(429),
+    "401": refuses(401),
+    "404": refuses(404),
+    "302": refuses(302, location="http://169.254.169.254/"),
+    "cut": lambda asked, wire: wire.cut(),
+    "a page": lambda asked, wire: wire.whole(200, b"<html>", "text/html"),
+    "overloaded": lambda asked, wire: wire.json(200, {"error": {"type": "overloaded_error"}}),
+    "cut when accepted": accepts_and_cuts,
+}
+
+
+@each_case(("ask", "kind"), KINDS)
+@each_case("fails", FIRST_FAILURES.values(), ids=FIRST_FAILURES)
+async def test_a_failure_before_the_answer_begins_fails_over_and_is_billed_once(
+    rig: TargetsRig, ask: Ask, kind: dict[str, Any], fails: Answer
 ) -> None:
-    box.answer = fails
-    offer("box/m", "cloud/m", source="upstream:box/m")
-    answer = await chat(client, stream=True)
+    if ask is speaks and fails is accepts_and_cuts:
+        return  # its answer has begun
+    rig.forget()
+    rig.box.answer = fails
+    rig.offer("box/m", "cloud/n", **kind)
+    answer = await ask(rig)
     assert (answer.status, answer.headers["x-helexa-served-by"]) == (200, "upstream:cloud")
-    assert FAR in answer.body.decode()
-    assert (len(box.asked), len(cloud.asked)) == (1, 1)
-    (settled,) = ledger.settled
-    assert (settled.neuron, settled.outcome, settled.prompt_tokens) == (
-        "upstream:cloud",
-        "finished",
-        7,
-    )
+    assert (len(rig.box.asked), rig.cloud.asked[0].json["model"]) == (1, "n")
+    settled = rig.settled
+    assert (settled.neuron, settled.outcome) == ("upstream:cloud", "finished")
+    if ask is chats:
+        assert FAR in answer.body.decode() and settled.prompt_tokens == 7
+    else:
+        assert settled.metered.num_units == 6
 
 
-def cuts_late(asked: Asked, wire: Wire) -> None:
-    wire.begin_stream()
-    wire.event(PARTS[0])
-    wire.cut()
+async def test_after_the_first_token_a_cut_is_an_error_with_what_was_used(rig: TargetsRig) -> None:
+    def cuts_late(asked: Asked, wire: Wire) -> None:
+        wire.begin_stream()
+        wire.event(PARTS[0])
+        wire.cut()
 
-
-async def test_after_the_first_token_a_cut_is_an_error_with_what_was_used(
-    client: AsgiClient, offer: Any, box: FakeUpstream, cloud: FakeUpstream, ledger: FakeLedger
-) -> None:
-    box.answer = cuts_late
-    offer("box/m", "cloud/m", source="upstream:box/m")
-    answer = await chat(client, stream=True)
+    rig.box.answer = cuts_late
+    rig.offer("box/m", "cloud/m", **BOX)
+    answer = await rig.chat(stream=True)
     assert answer.chunks[-1]["error"]["code"] == "upstream_failed"
-    assert not cloud.asked
-    (settled,) = ledger.settled
-    assert settled.completion_tokens >= 1
+    assert not rig.cloud.asked
+    assert rig.settled.completion_tokens >= 1
 
 
-@pytest.mark.parametrize("status", [400, 422])
+async def test_after_the_first_byte_nothing_fails_over(rig: TargetsRig) -> None:
+    def breaks(asked: Asked, wire: Wire) -> None:
+        wire.begin_stream("audio/mpeg")
+        wire.part(b"half")
+        wire.cut()
+
+    rig.box.answer = breaks
+    rig.offer("box/m", "cloud/m", **SPEAKS)
+    assert (await rig.speak()).body == b"half"
+    assert not rig.cloud.asked
+
+
+@each_case(("ask", "kind"), KINDS)
+@each_case("status", [400, 422])
 async def test_the_callers_own_mistake_is_not_tried_elsewhere(
-    client: AsgiClient, offer: Any, box: FakeUpstream, cloud: FakeUpstream, status: int
+    rig: TargetsRig, ask: Ask, kind: dict[str, Any], status: int
 ) -> None:
-    box.answer = refuses(status)
-    offer("box/m", "cloud/m", source="upstream:box/m")
-    answer = await chat(client)
+    rig.box.answer = refuses(status)
+    rig.offer("box/m", "cloud/m", **kind)
+    answer = await ask(rig)
     assert (answer.status, answer.error["code"]) == (400, "upstream_refused")
-    assert not cloud.asked
+    assert not rig.cloud.asked
     assert "x-helexa-served-by" not in answer.headers
 
 
-async def test_each_target_is_tried_once_and_the_last_error_is_the_clients(
-    client: AsgiClient, offer: Any, box: FakeUpstream, cloud: FakeUpstream, ledger: FakeLedger
-) -> None:
-    box.answer, cloud.answer = refuses(500), refuses(429, retry_after="7")
-    offer("own", "box/m", "cloud/m")
-    answer = await chat(client)
+async def test_each_target_is_tried_once_and_the_last_error_is_the_clients(rig: TargetsRig) -> None:
+    rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
+    rig.offer("own", "box/m", "cloud/m")
+    answer = await rig.chat()
     assert (answer.status, answer.headers["retry-after"]) == (429, "7")
-    assert (len(box.asked), len(cloud.asked)) == (1, 1)
-    (settled,) = ledger.settled
-    assert (settled.prompt_tokens, settled.cost_micro_usd) == (0, 0)
-    assert not ledger.held
+    assert (len(rig.box.asked), len(rig.cloud.asked)) == (1, 1)
+    assert (rig.settled.prompt_tokens, rig.settled.cost_micro_usd) == (0, 0)
+    assert not rig.ledger.held
 
 
-@pytest.mark.parametrize(
+async def test_the_log_names_the_targets_that_were_left(
+    rig: TargetsRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig.box.answer, rig.cloud.answer = refuses(500), refuses(429, retry_after="7")
+    rig.offer("box/m", "cloud/m", **SPEAKS)
+    answer = await rig.speak()
+    assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+    (line,) = (one.message for one in caplog.records if one.name == "helexa.requests")
+    assert line.endswith(" tried=box/m:upstream_failed")
+    caplog.clear()
+    rig.offer("box/m", **SPEAKS)
+    assert (await rig.speak()).status == 502
+    assert not any("tried" in one.message or "fails over" in one.message for one in caplog.records)
+
+
+@each_case(
     ("code", "accepts", "fails_over"),
     [
         ("queue_full", False, True),
@@ -178,84 +201,86 @@ async def test_each_target_is_tried_once_and_the_last_error_is_the_clients(
     ],
 )
 async def test_what_an_engine_has_not_begun_fails_over(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    offer: Any,
-    box: FakeUpstream,
-    ledger: FakeLedger,
-    code: str,
-    accepts: bool,
-    fails_over: bool,
+    rig: TargetsRig, neuron: FakeNeuron, code: str, accepts: bool, fails_over: bool
 ) -> None:
+    rig.forget()
     neuron.script = failing(code, accepts=accepts)
-    offer("own", "box/m")
-    answer = await chat(client)
+    rig.offer("own", "box/m")
+    answer = await rig.chat()
     if fails_over:
         assert answer.headers["x-helexa-served-by"] == "upstream:box"
     else:
         assert answer.error["code"] == code
-    assert len(box.asked) == fails_over
-    assert len(ledger.settled) == 1
+    assert len(rig.box.asked) == fails_over
+    assert len(rig.ledger.settled) == 1
 
 
 async def test_a_request_fails_over_from_an_upstream_to_own_replicas(
-    client: AsgiClient, neuron: FakeNeuron, offer: Any, box: FakeUpstream, ledger: FakeLedger
+    rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
-    box.answer = refuses(503)
-    offer("box/m", "own")
-    answer = await chat(client)
+    rig.box.answer = refuses(503)
+    rig.offer("box/m", "own")
+    answer = await rig.chat()
     assert (text_of(answer), answer.headers["x-helexa-served-by"]) == (OWN, "beast")
-    (settled,) = ledger.settled
-    assert (settled.neuron, settled.completion_tokens) == ("beast", 5)
+    assert (rig.settled.neuron, rig.settled.completion_tokens) == ("beast", 5)
 
 
 async def test_no_target_is_tried_once_the_time_is_over(
-    make_client: MakeClient, neuron: FakeNeuron, offer: Any, box: FakeUpstream
+    rig: TargetsRig, make_client: MakeClient, neuron: FakeNeuron
 ) -> None:
     neuron.status = None
     await neuron.beat()
-    offer("own", "box/m", vram_mb=1)
-    answer = await chat(make_client(request_timeout_s=1))
+    rig.offer("own", "box/m", vram_mb=1)
+    answer = await make_client(request_timeout_s=1).post(PATH, CHAT)
     assert (answer.status, answer.error["code"]) == (503, "model_loading")
-    assert not box.asked
+    assert not rig.box.asked
 
 
-async def test_a_client_that_leaves_before_the_next_target_ends_it(
-    client: AsgiClient, offer: Any, box: FakeUpstream, cloud: FakeUpstream, ledger: FakeLedger
-) -> None:
+async def test_a_client_that_leaves_before_the_next_target_ends_it(rig: TargetsRig) -> None:
     gone = threading.Event()
 
-    def silent(asked: Asked, wire: Wire) -> None:
+    def waits(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
         wire.event(chunk({"role": "assistant"}))
         if wire.wait_for_hang_up():
             gone.set()
 
-    box.answer = silent
-    offer("box/m", "cloud/m", source="upstream:box/m")
-    exchange = client.open("POST", PATH, {**CHAT, "stream": True})
-    await until(lambda: box.asked)
+    rig.box.answer = waits
+    rig.offer("box/m", "cloud/m", **BOX)
+    exchange = rig.open_chat(stream=True)
+    await until(lambda: rig.box.asked)
     exchange.leave()
     await exchange.finish()
     assert await asyncio.to_thread(gone.wait, 60)
-    assert not cloud.asked
-    (settled,) = ledger.settled
-    assert (settled.outcome, settled.completion_tokens) == ("cancelled", 0)
+    assert not rig.cloud.asked
+    assert (rig.settled.outcome, rig.settled.completion_tokens) == ("cancelled", 0)
 
 
 async def test_a_lost_neuron_that_had_not_accepted_fails_over_and_is_cancelled(
-    client: AsgiClient, neuron: FakeNeuron, offer: Any, box: FakeUpstream, ledger: FakeLedger
+    rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
-    async def never(submit: Submit) -> AsyncIterator[list[Event]]:
-        await asyncio.Event().wait()
-        yield []
-
-    neuron.script = never
-    offer("own", "box/m when waiting_longer_than 1")
-    exchange = client.open("POST", PATH, CHAT)
+    neuron.script = silent
+    rig.offer("own", "box/m when waiting_longer_than 1")
+    exchange = rig.open_chat()
     await neuron.submitted.get()
     await neuron.die()
     await exchange.finish()
     assert text_of(exchange) == FAR
     assert await neuron.cancelled.get()
-    assert [one.neuron for one in ledger.settled] == ["upstream:box"]
+    assert rig.settled.neuron == "upstream:box"
+
+
+@each_case(("ask", "kind"), KINDS)
+async def test_a_sick_upstream_is_left_out_and_tried_again(
+    rig: TargetsRig, monkeypatch: pytest.MonkeyPatch, ask: Ask, kind: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("inference.gateway.upstreams.links.PROBE_AFTER_S", 0.02)
+    rig.forget()
+    rig.box.answer = refuses(503)
+    rig.offer("box/m when ready", "cloud/m", **kind)
+    for _ in range(MAX_FAILURES + 3):
+        assert (await ask(rig)).headers["x-helexa-served-by"] == "upstream:cloud"
+    assert sum(asked.method == "POST" for asked in rig.box.asked) == MAX_FAILURES
+    rig.box.answer = answers
+    await until(lambda: not rig.gateway.upstreams.left_out())
+    assert (await ask(rig)).headers["x-helexa-served-by"] == "upstream:box"

@@ -6,67 +6,60 @@ from typing import Any
 
 from metering.ledger.entries import Reserve
 from metering.prices import Prices
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, counting
-from tests.inference.gateway.upstreams.passing import SPEECH, SPOKEN
+from tests.inference.gateway.upstreams.forwarding import text_of
 from tests.inference.gateway.upstreams.targets.targeting import (
+    BOX,
     FAR,
     OWN,
-    chat,
+    SPEAKS,
+    TargetsRig,
     failing,
     refuses,
-    text_of,
 )
-from tests.servers.fake_upstream import FakeUpstream
 
 
 async def test_caps_reserve_for_the_most_expensive_target_and_move_with_the_request(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    offer: Any,
-    box: FakeUpstream,
-    ledger: FakeLedger,
-    directory: FakeDirectory,
+    rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
-    directory.budgets = (1,)
+    rig.directory.budgets = (1,)
     long = {"messages": [{"role": "user", "content": "x" * 4_000}], "max_tokens": 50}
-    ledger.cap_tokens = 3_500
-    offer("own")
+    rig.ledger.cap_tokens = 3_500
+    rig.offer("own")
     neuron.script = counting(1_000)
-    assert (await chat(client, **long)).status == 200, "near what the text takes"
-    ledger.settled.clear()
-    offer("own", "box/m")
-    refused = await chat(client, **long)
+    assert (await rig.chat(**long)).status == 200, "near what the text takes"
+    rig.ledger.settled.clear()
+    rig.offer("own", "box/m")
+    refused = await rig.chat(**long)
     assert refused.status == 429
-    assert not box.asked
-    ledger.cap_tokens = 6_000
-    assert text_of(await chat(client, **long)) == OWN
-    assert ledger.reserved[-1].prompt_tokens >= 4_000
-    assert ledger.narrowed[-1].prompt_tokens == 1_000, "once the engine has it"
+    assert not rig.box.asked
+    rig.ledger.cap_tokens = 6_000
+    assert text_of(await rig.chat(**long)) == OWN
+    assert rig.ledger.reserved[-1].prompt_tokens >= 4_000
+    assert rig.ledger.narrowed[-1].prompt_tokens == 1_000, "once the engine has it"
     neuron.script = failing("queue_full")
     most: list[int] = []
-    reserve = ledger.reserve
+    reserve = rig.ledger.reserve
 
     async def watched(wanted: Any) -> Any:
         granted = await reserve(wanted)
-        most.append(sum(ledger.held.values()))
+        most.append(sum(rig.ledger.held.values()))
         return granted
 
-    ledger.reserve = watched  # type: ignore[method-assign]
-    ledger.settled.clear()
-    assert text_of(await chat(client, **long)) == FAR
+    rig.ledger.reserve = watched  # type: ignore[method-assign]
+    rig.ledger.settled.clear()
+    assert text_of(await rig.chat(**long)) == FAR
     assert len(most) == 2
     assert most[0] >= most[1], "the second takes the first one's place"
-    assert len({one.request_id for one in ledger.reserved[-2:]}) == 1
-    assert not ledger.held
-    (settled,) = ledger.settled
+    assert len({one.request_id for one in rig.ledger.reserved[-2:]}) == 1
+    assert not rig.ledger.held
+    settled = rig.settled
     assert (settled.prompt_tokens, settled.completion_tokens) == (7, 2)
 
 
 PRICED = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 2_000_000}
 CLOUD = "cloud/m input_price 10 output_price 1"
-BOX = "box/m input_price 3 cached_input_price 1 output_price 20.5"
+CHEAP = "box/m input_price 3 cached_input_price 1 output_price 20.5"
 
 
 def most(reserved: Reserve) -> int:
@@ -75,117 +68,88 @@ def most(reserved: Reserve) -> int:
 
 
 async def test_each_target_has_its_price_and_the_most_expensive_one_is_reserved(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    offer: Any,
-    box: FakeUpstream,
-    cloud: FakeUpstream,
-    ledger: FakeLedger,
-    directory: FakeDirectory,
+    rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
-    directory.budgets = (1,)
-    offer("own", BOX, CLOUD, **PRICED)
-    assert text_of(await chat(client)) == OWN
-    assert most(ledger.reserved[-1]) == max(120, 300 + 205, 1000 + 10)
-    affordable = ledger.reserved[-1].prices.affordable_output_tokens
+    rig.directory.budgets = (1,)
+    rig.offer("own", CHEAP, CLOUD, **PRICED)
+    assert text_of(await rig.chat()) == OWN
+    assert most(rig.ledger.reserved[-1]) == max(120, 300 + 205, 1000 + 10)
+    affordable = rig.ledger.reserved[-1].prices.affordable_output_tokens
     assert affordable(micro_usd=1_000, prompt_tokens=60) == (1_000 - 60 * 3) * 2 // 41
-    assert ledger.narrowed[-1].prices == Prices(
+    assert rig.ledger.narrowed[-1].prices == Prices(
         input_micro_usd=1_000_000, cached_input_micro_usd=1_000_000, output_micro_usd=2_000_000
     )
-    own = ledger.settled[-1]
+    own = rig.ledger.settled[-1]
     assert own.cost_micro_usd == own.prompt_tokens + own.completion_tokens * 2
     neuron.script = failing("queue_full")
-    assert (await chat(client)).headers["x-helexa-served-by"] == "upstream:box"
-    assert most(ledger.reserved[-1]) == 1_010, "cloud may still serve it"
-    assert (ledger.settled[-1].neuron, ledger.settled[-1].cost_micro_usd) == (
+    assert await rig.served_by() == "upstream:box"
+    assert most(rig.ledger.reserved[-1]) == 1_010, "cloud may still serve it"
+    assert (rig.ledger.settled[-1].neuron, rig.ledger.settled[-1].cost_micro_usd) == (
         "upstream:box",
         7 * 3 + 2 * 20 + 1,
     )
-    box.answer = refuses(500)
-    assert (await chat(client)).headers["x-helexa-served-by"] == "upstream:cloud"
-    assert [most(one) for one in ledger.reserved[-3:]] == [1_010] * 3
-    assert ledger.settled[-1].cost_micro_usd == 7 * 10 + 2 * 1
-    assert not ledger.held
+    rig.box.answer = refuses(500)
+    assert await rig.served_by() == "upstream:cloud"
+    assert [most(one) for one in rig.ledger.reserved[-3:]] == [1_010] * 3
+    assert rig.ledger.settled[-1].cost_micro_usd == 7 * 10 + 2 * 1
+    assert not rig.ledger.held
 
 
 async def test_what_may_not_have_the_request_is_not_reserved_for(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    offer: Any,
-    ledger: FakeLedger,
-    directory: FakeDirectory,
+    rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
-    directory.budgets = (1,)
-    offer("own", BOX, CLOUD, may_leave_network=False, **PRICED)
-    assert text_of(await chat(client)) == OWN
-    assert most(ledger.reserved[-1]) == 505
+    rig.directory.budgets = (1,)
+    rig.offer("own", CHEAP, CLOUD, may_leave_network=False, **PRICED)
+    assert text_of(await rig.chat()) == OWN
+    assert most(rig.ledger.reserved[-1]) == 505
 
 
 async def test_a_reservation_is_not_narrowed_while_another_target_may_serve(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    offer: Any,
-    ledger: FakeLedger,
-    directory: FakeDirectory,
+    rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
     """An engine that has counted the prompt may still give it back."""
-    directory.budgets = (1,)
+    rig.directory.budgets = (1,)
     neuron.script = failing("queue_timeout", accepts=True)
-    offer("own", CLOUD, **PRICED)
-    assert text_of(await chat(client)) == FAR
-    assert not ledger.narrowed
-    assert len(ledger.reserved) == 2
+    rig.offer("own", CLOUD, **PRICED)
+    assert text_of(await rig.chat()) == FAR
+    assert not rig.ledger.narrowed
+    assert len(rig.ledger.reserved) == 2
 
 
-async def test_a_single_target_has_its_price_too_and_clients_are_shown_it(
-    client: AsgiClient, offer: Any, ledger: FakeLedger, directory: FakeDirectory
-) -> None:
-    directory.budgets = (1,)
-    offer(BOX, source="upstream:box/m")
-    assert text_of(await chat(client)) == FAR
-    assert ledger.settled[-1].cost_micro_usd == 62
-    shown = (await client.get("/v1/models/tiny")).json
+async def test_a_single_target_has_its_price_too_and_clients_are_shown_it(rig: TargetsRig) -> None:
+    rig.directory.budgets = (1,)
+    rig.offer(CHEAP, **BOX)
+    assert text_of(await rig.chat()) == FAR
+    assert rig.ledger.settled[-1].cost_micro_usd == 62
+    shown = (await rig.client.get("/v1/models/tiny")).json
     assert shown["cost"] == {"input": 3.0, "cache_read": 1.0, "output": 20.5}
 
 
-async def test_an_upstreams_own_prices_hold_where_it_has_named_them(
-    client: AsgiClient,
-    offer: Any,
-    box: FakeUpstream,
-    cloud: FakeUpstream,
-    ledger: FakeLedger,
-) -> None:
+async def test_an_upstreams_own_prices_hold_where_it_has_named_them(rig: TargetsRig) -> None:
     targets = ("box/m upstream_prices", "cloud/m")
     named = Prices(input_micro_usd=4_000_000, output_micro_usd=5_000_000)
-    changes: dict[str, Any] = {"source": "upstream:box/m", **PRICED}
-    offer(*targets, **changes, upstream_prices={"box/m": named})
-    assert (await chat(client)).headers["x-helexa-served-by"] == "upstream:box"
-    assert ledger.settled[-1].cost_micro_usd == 7 * 4 + 2 * 5
-    offer(*targets, **changes)
-    assert (await chat(client)).headers["x-helexa-served-by"] == "upstream:cloud"
-    assert ledger.settled[-1].cost_micro_usd == 7 + 2 * 2
-    offer(targets[0], **changes)
-    refused = await chat(client)
+    changes: dict[str, Any] = {**BOX, **PRICED}
+    rig.offer(*targets, **changes, upstream_prices={"box/m": named})
+    assert await rig.served_by() == "upstream:box"
+    assert rig.ledger.settled[-1].cost_micro_usd == 7 * 4 + 2 * 5
+    rig.offer(*targets, **changes)
+    assert await rig.served_by() == "upstream:cloud"
+    assert rig.ledger.settled[-1].cost_micro_usd == 7 + 2 * 2
+    rig.offer(targets[0], **changes)
+    refused = await rig.chat()
     assert (refused.status, refused.error["code"]) == (502, "upstream_failed")
-    assert len(box.asked) == 1
+    assert len(rig.box.asked) == 1
 
 
-async def test_what_passes_through_has_the_price_of_its_target(
-    client: AsgiClient,
-    offer: Any,
-    box: FakeUpstream,
-    cloud: FakeUpstream,
-    ledger: FakeLedger,
-    directory: FakeDirectory,
-) -> None:
-    directory.budgets = (1,)
-    cloud.answer = lambda asked, wire: wire.whole(200, b"sound", "audio/mpeg")
-    box.answer = refuses(500)
+async def test_what_passes_through_has_the_price_of_its_target(rig: TargetsRig) -> None:
+    rig.directory.budgets = (1,)
+    rig.cloud.answer = lambda asked, wire: wire.whole(200, b"sound", "audio/mpeg")
+    rig.box.answer = refuses(500)
     targets = ("box/m unit_price 2", "cloud/m request_price 1 unit_price 5")
-    offer(*targets, source="upstream:box/m", task="speech", unit_price_micro_usd=9)
-    assert (await client.post(SPEECH, {**SPOKEN, "model": "tiny"})).status == 200
-    assert [one.metered.micro_usd for one in ledger.reserved] == [1 + 6 * 5]
-    assert ledger.settled[-1].cost_micro_usd == 1 + 6 * 5
-    box.answer = cloud.answer
-    assert (await client.post(SPEECH, {**SPOKEN, "model": "tiny"})).status == 200
-    assert ledger.settled[-1].cost_micro_usd == 6 * 2
+    rig.offer(*targets, **SPEAKS, unit_price_micro_usd=9)
+    assert (await rig.speak()).status == 200
+    assert [one.metered.micro_usd for one in rig.ledger.reserved] == [1 + 6 * 5]
+    assert rig.ledger.settled[-1].cost_micro_usd == 1 + 6 * 5
+    rig.box.answer = rig.cloud.answer
+    assert (await rig.speak()).status == 200
+    assert rig.ledger.settled[-1].cost_micro_usd == 6 * 2
