@@ -29,12 +29,15 @@ from inference.wire.errors import ApiError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest, PullState
 from metering.actor import Actor
 from metering.ledger.entries import Settle
-from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
 OPERATOR = {"authorization": "Bearer of-serve"}
 """Headers of an operator, who may read everything."""
+CHAT = "/v1/chat/completions"
+SHORT_CHAT: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}
+BEARER = {"authorization": f"Bearer {KEY}", "user-agent": "OpenAI/Python 3.1"}
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny", aliases=("gpt-4o",), pinned=True)
 
 
@@ -206,6 +209,19 @@ class Rig:
     catalogue: FakeCatalogue
     directory: FakeDirectory
     ledger: FakeLedger
+
+    def open(self, **fields: Any) -> Exchange:
+        """A chat by ``KEY``."""
+        return self.client.open("POST", CHAT, {**SHORT_CHAT, **fields}, headers=BEARER)
+
+    async def ask(self, **fields: Any) -> Exchange:
+        return await self.open(**fields).finish()
+
+    def cap(self, tokens: int | None = None) -> None:
+        """The key's requests are charged to one budget."""
+        self.directory.restrict(KEY, budgets=(1,))
+        if tokens is not None:
+            self.ledger.cap_tokens = tokens
 
     @property
     def settled(self) -> Settle:

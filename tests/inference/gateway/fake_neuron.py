@@ -133,6 +133,30 @@ async def failing(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [Failed(request_id=submit.request_id, failure=failure)]
 
 
+def saying(*steps: list[Event]) -> Script:
+    """Answers with these events, as those of the request."""
+
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
+        for step in steps:
+            yield [
+                msgspec.structs.replace(event, request_id=submit.request_id)  # type: ignore[type-var]
+                for event in step
+            ]
+
+    return answer
+
+
+ACCEPTED = Accepted(request_id="", prompt_tokens=7)
+
+
+def breaking(
+    code: str, *, accepts: bool = False, message: str = "no", usage: Usage | None = None
+) -> Script:
+    """Fails, once it has accepted the request where it ``accepts``."""
+    failed = Failed(request_id="", failure=Failure(code=code, message=message), usage=usage)
+    return saying([ACCEPTED], [failed]) if accepts else saying([failed])
+
+
 def counting(num_prompt_tokens: int, *, reports_count: bool = True) -> Script:
     """Answers like ``paris`` to a prompt of so many tokens: one that is longer than the reservation
     is refused, with its length where ``reports_count``."""

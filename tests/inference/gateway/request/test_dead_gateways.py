@@ -90,6 +90,10 @@ class Gateway:
         """The kernel frees its lock; nothing else is done."""
         self.ledger.spool._file.close()
 
+    def adopt(self, dead: Gateway) -> None:
+        dead.kill()
+        self.look_round()
+
     def look_round(self) -> None:
         """What its spool's thread and its writer do until the next adoption."""
         self.ledger.now_s += ADOPT_EVERY_S
@@ -128,35 +132,35 @@ def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway) -> Non
     call = first.call()
     refused = first.submit(call, "one")
     refused.count(Accepted(request_id="r", prompt_tokens=9))
-    failure, usage = (
-        Failure(code="recovering", message=""),
-        Usage(prompt_tokens=9, completion_tokens=9),
-    )
+    failure = Failure(code="recovering", message="")
+    usage = Usage(prompt_tokens=9, completion_tokens=9)
     last = first.submit(call, "two")
     come(last, prompt=12, completion=7)
     refused.count(Failed(request_id="r", failure=failure, usage=usage))
-    first.kill()
-    second.look_round()
+    second.adopt(first)
     assert billed(call) == ("gateway_lost", "two", 12, 7)
 
 
-def test_a_prompt_without_a_token_costs_nothing(first: Gateway, second: Gateway) -> None:
-    call = first.call()
-    come(first.submit(call), prompt=12, completion=0)
-    first.kill()
-    second.look_round()
-    assert billed(call) == ("gateway_lost", "beast", 0, 0)
-
-
-def test_of_a_request_whose_client_had_left_the_tokens_are_billed(
-    first: Gateway, second: Gateway
+@pytest.mark.parametrize(
+    ("completion", "has_left", "paid"),
+    [
+        pytest.param(0, False, (0, 0), id="a prompt without a token costs nothing"),
+        pytest.param(3, False, (12, 3), id="in the middle"),
+        pytest.param(3, True, (12, 3), id="its usage was waited for"),
+    ],
+)
+def test_what_had_come_is_billed_and_its_reservation_is_free(
+    first: Gateway, second: Gateway, completion: int, has_left: bool, paid: tuple[int, int]
 ) -> None:
-    call = first.call()
-    come(first.submit(call), prompt=12, completion=3)
-    call.close()  # its usage is waited for, and its neuron dies as well
-    first.kill()
-    second.look_round()
-    assert billed(call) == ("gateway_lost", "beast", 12, 3)
+    budget = make_budget("default")
+    call = first.call((budget,))
+    store.apply([reserve(call.request_id, budgets=(budget,))])
+    come(first.submit(call), prompt=12, completion=completion)
+    if has_left:
+        call.close()
+    second.adopt(first)
+    assert billed(call) == ("gateway_lost", "beast", *paid)
+    assert not Reservation.objects.exists()
 
 
 def test_an_answer_that_was_delivered_is_billed_as_told(first: Gateway, second: Gateway) -> None:
@@ -187,22 +191,8 @@ def test_a_gateway_that_stands_still_settles_its_own(first: Gateway, second: Gat
     counter.settle_as_counted()
     first.ledger.write()
     assert billed(call) == ("request_lost", "beast", 12, 60)
-    first.kill()
-    second.look_round()
+    second.adopt(first)
     assert LedgerEntry.objects.count() == RequestRecord.objects.count() == 1
-
-
-def test_what_a_dead_gateway_had_reserved_is_free_at_the_next_look(
-    first: Gateway, second: Gateway
-) -> None:
-    id = make_budget("default")
-    call = first.call((id,))
-    store.apply([reserve(call.request_id, budgets=(id,))])
-    come(first.submit(call), prompt=12, completion=3)
-    first.kill()
-    second.look_round()
-    assert billed(call) == ("gateway_lost", "beast", 12, 3)
-    assert not Reservation.objects.exists()
 
 
 def test_who_restarts_in_its_place_settles_it_too(first: Gateway, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from fleet.live.desired_state import DesiredState, DesiredStates
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.gateway.request.event_stream import RequestStream, RequestStreams
+from inference.gateway.request.event_stream import RequestStreams
 from inference.gateway.request.place import MAX_HINTS, Placer, routing_hint
-from inference.gateway.request.usage_counter import UsageCounter
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -27,7 +26,7 @@ from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.redis_link import redis_unavailable
 from inference.wire.errors import ApiError
 from tests.cases import each_case
-from tests.inference.gateway.answers import any_answer
+from tests.inference.gateway.answers import open_stream
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 
 MAX_WAITING = 1000
@@ -36,24 +35,43 @@ CPU = DeviceInfo(
 )
 
 
-def neuron(name: str, status: ReplicaStatus | None) -> NeuronView:
-    replicas: tuple[ReplicaView, ...] = ()
-    if status is not None:
-        replicas = (
-            ReplicaView(neuron=name, model="tiny", job_id="j", status=status, status_age_s=1.0),
-        )
-    return NeuronView(name=name, epoch="e", version="0", devices=(CPU,), replicas=replicas)
+READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING
+
+
+def fleet(**statuses: ReplicaStatus | None) -> FleetSnapshot:
+    """Neurons by name, and the state of ``tiny`` on each."""
+    neurons = []
+    for name, status in statuses.items():
+        replica = {"neuron": name, "model": "tiny", "job_id": "j", "status_age_s": 1.0}
+        replicas = (ReplicaView(**replica, status=status),) if status else ()  # type: ignore[arg-type]
+        view = NeuronView(name=name, epoch="e", version="0", devices=(CPU,), replicas=replicas)
+        neurons.append(view)
+    return FleetSnapshot(neurons=tuple(neurons))
+
+
+@pytest.fixture
+def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
+
+
+async def refused(placer: Placer, deadline_s: float) -> ApiError:
+    with pytest.raises(ApiError) as refusal:
+        await placer.find_place(ENTRY, deadline_s=deadline_s)
+    return refusal.value
 
 
 def placer_of(
-    streams: RequestStreams, catalogue: FakeCatalogue, *snapshots: FleetSnapshot
+    streams: RequestStreams,
+    catalogue: FakeCatalogue,
+    *snapshots: FleetSnapshot,
+    max_waiting: int = MAX_WAITING,
 ) -> Placer:
     remaining = list(snapshots)
 
     async def read() -> FleetSnapshot:
         return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
-    return Placer(catalogue, read, streams, max_waiting=MAX_WAITING)
+    return Placer(catalogue, read, streams, max_waiting=max_waiting)
 
 
 def soon_s() -> float:
@@ -62,27 +80,14 @@ def soon_s() -> float:
 
 async def test_a_burst_between_two_heartbeats_spreads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.request.place.HEARTBEAT_INTERVAL_S", 60.0)
-    both = FleetSnapshot(
-        neurons=(neuron("ant", ReplicaStatus.READY), neuron("bee", ReplicaStatus.READY))
-    )
+    both = fleet(ant=READY, bee=READY)
     streams = RequestStreams()
     placer = placer_of(streams, FakeCatalogue(), both)
     chosen: Counter[str] = Counter()
     for index in range(10):
         place = await placer.find_place(ENTRY, deadline_s=soon_s())
         chosen[place.neuron] += 1
-        streams.add(
-            RequestStream(
-                request_id=str(index),
-                neuron=place.neuron,
-                epoch=place.epoch,
-                model=place.model,
-                first_token_timeout_s=60,
-                abort=lambda: None,
-                usage_counter=UsageCounter(),
-                check=any_answer(),
-            )
-        )
+        open_stream(streams, str(index), place.neuron)
     assert chosen == {"ant": 5, "bee": 5}
     for stream in streams:
         stream.end()
@@ -93,8 +98,8 @@ async def test_a_load_is_asked_for_once_however_many_wait(
 ) -> None:
     monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     monkeypatch.setattr("inference.gateway.request.place.LOAD_REPEAT_S", 60.0)
-    empty = FleetSnapshot(neurons=(neuron("ant", None),))
-    ready = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.READY),))
+    empty = fleet(ant=None)
+    ready = fleet(ant=READY)
     catalogue = FakeCatalogue()
     placer = placer_of(RequestStreams(), catalogue, *[empty] * 12, ready)
     places = await asyncio.gather(
@@ -107,31 +112,27 @@ async def test_a_load_is_asked_for_once_however_many_wait(
 @each_case(
     ("snapshot", "code"),
     [
-        (FleetSnapshot(neurons=()), "no_neuron"),
-        (FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.FAILED),)), "load_failed"),
+        (fleet(), "no_neuron"),
+        (fleet(ant=ReplicaStatus.FAILED), "load_failed"),
     ],
 )
 async def test_refusals(snapshot: FleetSnapshot, code: str) -> None:
     placer = placer_of(RequestStreams(), FakeCatalogue(), snapshot)
-    with pytest.raises(ApiError) as refused:
-        await placer.find_place(ENTRY, deadline_s=soon_s())
-    assert (refused.value.status, refused.value.code) == (503, code)
-    assert refused.value.retry_after_s
+    refusal = await refused(placer, soon_s())
+    assert (refusal.status, refusal.code) == (503, code)
+    assert refusal.retry_after_s
 
 
 async def test_waiting_ends_with_the_deadline() -> None:
-    loading: Any = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+    loading: Any = fleet(ant=LOADING)
     placer = placer_of(RequestStreams(), FakeCatalogue(), loading)
-    with pytest.raises(ApiError) as refused:
-        await placer.find_place(ENTRY, deadline_s=asyncio.get_running_loop().time() + 0.05)
-    assert refused.value.code == "model_loading"
+    refusal = await refused(placer, asyncio.get_running_loop().time() + 0.05)
+    assert refusal.code == "model_loading"
 
 
-async def test_who_comes_during_a_drain_waits_is_told_why_and_is_served_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
-    resumed = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.READY),))
+@pytest.mark.usefixtures("quick_rounds")
+async def test_who_comes_during_a_drain_waits_is_told_why_and_is_served_after_it() -> None:
+    resumed = fleet(ant=READY)
     drained = FleetSnapshot(
         neurons=tuple(replace(one, is_draining=True) for one in resumed.neurons),
         desired_states=DesiredStates(by_neuron={"ant": DesiredState(drain=True)}),
@@ -151,11 +152,9 @@ async def test_who_comes_during_a_drain_waits_is_told_why_and_is_served_after_it
     assert set(words) == {why}
 
 
-async def test_a_thousand_who_wait_ask_placement_once_a_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("quick_rounds")
+async def test_a_thousand_who_wait_ask_placement_once_a_round() -> None:
     """Once each when they come, once a round, and once each when there is a place."""
-    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     num_waiting, num_rounds, num_looks = 1000, 20, 0
     ready = asyncio.Event()
 
@@ -165,7 +164,7 @@ async def test_a_thousand_who_wait_ask_placement_once_a_round(
         if num_looks == num_waiting + num_rounds:
             ready.set()
         status = ReplicaStatus.READY if ready.is_set() else ReplicaStatus.LOADING
-        return FleetSnapshot(neurons=(neuron("ant", status),))
+        return fleet(ant=status)
 
     placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=MAX_WAITING)
     order: list[int] = []
@@ -182,31 +181,23 @@ async def test_a_thousand_who_wait_ask_placement_once_a_round(
 
 
 async def test_no_more_may_wait_than_are_allowed() -> None:
-    loading = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
-
-    async def read() -> FleetSnapshot:
-        return loading
-
-    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=2)
+    placer = placer_of(RequestStreams(), FakeCatalogue(), fleet(ant=LOADING), max_waiting=2)
     waiting = [
         asyncio.create_task(placer.find_place(ENTRY, deadline_s=soon_s() + 60)) for _ in range(2)
     ]
     while placer.num_waiting < 2:
         await asyncio.sleep(0)
-    with pytest.raises(ApiError) as refused:
-        await placer.find_place(ENTRY, deadline_s=soon_s())
-    assert (refused.value.status, refused.value.code) == (503, "queue_full")
-    assert "HELEXA_MAX_WAITING_REQUESTS" in refused.value.message
+    refusal = await refused(placer, soon_s())
+    assert (refusal.status, refusal.code) == (503, "queue_full")
+    assert "HELEXA_MAX_WAITING_REQUESTS" in refusal.message
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
     assert placer.num_waiting == 0
 
 
-async def test_what_breaks_while_they_wait_is_reported_to_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
+@pytest.mark.usefixtures("quick_rounds")
+async def test_what_breaks_while_they_wait_is_reported_to_all() -> None:
     num_reads = 0
 
     async def read() -> FleetSnapshot:
@@ -214,7 +205,7 @@ async def test_what_breaks_while_they_wait_is_reported_to_all(
         num_reads += 1
         if num_reads > 5:
             raise redis_unavailable()
-        return FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+        return fleet(ant=LOADING)
 
     placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=9)
     ends = await asyncio.gather(
@@ -223,19 +214,15 @@ async def test_what_breaks_while_they_wait_is_reported_to_all(
     assert [end.code for end in ends if isinstance(end, ApiError)] == ["redis_unavailable"] * 3
 
 
-async def test_who_waits_is_placed_by_the_entry_as_it_is_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("quick_rounds")
+async def test_who_waits_is_placed_by_the_entry_as_it_is_now() -> None:
     """The request came before the model's size was known; its first load has measured it."""
-    monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
     catalogue = FakeCatalogue()
     catalogue.listed = [replace(ENTRY, weight_bytes=CPU.total_memory_bytes + 1)]
-    loading = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
-    gone = FleetSnapshot(neurons=(neuron("ant", None),))
+    loading = fleet(ant=LOADING)
+    gone = fleet(ant=None)
     placer = placer_of(RequestStreams(), catalogue, loading, loading, gone)
-    with pytest.raises(ApiError) as caught:
-        await placer.find_place(ENTRY, deadline_s=soon_s())
-    assert caught.value.code == "exceeds_device"
+    assert (await refused(placer, soon_s())).code == "exceeds_device"
     assert catalogue.loads == []
 
 
@@ -253,8 +240,10 @@ def hints(*contents: str, model: str = "tiny", salt: str = "me") -> tuple[bytes,
 TURNS = [f"words {number}" for number in range(40)]
 
 
-def test_all_turns_of_a_conversation_share_the_first_hint() -> None:
-    of_turns = [hints(*TURNS[:length]) for length in range(2, 40, 2)]
+@each_case("longer", ["", "x" * 5000], ids=["short", "long"])
+def test_all_turns_of_a_conversation_share_the_first_hint(longer: str) -> None:
+    turns = [longer + turn for turn in TURNS]
+    of_turns = [hints(*turns[:length]) for length in range(2, 40, 2)]
     assert len({found[0] for found in of_turns}) == 1
     for shorter, longer in itertools.pairwise(of_turns):
         assert longer[: len(shorter)] == shorter
@@ -284,14 +273,6 @@ def test_prompts_of_one_long_message_share_its_beginning() -> None:
     assert hints("s", "Another " + text)[0] != one[0]
     later = hints("s", text + "What is it?", "a text", "And who?")
     assert later[: len(one)] == one
-
-
-def test_all_turns_of_a_long_conversation_share_the_first_hint() -> None:
-    turns = ["x" * 5000 + turn for turn in TURNS]
-    of_turns = [hints(*turns[:length]) for length in range(2, 40, 2)]
-    for shorter, longer in itertools.pairwise(of_turns):
-        assert longer[: len(shorter)] == shorter
-    assert len(of_turns[-1]) == MAX_HINTS
 
 
 @each_case("length", [0, 10, 5_000, 500_000])

@@ -10,14 +10,7 @@ import pytest
 
 from inference.gateway.request.admission import with_sampling_defaults
 from inference.neuron.requests.prompts.prompts import resolve_sampling
-from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    Usage,
-)
+from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, Usage
 from inference.protocol.generation import (
     EmbeddingRequest,
     GenerationRequest,
@@ -28,177 +21,170 @@ from inference.protocol.generation import (
 from inference.protocol.sampling import SamplingOptions
 from metering.principal import RateLimits
 from tests.fleet.conftest import report
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
+from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeClient, Rig
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory
-from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, paris
+from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
+    FakeNeuron,
+    counting,
+    endless,
+    paris,
+    saying,
+)
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-BEARER = {"authorization": f"Bearer {KEY}"}
+SECOND = Usage(prompt_tokens=7, completion_tokens=2)
 
 
-async def test_what_is_left_is_reported(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
-) -> None:
-    directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=5, tokens_per_minute=5000))
-    answer = await client.post(CHAT, {**BODY, "max_tokens": 5}, headers=BEARER)
+def ending(usage: Usage) -> list[Event]:
+    return [
+        ChoiceFinished(request_id="", reason="stop"),
+        Finished(request_id="", usage=usage),
+    ]
+
+
+class Gate:
+    """A script that answers once it is open, and says "on and" at once where it ``begins``."""
+
+    def __init__(self, *, begins: bool = False) -> None:
+        self.is_open = asyncio.Event()
+        self._begun = saying([ACCEPTED], [Delta(request_id="", text="on and")] if begins else [])
+        self._rest = saying(ending(SECOND))
+
+    async def script(self, submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in self._begun(submit):
+            yield events
+        await self.is_open.wait()
+        async for events in self._rest(submit):
+            yield events
+
+
+def limit(rig: Rig, **limits: int) -> None:
+    rig.directory.restrict(KEY, key_limits=RateLimits(**limits))
+
+
+async def until_room(rig: Rig, **fields: Any) -> None:
+    async with asyncio.timeout(60):
+        while (await rig.ask(**fields)).status == 429:
+            await asyncio.sleep(0.02)
+
+
+async def test_what_is_left_is_reported(rig: Rig, neuron: FakeNeuron) -> None:
+    limit(rig, requests_per_minute=5, tokens_per_minute=5000)
+    answer = await rig.ask(max_tokens=5)
     assert answer.status == 200
     assert answer.headers["x-ratelimit-limit-requests"] == "5"
     assert answer.headers["x-ratelimit-remaining-requests"] == "4"
     assert 4800 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 5000
-    messages = await client.post("/v1/messages", {**BODY, "max_tokens": 5}, headers=BEARER)
+    body = {**SHORT_CHAT, "max_tokens": 5}
+    messages = await rig.client.post("/v1/messages", body, headers=BEARER)
     assert messages.headers["anthropic-ratelimit-requests-remaining"] == "3"
     assert not [name for name in messages.headers if name.startswith("x-ratelimit")]
 
 
 async def test_a_request_too_many_is_refused_before_anything_is_loaded(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, catalogue: FakeCatalogue
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=1))
-    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 200
+    limit(rig, requests_per_minute=1)
+    assert (await rig.ask()).status == 200
     neuron.status = None
     await neuron.beat()
-    refused = await client.post(CHAT, BODY, headers=BEARER)
+    refused = await rig.ask()
     assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
     assert refused.error["type"] == "requests"
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
-    assert catalogue.loads == []
+    assert rig.catalogue.loads == []
 
 
 async def test_a_prompt_that_never_fits_is_not_to_be_sent_again(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    directory.restrict(KEY, account_limits=RateLimits(tokens_per_minute=10))
-    refused = await client.post(CHAT, BODY, headers=BEARER)
+    rig.directory.restrict(KEY, account_limits=RateLimits(tokens_per_minute=10))
+    refused = await rig.ask()
     assert (refused.status, refused.error["type"]) == (429, "tokens")
     assert "retry-after" not in refused.headers
     assert refused.headers["x-should-retry"] == "false"
 
 
-async def test_the_actual_use_counts_in_the_end(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
-) -> None:
-    async def long(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-        yield [Delta(request_id=submit.request_id, text="so", num_tokens=4000)]
-        usage = Usage(prompt_tokens=7, completion_tokens=4000)
-        yield [
-            ChoiceFinished(request_id=submit.request_id, reason="stop"),
-            Finished(request_id=submit.request_id, usage=usage),
-        ]
-
-    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=5000))
-    neuron.script = long
-    asked = {**BODY, "max_tokens": 4500}
-    first = await client.post(CHAT, asked, headers=BEARER)
+async def test_the_actual_use_counts_in_the_end(rig: Rig, neuron: FakeNeuron) -> None:
+    limit(rig, tokens_per_minute=5000)
+    usage = Usage(prompt_tokens=7, completion_tokens=4000)
+    long = Delta(request_id="", text="so", num_tokens=4000)
+    neuron.script = saying([ACCEPTED], [long], ending(usage))
+    first = await rig.ask(max_tokens=4500)
     assert int(first.headers["x-ratelimit-remaining-tokens"]) < 500, "the most that it may use"
     neuron.script = paris
-    second = await client.post(CHAT, {**BODY, "max_tokens": 500}, headers=BEARER)
+    second = await rig.ask(max_tokens=500)
     assert second.status == 200
     assert 200 < int(second.headers["x-ratelimit-remaining-tokens"]) < 3500
 
 
-async def test_running_answers_count_before_they_have_ended(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
-) -> None:
+async def test_running_answers_count_before_they_have_ended(rig: Rig, neuron: FakeNeuron) -> None:
     """A hundred short prompts of 4,800-token answers at once: two of them fit into a minute of
     10,000 tokens, and for half of one no third. What they do not use is free for others when they
     have ended."""
-    goes_on = asyncio.Event()
-
-    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-        await goes_on.wait()
-        async for events in paris(submit):
-            if not isinstance(events[0], Accepted):
-                yield events
-
-    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=10_000))
-    neuron.script = slow
-    asked = {**BODY, "max_tokens": 4800}
-    running = [client.open("POST", CHAT, asked, headers=BEARER) for _ in range(2)]
+    gate = Gate()
+    limit(rig, tokens_per_minute=10_000)
+    neuron.script = gate.script
+    running = [rig.open(max_tokens=4800) for _ in range(2)]
     for _ in running:
         await neuron.submitted.get()
-    refusals = await asyncio.gather(*(client.post(CHAT, asked, headers=BEARER) for _ in range(98)))
+    refusals = await asyncio.gather(*(rig.ask(max_tokens=4800) for _ in range(98)))
     assert {answer.status for answer in refusals} == {429}
     assert {answer.error["type"] for answer in refusals} == {"tokens"}
     assert neuron.submitted.empty()
-    goes_on.set()
+    gate.is_open.set()
     for exchange in running:
         assert (await exchange.finish()).status == 200
-    async with asyncio.timeout(60):
-        while (await client.post(CHAT, asked, headers=BEARER)).status == 429:
-            await asyncio.sleep(0.02)
+    await until_room(rig, max_tokens=4800)
 
 
 async def test_an_answer_of_no_named_length_leaves_half_of_the_minute_to_others(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=10_000))
+    limit(rig, tokens_per_minute=10_000)
     neuron.script = endless
-    running = [
-        client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER) for _ in range(2)
-    ]
+    running = [rig.open(stream=True) for _ in range(2)]
     caps = [(await neuron.submitted.get()).cap_output_tokens for _ in running]
     assert caps[0] is not None and 5000 < caps[0] < 5500
     assert caps[1] is not None and 2500 < caps[1] < 4000, "of a minute that refills"
-    named = client.open("POST", CHAT, {**BODY, "max_tokens": 300}, headers=BEARER)
-    submit = await neuron.submitted.get()
-    assert submit.cap_output_tokens is None
+    named = rig.open(max_tokens=300)
+    assert (await neuron.submitted.get()).cap_output_tokens is None
     for exchange in (*running, named):
         exchange.leave()
         await exchange.finish()
 
 
-@pytest.mark.parametrize("num_tokens", [200, 250])
 async def test_a_prompt_that_is_longer_than_charged_is_charged_by_its_length(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, num_tokens: int
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=300))
-    neuron.script = counting(num_tokens)
-    answer = await client.post(CHAT, {**BODY, "max_tokens": 80}, headers=BEARER)
+    limit(rig, tokens_per_minute=300)
+    neuron.script = counting(250)
+    answer = await rig.ask(max_tokens=80)
     first = await neuron.submitted.get()
-    assert first.max_prompt_tokens is not None and first.max_prompt_tokens < num_tokens
-    if num_tokens + 80 > 300:
-        assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
-        assert neuron.submitted.empty()
-        return
-    assert answer.status == 200
-    assert (await neuron.submitted.get()).max_prompt_tokens == num_tokens
+    assert first.max_prompt_tokens is not None and first.max_prompt_tokens < 200
+    assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
+    assert neuron.submitted.empty()
+    neuron.script = counting(200)
+    assert (await rig.ask(max_tokens=80)).status == 200
+    assert (await neuron.submitted.get()).max_prompt_tokens == first.max_prompt_tokens
+    assert (await neuron.submitted.get()).max_prompt_tokens == 200
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_a_slot_comes_free(
-    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, leaves: bool
-) -> None:
-    goes_on = asyncio.Event()
-
-    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-        yield [Delta(request_id=submit.request_id, text="on and")]
-        await goes_on.wait()
-        yield [
-            ChoiceFinished(request_id=submit.request_id, reason="stop"),
-            Finished(
-                request_id=submit.request_id, usage=Usage(prompt_tokens=7, completion_tokens=2)
-            ),
-        ]
-
-    directory.restrict(KEY, key_limits=RateLimits(max_concurrent=1))
-    neuron.script = slow
-    first = client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER)
+async def test_a_slot_comes_free(rig: Rig, neuron: FakeNeuron, leaves: bool) -> None:
+    gate = Gate(begins=True)
+    limit(rig, max_concurrent=1)
+    neuron.script = gate.script
+    first = rig.open(stream=True)
     await first.until(b"on and")
-    refused = await client.post(CHAT, BODY, headers=BEARER)
+    refused = await rig.ask()
     assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
     if leaves:
         first.leave()
-    goes_on.set()
+    gate.is_open.set()
     await first.finish()
-    async with asyncio.timeout(60):
-        while (await client.post(CHAT, BODY, headers=BEARER)).status == 429:
-            await asyncio.sleep(0.02)
+    await until_room(rig)
 
 
 async def test_two_gateways_share_the_limits(
@@ -206,7 +192,9 @@ async def test_two_gateways_share_the_limits(
 ) -> None:
     directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=3))
     one, other = make_client(), make_client()
-    answers = [await each.post(CHAT, BODY, headers=BEARER) for each in (one, other, one, other)]
+    answers = [
+        await each.post(CHAT, SHORT_CHAT, headers=BEARER) for each in (one, other, one, other)
+    ]
     assert [answer.status for answer in answers] == [200, 200, 200, 429]
 
 
@@ -215,7 +203,7 @@ async def test_without_redis_the_refusals_are_unknown(
 ) -> None:
     directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=3))
     client = make_client(redis_url="unix:///nowhere.sock")
-    refused = await client.post(CHAT, BODY, headers=BEARER)
+    refused = await client.post(CHAT, SHORT_CHAT, headers=BEARER)
     assert (refused.status, refused.error["code"]) == (503, "redis_unavailable")
 
 

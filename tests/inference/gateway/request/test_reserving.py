@@ -3,55 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from inference.gateway.gateway import Gateway
 from inference.gateway.request.reserve import ReservationQueue, _refusal
+from inference.gateway.request.token_bounds import PromptRatios
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.errors import LedgerUnavailableError, QuotaExceededError
 from metering.ledger.book import Book
 from metering.ledger.entries import Granted, Reserve
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import FakeCatalogue
-from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
+from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, Rig
 from tests.inference.gateway.fake_neuron import FakeNeuron, counting, endless, paris
 from tests.inference.gateway.waiting import until
 from tests.metering.operations import reserve, settle, state
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}
-BEARER = {"authorization": f"Bearer {KEY}", "user-agent": "OpenAI/Python 3.1"}
 
-
-async def test_the_worst_case_is_held_and_narrowed(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
-) -> None:
-    answer = await client.post(CHAT, {**BODY, "max_tokens": 50}, headers=BEARER)
-    assert answer.status == 200
-    (held,) = ledger.reserved
+async def test_the_worst_case_is_held_and_narrowed(rig: Rig, neuron: FakeNeuron) -> None:
+    rig.cap()
+    assert (await rig.ask(max_tokens=50)).status == 200
+    (held,) = rig.ledger.reserved
     assert held.output_tokens == 50
     assert 7 < held.prompt_tokens < 1000
-    (narrow,) = ledger.narrowed
+    (narrow,) = rig.ledger.narrowed
     assert (narrow.prompt_tokens, narrow.output_tokens) == (7, 50)
-    (entry,) = ledger.settled
-    assert entry.budgets == (1,)
-    assert ledger.held == {}
+    assert rig.settled.budgets == (1,)
+    assert rig.ledger.held == {}
 
 
 async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    ledger.cap_tokens = 600
-    answer = await client.post(CHAT, {**BODY, "max_tokens": 1000}, headers=BEARER)
+    rig.cap(600)
+    answer = await rig.ask(max_tokens=1000)
     assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
     assert answer.error["type"] == "insufficient_quota"
     assert "600" in answer.error["message"]
     assert "retry-after" not in answer.headers
-    assert not ledger.settled and not ledger.held
+    assert not rig.ledger.settled and not rig.ledger.held
 
 
 @each_case(
@@ -66,133 +58,120 @@ async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
 def test_a_refusal_has_its_cause(
     retry_after_s: float | None, is_reserved: bool, owner: str, code: str, cause: str
 ) -> None:
-    numbers = {"budget": 1, "unit": "micro_usd", "needed": 2, "left": 0}
-    refusal = _refusal(
-        QuotaExceededError(
-            "It is spent.",
-            retry_after_s=retry_after_s,
-            is_reserved=is_reserved,
-            owner=owner,
-            **numbers,  # type: ignore[arg-type]
-        )
+    numbers: dict[str, Any] = {"budget": 1, "unit": "micro_usd", "needed": 2, "left": 0}
+    error = QuotaExceededError(
+        "It is spent.",
+        retry_after_s=retry_after_s,
+        is_reserved=is_reserved,
+        owner=owner,
+        **numbers,
     )
+    refusal = _refusal(error)
     assert (refusal.code, refusal.cause) == (code, cause)
 
 
 async def test_a_reserved_budget_is_waited_for_and_then_refused_for_seconds(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    ledger: FakeLedger,
-    capped: FakeDirectory,
-    gateway: Gateway,
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger.cap_tokens = 1500
+    rig.cap(1500)
+    queue = rig.gateway.accounting.queue
     neuron.script = endless
-    named = {**BODY, "max_tokens": 1000}
-    exchange = client.open("POST", CHAT, {**named, "stream": True}, headers=BEARER)
+    exchange = rig.open(stream=True, max_tokens=1000)
     await exchange.until(b"on and")
-    monkeypatch.setattr(gateway.accounting.queue, "_wait_s", 0.05)
-    refused = await client.post(CHAT, named, headers=BEARER)
+    monkeypatch.setattr(queue, "_wait_s", 0.05)
+    refused = await rig.ask(max_tokens=1000)
     assert (refused.status, refused.error["code"]) == (429, "budget_reserved")
     assert refused.headers["retry-after"] == "1"
     assert "x-should-retry" not in refused.headers
-    message = await client.post("/v1/messages", named, headers=BEARER)
+    named = {**SHORT_CHAT, "max_tokens": 1000}
+    message = await rig.client.post("/v1/messages", named, headers=BEARER)
     assert (message.status, message.json["error"]["type"]) == (429, "rate_limit_error")
 
-    monkeypatch.setattr(gateway.accounting.queue, "_wait_s", 60.0)
-    waiting = client.open("POST", CHAT, named, headers=BEARER)
-    await until(lambda: gateway.accounting.queue.num_waiting)
+    monkeypatch.setattr(queue, "_wait_s", 60.0)
+    waiting = rig.open(max_tokens=1000)
+    await until(lambda: queue.num_waiting)
     neuron.script = paris
     exchange.leave()
     await exchange.finish()
     assert (await waiting.finish()).status == 200
-    assert ledger.held == {}
+    assert rig.ledger.held == {}
 
 
 async def test_prompts_are_reserved_near_what_their_model_has_counted(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
+    rig.cap()
     neuron.script = counting(81)
     for _ in range(2):
-        assert (await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)).status == 200
-    first, second = (reserve.prompt_tokens for reserve in ledger.reserved)
+        assert (await rig.ask(max_tokens=9)).status == 200
+    first, second = (reserve.prompt_tokens for reserve in rig.ledger.reserved)
     assert 81 < second < first < 200
 
 
 @pytest.mark.parametrize("reports_count", [True, False])
 async def test_a_prompt_longer_than_reserved_is_reserved_by_its_length(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    ledger: FakeLedger,
-    capped: FakeDirectory,
-    reports_count: bool,
+    rig: Rig, neuron: FakeNeuron, reports_count: bool
 ) -> None:
     """Before anything is computed: the reservation is never less than the prompt's tokens. A neuron
     of an earlier version does not report the length: then the sure bound is reserved."""
+    rig.cap()
     neuron.script = counting(250, reports_count=reports_count)
-    answer = await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)
-    assert answer.status == 200
-    near, sure = (reserve.prompt_tokens for reserve in ledger.reserved)
+    assert (await rig.ask(max_tokens=9)).status == 200
+    near, sure = (reserve.prompt_tokens for reserve in rig.ledger.reserved)
     assert near < 250 <= sure
     assert (sure == 250) is reports_count
     submits = [await neuron.submitted.get() for _ in range(2)]
     assert [submit.max_prompt_tokens for submit in submits] == [near, sure]
-    (entry,) = ledger.settled
-    assert (entry.prompt_tokens, entry.completion_tokens) == (250, 5)
-    assert ledger.held == {}
+    assert (rig.settled.prompt_tokens, rig.settled.completion_tokens) == (250, 5)
+    assert rig.ledger.held == {}
 
 
-async def test_a_prompt_longer_than_reserved_is_refused_where_the_cap_has_no_room(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+@pytest.mark.parametrize(
+    ("cap", "num_prompt_tokens", "num_reserved"),
+    [
+        pytest.param(255, 250, 2, id="the cap has no room"),
+        pytest.param(None, 1_000_000, 1, id="an impossible length"),
+    ],
+)
+async def test_a_prompt_longer_than_reserved_is_refused_where_it_cannot_be(
+    rig: Rig, neuron: FakeNeuron, cap: int | None, num_prompt_tokens: int, num_reserved: int
 ) -> None:
-    ledger.cap_tokens = 255
-    neuron.script = counting(250)
-    answer = await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)
+    rig.cap(cap)
+    neuron.script = counting(num_prompt_tokens)
+    answer = await rig.ask(max_tokens=9)
     assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
-    assert len(ledger.reserved) == 2
-    assert sum(entry.prompt_tokens + entry.completion_tokens for entry in ledger.settled) == 0
-    assert ledger.held == {}
+    assert len(rig.ledger.reserved) == num_reserved
+    assert sum(entry.prompt_tokens + entry.completion_tokens for entry in rig.ledger.settled) == 0
+    assert rig.ledger.held == {}
 
 
-async def test_a_neuron_that_names_an_impossible_length_is_asked_no_more(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
-) -> None:
-    neuron.script = counting(1_000_000)
-    answer = await client.post(CHAT, {**BODY, "max_tokens": 9}, headers=BEARER)
-    assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
-    assert len(ledger.reserved) == 1
-
-
-async def test_a_spent_budget_loads_nothing(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    ledger: FakeLedger,
-    capped: FakeDirectory,
-    catalogue: FakeCatalogue,
-) -> None:
+async def test_a_spent_budget_loads_nothing(rig: Rig, neuron: FakeNeuron) -> None:
+    rig.cap(0)
     neuron.status = None
     await neuron.beat()
-    ledger.cap_tokens = 0
-    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 429
-    assert catalogue.loads == []
+    assert (await rig.ask()).status == 429
+    assert rig.catalogue.loads == []
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 async def test_what_a_cold_request_reserves_only_grows(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    ledger: FakeLedger,
-    capped: FakeDirectory,
-    catalogue: FakeCatalogue,
+    rig: Rig, neuron: FakeNeuron, leaves: bool
 ) -> None:
     """One token of prompt and one of answer while its model is loaded, so that a spent budget loads
     nothing and others' requests run; the worst case when it is placed. Nothing is released in
-    between, and nothing is left."""
+    between unless the client leaves, and nothing is left."""
+    ledger = rig.ledger
+    rig.cap()
     neuron.status = None
     await neuron.beat()
-    asked = client.open("POST", CHAT, BODY, headers=BEARER)
-    await until(lambda: catalogue.loads)
+    asked = rig.open()
+    await until(lambda: rig.catalogue.loads)
     assert (list(ledger.held.values()), ledger.released) == ([2], [])
+    if leaves:
+        asked.leave()
+        await asked.finish()
+        assert (len(ledger.reserved), len(ledger.released), ledger.held) == (1, 1, {})
+        return
     neuron.status = ReplicaStatus.READY
     await neuron.beat()
     assert (await asked.finish()).status == 200
@@ -200,37 +179,17 @@ async def test_what_a_cold_request_reserves_only_grows(
     assert (ledger.released, len(ledger.settled), ledger.held) == ([], 1, {})
 
 
-async def test_what_a_cold_request_reserved_is_released_when_its_client_leaves(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    ledger: FakeLedger,
-    capped: FakeDirectory,
-    catalogue: FakeCatalogue,
+async def test_without_the_database_or_beyond_its_speed_nothing_is_taken(
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    neuron.status = None
-    await neuron.beat()
-    asked = client.open("POST", CHAT, BODY, headers=BEARER)
-    await until(lambda: catalogue.loads)
-    asked.leave()
-    await asked.finish()
-    assert (len(ledger.reserved), len(ledger.released), ledger.held) == (1, 1, {})
-
-
-async def test_without_the_database_a_cap_cannot_be_kept(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
-) -> None:
-    ledger.is_away = True
-    answer = await client.post(CHAT, BODY, headers=BEARER)
-    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
-    assert (await client.post(CHAT, BODY)).status == 200, "a caller without a cap is served"
-
-
-async def test_a_ledger_that_cannot_keep_up_takes_no_more(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
-) -> None:
-    ledger.is_full = True
-    answer = await client.post(CHAT, BODY, headers=BEARER)
-    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+    rig.cap()
+    rig.ledger.is_away = True
+    away = await rig.ask()
+    anonymous = await rig.client.post(CHAT, SHORT_CHAT)
+    assert anonymous.status == 200, "a caller without a cap is served"
+    rig.ledger.is_away, rig.ledger.is_full = False, True
+    for answer in (away, await rig.ask(), await rig.client.post(CHAT, SHORT_CHAT)):
+        assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
 
 
 class BookLedger:
@@ -239,10 +198,13 @@ class BookLedger:
     def __init__(self, book: Book) -> None:
         self.book = book
         self.num_asked = 0
+        self.failure: Exception | None = None
 
     async def reserve(self, reserve: Reserve) -> Granted:
         self.num_asked += 1
         await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
         return self.book.reserve(reserve)
 
 
@@ -251,6 +213,16 @@ def queue_of(
 ) -> tuple[ReservationQueue, BookLedger]:
     ledger = BookLedger(Book({1: state(cap=cap)}, {}))
     return ReservationQueue(ledger, max_waiting=max_waiting, wait_s=wait_s), ledger
+
+
+async def waits(queue: ReservationQueue, *requests: Reserve) -> list[asyncio.Task[Granted]]:
+    """Requests that wait in the line, one after the other."""
+    tasks = []
+    for request in requests:
+        num_waiting = queue.num_waiting
+        tasks.append(asyncio.create_task(queue.reserve(request)))
+        await until(lambda num=num_waiting: queue.num_waiting == num + 1)
+    return tasks
 
 
 def end(queue: ReservationQueue, ledger: BookLedger, request_id: str, used: int) -> None:
@@ -265,8 +237,7 @@ def asked(request_id: str, output_tokens: int = 200) -> Reserve:
 async def test_a_request_waits_until_a_reservation_settles() -> None:
     queue, ledger = queue_of(cap=400)
     await queue.reserve(asked("r1"))
-    waiting = asyncio.create_task(queue.reserve(asked("r2")))
-    await until(lambda: queue.num_waiting == 1)
+    (waiting,) = await waits(queue, asked("r2"))
     end(queue, ledger, "r1", used=20)
     assert await waiting == Granted(output_tokens=200)
     assert queue.num_waiting == 0
@@ -306,8 +277,7 @@ async def test_a_spent_budget_is_refused_at_once() -> None:
 async def test_a_budget_that_is_spent_meanwhile_ends_the_waiting() -> None:
     queue, ledger = queue_of()
     await queue.reserve(asked("r1"))
-    waiting = asyncio.create_task(queue.reserve(asked("r2")))
-    await until(lambda: queue.num_waiting == 1)
+    (waiting,) = await waits(queue, asked("r2"))
     end(queue, ledger, "r1", used=290)
     with pytest.raises(QuotaExceededError) as refused:
         await waiting
@@ -331,8 +301,7 @@ async def test_waiting_has_an_end(num_waiting: int) -> None:
 async def test_no_more_wait_than_may() -> None:
     queue, _ledger = queue_of(max_waiting=1)
     await queue.reserve(asked("r1"))
-    waiting = asyncio.create_task(queue.reserve(asked("r2")))
-    await until(lambda: queue.num_waiting == 1)
+    (waiting,) = await waits(queue, asked("r2"))
     with pytest.raises(QuotaExceededError) as refused:
         await queue.reserve(asked("r3"))
     assert refused.value.is_reserved
@@ -344,10 +313,7 @@ async def test_no_more_wait_than_may() -> None:
 async def test_who_leaves_lets_the_next_one_try() -> None:
     queue, ledger = queue_of(cap=300)
     await queue.reserve(asked("r1"))
-    large = asyncio.create_task(queue.reserve(asked("large")))
-    await until(lambda: queue.num_waiting == 1)
-    small = asyncio.create_task(queue.reserve(asked("small", output_tokens=10)))
-    await until(lambda: queue.num_waiting == 2)
+    large, small = await waits(queue, asked("large"), asked("small", output_tokens=10))
     ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
     large.cancel()
     assert await small == Granted(output_tokens=10)
@@ -357,46 +323,63 @@ async def test_what_another_gateway_settles_is_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("inference.gateway.request.reserve.POLL_INTERVAL_S", 0.01)
     queue, ledger = queue_of()
     await queue.reserve(asked("r1"))
-    waiting = asyncio.create_task(queue.reserve(asked("r2", output_tokens=100)))
-    await until(lambda: queue.num_waiting == 1)
+    (waiting,) = await waits(queue, asked("r2", output_tokens=100))
     ledger.book.settle(settle("r1", prompt_tokens=20, completion_tokens=0))
     assert await waiting == Granted(output_tokens=100)
 
 
-async def test_a_ledger_that_stands_still_ends_the_waiting_of_all_at_once() -> None:
+async def test_a_ledger_that_fails_ends_the_waiting_of_all_at_once() -> None:
     queue, ledger = queue_of()
     await queue.reserve(asked("r1"))
-    waiting = [asyncio.create_task(queue.reserve(asked(f"w{number}"))) for number in range(5)]
-    await until(lambda: queue.num_waiting == len(waiting))
+    waiting = await waits(queue, *(asked(f"w{number}") for number in range(5)))
     num_asked = ledger.num_asked
-
-    async def away(reserve: Reserve) -> Granted:
-        ledger.num_asked += 1
-        raise LedgerUnavailableError("gone")
-
-    replaced: Callable[[Reserve], object] = away
-    ledger.reserve = replaced  # type: ignore[assignment,method-assign]
+    ledger.failure = LedgerUnavailableError("gone")
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == len(waiting) * [LedgerUnavailableError]
     assert ledger.num_asked == num_asked + 1
     assert queue.num_waiting == 0
 
 
-@each_case("waits", [True, False])
-async def test_a_failing_ledger_ends_the_waiting(waits: bool) -> None:
+@each_case("waits_first", [True, False])
+async def test_a_ledger_that_breaks_ends_the_waiting(waits_first: bool) -> None:
     queue, ledger = queue_of()
-    if waits:
+    if waits_first:
         await queue.reserve(asked("r1"))
-    waiting = asyncio.create_task(queue.reserve(asked("r2")))
-    if waits:
-        await until(lambda: queue.num_waiting == 1)
-
-    async def broken(reserve: Reserve) -> Granted:
-        raise ConnectionError("gone")
-
-    replaced: Callable[[Reserve], object] = broken
-    ledger.reserve = replaced  # type: ignore[assignment,method-assign]
+        (waiting,) = await waits(queue, asked("r2"))
+    else:
+        waiting = asyncio.create_task(queue.reserve(asked("r2")))
+    ledger.failure = ConnectionError("gone")
     queue.freed((1,))
     with pytest.raises(ConnectionError):
         await waiting
     assert queue.num_waiting == 0
+
+
+def test_a_text_is_reserved_near_what_the_model_makes_of_it() -> None:
+    ratios = PromptRatios()
+    assert ratios.near("tiny", 363) == 182
+    ratios.observe("tiny", 363, 81)
+    assert 81 < ratios.near("tiny", 363) < 110
+    assert ratios.near("tiny", 40_000) == 20_000, "another size"
+    assert ratios.near("other", 363) == 182, "another tokenizer"
+
+
+def test_the_longest_prompt_of_a_size_counts_until_it_is_forgotten() -> None:
+    ratios = PromptRatios()
+    ratios.observe("tiny", 10_000, 8000)
+    ratios.observe("tiny", 10_000, 2600)
+    assert ratios.near("tiny", 10_000) > 9000
+    for _ in range(1000):
+        ratios.observe("tiny", 10_000, 2600)
+    assert 2600 < ratios.near("tiny", 10_000) < 3300
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100_000), st.integers(-5, 100_000)), max_size=20),
+    st.integers(0, 200_000),
+)
+def test_it_is_never_more_than_the_sure_bound(seen: list[tuple[int, int]], bound: int) -> None:
+    ratios = PromptRatios()
+    for text_bound, num_tokens in seen:
+        ratios.observe("tiny", text_bound, num_tokens)
+    assert bound / 4 <= ratios.near("tiny", bound) <= bound

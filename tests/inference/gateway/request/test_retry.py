@@ -8,21 +8,25 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
-import redis.asyncio
 
 from fleet.placement.targets import MAX_ATTEMPTS, may_place_again
 from inference.gateway.request import place as placing
-from inference.protocol.events import Accepted, Event, Failed, Failure
+from inference.protocol.events import Event, Failed
 from inference.protocol.generation import Submit
 from inference.protocol.held import broke_worker
 from inference.protocol.keys import heartbeat_key, preparing_key
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.fake_metering import FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, paris, silent
-
-CHAT = "/v1/chat/completions"
-ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+from tests.inference.gateway.asgi_client import Exchange
+from tests.inference.gateway.conftest import SHORT_CHAT, Rig
+from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
+    FakeNeuron,
+    Script,
+    breaking,
+    paris,
+    saying,
+    silent,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,183 +57,145 @@ def test_what_is_retried_elsewhere(
     assert decision == again
 
 
-async def test_a_neuron_in_its_next_life_gets_the_request_again(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
-) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, ASK)
-    first = await asyncio.wait_for(neuron.submitted.get(), 60)
-    neuron.script = paris
-    neuron.epoch = "next life"
-    neuron.sequence_numbers.clear()
-    await neuron.beat()
+async def answered(exchange: Exchange) -> Exchange:
     await exchange.finish()
     assert exchange.status == 200
-    assert exchange.json["choices"][0]["message"]["content"] == "The capital is Paris."
+    return exchange
+
+
+async def test_a_neuron_in_its_next_life_gets_the_request_again(
+    rig: Rig, neuron: FakeNeuron
+) -> None:
+    exchange, first = await submitted(rig, neuron)
+    neuron.script = paris
+    await restart(neuron)
+    answer = await answered(exchange)
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
     second = await asyncio.wait_for(neuron.submitted.get(), 60)
-    assert first.request_id == exchange.headers["x-request-id"]
+    assert first.request_id == answer.headers["x-request-id"]
     assert second.request_id == f"{first.request_id}.2"
-    assert [settled.request_id for settled in ledger.settled] == [first.request_id]
-    assert [begun.request_id for begun in ledger.begun] == 2 * [first.request_id]
+    assert rig.settled.request_id == first.request_id
+    assert [begun.request_id for begun in rig.ledger.begun] == 2 * [first.request_id]
     assert first.request_id in await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 
-def refusing(code: str, times: int, attempts: list[str]):
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+def refusing(script: Script, times: int, attempts: list[str]) -> Script:
+    """That script at first, then an answer."""
+
+    async def answer(submit: Submit) -> AsyncIterator[list[Event]]:
         attempts.append(submit.request_id)
-        if len(attempts) > times:
-            async for events in paris(submit):
-                yield events
-            return
-        failure = Failure(code=code, message="not now")
-        yield [Failed(request_id=submit.request_id, failure=failure)]
+        async for events in (script if len(attempts) <= times else paris)(submit):
+            yield events
 
-    return script
+    return answer
 
 
-async def test_a_replica_that_is_gone_is_not_the_end(
-    client: AsgiClient, neuron: FakeNeuron
+@each_case(
+    ("script", "times", "num_attempts", "code"),
+    [
+        (breaking("model_not_loaded"), 2, 3, None),
+        (breaking("draining"), 99, MAX_ATTEMPTS, "draining"),
+        (breaking("recovering", accepts=True), 99, 1, "recovering"),
+    ],
+    ids=["a replica that is gone", "bounded", "an engine took it"],
+)
+async def test_attempts(
+    rig: Rig, neuron: FakeNeuron, script: Script, times: int, num_attempts: int, code: str | None
 ) -> None:
     attempts: list[str] = []
-    neuron.script = refusing("model_not_loaded", 2, attempts)
-    answer = await client.post(CHAT, ASK)
-    assert answer.status == 200
-    assert len(attempts) == 3
-    assert len(set(attempts)) == 3
-
-
-async def test_attempts_are_bounded(client: AsgiClient, neuron: FakeNeuron) -> None:
-    attempts: list[str] = []
-    neuron.script = refusing("draining", 99, attempts)
-    answer = await client.post(CHAT, ASK)
-    assert (answer.status, answer.error["code"]) == (503, "draining")
-    assert len(attempts) == MAX_ATTEMPTS
-
-
-async def test_what_an_engine_took_never_runs_twice(client: AsgiClient, neuron: FakeNeuron) -> None:
-    attempts: list[str] = []
-
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        attempts.append(submit.request_id)
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
-        failure = Failure(code="recovering", message="crashed")
-        yield [Failed(request_id=submit.request_id, failure=failure)]
-
-    neuron.script = script
-    answer = await client.post(CHAT, ASK)
-    assert (answer.status, answer.error["code"]) == (503, "recovering")
-    assert len(attempts) == 1
+    neuron.script = refusing(script, times, attempts)
+    answer = await rig.ask()
+    assert answer.status == (503 if code else 200)
+    assert code is None or answer.error["code"] == code
+    assert len(attempts) == len(set(attempts)) == num_attempts
 
 
 MARKS = preparing_key("beast")
 
 
-async def dies_preparing(
-    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis, *beside: str
-) -> tuple[Exchange, Submit]:
-    """A request whose neuron dies while it prepares it, and comes back."""
+async def submitted(rig: Rig, neuron: FakeNeuron) -> tuple[Exchange, Submit]:
+    """A request that its neuron has, and does not answer."""
     neuron.script = silent
-    exchange = client.open("POST", CHAT, ASK)
-    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
-    await die_preparing(neuron, redis_client, submit.request_id, *beside)
-    return exchange, submit
+    exchange = rig.open()
+    return exchange, await asyncio.wait_for(neuron.submitted.get(), 60)
 
 
-async def die_preparing(
-    neuron: FakeNeuron, redis_client: redis.asyncio.Redis, *request_ids: str
-) -> None:
-    await redis_client.hset(MARKS, mapping=dict.fromkeys(request_ids, neuron.epoch))
+async def restart(neuron: FakeNeuron, *prepared: str) -> None:
+    """It died while it prepared those requests, and comes back."""
+    if prepared:
+        await neuron.client.hset(MARKS, mapping=dict.fromkeys(prepared, neuron.epoch))
     neuron.epoch = f"after {neuron.epoch}"
     neuron.sequence_numbers.clear()
     await neuron.beat()
 
 
-async def test_what_its_neuron_died_of_alone_goes_nowhere_else(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    redis_client: redis.asyncio.Redis,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.ERROR, "helexa.requests"):
-        exchange, submit = await dies_preparing(client, neuron, redis_client)
-        await exchange.finish()
+async def broke_its_worker(exchange: Exchange, neuron: FakeNeuron) -> None:
+    await exchange.finish()
     assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
     assert exchange.headers["x-should-retry"] == "false"
     assert "retry-after" not in exchange.headers
     assert neuron.submitted.empty()
+
+
+async def test_what_its_neuron_died_of_alone_goes_nowhere_else(
+    rig: Rig, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "helexa.requests"):
+        exchange, submit = await submitted(rig, neuron)
+        await restart(neuron, submit.request_id)
+        await broke_its_worker(exchange, neuron)
     (line,) = caplog.messages
-    for word in (submit.request_id, "model=tiny", "neuron=beast", "anonymous", "500"):
+    for word in (submit.request_id, "model=tiny", "neuron=beast", "lab", "500"):
         assert word in line
 
 
-async def test_one_of_several_is_delivered_once_more(
-    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
-) -> None:
-    exchange, first = await dies_preparing(client, neuron, redis_client, "somebody else's")
+async def test_one_of_several_is_delivered_once_more(rig: Rig, neuron: FakeNeuron) -> None:
+    exchange, first = await submitted(rig, neuron)
+    await restart(neuron, first.request_id, "somebody else's")
     second = await asyncio.wait_for(neuron.submitted.get(), 60)
     assert (first.num_worker_deaths, second.num_worker_deaths) == (0, 1)
-    await die_preparing(neuron, redis_client, second.request_id, "another's")
-    await exchange.finish()
-    assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
-    assert neuron.submitted.empty()
+    await restart(neuron, second.request_id, "another's")
+    await broke_its_worker(exchange, neuron)
 
 
 async def test_a_neuron_that_went_away_for_good_counts_as_well(
-    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, ASK)
-    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
-    await redis_client.hset(MARKS, submit.request_id, neuron.epoch)
-    await redis_client.delete(heartbeat_key("beast"))
-    await exchange.finish()
-    assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
+    exchange, submit = await submitted(rig, neuron)
+    await neuron.client.hset(MARKS, submit.request_id, neuron.epoch)
+    await neuron.client.delete(heartbeat_key("beast"))
+    await broke_its_worker(exchange, neuron)
 
 
-async def test_what_only_waited_there_continues(
-    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
-) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, ASK)
-    await asyncio.wait_for(neuron.submitted.get(), 60)
+async def test_what_only_waited_there_continues(rig: Rig, neuron: FakeNeuron) -> None:
+    exchange, _ = await submitted(rig, neuron)
     neuron.script = paris
-    await die_preparing(neuron, redis_client, "somebody else's")
-    await exchange.finish()
-    assert exchange.status == 200
+    await restart(neuron, "somebody else's")
+    await answered(exchange)
     second = await asyncio.wait_for(neuron.submitted.get(), 60)
     assert second.num_worker_deaths == 0
 
 
 async def test_a_neuron_that_marks_without_bound_is_not_believed(
-    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, ASK)
-    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
+    exchange, submit = await submitted(rig, neuron)
     neuron.script = paris
-    await redis_client.hset(MARKS, "huge", "x" * 2_000_000)
-    await die_preparing(neuron, redis_client, submit.request_id)
-    await exchange.finish()
-    assert exchange.status == 200
+    await neuron.client.hset(MARKS, "huge", "x" * 2_000_000)
+    await restart(neuron, submit.request_id)
+    await answered(exchange)
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/messages", ASK | {"max_tokens": 5}),
-        ("/v1/responses", {"model": "tiny", "input": "Hi", "store": False}),
-        ("/api/chat", ASK | {"stream": False}),
-    ],
-)
-async def test_every_dialect_reports_it_in_its_own_way(
-    client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, object]
-) -> None:
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
-        yield [Failed(request_id=submit.request_id, failure=broke_worker("the engine"))]
-
-    neuron.script = script
-    answer = await client.post(path, body)
-    assert answer.status == 500
-    assert b"which is not run again" in answer.body
-    assert answer.headers["x-should-retry"] == "false"
+async def test_every_dialect_reports_it_in_its_own_way(rig: Rig, neuron: FakeNeuron) -> None:
+    failed = Failed(request_id="", failure=broke_worker("the engine"))
+    neuron.script = saying([ACCEPTED], [failed])
+    for path, more in {
+        "/v1/messages": {"max_tokens": 5},
+        "/v1/responses": {"input": "Hi", "store": False},
+        "/api/chat": {"stream": False},
+    }.items():
+        asked = {"model": "tiny"} if "input" in more else SHORT_CHAT
+        answer = await rig.client.post(path, asked | more)
+        assert answer.status == 500, path
+        assert b"which is not run again" in answer.body
+        assert answer.headers["x-should-retry"] == "false"

@@ -13,10 +13,18 @@ from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.request.attempt import PlacedRequest
 from inference.gateway.request.event_stream import RequestStream
 from inference.gateway.request.outcome import Call
-from inference.protocol.events import Accepted, Delta, Event
+from inference.protocol.events import Delta, Event
 from inference.protocol.generation import Submit
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, failing
+from tests.inference.gateway.fake_neuron import (
+    ACCEPTED,
+    FakeNeuron,
+    Script,
+    endless,
+    failing,
+    saying,
+)
 from tests.inference.gateway.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -44,20 +52,23 @@ def parts_of_requests() -> list[object]:
     return [there for there in gc.get_objects() if isinstance(there, kinds)]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: CHAT_BODY,
+    MESSAGES: CHAT_BODY | {"max_tokens": 8},
+    RESPONSES: RESPONSE_BODY,
+    "/v1/completions": {"model": "tiny", "prompt": "Hi"},
+    "/api/chat": CHAT_BODY,
+}
+
+
+@each_case("streams", [False, True])
+@each_case(
+    ("path", "more", "status"),
     [
-        (CHAT, CHAT_BODY, 200),
-        (CHAT, {**CHAT_BODY, "stream": True}, 200),
-        (CHAT, {**CHAT_BODY, "n": 2, "stream": True}, 200),
-        (CHAT, {**CHAT_BODY, "model": "huge"}, 404),
-        (CHAT, {**CHAT_BODY, "temperature": "hot"}, 400),
-        ("/v1/completions", {"model": "tiny", "prompt": "Hi", "stream": True}, 200),
-        (MESSAGES, {**CHAT_BODY, "max_tokens": 8}, 200),
-        (MESSAGES, {**CHAT_BODY, "max_tokens": 8, "stream": True}, 200),
-        (RESPONSES, RESPONSE_BODY, 200),
-        (RESPONSES, {**RESPONSE_BODY, "stream": True}, 200),
-        ("/api/chat", CHAT_BODY, 200),
+        *((path, {}, 200) for path in ASKED),
+        (CHAT, {"n": 2}, 200),
+        (CHAT, {"model": "huge"}, 404),
+        (CHAT, {"temperature": "hot"}, 400),
     ],
 )
 async def test_an_answer(
@@ -65,44 +76,35 @@ async def test_an_answer(
     neuron: FakeNeuron,
     nothing_is_left: Callable[[], bool],
     path: str,
-    body: dict[str, Any],
+    more: dict[str, Any],
     status: int,
+    streams: bool,
 ) -> None:
-    assert (await client.post(path, body)).status == status
+    assert (await client.post(path, ASKED[path] | {"stream": streams} | more)).status == status
     await until(nothing_is_left)
 
 
 async def failing_late(submit: Submit) -> AsyncIterator[list[Event]]:
     """Fails in the middle of its answer."""
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-    yield [Delta(request_id=submit.request_id, text="The capital")]
+    async for events in saying([ACCEPTED], [Delta(request_id="", text="The capital")])(submit):
+        yield events
     async for events in failing(submit):
         yield events
 
 
-@pytest.mark.parametrize("script", [failing, failing_late])
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, CHAT_BODY),
-        (MESSAGES, CHAT_BODY | {"max_tokens": 8}),
-        (RESPONSES, RESPONSE_BODY),
-        ("/v1/completions", {"model": "tiny", "prompt": "Hi"}),
-        ("/api/chat", CHAT_BODY),
-    ],
-)
+@each_case("script", [failing, failing_late])
+@each_case("streams", [False, True])
+@each_case("path", ASKED)
 async def test_a_request_that_failed(
     client: AsgiClient,
     neuron: FakeNeuron,
     nothing_is_left: Callable[[], bool],
     path: str,
-    body: dict[str, Any],
     streams: bool,
     script: Script,
 ) -> None:
     neuron.script = script
-    answer = await client.post(path, body | {"stream": streams})
+    answer = await client.post(path, ASKED[path] | {"stream": streams})
     assert b"8192 fit" in answer.body
     await until(nothing_is_left)
 

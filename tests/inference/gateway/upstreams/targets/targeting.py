@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.catalogue import CatalogueEntry
 from fleet.upstreams.entry import UpstreamEntry
-from inference.protocol.events import Accepted, Event, Failed, Failure
-from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.conftest import ENTRY, Rig
 from tests.inference.gateway.fake_metering import KEY
@@ -75,12 +72,3 @@ def answers(asked: Asked, wire: Wire) -> None:
 
 def refuses(status: int, **headers: str) -> Any:
     return lambda asked, wire: wire.json(status, {"error": {"message": "no"}}, **headers)
-
-
-def failing(code: str, *, accepts: bool = False) -> Any:
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        if accepts:
-            yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-        yield [Failed(request_id=submit.request_id, failure=Failure(code=code, message="no"))]
-
-    return script

@@ -17,7 +17,7 @@ from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.conftest import MakeClient, not_django
-from tests.inference.gateway.fake_neuron import FakeNeuron, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, silent
 from tests.inference.gateway.records.recorded import Records
 from tests.inference.gateway.upstreams.forwarding import PATH, text_of
 from tests.inference.gateway.upstreams.targets.targeting import (
@@ -29,7 +29,6 @@ from tests.inference.gateway.upstreams.targets.targeting import (
     SPEAKS,
     TargetsRig,
     answers,
-    failing,
     refuses,
 )
 from tests.inference.gateway.waiting import until
@@ -204,7 +203,7 @@ async def test_what_an_engine_has_not_begun_fails_over(
     rig: TargetsRig, neuron: FakeNeuron, code: str, accepts: bool, fails_over: bool
 ) -> None:
     rig.forget()
-    neuron.script = failing(code, accepts=accepts)
+    neuron.script = breaking(code, accepts=accepts)
     rig.offer("own", "box/m")
     answer = await rig.chat()
     if fails_over:

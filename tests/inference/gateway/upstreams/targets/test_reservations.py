@@ -6,7 +6,7 @@ from typing import Any
 
 from metering.ledger.entries import Reserve
 from metering.prices import Prices
-from tests.inference.gateway.fake_neuron import FakeNeuron, counting
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, counting
 from tests.inference.gateway.upstreams.forwarding import text_of
 from tests.inference.gateway.upstreams.targets.targeting import (
     BOX,
@@ -14,7 +14,6 @@ from tests.inference.gateway.upstreams.targets.targeting import (
     OWN,
     SPEAKS,
     TargetsRig,
-    failing,
     refuses,
 )
 
@@ -37,7 +36,7 @@ async def test_caps_reserve_for_the_most_expensive_target_and_move_with_the_requ
     assert text_of(await rig.chat(**long)) == OWN
     assert rig.ledger.reserved[-1].prompt_tokens >= 4_000
     assert rig.ledger.narrowed[-1].prompt_tokens == 1_000, "once the engine has it"
-    neuron.script = failing("queue_full")
+    neuron.script = breaking("queue_full")
     most: list[int] = []
     reserve = rig.ledger.reserve
 
@@ -81,7 +80,7 @@ async def test_each_target_has_its_price_and_the_most_expensive_one_is_reserved(
     )
     own = rig.ledger.settled[-1]
     assert own.cost_micro_usd == own.prompt_tokens + own.completion_tokens * 2
-    neuron.script = failing("queue_full")
+    neuron.script = breaking("queue_full")
     assert await rig.served_by() == "upstream:box"
     assert most(rig.ledger.reserved[-1]) == 1_010, "cloud may still serve it"
     assert (rig.ledger.settled[-1].neuron, rig.ledger.settled[-1].cost_micro_usd) == (
@@ -109,7 +108,7 @@ async def test_a_reservation_is_not_narrowed_while_another_target_may_serve(
 ) -> None:
     """An engine that has counted the prompt may still give it back."""
     rig.directory.budgets = (1,)
-    neuron.script = failing("queue_timeout", accepts=True)
+    neuron.script = breaking("queue_timeout", accepts=True)
     rig.offer("own", CLOUD, **PRICED)
     assert text_of(await rig.chat()) == FAR
     assert not rig.ledger.narrowed

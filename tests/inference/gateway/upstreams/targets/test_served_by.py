@@ -9,7 +9,7 @@ from typing import Any
 from fleet.catalogue import CatalogueEntry
 from inference.protocol.generation import GenerationRequest
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless
 from tests.inference.gateway.upstreams.forwarding import PATH, RED_PIXELS, text_of
 from tests.inference.gateway.upstreams.targets.targeting import (
     AUTHORIZED,
@@ -19,7 +19,6 @@ from tests.inference.gateway.upstreams.targets.targeting import (
     OWN,
     SPEAKS,
     TargetsRig,
-    failing,
     refuses,
 )
 
@@ -66,7 +65,7 @@ async def test_images_go_to_a_target_that_sees_them(rig: TargetsRig, neuron: Fak
 
 
 async def test_only_text_goes_to_upstreams(rig: TargetsRig, neuron: FakeNeuron) -> None:
-    neuron.script = failing("queue_full")
+    neuron.script = breaking("queue_full")
     rig.offer("box/m", "own")
     embedded = await rig.client.post("/v1/embeddings", {"model": "tiny", "input": "a"})
     assert embedded.error["code"] == "queue_full"
@@ -87,7 +86,7 @@ async def test_a_field_that_is_not_translated_is_for_own_replicas(
 ) -> None:
     rig.offer("box/m", "own")
     assert text_of(await rig.chat(guided_regex="a+")) == OWN
-    neuron.script = failing("queue_full")
+    neuron.script = breaking("queue_full")
     busy = await rig.chat(guided_regex="a+")
     assert (busy.status, busy.error["code"]) == (503, "queue_full")
     rig.offer("box/m", "cloud/m", **BOX)
@@ -105,7 +104,7 @@ async def test_defaults_hold_where_there_is_a_word_for_them(
     submitted = neuron.submitted.get_nowait().request
     assert isinstance(submitted, GenerationRequest)
     assert {name: getattr(submitted.sampling, name) for name in defaults} == defaults
-    neuron.script = failing("queue_full")
+    neuron.script = breaking("queue_full")
     assert text_of(await rig.chat()) == FAR
     sent = rig.box.asked[-1].json
     assert (sent["temperature"], sent["min_p"], "repetition_window" in sent) == (0.5, 0.1, False)
@@ -126,7 +125,7 @@ async def test_streams_of_own_replicas_are_not_held_back(
 async def test_requests_that_must_stay_reach_no_target_outside(
     rig: TargetsRig, neuron: FakeNeuron
 ) -> None:
-    neuron.script = failing("queue_full")
+    neuron.script = breaking("queue_full")
     rig.offer("cloud/m", "own", may_leave_network=False)
     answer = await rig.chat()
     assert (answer.status, answer.error["code"]) == (503, "queue_full")
