@@ -16,98 +16,80 @@ from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from inference.supervised_threads import FailureRecord
 from inference.wire.errors import ServiceUnavailableError
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue, MakeClient
-from tests.inference.gateway.fake_metering import NARROW_KEY, FakeLedger
+from tests.inference.gateway.conftest import CHAT, OPERATOR, MakeClient, Rig
+from tests.inference.gateway.fake_metering import NARROW_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 
-CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def test_a_declared_length_over_the_limit_is_not_read(client: AsgiClient) -> None:
-    exchange = client.open("POST", CHAT, parts=[b"{", b"}"], headers={"content-length": "100001"})
-    await exchange.finish()
-    assert (exchange.status, exchange.error["code"]) == (413, "request_too_large")
+async def test_a_body_over_the_limit_is_refused(client: AsgiClient) -> None:
+    declared = client.open("POST", CHAT, parts=[b"{", b"}"], headers={"content-length": "100001"})
+    sent = client.open("POST", CHAT, parts=[b"x" * 60_000, b"x" * 60_000, b"x"])
+    for exchange in (declared, sent):
+        await exchange.finish()
+        assert (exchange.status, exchange.error["code"]) == (413, "request_too_large")
 
 
-async def test_an_undeclared_length_over_the_limit(client: AsgiClient) -> None:
-    answer = await client.post(CHAT, parts=[b"x" * 60_000, b"x" * 60_000, b"x"])
-    assert answer.status == 413
+async def test_methods_and_paths_that_are_not_there(client: AsgiClient) -> None:
+    for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD"):
+        answer = await client.open(method, CHAT).finish()
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        if method == "HEAD":
+            assert answer.body == b""
+        else:
+            assert answer.error["code"] == "method_not_allowed"
+    for path in ("", "/", "/assistants", "/chat", "/modelsx", "/two\nlines"):
+        answer = await client.post(f"/v1{path}", {})
+        assert (answer.status, answer.error["code"]) == (404, "unknown_url"), path
+    assert (await client.get("/admin/")).status == 418, "other paths are Django's"
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
-async def test_method_not_allowed(client: AsgiClient, method: str) -> None:
-    answer = await client.open(method, CHAT).finish()
-    assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
-    assert answer.headers["allow"] == "POST"
-
-
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/tiny", "/api/tags"])
 async def test_whoever_watches_a_server_may_ask_for_the_head_alone(
-    client: AsgiClient, neuron: FakeNeuron, path: str
-) -> None:
-    """Balancers and monitors do, and Ollama's own client before anything else."""
-    whole = await client.get(path)
-    head = await client.open("HEAD", path).finish()
-    assert (head.status, head.body) == (whole.status, b"")
-    assert head.headers["content-type"] == whole.headers["content-type"]
-    assert int(head.headers["content-length"]) > 0
-
-
-async def test_a_head_of_what_is_only_posted(client: AsgiClient) -> None:
-    answer = await client.open("HEAD", CHAT).finish()
-    assert (answer.status, answer.body, answer.headers["allow"]) == (405, b"", "POST")
-
-
-async def test_a_models_address_may_end_in_a_slash(client: AsgiClient, neuron: FakeNeuron) -> None:
-    assert (await client.get("/v1/models/tiny/")).json["id"] == "tiny"
-
-
-async def test_a_models_name_in_two_lines_is_not_known(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
+    """Balancers and monitors do, and Ollama's own client before anything else."""
+    for path in ("/health", "/v1/models", "/v1/models/tiny", "/api/tags"):
+        whole = await client.get(path)
+        head = await client.open("HEAD", path).finish()
+        assert (head.status, head.body) == (whole.status, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+        assert int(head.headers["content-length"]) > 0
+
+
+async def test_a_models_address_may_end_in_a_slash_and_has_one_line(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    assert (await client.get("/v1/models/tiny/")).json["id"] == "tiny"
     answer = await client.get("/v1/models/ti\nny")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1", "/v1/", "/v1/assistants", "/v1/chat", "/v1/modelsx", "/v1/two\nlines"]
-)
-async def test_unknown_paths_under_v1(client: AsgiClient, path: str) -> None:
-    answer = await client.open("POST", path, {}).finish()
-    assert (answer.status, answer.error["code"]) == (404, "unknown_url")
 
 
 async def test_the_api_answers_without_its_version_too(
     client: AsgiClient, neuron: FakeNeuron
 ) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Capital of France?"}]}
-    answer = await client.open("POST", "/chat/completions", body).finish()
+    answer = await client.post("/chat/completions", BODY)
     assert answer.status == 200
     assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
     assert (await client.get("/models/tiny")).json["id"] == "tiny"
-    refused = await client.open("POST", "/messages", {}).finish()
+    refused = await client.post("/messages", {})
     assert refused.json["type"] == "error", "in the dialect of that path"
 
 
-async def test_other_paths_are_djangos(client: AsgiClient) -> None:
-    assert (await client.get("/admin/")).status == 418
-
-
-async def test_a_compressed_body_is_refused_for_what_it_is(client: AsgiClient) -> None:
+async def test_a_compressed_body_is_refused_for_what_it_is(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
     packed = gzip.compress(json.dumps(BODY).encode())
     answer = await client.post(CHAT, parts=[packed], headers={"content-encoding": "gzip"})
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
     assert "Content-Encoding" in answer.error["message"]
+    as_it_is = await client.post(CHAT, BODY, headers={"content-encoding": "identity"})
+    assert as_it_is.status == 200
 
 
-async def test_a_body_may_be_declared_as_it_is(client: AsgiClient, neuron: FakeNeuron) -> None:
-    answer = await client.post(CHAT, BODY, headers={"content-encoding": "identity"})
-    assert answer.status == 200
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("body", "code", "param"),
     [
         (b"{", "invalid_json", None),
@@ -147,12 +129,27 @@ async def test_an_unloaded_model_is_listed_as_such(client: AsgiClient, neuron: F
     assert model["feasible_on"] == ["beast"]
 
 
+async def health(client: AsgiClient) -> tuple[int, str, list[str]]:
+    """The status, and the codes of the reasons."""
+    answer = await client.get("/health", headers=OPERATOR)
+    return answer.status, answer.json["status"], [one["code"] for one in answer.json["reasons"]]
+
+
+async def until_unhealthy(client: AsgiClient) -> None:
+    async with asyncio.timeout(60):
+        while (await client.get("/health")).status != 503:
+            await asyncio.sleep(0.01)
+
+
 async def test_healthy(client: AsgiClient, neuron: FakeNeuron) -> None:
     answer = await client.get("/health", headers=OPERATOR)
     assert (answer.status, answer.json["status"]) == (200, "ok")
     (replica,) = answer.json["neurons"][0]["replicas"]
     assert (replica["status"], replica["in_flight"], replica["queue_depth"]) == ("ready", 1, 2)
     assert (replica["kv_blocks_used"], replica["kv_blocks_total"]) == (3, 400)
+    for headers in ({}, {"authorization": f"Bearer {NARROW_KEY}"}):
+        seen = await client.get("/health", headers=headers)
+        assert (seen.status, seen.json) == (200, {"status": "ok"}), "strangers see no more"
 
 
 async def test_a_neuron_that_lost_threads_is_named_and_gets_nothing(
@@ -168,97 +165,64 @@ async def test_a_neuron_that_lost_threads_is_named_and_gets_nothing(
     assert answer.json["neurons"][0]["problems"] == neuron.thread_problems
     neuron.is_ready = False
     await neuron.beat()
-
-    async with asyncio.timeout(60):
-        while (await client.get("/health")).status != 503:
-            await asyncio.sleep(0.01)
+    await until_unhealthy(client)
     asked = await client.post(CHAT, BODY)
     assert asked.status == 503
     assert neuron.submitted.empty()
 
 
-async def test_a_thread_of_the_gateway_that_broke_is_named(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
+async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuron) -> None:
+    async def message_of(code: str) -> str:
+        answer = await rig.client.get("/health", headers=OPERATOR)
+        assert (answer.status, answer.json["status"]) == (200, "degraded")
+        ((reason),) = answer.json["reasons"]
+        assert reason["code"] == code
+        return str(reason["message"])
+
     record = FailureRecord("thread ledger")
     record.broke(SystemExit(1))
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (200, "degraded")
-    ((reason),) = answer.json["reasons"]
-    assert reason["code"] == "thread_broke"
-    assert reason["message"].startswith("This gateway: the thread ledger broke once lately")
+    broke = "This gateway: the thread ledger broke once lately"
+    assert (await message_of("thread_broke")).startswith(broke)
     record.has_ended = True
-
-
-async def test_bills_that_neither_the_database_nor_the_disk_takes_are_named(
-    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
-) -> None:
-    ledger.spool_problem = "bills cannot be written to /data: No space left on device"
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (200, "degraded")
-    ((reason),) = answer.json["reasons"]
-    assert reason["code"] == "bills_not_spooled"
-    assert reason["message"] == f"This gateway: {ledger.spool_problem}."
-
-
-async def test_strangers_see_only_whether_it_is_well(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    answer = await client.get("/health")
-    assert (answer.status, answer.json) == (200, {"status": "ok"})
-    answer = await client.get("/health", headers={"authorization": f"Bearer {NARROW_KEY}"})
-    assert (answer.status, answer.json) == (200, {"status": "ok"})
+    rig.ledger.spool_problem = "bills cannot be written to /data: No space left on device"
+    told = await message_of("bills_not_spooled")
+    assert told == f"This gateway: {rig.ledger.spool_problem}."
 
 
 async def test_unhealthy_without_a_neuron(client: AsgiClient) -> None:
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (503, "unhealthy")
-    assert [reason["code"] for reason in answer.json["reasons"]] == ["neuron_away"]
+    assert await health(client) == (503, "unhealthy", ["neuron_away"])
     answer = await client.get("/health")
     assert (answer.status, answer.json) == (503, {"status": "unhealthy"})
 
 
-async def test_an_unhealthy_answer_has_not_finished_well(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
-    assert (await client.get("/health")).status == 200
+async def test_an_unhealthy_answer_has_not_finished_well(rig: Rig, neuron: FakeNeuron) -> None:
+    assert (await rig.client.get("/health")).status == 200
     await neuron.die()
-    async with asyncio.timeout(60):
-        while (await client.get("/health")).status == 200:
-            await asyncio.sleep(0.02)
-    text = generate_latest(gateway.metrics.registry).decode()
+    await until_unhealthy(rig.client)
+    text = generate_latest(rig.gateway.metrics.registry).decode()
     assert 'helexa_requests_ended_total{code="unhealthy",status="503"} 1.0' in text
     assert 'code="finished",status="503"' not in text
 
 
-async def test_one_models_absence_takes_no_gateway_out_of_rotation(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+async def test_what_can_still_be_served_takes_no_gateway_out_of_rotation(
+    rig: Rig, neuron: FakeNeuron
 ) -> None:
-    """It can be loaded on demand."""
+    """Without its database it serves what is loaded; a model can be loaded on demand."""
+    rig.catalogue.failure = ServiceUnavailableError("database_unavailable", "gone")
+    assert await health(rig.client) == (200, "degraded", ["database_unavailable"])
+    rig.catalogue.failure = None
     neuron.status = None
     await neuron.beat()
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (200, "degraded")
-    assert [reason["code"] for reason in answer.json["reasons"]] == ["model_away"]
-    catalogue.unpin()
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (200, "ok")
-
-
-async def test_a_gateway_without_its_database_still_serves_what_is_loaded(
-    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
-) -> None:
-    catalogue.failure = ServiceUnavailableError("database_unavailable", "gone")
-    answer = await client.get("/health", headers=OPERATOR)
-    assert (answer.status, answer.json["status"]) == (200, "degraded")
-    assert [reason["code"] for reason in answer.json["reasons"]] == ["database_unavailable"]
+    async with asyncio.timeout(60):
+        while await health(rig.client) != (200, "degraded", ["model_away"]):
+            await asyncio.sleep(0.01)
+    rig.catalogue.unpin()
+    assert await health(rig.client) == (200, "ok", [])
 
 
 async def test_unhealthy_without_redis(make_client: MakeClient) -> None:
     client = make_client(redis_url="unix:///nowhere.sock")
-    answer = await client.get("/health", headers=OPERATOR)
-    assert answer.status == 503
-    assert [reason["code"] for reason in answer.json["reasons"]] == ["redis_unavailable"]
+    assert await health(client) == (503, "unhealthy", ["redis_unavailable"])
     asked = await client.post(CHAT, BODY)
     assert (asked.status, asked.error["code"]) == (503, "redis_unavailable")
 

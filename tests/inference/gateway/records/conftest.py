@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import pytest
 import pytest_asyncio
 
 from helexa_site.config import Config
@@ -14,28 +13,29 @@ from inference.gateway.gateway import Gateway
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue, not_django
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
-from tests.inference.gateway.records.recorded import Recorded, Records
+from tests.inference.gateway.records.recorded import RecordingRig, Records
 
 
 @pytest_asyncio.fixture
-async def recording(
+async def rig(
     config: Config, catalogue: FakeCatalogue, directory: FakeDirectory, ledger: FakeLedger
-) -> AsyncIterator[tuple[Records, Gateway]]:
-    made = Records()
+) -> AsyncIterator[RecordingRig]:
+    records = Records()
     gateway = Gateway(
         replace(config, allow_anonymous=False),
         catalogue,
         directory=directory,
         make_ledger=lambda _id: ledger,
-        records=made,
+        records=records,
     )
-    yield made, gateway
+    yield RecordingRig(
+        client=AsgiClient(build_application(gateway, django_app=not_django)),
+        gateway=gateway,
+        catalogue=catalogue,
+        directory=directory,
+        ledger=ledger,
+        records=records,
+    )
     await gateway.drain(0)
     gateway.close()
-    assert made.has_stopped
-
-
-@pytest.fixture
-def records(recording: tuple[Records, Gateway]) -> Recorded:
-    made, gateway = recording
-    return made, AsgiClient(build_application(gateway, django_app=not_django))
+    assert records.has_stopped

@@ -1,9 +1,12 @@
-"""What the gateway passes on to be recorded."""
+"""A gateway that wants a key, and what it passes on to be recorded."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from inference.gateway.request.outcome import RequestOutcome
-from tests.inference.gateway.asgi_client import AsgiClient
+from metering.ledger.entries import Outcome
+from tests.inference.gateway.conftest import Rig
 
 
 class Records:
@@ -30,4 +33,20 @@ class Records:
         return one
 
 
-Recorded = tuple[Records, AsgiClient]
+@dataclass(slots=True, kw_only=True)
+class RecordingRig(Rig):
+    records: Records
+
+    def record(self) -> RequestOutcome:
+        """The only record since the last one that was read."""
+        one = self.records.only()
+        self.records.ended.clear()
+        return one
+
+    def refused(self, status: int, code: str, *, account: str = "lab") -> RequestOutcome:
+        """Asserts that the only record is of that refusal."""
+        one = self.record()
+        assert (one.kind, one.status, one.settle.outcome) == (Outcome.REFUSED, status, code)
+        assert (one.settle.account, bool(one.settle.key)) == (account, bool(account))
+        assert one.error_message
+        return one
