@@ -70,6 +70,13 @@ async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any
     return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
 
 
+def counts(batch: OpenAIBatch) -> tuple[int, int, int]:
+    """All of its requests, the completed and the failed."""
+    found = batch.request_counts
+    assert found is not None
+    return found.total, found.completed, found.failed
+
+
 async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
     """Refuses requests that contain "refuse me"."""
     if "refuse me" in str(submit.request):

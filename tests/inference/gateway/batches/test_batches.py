@@ -1,23 +1,32 @@
-"""OpenAI's files and batches through the whole gateway, by its SDK, kept in a database."""
+"""Batches of OpenAI's and Anthropic's through the whole gateway, by their SDKs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
+from typing import Any
 
+import anthropic
 import openai
 import pytest
+from anthropic.types.messages import MessageBatch
 
+from inference.batches import services
+from inference.batches.files import ResultFiles
 from inference.protocol.generation import ChatInput, Submit
-from tests.inference.gateway.batches_support import (
+from tests.inference.gateway.batches.running import (
     CHAT,
     KEYED,
     begin,
+    counts,
     line,
+    message,
     picky,
     results,
     until_ended,
+    until_messages_ended,
 )
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import FakeLedger
@@ -38,8 +47,7 @@ async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -
     assert (made.endpoint, made.metadata) == (CHAT, {"night": "1"})
     ended = await until_ended(sdk, made.id)
     assert ended.status == "completed"
-    assert ended.request_counts is not None
-    assert ended.request_counts.to_dict() == {"total": 4, "completed": 2, "failed": 2}
+    assert counts(ended) == (4, 2, 2)
     answers = await results(sdk, ended.output_file_id)
     assert answers.keys() == {"a", "b"}
     response = answers["a"]["response"]
@@ -85,8 +93,7 @@ async def test_what_it_costs_is_the_operators_word(
     entry = replace(ENTRY, input_price_micro_usd=1_000_000, output_price_micro_usd=2_000_000)
     catalogue.listed = [entry]
     client = make_client(batch_discount_percent=40)
-    asked = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-    body = {"requests": [{"custom_id": "a", "params": asked}]}
+    body = {"requests": [message("a")]}
     assert (await client.post("/v1/messages/batches", body, headers=KEYED)).status == 200
     await until(lambda: len(ledger.settled) == 1)
     (settled,) = ledger.settled
@@ -131,3 +138,58 @@ async def test_lines_may_hold_images(sdk: openai.AsyncOpenAI, neuron: FakeNeuron
     (submit,) = [frame for frame in neuron.frames if isinstance(frame, Submit)]
     assert isinstance(submit.request.input, ChatInput)
     assert [image.width_px for image in submit.request.input.messages[0].images] == [30]
+
+
+async def test_anthropics_batch_runs(
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
+) -> None:
+    neuron.script = picky
+    batches = anthropic_sdk.messages.batches
+    made: MessageBatch = await batches.create(requests=[message("a"), message("refuse me")])
+    assert (made.processing_status, made.request_counts.processing) == ("in_progress", 2)
+    now = await until_messages_ended(anthropic_sdk, made.id)
+    ended = {"succeeded": 1, "errored": 1, "canceled": 0, "expired": 0}
+    assert now.request_counts.to_dict() == {"processing": 0, **ended}
+    results_by_id = {one.custom_id: one.result async for one in await batches.results(made.id)}
+    assert results_by_id["a"].type == "succeeded"
+    text = {"type": "text", "text": "The capital is Paris."}
+    assert results_by_id["a"].message.content[0].to_dict() == text
+    assert results_by_id["refuse-me"].type == "errored"
+    assert [one.id async for one in batches.list()] == [made.id]
+    assert (await batches.delete(made.id)).id == made.id
+    with pytest.raises(anthropic.NotFoundError):
+        await batches.retrieve(made.id)
+
+
+async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_reported_once(
+    anthropic_sdk: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = anthropic_sdk.messages.batches
+    is_writing, may_write, is_seen = threading.Event(), threading.Event(), threading.Event()
+    append, progress = ResultFiles.append, services.batch_progress
+
+    def slowly(results: ResultFiles, file_id: str, lines: bytes) -> None:
+        is_writing.set()
+        may_write.wait(PATIENCE_S)
+        append(results, file_id, lines)
+
+    def watched(**values: Any) -> str | None:
+        status = progress(**values)
+        if status == "cancelling":
+            is_seen.set()
+        return status
+
+    monkeypatch.setattr(ResultFiles, "append", slowly)
+    monkeypatch.setattr(services, "batch_progress", watched)
+    made = await batches.create(requests=[message("a")])
+    await until(is_writing.is_set)
+    await batches.cancel(made.id)
+    await until(is_seen.is_set)
+    await asyncio.sleep(0.1)  # it is about to report the requests that were not run
+    may_write.set()
+    ended = await until_messages_ended(anthropic_sdk, made.id)
+    assert (ended.request_counts.succeeded, ended.request_counts.canceled) == (1, 0)
+    results_by_id = [
+        (one.custom_id, one.result.type) async for one in await batches.results(made.id)
+    ]
+    assert results_by_id == [("a", "succeeded")]

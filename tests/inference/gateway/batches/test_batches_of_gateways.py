@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from django.utils import timezone
 
 from inference.batches import services
@@ -19,19 +18,16 @@ from inference.batches.models import Batch
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches_support import CHAT, KEYED, line
+from tests.inference.gateway.batches.running import CHAT, KEYED, line, message
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
-
-
-@pytest_asyncio.fixture(autouse=True)
-async def nobody_waits(neuron: FakeNeuron) -> None:
-    neuron.queue_depth = 0
-    await neuron.beat()
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("kept", "idle_neuron"),
+]
 
 
 def fields_of(batch_id: str, names: list[str]) -> dict[str, Any]:
@@ -52,8 +48,9 @@ def fields_of(batch_id: str, names: list[str]) -> dict[str, Any]:
 
 async def wake(client: AsgiClient) -> None:
     """Another batch makes the gateway look."""
-    asked = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
-    body = {"requests": [{"custom_id": "w", "params": {**asked, "model": "unknown"}}]}
+    unknown = message("wake")
+    unknown["params"]["model"] = "unknown"
+    body = {"requests": [unknown]}
     assert (await client.post("/v1/messages/batches", body, headers=KEYED)).status == 200
 
 
@@ -128,8 +125,7 @@ async def test_gateways_that_share_a_directory_serve_each_others_files(
     shared = {"files_dir": tmp_path / "shared"}
     one, other = (make_client(data_dir=tmp_path / name, **shared) for name in ("a", "b"))
     alone = make_client(data_dir=tmp_path / "c")
-    asked = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-    body = {"requests": [{"custom_id": "a", "params": asked}]}
+    body = {"requests": [message("a")]}
     made = (await one.post("/v1/messages/batches", body, headers=KEYED)).json
     path = f"/v1/messages/batches/{made['id']}"
     await batch_once(other, path, lambda answer: answer["processing_status"] == "ended")

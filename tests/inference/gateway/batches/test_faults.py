@@ -21,7 +21,7 @@ from inference.gateway.batches import worker as batch_worker
 from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
-from tests.inference.gateway.batches_support import begin, line, results, until_ended
+from tests.inference.gateway.batches.running import begin, counts, line, results, until_ended
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 
 pytestmark = [
@@ -49,17 +49,34 @@ async def test_a_disk_that_is_full_for_a_while_fails_no_batch(
     assert (await results(sdk, ended.output_file_id)).keys() == {"a", "b"}
 
 
+async def only_the_poison_failed(sdk: openai.AsyncOpenAI, *names: str) -> None:
+    """Runs a batch of rows of these names."""
+    made = await begin(sdk, *map(line, names))
+    ended = await until_ended(sdk, made.id)
+    assert counts(ended) == (len(names), len(names) - 1, 1)
+    (error,) = (await results(sdk, ended.error_file_id)).values()
+    assert error["custom_id"] == "poison"
+    assert error["response"]["status_code"] == 500
+    assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
+
+
+def name_of(submit: Submit, *names: str) -> str:
+    """Which row that is."""
+    text = json.dumps(to_builtins(submit.request))
+    return next(name for name in names if name in text)
+
+
 async def test_a_row_that_ends_engines_is_run_twice_and_its_neighbours_are_answered(
     sdk: openai.AsyncOpenAI, neuron: FakeNeuron
 ) -> None:
     """It used to be run until its batch expired."""
+    names = ("poison", "first", "second", "third")
     num_runs: Counter[str] = Counter()
     are_running: set[str] = set()
     has_died = asyncio.Event()
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        text = json.dumps(to_builtins(submit.request))
-        name = next(name for name in ("poison", "first", "second", "third") if name in text)
+        name = name_of(submit, *names)
         num_runs[name] += 1
         if name != "poison" and has_died.is_set():
             async for events in paris(submit):
@@ -76,16 +93,8 @@ async def test_a_row_that_ends_engines_is_run_twice_and_its_neighbours_are_answe
         yield [Failed(request_id=submit.request_id, failure=failure)]
 
     neuron.script = script
-    made = await begin(sdk, *map(line, ("poison", "first", "second", "third")))
-    ended = await until_ended(sdk, made.id)
-    assert ended.request_counts is not None
-    assert ended.request_counts.to_dict() == {"total": 4, "completed": 3, "failed": 1}
-    (error,) = (await results(sdk, ended.error_file_id)).values()
-    assert error["custom_id"] == "poison"
-    assert error["response"]["status_code"] == 500
-    assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
-    assert num_runs["poison"] == 2
-    assert max(num_runs.values()) == 2
+    await only_the_poison_failed(sdk, *names)
+    assert num_runs["poison"] == max(num_runs.values()) == 2
 
 
 async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
@@ -99,7 +108,7 @@ async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
     num_runs: Counter[str] = Counter()
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        name = "poison" if "poison" in json.dumps(to_builtins(submit.request)) else "other"
+        name = name_of(submit, "poison", "other")
         num_runs[name] += 1
         if name == "other":
             async for events in paris(submit):
@@ -113,11 +122,5 @@ async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
         await neuron.beat()
 
     neuron.script = script
-    made = await begin(sdk, line("poison"), line("other"))
-    ended = await until_ended(sdk, made.id)
-    assert ended.request_counts is not None
-    assert ended.request_counts.to_dict() == {"total": 2, "completed": 1, "failed": 1}
-    (error,) = (await results(sdk, ended.error_file_id)).values()
-    assert error["custom_id"] == "poison"
-    assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
+    await only_the_poison_failed(sdk, "poison", "other")
     assert num_runs["poison"] == 3

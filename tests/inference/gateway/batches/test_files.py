@@ -1,23 +1,34 @@
-"""Files of batches: an account's share, their ids, and large ones in pieces."""
+"""Files of batches: an account's share, their ids, uploads, expiry, and large ones in pieces."""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from django.utils import timezone
 
 from inference.batches.files import FileStore
+from inference.batches.models import StoredFile
+from inference.gateway.batches.endpoints import read_upload
+from inference.gateway.database import DatabaseThreads
+from inference.gateway.gateway import Gateway
 from inference.gateway.server.bodies import FILE_PIECE_BYTES
 from inference.neuron.events.parts import batches_within
 from inference.protocol.events import MAX_BATCH_BYTES, Accepted, Embedded, Event, Usage
 from inference.protocol.generation import Submit
-from tests.inference.gateway.batches_support import KEYED, line, results, until_ended
+from inference.wire.errors import ApiError
+from tests.cases import each_case
+from tests.inference.gateway.batches.running import KEYED, line, results, until_ended
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
+from tests.inference.gateway.waiting import until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -44,14 +55,10 @@ def test_a_file_is_not_looked_up_by_a_path(tmp_path: Path) -> None:
 async def test_a_large_file_comes_and_goes_in_pieces(make_client: MakeClient) -> None:
     content = b"\n".join(line(f"{n:07}").encode() for n in range(20_000))
     client = make_client(max_body_bytes=2 * len(content))
-    fields = (("purpose", b"batch"), ('file"; filename="requests.jsonl', content))
-    form = b"".join(
-        b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), value)
-        for name, value in fields
-    )
-    form += b"--x--\r\n"
-    parts = [form[start : start + 65_536] for start in range(0, len(form), 65_536)]
-    headers = KEYED | {"content-type": "multipart/form-data; boundary=x"}
+    file_words = 'name="file"; filename="requests.jsonl"'
+    body = form(('name="purpose"', b"batch"), (file_words, content))
+    parts = [body[start : start + 65_536] for start in range(0, len(body), 65_536)]
+    headers = KEYED | {"content-type": FORM}
     file = (await client.post("/v1/files", parts=parts, headers=headers)).json
     assert file["bytes"] == len(content)
     answer = await client.get(f"/v1/files/{file['id']}/content", headers=KEYED)
@@ -85,3 +92,95 @@ async def test_a_large_answer_is_one_line_of_the_results(
     (answered,) = (await results(sdk, ended.output_file_id)).values()
     data = answered["response"]["body"]["data"]
     assert [base64.b64decode(one["embedding"]) for one in data] == vectors
+
+
+BOUNDARY = "a-boundary"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    """Each is a disposition's words and a content."""
+    written = b"".join(
+        f"--{BOUNDARY}\r\nContent-Disposition: form-data; {words}\r\n\r\n".encode()
+        + content
+        + b"\r\n"
+        for words, content in parts
+    )
+    return written + f"--{BOUNDARY}--\r\n".encode()
+
+
+def test_a_file_and_its_fields() -> None:
+    body = form(('name="purpose"', b"batch"), ('name="file"; filename="a.jsonl"', b"{}\n"))
+    upload = read_upload(FORM, io.BytesIO(body))
+    assert (upload.name, upload.content.read(), upload.fields) == (
+        "a.jsonl",
+        b"{}\n",
+        {"purpose": "batch"},
+    )
+
+
+@each_case(
+    ("content_type", "body"),
+    [
+        ("application/json", b"{}"),
+        ("multipart/form-data", b"no boundary"),
+        (FORM, b"nothing of the kind"),
+        (FORM, form(('name="purpose"', b"batch"))),
+        (FORM, form(('name="file"', b"x" * 3_000_000))),
+        (FORM, form(*((f'name="field-{number}"', b"") for number in range(1001)))),
+        (FORM, form(*(('name="file"; filename="a"', b"") for _ in range(101)))),
+    ],
+    ids=["json", "boundary", "no parts", "no file", "no name", "fields", "files"],
+)
+def test_what_is_no_such_form_is_the_clients(content_type: str, body: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_upload(content_type, io.BytesIO(body))
+    assert (refused.value.status, refused.value.param) == (400, "file")
+
+
+HOUR: Any = {"anchor": "created_at", "seconds": 3600}
+
+
+async def test_an_expired_file_is_gone(
+    kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: Gateway
+) -> None:
+    made = [
+        await sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch", expires_after=HOUR),
+        await sdk.files.create(file=("b.jsonl", b"{}"), purpose="batch"),
+    ]
+    assert made[0].expires_at == made[0].created_at + 3600
+    assert made[1].expires_at is None
+    config = gateway.config
+    files = FileStore(config.files_dir or config.data_dir / "files")
+    assert files.has(made[0].id)
+
+    def expire() -> None:
+        past = timezone.now() - timedelta(seconds=1)
+        StoredFile.objects.filter(pk=made[0].id).update(expires_at=past)
+
+    await kept.query(expire)
+    with pytest.raises(openai.NotFoundError):
+        await sdk.files.retrieve(made[0].id)
+    with pytest.raises(openai.NotFoundError):
+        await sdk.files.content(made[0].id)
+    assert [file.id async for file in sdk.files.list()] == [made[1].id]
+    # Another upload that will expire has the gateway look at once.
+    last = await sdk.files.create(file=("c.jsonl", b"{}"), purpose="batch", expires_after=HOUR)
+    await until(lambda: not files.has(made[0].id))
+    assert files.has(made[1].id) and files.has(last.id)
+    rows = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
+    assert made[1].id in rows and last.id in rows
+
+
+async def test_other_expiries_are_refused(sdk: openai.AsyncOpenAI) -> None:
+    expiries: list[tuple[Any, str]] = [
+        ({"anchor": "last_active_at", "seconds": 3600}, "expires_after[anchor]"),
+        ({"anchor": "created_at", "seconds": 60}, "expires_after[seconds]"),
+        ({"anchor": "created_at", "seconds": 2_592_001}, "expires_after[seconds]"),
+        ({"anchor": "created_at"}, "expires_after[seconds]"),
+        ({"seconds": 3600}, "expires_after[anchor]"),
+    ]
+    for expiry, param in expiries:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await sdk.files.create(file=("a", b"{}"), purpose="batch", expires_after=expiry)
+        assert refused.value.param == param
