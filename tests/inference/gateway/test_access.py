@@ -21,6 +21,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.responses.store import ResponseStore
 from inference.wire.openai.passed.request import ENDPOINTS
 from metering.principal import Principal
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.consumers.test_vectors import ASKED, scores, settings
@@ -61,140 +62,67 @@ OPERATORS = (501, 501, 501, 403, 401)
 NOTHING = (404, 404, 404, 404, 404)
 NOBODYS = (404, 404, 404, 403, 401)
 """The statuses for an id that nothing has."""
+CONTINUED = (200, 200, 400, 403, 401)
+"""The statuses of a request that continues the owner's response."""
+TASKS = (400, 400, 400, 403, 401)
+"""The statuses where a model of text is asked for something else: once it is known who asks."""
+Expected = tuple[int, int, int, int, int]
+
+
+def get(path: str, expected: Expected = INFERENCE, script: Script = paris) -> Row:
+    return Row(method="GET", path=path, expected=expected, script=script)
+
+
+def post(
+    path: str, body: Any = None, expected: Expected = INFERENCE, script: Script = paris
+) -> Row:
+    return Row(method="POST", path=path, body=body, expected=expected, script=script)
+
+
+HI = {"model": "tiny", "input": "Hi"}
+PROMPT = {"model": "tiny", "prompt": "Hi"}
+ANOTHER = {**HI, "previous_response_id": "{id}"}
 ONE = r"^v1/responses/(?P<response_id>[^/]+)"
+RESPONSES = "/v1/responses"
 ROWS: dict[str, list[Row]] = {
-    r"^v1/chat/completions/?$": [
-        Row(method="POST", path="/v1/chat/completions", body=CHAT, expected=INFERENCE)
-    ],
-    r"^v1/completions/?$": [
-        Row(
-            method="POST",
-            path="/v1/completions",
-            body={"model": "tiny", "prompt": "Hi"},
-            expected=INFERENCE,
-        )
-    ],
-    r"^v1/embeddings/?$": [
-        Row(
-            method="POST",
-            path="/v1/embeddings",
-            body={"model": "tiny", "input": "Hi"},
-            expected=INFERENCE,
-            script=embeds(b"\0" * 4),
-        )
-    ],
-    r"^v1/messages/?$": [
-        Row(method="POST", path="/v1/messages", body={**CHAT, "max_tokens": 9}, expected=INFERENCE)
-    ],
-    r"^v1/messages/count_tokens/?$": [
-        Row(
-            method="POST",
-            path="/v1/messages/count_tokens",
-            body=CHAT,
-            expected=INFERENCE,
-            script=counts,
-        )
-    ],
-    r"^tokenize/?$": [
-        Row(
-            method="POST",
-            path="/tokenize",
-            body={"model": "tiny", "prompt": "Hi"},
-            expected=INFERENCE,
-            script=tokenizes,
-        )
-    ],
-    r"^detokenize/?$": [
-        Row(
-            method="POST",
-            path="/detokenize",
-            body={"model": "tiny", "tokens": [1]},
-            expected=INFERENCE,
-            script=tokenizes,
-        )
-    ],
+    r"^v1/chat/completions/?$": [post("/v1/chat/completions", CHAT)],
+    r"^v1/completions/?$": [post("/v1/completions", PROMPT)],
+    r"^v1/embeddings/?$": [post("/v1/embeddings", HI, script=embeds(b"\0" * 4))],
+    r"^v1/messages/?$": [post("/v1/messages", {**CHAT, "max_tokens": 9})],
+    r"^v1/messages/count_tokens/?$": [post("/v1/messages/count_tokens", CHAT, script=counts)],
+    r"^tokenize/?$": [post("/tokenize", PROMPT, script=tokenizes)],
+    r"^detokenize/?$": [post("/detokenize", {"model": "tiny", "tokens": [1]}, script=tokenizes)],
     **{
-        rf"^{endpoint.path.removeprefix('/')}/?$": [
-            # A model of text: the request is refused once it is known who asks.
-            Row(
-                method="POST",
-                path=endpoint.path,
-                body={"model": "tiny", "input": "Hi"},
-                expected=(400, 400, 400, 403, 401),
-            )
-        ]
+        rf"^{endpoint.path.removeprefix('/')}/?$": [post(endpoint.path, HI, TASKS)]
         for endpoint in ENDPOINTS
     },
-    "^api/chat$": [Row(method="POST", path="/api/chat", body=CHAT, expected=INFERENCE)],
-    "^api/generate$": [
-        Row(
-            method="POST",
-            path="/api/generate",
-            body={"model": "tiny", "prompt": "Hi"},
-            expected=INFERENCE,
-        )
-    ],
-    "^api/embed$": [
-        Row(
-            method="POST",
-            path="/api/embed",
-            body={"model": "tiny", "input": "Hi"},
-            expected=INFERENCE,
-            script=embeds(b"\0" * 4),
-        )
-    ],
-    "^api/embeddings$": [
-        Row(
-            method="POST",
-            path="/api/embeddings",
-            body={"model": "tiny", "prompt": "Hi"},
-            expected=INFERENCE,
-            script=embeds(b"\0" * 4),
-        )
-    ],
-    "^api/tags$": [Row(method="GET", path="/api/tags", expected=INFERENCE)],
-    "^api/ps$": [Row(method="GET", path="/api/ps", expected=INFERENCE)],
-    "^api/version$": [Row(method="GET", path="/api/version", expected=INFERENCE)],
-    "^api/show$": [
-        Row(method="POST", path="/api/show", body={"model": "tiny"}, expected=INFERENCE)
-    ],
-    "^api/pull$": [
-        Row(
-            method="POST",
-            path="/api/pull",
-            body={"model": "x"},
-            expected=(404, 404, 404, 403, 401),
-        )
-    ],
+    "^api/chat$": [post("/api/chat", CHAT)],
+    "^api/generate$": [post("/api/generate", PROMPT)],
+    "^api/embed$": [post("/api/embed", HI, script=embeds(b"\0" * 4))],
+    "^api/embeddings$": [post("/api/embeddings", PROMPT, script=embeds(b"\0" * 4))],
+    "^api/tags$": [get("/api/tags")],
+    "^api/ps$": [get("/api/ps")],
+    "^api/version$": [get("/api/version")],
+    "^api/show$": [post("/api/show", {"model": "tiny"})],
+    "^api/pull$": [post("/api/pull", {"model": "x"}, NOBODYS)],
     **{
-        f"^api/{name}$": [
-            Row(method="POST", path=f"/api/{name}", body={"model": "x"}, expected=OPERATORS)
-        ]
+        f"^api/{name}$": [post(f"/api/{name}", {"model": "x"}, OPERATORS)]
         for name in ("push", "create", "copy", "delete")
     },
-    r"^v1/messages/": [Row(method="GET", path="/v1/messages/nowhere", expected=NOTHING)],
+    r"^v1/messages/": [get("/v1/messages/nowhere", NOTHING)],
     r"^(v1/)?score/?$": [
-        Row(
-            method="POST",
-            path="/v1/score",
-            body={"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]},
-            expected=INFERENCE,
+        post(
+            "/v1/score",
+            {"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]},
             script=scores,
         )
     ],
+    r"^(v1/)?rerank/?$": [post("/v1/rerank", ASKED, script=scores)],
+    r"^v2/rerank/?$": [post("/v2/rerank", ASKED, script=scores)],
+    r"^tokenizer_info/?$": [get("/tokenizer_info", script=settings)],
+    r"^openapi\.json$": [get("/openapi.json", ANYBODY)],
     **{
-        pattern: [Row(method="POST", path=path, body=ASKED, expected=INFERENCE, script=scores)]
-        for pattern, path in {
-            r"^(v1/)?rerank/?$": "/v1/rerank",
-            r"^v2/rerank/?$": "/v2/rerank",
-        }.items()
-    },
-    r"^tokenizer_info/?$": [
-        Row(method="GET", path="/tokenizer_info", expected=INFERENCE, script=settings)
-    ],
-    r"^openapi\.json$": [Row(method="GET", path="/openapi.json", expected=ANYBODY)],
-    **{
-        rf"^{path}/?$": [Row(method="GET", path=f"/{path}", expected=INFERENCE)]
+        rf"^{path}/?$": [get(f"/{path}")]
         for path in ("v1/files", "v1/batches", "v1/messages/batches")
     },
     **{
@@ -211,52 +139,24 @@ ROWS: dict[str, list[Row]] = {
             ("GET", "messages/batches", "/results"),
         )
     },
-    r"^v1/responses/?$": [
-        Row(
-            method="POST",
-            path="/v1/responses",
-            body={"model": "tiny", "input": "Hi"},
-            expected=INFERENCE,
-        ),
-        Row(
-            method="POST",
-            path="/v1/responses",
-            body={"model": "tiny", "input": "Hi", "previous_response_id": "{id}"},
-            expected=(200, 200, 400, 403, 401),
-        ),
-    ],
+    r"^v1/responses/?$": [post(RESPONSES, HI), post(RESPONSES, ANOTHER, CONTINUED)],
     r"^v1/responses/input_tokens/?$": [
-        Row(
-            method="POST",
-            path="/v1/responses/input_tokens",
-            body={"model": "tiny", "input": "Hi", "previous_response_id": "{id}"},
-            expected=(200, 200, 400, 403, 401),
-            script=counts,
-        )
+        post(f"{RESPONSES}/input_tokens", ANOTHER, CONTINUED, script=counts)
     ],
     r"^v1/responses/compact/?$": [
-        Row(
-            method="POST",
-            path="/v1/responses/compact",
-            body={"model": "tiny", "previous_response_id": "{id}"},
-            expected=(200, 200, 400, 403, 401),
-        )
+        post(f"{RESPONSES}/compact", {"model": "tiny", "previous_response_id": "{id}"}, CONTINUED)
     ],
-    ONE + r"/input_items/?$": [
-        Row(method="GET", path="/v1/responses/{id}/input_items", expected=OWNED)
-    ],
-    ONE + r"/cancel/?$": [Row(method="POST", path="/v1/responses/{id}/cancel", expected=OWNED)],
+    ONE + r"/input_items/?$": [get(RESPONSES + "/{id}/input_items", OWNED)],
+    ONE + r"/cancel/?$": [post(RESPONSES + "/{id}/cancel", expected=OWNED)],
     ONE + r"/?$": [
-        Row(method="GET", path="/v1/responses/{id}", expected=OWNED),
-        Row(method="DELETE", path="/v1/responses/{id}", expected=OWNED),
+        get(RESPONSES + "/{id}", OWNED),
+        Row(method="DELETE", path=RESPONSES + "/{id}", expected=OWNED),
     ],
-    r"^v1/models/?$": [Row(method="GET", path="/v1/models", expected=INFERENCE)],
-    r"(?s)^v1/models/(?P<name>.+?)/?$": [
-        Row(method="GET", path="/v1/models/tiny", expected=INFERENCE)
-    ],
-    r"(?s)^v1(?:/.*)?$": [Row(method="GET", path="/v1/nowhere", expected=NOTHING)],
-    r"^health/?$": [Row(method="GET", path="/health", expected=ANYBODY)],
-    r"^ping/?$": [Row(method="GET", path="/ping", expected=ANYBODY)],
+    r"^v1/models/?$": [get("/v1/models")],
+    r"(?s)^v1/models/(?P<name>.+?)/?$": [get("/v1/models/tiny")],
+    r"(?s)^v1(?:/.*)?$": [get("/v1/nowhere", NOTHING)],
+    r"^health/?$": [get("/health", ANYBODY)],
+    r"^ping/?$": [get("/ping", ANYBODY)],
 }
 
 
@@ -278,13 +178,12 @@ def client(make_client: MakeClient, directory: FakeDirectory) -> AsgiClient:
     return make_client(allow_anonymous=False)
 
 
-@pytest.mark.parametrize("row", ALL_ROWS, ids=lambda row: f"{row.method} {row.path}")
+@each_case("row", ALL_ROWS, ids=[f"{row.method} {row.path}" for row in ALL_ROWS])
 async def test_access(client: AsgiClient, neuron: FakeNeuron, row: Row) -> None:
     """Each role asks for an object of its own: one may be deleted."""
-    answers_the_owner = neuron.script
     found = []
     for key in ROLES.values():
-        neuron.script = answers_the_owner
+        neuron.script = paris
         response_id = await _a_response_of_the_owner(client) if _needs_one(row) else ""
         neuron.script = row.script
         body = row.body and {

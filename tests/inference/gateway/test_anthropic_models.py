@@ -7,6 +7,7 @@ import asyncio
 import anthropic
 import pytest
 
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron
@@ -28,7 +29,7 @@ async def test_the_sdk_lists_models_in_pages(
         await anthropic_sdk.models.retrieve("huge")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("query", "ids", "has_more"),
     [
         ("", ["tiny", "gpt-4o"], False),
@@ -48,7 +49,7 @@ async def test_pages_of_models(
     assert answer.json["first_id"] == (ids[0] if ids else None)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after_id=huge"])
+@each_case("query", ["limit=0", "limit=1001", "limit=x", "after_id=huge"])
 async def test_pages_that_are_not_there(client: AsgiClient, neuron: FakeNeuron, query: str) -> None:
     answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
