@@ -24,7 +24,7 @@ from inference.gateway.metrics.endpoint import (
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
-from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
+from tests.inference.gateway.conftest import Rig
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.inference.gateway.metrics.ended import ended
 
@@ -63,17 +63,13 @@ async def scrape(endpoint: MetricsEndpoint, path: str = "/metrics") -> httpx.Res
         return await client.get(f"http://{HOST}:{endpoint.port}{path}")
 
 
-async def test_a_scrape_names_the_instance(gateway: Gateway, endpoint: MetricsEndpoint) -> None:
-    sent = (await scrape(endpoint)).headers["x-helexa-instance"]
-    assert sent == instance_id(gateway.config.data_dir)
-
-
 async def test_a_scrape_shows_requests_fleet_and_load_jobs(
     gateway: Gateway, endpoint: MetricsEndpoint
 ) -> None:
     gateway.metrics.observe(ended(prompt_tokens=7, completion_tokens=5))
     response = await scrape(endpoint)
     assert response.status_code == 200
+    assert response.headers["x-helexa-instance"] == instance_id(gateway.config.data_dir)
     assert response.headers["content-type"].startswith("text/plain")
     assert "access-control-allow-origin" not in response.headers
     lines = response.text.splitlines()
@@ -110,15 +106,14 @@ async def test_there_is_nothing_else_on_the_port(endpoint: MetricsEndpoint) -> N
 
 
 async def test_a_port_in_use_is_a_warning(
-    gateway: Gateway,
-    endpoint: MetricsEndpoint,
-    directory: FakeDirectory,
-    ledger: FakeLedger,
-    caplog: pytest.LogCaptureFixture,
+    rig: Rig, endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert endpoint.port is not None
     another = Gateway(
-        gateway.config, gateway.catalogue, directory=directory, make_ledger=lambda _id: ledger
+        rig.gateway.config,
+        rig.catalogue,
+        directory=rig.directory,
+        make_ledger=lambda _id: rig.ledger,
     )
     second = MetricsEndpoint(another)
     with caplog.at_level(logging.WARNING):
@@ -130,17 +125,12 @@ async def test_a_port_in_use_is_a_warning(
     assert (await scrape(endpoint)).status_code == 200
 
 
-async def test_off_is_off(gateway: Gateway) -> None:
+async def test_off_is_off_and_the_port_is_free_after_a_stop(gateway: Gateway) -> None:
     gateway.ensure_started()
     endpoint = MetricsEndpoint(gateway)
     endpoint.start(gateway.config.metrics.at(HOST))
     assert endpoint.port is None
     await endpoint.stop()
-
-
-async def test_the_port_is_free_after_a_stop(gateway: Gateway) -> None:
-    gateway.ensure_started()
-    endpoint = MetricsEndpoint(gateway)
     endpoint.start(MetricsListen(HOST, 0))
     port = endpoint.port
     assert port is not None

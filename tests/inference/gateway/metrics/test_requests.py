@@ -17,6 +17,9 @@ from tests.cases import each_case
 from tests.inference.gateway.metrics.ended import ended
 
 MODEL_LABELS = {"model": "tiny", "node": "beast"}
+DURATIONS_S = [0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200]
+FIRST_TOKENS_S = [0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120]
+SPEEDS = [1, 2.5, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200]
 KEY_LABELS = {"account": "team", "key": "hx_abc"}
 
 
@@ -58,18 +61,9 @@ def test_counters_have_the_names_and_labels_that_users_know() -> None:
 @each_case(
     ("name", "bounds", "total"),
     [
-        (
-            "cortex_request_duration_seconds",
-            [0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200],
-            3.0,
-        ),
-        (
-            "cortex_time_to_first_token_seconds",
-            [0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120],
-            1.0,
-        ),
-        # 20 tokens after the first one, in two seconds.
-        ("cortex_tokens_per_second", [1, 2.5, 5, 10, 15, 20, 30, 40, 60, 80, 120, 200], 10.0),
+        ("cortex_request_duration_seconds", DURATIONS_S, 3.0),
+        ("cortex_time_to_first_token_seconds", FIRST_TOKENS_S, 1.0),
+        ("cortex_tokens_per_second", SPEEDS, 10.0),  # 20 after the first one, in two seconds
     ],
 )
 def test_histograms_have_the_buckets_that_users_know(
@@ -92,15 +86,8 @@ def test_histograms_have_the_buckets_that_users_know(
 
 def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
     metrics = Metrics()
-    metrics.observe(
-        ended(
-            kind=Outcome.CANCELLED,
-            status=0,
-            outcome="cancelled",
-            time_to_first_token_ms=None,
-            completion_tokens=0,
-        )
-    )
+    none: dict[str, Any] = {"time_to_first_token_ms": None, "completion_tokens": 0}
+    metrics.observe(ended(kind=Outcome.CANCELLED, status=0, outcome="cancelled", **none))
     assert value(metrics, "cortex_time_to_first_token_seconds_count", **MODEL_LABELS) == 0
     assert value(metrics, "cortex_tokens_per_second_count", **MODEL_LABELS) == 0
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 0
@@ -126,12 +113,8 @@ def test_refusals_for_want_of_room_are_counted_by_reason(code: str, reason: str)
 def test_what_was_not_found_makes_no_series_of_a_model_or_a_key() -> None:
     metrics = Metrics()
     before = set(samples(metrics))
-    unknown: dict[str, Any] = {
-        "model": NO_MODEL,
-        "account": "",
-        "prompt_tokens": 0,
-        "completion_tokens": 0,
-    }
+    no_tokens = {"prompt_tokens": 0, "completion_tokens": 0}
+    unknown: dict[str, Any] = {"model": NO_MODEL, "account": "", **no_tokens}
     metrics.observe(ended(kind=Outcome.REFUSED, status=404, outcome="model_not_found", **unknown))
     new = set(samples(metrics)) - before
     labels = frozenset({("status", "404"), ("code", "model_not_found")})
@@ -153,12 +136,7 @@ def test_names_without_end_do_not_make_series_without_end(
     assert MAX_NAMES >= 1000
     metrics = Metrics()
     for number in range(100):
-        several: dict[str, Any] = {
-            "key": f"hx_{number}",
-            "model": f"m{number}",
-            "outcome": f"code_{number}",
-        }
-        metrics.observe(ended(**several))
+        metrics.observe(ended(key=f"hx_{number}", model=f"m{number}", outcome=f"code_{number}"))
     found = samples(metrics)
     for name in ("cortex_requests_total", "helexa_requests_ended_total"):
         counts = [count for (sample, _), count in found.items() if sample == name]
@@ -167,14 +145,10 @@ def test_names_without_end_do_not_make_series_without_end(
     assert len(spent) == 21 and sum(spent) == 100 * 91
 
 
-def test_a_watched_total_is_a_counter() -> None:
+def test_a_watched_number_is_read_at_each_scrape_and_may_fail() -> None:
     metrics = Metrics()
     metrics.watch_total("helexa_request_records_dropped", "Dropped.", lambda: 7)
     assert value(metrics, "helexa_request_records_dropped_total") == 7
-
-
-def test_a_watched_number_is_read_at_each_scrape_and_may_fail() -> None:
-    metrics = Metrics()
     numbers = [3.0, 5.0]
     metrics.watch("helexa_reservations_open", "Reservations.", lambda: numbers.pop(0))
     assert value(metrics, "helexa_reservations_open") == 3

@@ -21,13 +21,13 @@ from inference.gateway.tracing.spans import (
     Stage,
     reported_stages,
 )
-from inference.protocol.events import Cancelled, Event, Failed, Failure, Finished, StageTimes
+from inference.protocol.events import Cancelled, Event, Finished, StageTimes
 from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
 from tests.inference.gateway.tracing.traced import (
     BODY,
     CHAT,
@@ -97,19 +97,14 @@ async def test_a_chat_is_one_trace_from_its_client_to_its_engine(
     assert request.start_ns <= attempt.start_ns < spans[3].start_ns
     assert spans[-1].end_ns < attempt.end_ns <= request.end_ns
     assert (request.kind, attempt.kind, request.error) == ("SERVER", "CLIENT", "")
-    assert named(spans, "placement").attributes == {
-        "helexa.target": "beast",
-        "helexa.was_cold": False,
-    }
-    (submit,) = (frame for frame in neuron.frames if isinstance(frame, Submit))
+    place = {"helexa.target": "beast", "helexa.was_cold": False}
+    assert named(spans, "placement").attributes == place
+    submit = neuron.submitted.get_nowait()
     assert submit.traceparent == f"00-{trace_id}-{attempt.span_id}-01"
 
 
 async def test_it_names_the_request_and_none_of_its_text(
-    traced: AsgiClient,
-    collector: Collector,
-    neuron: FakeNeuron,
-    caplog: pytest.LogCaptureFixture,
+    traced: AsgiClient, collector: Collector, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     trace_id, headers = new_trace()
@@ -144,12 +139,12 @@ async def test_refusals_have_a_span_with_their_code(
     traced: AsgiClient, collector: Collector, neuron: FakeNeuron
 ) -> None:
     secret = "sk-sent-as-a-model-by-mistake-0123456789"
+    neuron.script = breaking("context_length_exceeded")
     for change, code, name in (
         ({"n": 0}, "invalid_value", "chat"),
         ({"model": secret}, "model_not_found", "chat"),
         ({}, "context_length_exceeded", "chat tiny"),
     ):
-        neuron.script = refusing
         trace_id, headers = new_trace()
         answer = await traced.post(CHAT, {**BODY, **change}, headers=headers)
         assert answer.status >= 400
@@ -161,17 +156,9 @@ async def test_refusals_have_a_span_with_their_code(
     assert named(spans, "neuron beast").error == "context_length_exceeded"
     assert secret.encode() not in b"".join(collector.bodies)
     trace_id, headers = new_trace()
-    await traced.post(CHAT, BODY, headers={"traceparent": headers["traceparent"]} | WRONG_KEY)
+    await traced.post(CHAT, BODY, headers=headers | {"authorization": "Bearer no-key"})
     (request,) = await collector.of_trace(trace_id, 1)
     assert (request.error, request.parent_id) == ("invalid_api_key", CLIENTS_SPAN)
-
-
-WRONG_KEY = {"authorization": "Bearer no-key"}
-
-
-async def refusing(submit: Submit) -> AsyncIterator[list[Event]]:
-    failure = Failure(code="context_length_exceeded", message="9000 tokens; 8192 fit.")
-    yield [Failed(request_id=submit.request_id, failure=failure)]
 
 
 async def test_a_client_that_leaves_has_the_stages_until_then(
@@ -183,7 +170,7 @@ async def test_a_client_that_leaves_has_the_stages_until_then(
     await exchange.until(b"data: ")
     exchange.leave()
     await exchange.finish()
-    (submit,) = (frame for frame in neuron.frames if isinstance(frame, Submit))
+    submit = neuron.submitted.get_nowait()
     await asyncio.wait_for(neuron.cancelled.get(), 60)
     times = StageTimes(
         request_id=submit.request_id, total_ms=3.0, prepare_ms=1.0, queue_ms=0.5, prefill_ms=1.5
@@ -209,24 +196,19 @@ async def test_what_waits_for_a_place_and_gets_none(
     assert {span.error for span in spans} == {"model_loading"}
 
 
-async def test_a_client_that_does_not_sample_gets_no_spans(
-    traced: AsgiClient, collector: Collector, neuron: FakeNeuron
+async def test_without_a_collector_or_a_client_that_samples_there_are_no_spans(
+    client: AsgiClient, traced: AsgiClient, collector: Collector, neuron: FakeNeuron
 ) -> None:
     """Nor is its neuron asked for times. A trace that cannot be read is none."""
     trace_id, headers = new_trace(flags="00")
-    await traced.post(CHAT, BODY, headers=headers)
-    assert (await neuron.submitted.get()).traceparent == ""
+    for sender, asked in ((client, new_trace()[1]), (traced, headers)):
+        assert (await sender.post(CHAT, BODY, headers=asked)).status == 200
+        assert (await neuron.submitted.get()).traceparent == ""
     _, others = new_trace()
     await traced.post(CHAT, BODY, headers=others | {"traceparent": "00-nonsense-01"})
     await until(lambda: any(span.name == "chat tiny" for span in collector.spans))
     (request,) = (span for span in collector.spans if span.name == "chat tiny")
     assert (request.trace_id != trace_id, request.parent_id) == (True, "")
-
-
-async def test_no_collector_no_trace(client: AsgiClient, neuron: FakeNeuron) -> None:
-    _, headers = new_trace()
-    assert (await client.post(CHAT, BODY, headers=headers)).status == 200
-    assert (await neuron.submitted.get()).traceparent == ""
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "hangs"])
