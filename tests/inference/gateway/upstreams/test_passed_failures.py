@@ -83,27 +83,6 @@ async def test_an_error_keeps_its_meaning_and_is_free(
     assert (settled.outcome, settled.cost_micro_usd, settled.metered.unit) == (code, 0, "")
 
 
-async def test_a_sick_upstream_is_left_out(rig: UpstreamRig) -> None:
-    rig.offer("speech")
-    rig.upstream.answer = cut_early
-    for _ in range(7):
-        assert shape(await rig.speak())[:2] == (503, "upstream_unavailable")
-    assert len(rig.upstream.asked) == 5
-
-
-async def test_an_answer_that_breaks_off_is_cut_and_charged(rig: UpstreamRig) -> None:
-    def breaks(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream("audio/mpeg")
-        wire.part(b"half")
-        wire.cut()
-
-    rig.offer("speech")
-    rig.upstream.answer = breaks
-    answer = await rig.speak()
-    assert (answer.body, answer.ended.is_set()) == (b"half", False)
-    assert (rig.settled.outcome, rig.settled.metered.num_units) == ("upstream_failed", 6)
-
-
 async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None:
     passed = threading.Event()
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,43 +29,41 @@ from helexa_site.config import Config
 from helexa_site.routing import build_application
 from inference.gateway.gateway import Gateway
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import FakeCatalogue, not_django
+from tests.inference.gateway.conftest import FakeCatalogue, Rig, not_django
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
-from tests.inference.gateway.upstreams.forwarding import CHAT, SECRET
+from tests.inference.gateway.upstreams.forwarding import CHAT, PATH, SECRET
 
 MOCKED = "This is the mock of another gateway."
 
 
-class Near:
-    """The gateway under test: its client, what it has settled, and its only model's upstream."""
-
-    def __init__(self, config: Config) -> None:
-        self.ledger = FakeLedger()
-        self._catalogue = FakeCatalogue()
-        self.gateway = Gateway(
-            config,
-            self._catalogue,
-            directory=FakeDirectory(),
-            make_ledger=lambda _id: self.ledger,
-        )
-        self.client = AsgiClient(build_application(self.gateway, django_app=not_django))
+@dataclass(slots=True, kw_only=True)
+class Near(Rig):
+    """The gateway under test, whose only model a real upstream serves."""
 
     def serve(self, model: str, *, task: Task = "text", **upstream: Any) -> None:
         sealed = seal(SECRET, settings.SECRET_KEY)
         row = UpstreamEntry(name="real", sealed_secret=sealed, **upstream)
         source = f"upstream:real/{model}"
         entry = CatalogueEntry(name="far", source=source, task=task, upstream=row)
-        self._catalogue.listed = [entry]
+        self.catalogue.listed = [entry]
 
     async def chat(self, **fields: Any) -> Any:
-        return await self.client.post("/v1/chat/completions", {**CHAT, **fields})
+        return await self.client.post(PATH, {**CHAT, **fields})
 
 
 @pytest_asyncio.fixture
 async def near(config: Config) -> AsyncIterator[Near]:
-    made = Near(replace(config, request_timeout_s=300))
-    yield made
-    await made.gateway.drain(0)
+    catalogue, directory, ledger = FakeCatalogue(), FakeDirectory(), FakeLedger()
+    changed = replace(config, request_timeout_s=300)
+    gateway = Gateway(changed, catalogue, directory=directory, make_ledger=lambda _id: ledger)
+    yield Near(
+        client=AsgiClient(build_application(gateway, django_app=not_django)),
+        gateway=gateway,
+        catalogue=catalogue,
+        directory=directory,
+        ledger=ledger,
+    )
+    await gateway.drain(0)
 
 
 @pytest.mark.parametrize(

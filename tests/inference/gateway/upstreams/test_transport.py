@@ -48,6 +48,28 @@ async def transport_of(
         await made.aclose()
 
 
+@asynccontextmanager
+async def connecting(handler: Handler) -> AsyncIterator[tuple[UpstreamTransport, str]]:
+    """A transport, and the address of a server that handles its connections so."""
+    async with serving(handler) as port, transport_of() as transport:
+        yield transport, f"http://127.0.0.1:{port}/"
+
+
+def sending(*parts: bytes, closes: bool = False) -> Handler:
+    """Answers a request with these bytes, and waits for the other side to leave."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0)
+        if not closes:
+            await reader.read()
+        writer.close()
+
+    return handler
+
+
 async def ask(transport: UpstreamTransport, url: str, body: bytes = b"{}") -> UpstreamResponse:
     """The answer's head."""
     asked = httpx2.URL(url)
@@ -90,15 +112,15 @@ async def test_a_connection_is_used_again_unless_it_was_closed_or_left() -> None
         assert await reader.read() == b""
         left.set()
 
-    async with serving(handler) as port, transport_of() as transport:
-        url = f"http://127.0.0.1:{port}/"
+    async with connecting(handler) as (transport, url):
+        url = url
         for number in range(3):
             assert (await read(await ask(transport, url))) == b""
             if number == 1:  # the close that nothing announces has come
                 await until(lambda: not any(one.is_reusable for one in transport._idle))
         assert num_connections == 2
-    async with serving(leaves) as port, transport_of() as transport:
-        (await ask(transport, f"http://127.0.0.1:{port}/")).close()
+    async with connecting(leaves) as (transport, url):
+        (await ask(transport, url)).close()
         await asyncio.wait_for(left.wait(), PATIENCE_S)
 
 
@@ -112,8 +134,8 @@ async def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.Mon
         assert await reader.read() == b""
         closed.set()
 
-    async with serving(handler) as port, transport_of() as transport:
-        await read(await ask(transport, f"http://127.0.0.1:{port}/"))
+    async with connecting(handler) as (transport, url):
+        await read(await ask(transport, url))
         await asyncio.wait_for(closed.wait(), PATIENCE_S)
 
 
@@ -225,8 +247,8 @@ async def test_tokens_that_come_fast_are_given_together_and_the_end_at_once(
             writer.write(part)
             await asyncio.sleep(0.01)
 
-    async with serving(handler) as port, transport_of() as transport:
-        response = await ask(transport, f"http://127.0.0.1:{port}/")
+    async with connecting(handler) as (transport, url):
+        response = await ask(transport, url)
         parts = response.parts()
         assert await anext(parts) == b"a"
         response.gather()
@@ -248,8 +270,8 @@ async def test_tokens_are_held_no_longer_than_allowed(monkeypatch: pytest.Monkey
         writer.write(b"1\r\nb\r\n")
         await reader.read()
 
-    async with serving(handler) as port, transport_of() as transport:
-        response = await ask(transport, f"http://127.0.0.1:{port}/")
+    async with connecting(handler) as (transport, url):
+        response = await ask(transport, url)
         parts = response.parts()
         assert await anext(parts) == b"a"
         response.gather()
@@ -265,19 +287,15 @@ async def test_an_answer_that_comes_before_the_body_is_sent_is_read() -> None:
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\nbig")
         await asyncio.sleep(PATIENCE_S)
 
-    async with serving(refuses) as port, transport_of() as transport:
+    async with connecting(refuses) as (transport, url):
         async with asyncio.timeout(PATIENCE_S / 2):
-            response = await ask(transport, f"http://127.0.0.1:{port}/", b"x" * 64 * 1024 * 1024)
+            response = await ask(transport, url, b"x" * 64 * 1024 * 1024)
             assert (response.status_code, await read(response)) == (413, b"big")
 
 
 async def test_a_body_that_the_socket_does_not_take_at_once_is_sent_whole() -> None:
-    async def reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
-        writer.write(EMPTY)
-
-    async with serving(reads) as port, transport_of() as transport:
-        response = await ask(transport, f"http://127.0.0.1:{port}/", b"x" * 32 * 1024 * 1024)
+    async with connecting(sending(EMPTY)) as (transport, url):
+        response = await ask(transport, url, b"x" * 32 * 1024 * 1024)
         assert (response.status_code, await read(response)) == (200, b"")
 
 
@@ -294,8 +312,8 @@ async def test_no_more_is_read_than_is_taken() -> None:
             await writer.drain()
             num_written += 65536
 
-    async with serving(floods) as port, transport_of() as transport:
-        response = await ask(transport, f"http://127.0.0.1:{port}/")
+    async with connecting(floods) as (transport, url):
+        response = await ask(transport, url)
         before = -1
         while num_written != before:
             before = num_written
@@ -318,24 +336,14 @@ async def test_no_more_is_read_than_is_taken() -> None:
     ],
 )
 async def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
-        writer.write(answer)
-        writer.close()
-
-    async with serving(handler) as port, transport_of() as transport:
+    async with connecting(sending(answer, closes=True)) as (transport, url):
         with pytest.raises(httpx2.RemoteProtocolError):
-            await read(await ask(transport, f"http://127.0.0.1:{port}/"))
+            await read(await ask(transport, url))
 
 
 async def test_what_came_before_a_break_is_given() -> None:
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await head_of(reader)
-        writer.write(CHUNKED + b"5\r\nhello\r\n")
-        writer.close()
-
-    async with serving(handler) as port, transport_of() as transport:
-        response = await ask(transport, f"http://127.0.0.1:{port}/")
+    async with connecting(sending(CHUNKED + b"5\r\nhello\r\n", closes=True)) as (transport, url):
+        response = await ask(transport, url)
         await asyncio.sleep(0.05)  # the end has come too when the body is read
         parts = response.parts()
         assert await anext(parts) == b"hello"
@@ -355,17 +363,17 @@ async def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
         await reader.read()
         writer.close()
 
-    async with serving(handler) as port, transport_of() as transport:
+    async with connecting(handler) as (transport, url):
         for _ in range(2):
-            assert (await read(await ask(transport, f"http://127.0.0.1:{port}/"))) == b""
+            assert (await read(await ask(transport, url))) == b""
     assert num_connections == 2
 
 
 async def post(
-    transport: UpstreamTransport, port: int, until_s: float | None = None
+    transport: UpstreamTransport, url: str, until_s: float | None = None
 ) -> UpstreamResponse:
-    url, headers = httpx2.URL(f"http://127.0.0.1:{port}/"), [(b"content-length", b"2")]
-    return await transport.send(b"POST", url, headers, b"{}", until_s, with_part=True)
+    headers, body = [(b"content-length", b"2")], b"{}"
+    return await transport.send(b"POST", httpx2.URL(url), headers, body, until_s, with_part=True)
 
 
 async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
@@ -381,8 +389,8 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
         writer.close()
 
     now_s = asyncio.get_running_loop().time
-    async with serving(handler) as port, transport_of() as transport:
-        answer = await post(transport, port, now_s() + PATIENCE_S)
+    async with connecting(handler) as (transport, url):
+        answer = await post(transport, url, now_s() + PATIENCE_S)
         assert await answer.next_part(now_s() + PATIENCE_S) == b"a"
         with pytest.raises(TimeoutError):
             await answer.next_part(now_s() + 0.05)
@@ -393,7 +401,7 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
         assert await answer.next_part(now_s() + PATIENCE_S) is None
         answer.close()
         with pytest.raises(TimeoutError):
-            await post(transport, port, now_s() + 0.05)
+            await post(transport, url, now_s() + 0.05)
         assert not transport._open
 
 
@@ -410,10 +418,10 @@ async def test_a_success_is_given_with_some_of_its_body_and_everything_else_at_o
         await reader.read()
         writer.close()
 
-    async with serving(handler) as port, transport_of() as transport:
+    async with connecting(handler) as (transport, url):
         async with asyncio.timeout(PATIENCE_S):
             for _ in answers:
-                answer = await post(transport, port)
+                answer = await post(transport, url)
                 if not statuses:
                     assert answer._connection._answer.has_part
                 statuses.append(answer.status_code)
@@ -436,8 +444,8 @@ async def test_the_end_of_an_answer_that_is_left_is_waited_for_a_moment(
             if num_connections == 1:
                 writer.write(b"0\r\n\r\n")
 
-    async def left(transport: UpstreamTransport, port: int) -> None:
-        answer = await post(transport, port)
+    async def left(transport: UpstreamTransport, url: str) -> None:
+        answer = await post(transport, url)
         assert await answer.next_part(None) == b"a"
         answer.close_drained()
         async with asyncio.timeout(PATIENCE_S):
@@ -445,11 +453,11 @@ async def test_the_end_of_an_answer_that_is_left_is_waited_for_a_moment(
                 await asyncio.sleep(0.01)
 
     monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", PATIENCE_S)
-    async with serving(handler) as port, transport_of() as transport:
-        await left(transport, port)
-        await left(transport, port)
+    async with connecting(handler) as (transport, url):
+        await left(transport, url)
+        await left(transport, url)
         assert num_connections == 1
         num_connections = 2  # no end comes any more
         monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", 0.01)
-        await left(transport, port)
+        await left(transport, url)
         assert not transport._idle

@@ -138,7 +138,7 @@ async def test_after_the_first_token_a_cut_is_an_error_with_what_was_used(rig: T
     assert rig.settled.completion_tokens >= 1
 
 
-async def test_after_the_first_byte_nothing_fails_over(rig: TargetsRig) -> None:
+async def test_after_the_first_byte_an_answer_is_cut_and_charged(rig: TargetsRig) -> None:
     def breaks(asked: Asked, wire: Wire) -> None:
         wire.begin_stream("audio/mpeg")
         wire.part(b"half")
@@ -146,8 +146,10 @@ async def test_after_the_first_byte_nothing_fails_over(rig: TargetsRig) -> None:
 
     rig.box.answer = breaks
     rig.offer("box/m", "cloud/m", **SPEAKS)
-    assert (await rig.speak()).body == b"half"
+    answer = await rig.speak()
+    assert (answer.body, answer.ended.is_set()) == (b"half", False)
     assert not rig.cloud.asked
+    assert (rig.settled.outcome, rig.settled.metered.num_units) == ("upstream_failed", 6)
 
 
 @each_case(("ask", "kind"), KINDS)
