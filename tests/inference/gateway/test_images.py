@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-import redis.asyncio
 
 from inference.gateway.images import image_rules, without_files
 from inference.gateway.request.token_bounds import TokenBounds, token_bounds
@@ -21,6 +20,7 @@ from inference.protocol.keys import images_key
 from inference.wire.common.parts import ImageFile, ImageRules
 from inference.wire.errors import InvalidImageError
 from inference.wire.openai.chat import request as openai_chat
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import MakeClient
@@ -71,54 +71,39 @@ async def found(neuron: FakeNeuron) -> Found:
     return made
 
 
-async def gone(client: redis.asyncio.Redis, key: str) -> None:
-    async with asyncio.timeout(60):
-        while await client.exists(key):
-            await asyncio.sleep(0.01)
+def turn_of(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
 
 
+CAT_SOURCE = {"type": "base64", "media_type": "image/png", "data": base64_of(CAT)}
 ANTHROPIC = {
     "model": "tiny",
     "max_tokens": 9,
-    "messages": [
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "image",
-                    "source": {
-                        "type": "base64",
-                        "media_type": "image/png",
-                        "data": base64_of(CAT),
-                    },
-                }
-            ],
-        }
-    ],
+    "messages": [turn_of({"type": "image", "source": CAT_SOURCE})],
 }
-OLLAMA = {
-    "model": "tiny",
-    "stream": False,
-    "messages": [{"role": "user", "content": "What?", "images": [base64_of(CAT)]}],
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: chat_body(data_uri(CAT)),
+    "/v1/messages": ANTHROPIC,
+    "/api/chat": {
+        "model": "tiny",
+        "stream": False,
+        "messages": [{"role": "user", "content": "What?", "images": [base64_of(CAT)]}],
+    },
+    "/v1/responses": {
+        "model": "tiny",
+        "store": False,
+        "input": [turn_of({"type": "input_image", "image_url": data_uri(CAT)})],
+    },
 }
-RESPONSES = {
-    "model": "tiny",
-    "store": False,
-    "input": [{"role": "user", "content": [{"type": "input_image", "image_url": data_uri(CAT)}]}],
-}
-ASKED = [
-    (CHAT, chat_body(data_uri(CAT))),
-    ("/v1/messages", ANTHROPIC),
-    ("/api/chat", OLLAMA),
-    ("/v1/responses", RESPONSES),
-]
 
 
-@pytest.mark.parametrize(("path", "body"), ASKED)
+@each_case("path", ASKED)
 async def test_images_go_beside_the_inbox_and_are_deleted(
-    client: AsgiClient, found: Found, path: str, body: dict[str, Any]
+    client: AsgiClient, found: Found, path: str
 ) -> None:
-    answer = await client.post(path, body)
+    found.files.clear()
+    found.expiries_s.clear()
+    answer = await client.post(path, ASKED[path])
     assert answer.status == 200
     (image,) = found.images
     assert found.files == [{CAT}]
@@ -126,14 +111,17 @@ async def test_images_go_beside_the_inbox_and_are_deleted(
     assert type(image) is ImageRef
     (expiry_s,) = found.expiries_s
     assert 0 < expiry_s <= 81
-    await gone(found.neuron.client, images_key("beast", found.submits[0].request_id))
+    key = images_key("beast", found.submits[-1].request_id)
+    async with asyncio.timeout(60):
+        while await found.neuron.client.exists(key):
+            await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(("path", "body"), ASKED)
+@each_case("path", ASKED)
 async def test_a_model_that_reads_text_is_not_sent_images(
-    client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, Any]
+    client: AsgiClient, neuron: FakeNeuron, path: str
 ) -> None:
-    answer = await client.post(path, body)
+    answer = await client.post(path, ASKED[path])
     assert answer.status == 400
     assert b"vision_unsupported" in answer.body
     assert b"reads text only" in answer.body

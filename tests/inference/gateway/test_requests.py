@@ -110,25 +110,6 @@ async def test_bad_bodies(client: AsgiClient, body: bytes, code: str, param: str
         assert answer.error["param"] == param
 
 
-async def test_models(client: AsgiClient, neuron: FakeNeuron) -> None:
-    model, alias = (await client.get("/v1/models")).json["data"]
-    assert alias == model | {"id": "gpt-4o", "alias_of": "tiny", "aliases": []}
-    assert (model["id"], model["status"], model["loaded"]) == ("tiny", "ready", True)
-    assert [place["node"] for place in model["locations"]] == model["feasible_on"] == ["beast"]
-    for name in ("tiny", "gpt-4o"):
-        assert (await client.get(f"/v1/models/{name}")).json == model
-    missing = await client.get("/v1/models/org/huge")
-    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
-
-
-async def test_an_unloaded_model_is_listed_as_such(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.status = None
-    await neuron.beat()
-    model = (await client.get("/v1/models/tiny")).json
-    assert (model["status"], model["loaded"], model["limit"]) == ("unloaded", False, None)
-    assert model["feasible_on"] == ["beast"]
-
-
 async def health(client: AsgiClient) -> tuple[int, str, list[str]]:
     """The status, and the codes of the reasons."""
     answer = await client.get("/health", headers=OPERATOR)
@@ -185,8 +166,8 @@ async def test_what_is_wrong_with_a_gateway_is_named(rig: Rig, neuron: FakeNeuro
     assert (await message_of("thread_broke")).startswith(broke)
     record.has_ended = True
     rig.ledger.spool_problem = "bills cannot be written to /data: No space left on device"
-    told = await message_of("bills_not_spooled")
-    assert told == f"This gateway: {rig.ledger.spool_problem}."
+    message = await message_of("bills_not_spooled")
+    assert message == f"This gateway: {rig.ledger.spool_problem}."
 
 
 async def test_unhealthy_without_a_neuron(client: AsgiClient) -> None:
