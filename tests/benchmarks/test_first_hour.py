@@ -8,11 +8,12 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.first_hour import command
-from benchmarks.first_hour.models import KINDS, card_need_bytes, chosen, make, weight_bytes
+from benchmarks.first_hour import checks, command
+from benchmarks.first_hour.models import KINDS, chosen, make
 from benchmarks.first_hour.plan import PART_LIMIT_S, Part, Setup, parts_of
 from benchmarks.first_hour.state import (
     MARK,
@@ -20,14 +21,15 @@ from benchmarks.first_hour.state import (
     State,
     StateError,
     open_parts,
-    row_of,
+    read_facts,
     run_part,
     summary_of,
 )
 from benchmarks.subject import REPOSITORY_DIR
+from inference.protocol.engine import Awake, FellAsleep
+from inference.protocol.load import LoadSpec
+from inference.protocol.load_report import AsleepBytes
 from tests.cases import each_case
-
-pytestmark = pytest.mark.slow
 
 MUCH = 10**12
 
@@ -43,17 +45,6 @@ def setup(*shapes: str, card_bytes: int = MUCH) -> Setup:
         data_dir=Path("data"),
         num_threads=2,
     )
-
-
-def test_tests_come_before_loads_and_loads_before_figures() -> None:
-    names = [part.name for part in parts_of(setup("1.7B", "8B"))]
-    assert len(names) == len(set(names))
-    firsts = [next(name for name in names if name.startswith(word)) for word in ("tests", "load")]
-    firsts += ["bench of 1.7B bf16", "bench of 8B bf16", "sleep and wake", "kill in mid-step"]
-    assert names[0] == "doctor"
-    assert [name for name in names if name in firsts] == firsts
-    assert [name.split()[2] for name in names if name.startswith("load of")] == list(KINDS)
-    assert names.index("weights of fp8 8B") == names.index("load of fp8 8B") - 1
 
 
 def test_tests_that_would_all_be_skipped_have_not_passed() -> None:
@@ -100,13 +91,6 @@ def test_a_smaller_card_gets_smaller_models_or_the_reason_why_not() -> None:
     assert few.size is None and "disk" in few.problem
 
 
-def test_the_shapes_are_as_large_as_the_models_are() -> None:
-    assert 16e9 < weight_bytes("mixture", "qwen3-30b-a3b") < 20e9
-    assert 4.5e9 < weight_bytes("packed", "qwen3-8b") < 6e9
-    assert weight_bytes("fp8", "8B") * 2 == weight_bytes("dense", "8B")
-    assert card_need_bytes("dense", "1.7B") > weight_bytes("dense", "1.7B") * 1.1
-
-
 def part(name: str, code: str = "pass", limit_s: int = 60, left_out: str = "") -> Part:
     return Part(
         name=name, command=("-c", code), summary="lines", limit_s=limit_s, left_out=left_out
@@ -137,6 +121,7 @@ def test_a_state_that_cannot_be_read_is_not_overwritten(tmp_path: Path) -> None:
         State(tmp_path)
 
 
+@pytest.mark.slow
 def test_no_log_is_overwritten(tmp_path: Path) -> None:
     state, one = State(tmp_path), part("kill in mid-step")
     logs = []
@@ -147,6 +132,7 @@ def test_no_log_is_overwritten(tmp_path: Path) -> None:
     assert logs == ["kill-in-mid-step.1", "kill-in-mid-step.2"]
 
 
+@pytest.mark.slow
 @each_case(
     ("code", "outcome", "summary"),
     [
@@ -170,18 +156,15 @@ def over_its_limit(tmp_path: Path, code: str) -> Result:
     return found
 
 
-def test_a_part_over_its_limit_has_timed_out(tmp_path: Path) -> None:
-    found = over_its_limit(tmp_path, "print('half', flush=True); import time; time.sleep(600)")
-    assert (found.outcome, found.summary) == ("timed out", "half")
-
-
-def test_a_part_over_its_limit_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_part_over_its_limit_has_timed_out_and_leaves_no_process(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time; "
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
         "print(child.pid, flush=True); time.sleep(600)"
     )
     found = over_its_limit(tmp_path, code)
+    assert found.outcome == "timed out"
     child = Path("/proc") / found.summary / "stat"
     for _ in range(1200):
         # It may stay a zombie until its new parent reads its end.
@@ -238,13 +221,6 @@ def test_what_a_part_found_in_words(kind: str, output: str, errors: str, expecte
     assert summary_of(kind, output, errors) == expected  # type: ignore[arg-type]
 
 
-def test_a_row_has_what_was_found_or_why_nothing() -> None:
-    ended = Result(outcome="failed", seconds=12.4, summary="1 failed", log="logs/a.2")
-    assert row_of(part("a"), ended) == ("a", "failed", "12", "1 failed", "logs/a.2")
-    assert row_of(part("a", left_out="too small"), None)[1:4] == ("left out", "", "too small")
-    assert row_of(part("a"), None)[1] == "not run"
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """The command over two parts, of which the second fails while no file of its name is there."""
@@ -260,6 +236,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
     return run
 
 
+@pytest.mark.slow
 def test_a_failed_part_is_repeated_when_asked(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert run("--minutes", "0.5") == 1 and not State(tmp_path / "hour").results
     assert run() == 1
@@ -277,6 +254,7 @@ def test_wrong_words_are_refused(run, capsys: pytest.CaptureFixture[str]) -> Non
     assert "stands alone" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
     """One part of all, whole: its engine is a process of its own, as on a card."""
     make("packed", "tiny-dense", tmp_path, "cpu")
@@ -289,3 +267,53 @@ def test_a_load_on_the_cpu(tmp_path: Path, native_cache_dir: Path) -> None:
     found = run_part(load, tmp_path / "load.1", environment, "")
     assert found.outcome == "passed", (tmp_path / "load.1.err").read_text()
     assert "answers_alike yes" in found.summary
+
+
+SPEC = LoadSpec(job_id="1", model="m", source="path:/m", devices=["cpu"])
+
+
+class FakeEngine:
+    """Answers with one token before it sleeps, and with ``token_after`` once it woke."""
+
+    awake = Awake(seconds=0.1)
+    token_after = 7
+    report = SimpleNamespace(process_bytes=1, actual_bytes=2)
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self.token, self.has_ended = 7, False
+
+    def first_token(self, prompt: list[int]) -> int:
+        return self.token
+
+    def sleep(self) -> tuple[float, FellAsleep]:
+        return 0.1, FellAsleep(held=AsleepBytes(device_bytes=1))
+
+    def wake(self) -> Awake:
+        self.token = self.token_after
+        return self.awake
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
+    class Engine(FakeEngine):
+        pass
+
+    monkeypatch.setattr(checks, "EngineUnderTest", Engine)
+    return Engine
+
+
+def test_what_is_wrong_with_an_engine_that_woke_ends_the_check(
+    engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checks.check_wake(SPEC)
+    facts = read_facts(capsys.readouterr().out)
+    assert (facts["awake_bytes"], facts["asleep_device_bytes"]) == (3, 1)
+    engine.token_after = 8
+    with pytest.raises(RuntimeError, match="answers otherwise"):
+        checks.check_wake(SPEC)
+    engine.awake = Awake(seconds=0.1, capture_problem="after waking: no CUDA graphs (Error)")
+    with pytest.raises(RuntimeError, match=r"^after waking: no CUDA graphs \(Error\)$"):
+        checks.check_wake(SPEC)

@@ -23,11 +23,16 @@ SHAPE = MixtureShape(
 )
 
 
-def test_a_mixture_of_random_weights_is_a_model(tmp_path: Path) -> None:
-    write(SHAPE, tmp_path / "x.gguf")
-    spec = LoadSpec(job_id="1", model="x", source=f"path:{tmp_path / 'x.gguf'}", devices=["cpu"])
-    model = open_model(spec, tmp_path / "cache", lambda progress: None)
+def opened(shape: DenseShape | HybridShape | MixtureShape, folder: Path) -> OpenedModel:
+    write(shape, folder / "x.gguf")
+    spec = LoadSpec(job_id="1", model="x", source=f"path:{folder / 'x.gguf'}", devices=["cpu"])
+    model = open_model(spec, folder / "cache", lambda progress: None)
     assert isinstance(model, OpenedModel)
+    return model
+
+
+def test_a_mixture_of_random_weights_is_a_model(tmp_path: Path) -> None:
+    model = opened(SHAPE, tmp_path)
     experts = model.config.experts
     assert experts is not None and experts.normalizes
     assert (experts.num_experts, experts.experts_per_token, experts.intermediate_size) == (
@@ -57,10 +62,7 @@ HYBRID = HybridShape(
 
 
 def test_a_hybrid_of_random_weights_is_a_model(tmp_path: Path) -> None:
-    write(HYBRID, tmp_path / "x.gguf")
-    spec = LoadSpec(job_id="1", model="x", source=f"path:{tmp_path / 'x.gguf'}", devices=["cpu"])
-    model = open_model(spec, tmp_path / "cache", lambda progress: None)
-    assert isinstance(model, OpenedModel)
+    model = opened(HYBRID, tmp_path)
     config = model.config
     assert config.mixers == ("delta", "delta", "delta", "attention") and config.rotary_dim == 64
     assert config.delta is not None and config.delta.conv_channels == 3 * 2 * 128
@@ -80,11 +82,8 @@ def test_a_dense_file_of_random_weights_is_a_model(tmp_path: Path) -> None:
         num_kv_heads=2,
         head_dim=64,
     )
-    write(dense, tmp_path / "x.gguf")
+    model = opened(dense, tmp_path)
     assert file_bytes(dense) <= (tmp_path / "x.gguf").stat().st_size < file_bytes(dense) + 10**5
-    spec = LoadSpec(job_id="1", model="x", source=f"path:{tmp_path / 'x.gguf'}", devices=["cpu"])
-    model = open_model(spec, tmp_path / "cache", lambda progress: None)
-    assert isinstance(model, OpenedModel)
     assert (model.config.intermediate_size, model.config.qk_norm) == (512, True)
     stored = model.weights.stored("model.layers.0.mlp.gate_proj")
     assert not isinstance(stored, DenseWeight) and stored.bits == 4

@@ -1,12 +1,17 @@
-"""The bench's own logic, on subjects that answer at once."""
+"""The bench's own logic: which subjects and rows a command line chooses, and what is made of their
+readings, on subjects that answer at once."""
 
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from benchmarks.command import KINDS, Selection, arguments_parser, select
 from benchmarks.report import as_json, memory_over_llama_cpp, print_table
 from benchmarks.run import (
     INTERPRETER_ROW,
@@ -16,7 +21,12 @@ from benchmarks.run import (
     run,
     warm_name,
 )
-from benchmarks.workload import FIRST_ORDINARY_TOKEN_ID, LAST_ORDINARY_TOKEN_ID, PromptMaker
+from benchmarks.workload import (
+    FIRST_ORDINARY_TOKEN_ID,
+    LAST_ORDINARY_TOKEN_ID,
+    PromptMaker,
+    tokens_per_s_together,
+)
 
 
 class FakeSubject:
@@ -91,3 +101,53 @@ def test_prompts_are_repeatable_and_ordinary() -> None:
     assert first == again
     assert first != PromptMaker(6).prompt(100)
     assert all(FIRST_ORDINARY_TOKEN_ID <= token <= LAST_ORDINARY_TOKEN_ID for token in first)
+
+
+def test_a_rate_counts_what_streams_did_together() -> None:
+    """All but their first tokens; what one did alone is left out."""
+    assert tokens_per_s_together([[1.0, 2.0, 3.0]] * 8) == pytest.approx(8.0)
+    ahead, behind = [0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert tokens_per_s_together([ahead, behind]) == pytest.approx(4 / 2.0)
+    with pytest.raises(ValueError, match="never decoding together"):
+        tokens_per_s_together([[0.0, 1.0], [2.0, 3.0]])
+
+
+def chosen_by(*words: str) -> Selection:
+    return select(arguments_parser().parse_args(words))
+
+
+def test_rows_are_chosen_by_how_they_begin() -> None:
+    everything = chosen_by()
+    assert everything.rows == list(measurements())
+    assert everything.own_rows == ["bookkeeping", "masks"]
+    assert {*everything.kinds, *everything.missing} == set(KINDS)
+    selection = chosen_by("--only", "decode, 8", "memory")
+    names = [row.name for row in selection.rows]
+    assert names == ["decode, 8 at once", "memory, resident", "memory, interpreter"]
+    assert selection.own_rows == []
+    without_peers = chosen_by("--only", "bookkeeping")
+    assert (without_peers.kinds, without_peers.missing) == ([], {})
+    with pytest.raises(ValueError, match="'decode, 7'"):
+        chosen_by("--only", "decode, 7")
+
+
+def test_subjects_keep_the_order_of_the_columns_and_may_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first start installs transformers and not accelerate."""
+    both = ("--subjects", "helexa_http", "helexa_engine")
+    assert chosen_by(*both).kinds == ["helexa_engine", "helexa_http"]
+    assert chosen_by(*both, "--no-http").kinds == ["helexa_engine"]
+    without = chosen_by("--subjects", "vllm_cpu", "--vllm-python", str(tmp_path / "none"))
+    assert without.kinds == []
+    assert "no interpreter" in without.missing["vllm_cpu"]
+    assert chosen_by("--subjects", "vllm_cpu", "--vllm-python", sys.executable).kinds
+    monkeypatch.setattr(
+        "benchmarks.command.importlib.util.find_spec",
+        lambda name: None if name in ("accelerate", "llama_cpp") else object(),
+    )
+    selection = chosen_by("--subjects", "transformers_generate", "llama_cpp")
+    assert selection.kinds == []
+    needs = "pip install accelerate brings what it needs"
+    assert selection.missing["transformers_generate"] == needs
+    assert "llama-cpp-python" in selection.missing["llama_cpp"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import benchmarks.gateway.__main__ as command
 from benchmarks.gateway.load import AnswerCounter, Client, Load, UnexpectedAnswerError, run
 from benchmarks.gateway.measure import Reading, median_of, percentile
 from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError
@@ -122,3 +126,42 @@ def test_percentiles_and_medians() -> None:
     assert median_of(readings).requests_per_s == 2.0
     assert median_of(readings).cpu_ms_per_request == 5.0
     assert median_of(readings).num_requests == 9
+
+
+@pytest.fixture
+def without_uvicorn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The servers that were started, in an environment of a first start."""
+    started: list[str] = []
+
+    class Stage:
+        authorization = "Bearer none"
+
+        def start_gateway(self, kind: str, **_: object) -> SimpleNamespace:
+            started.append(kind)
+            return SimpleNamespace(name=kind)
+
+    @contextmanager
+    def stage(_options: object):
+        yield Stage()
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else 1)
+    monkeypatch.setattr(command, "stage", stage)
+    monkeypatch.setattr(command, "_run", lambda *_: {})
+    return started
+
+
+def test_a_server_that_is_not_installed_is_left_out_or_refused_by_name(
+    without_uvicorn: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main([])
+    assert without_uvicorn == ["daphne"]
+    assert "uvicorn is not measured: pip install uvicorn brings it" in capsys.readouterr().err
+    for words, why in (
+        (["--servers", "uvicorn"], "uvicorn is not installed"),
+        (["--beside", "b", "--database-url", "postgresql://h/x"], "a database for each checkout"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            command.main(words)
+        assert ended.value.code == 2
+        assert why in capsys.readouterr().err
+    assert without_uvicorn == ["daphne"]
