@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tests.acp.editor import BARE, Editor
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent.parent / "acp"
 LIMIT_BYTES = 2**26
+WAIT_LIMIT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -70,35 +71,39 @@ def endpoint_table(url: str, wire_api: str = "openai-chat", **more: Any) -> dict
 
 
 @contextlib.asynccontextmanager
-async def bridge_here(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Bridge]:
-    """The agent in this process: a new one starts in no time."""
-    project, data_dir = tmp_path / "project", tmp_path / "data"
-    project.mkdir(exist_ok=True)
+async def agent_here(
+    data_dir: Path, table: dict[str, Any], limit_bytes: int = LIMIT_BYTES
+) -> AsyncIterator[socket.socket]:
+    """The agent in this process: a new one starts in no time. Yields the editor's end of its
+    socket, whose closing ends it."""
     config = from_table(table, {})
     endpoints = Endpoints(config)
-    agent = HelexaAgent(
-        config,
-        endpoints,
-        Sessions(config, endpoints, SessionStore(data_dir / "sessions")),
-        data_dir,
-    )
+    sessions = Sessions(config, endpoints, SessionStore(data_dir / "sessions"))
+    agent: Any = HelexaAgent(config, endpoints, sessions, data_dir)
     theirs, ours = socket.socketpair()
-    transport = LineTransport(*await asyncio.open_connection(sock=theirs, limit=LIMIT_BYTES))
-    served: Any = agent
-    side = AgentSideConnection(served, transport, listening=False, use_unstable_protocol=True)
+    transport = LineTransport(*await asyncio.open_connection(sock=theirs, limit=limit_bytes))
+    side = AgentSideConnection(agent, transport, listening=False, use_unstable_protocol=True)
     listening = asyncio.create_task(side.listen())
-    reader, writer = await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES)
-    editor = Editor()
-    client: Any = editor
-    connection = ClientSideConnection(client, writer, reader, use_unstable_protocol=True)
-    try:
-        yield Bridge(editor, connection, project, data_dir)
-    finally:
-        writer.close()
-        await listening
-        await agent.close()
-        await side.close()
-        await connection.close()
+    yield ours
+    await listening
+    await agent.close()
+    await side.close()
+
+
+@contextlib.asynccontextmanager
+async def bridge_here(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Bridge]:
+    project, data_dir = tmp_path / "project", tmp_path / "data"
+    project.mkdir(exist_ok=True)
+    async with agent_here(data_dir, table) as ours:
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES)
+        editor = Editor()
+        client: Any = editor
+        connection = ClientSideConnection(client, writer, reader, use_unstable_protocol=True)
+        try:
+            yield Bridge(editor, connection, project, data_dir)
+        finally:
+            writer.close()
+    await connection.close()
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:
@@ -134,3 +139,16 @@ async def bridge_process(
         use_unstable_protocol=True,
     ) as (connection, process):
         yield Bridge(editor, connection, project, tmp_path / "data" / "helexa-acp"), process
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_LIMIT_S):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+def has_ended(pid: str) -> bool:
+    try:
+        return "zombie" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import logging
 import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from helexa_acp.__main__ import read_levels
 from helexa_acp.config import (
     Selector,
     WireApi,
@@ -19,6 +20,7 @@ from helexa_acp.config import (
     parse_selector,
 )
 from helexa_acp.errors import ConfigError
+from inference.settings.kinds import LogLevel, LogLevels
 from tests.cases import each_case
 
 TWO = """
@@ -161,15 +163,29 @@ def test_with_one_endpoint_names_are_whole() -> None:
 
 
 def test_the_example_is_a_configuration() -> None:
-    """Its comments, too: each names a setting that there is."""
     example = Path(__file__).parents[2] / "acp" / "helexa-acp.example.toml"
-    written = example.read_text()
-    keys = dict.fromkeys(re.findall(r'api_key_env = "(\w+)"', written), "key")
-    config = from_table(tomllib.loads(written), keys)
-    names = [endpoint.name for endpoint in config.endpoints]
-    assert names == ["home", "openai", "anthropic", "openrouter", "lmstudio"]
+    providers = ("HELEXA", "OPENAI", "ANTHROPIC", "OPENROUTER")
+    keys = {f"{name}_API_KEY": "key" for name in providers}
+    config = from_table(tomllib.loads(example.read_text()), keys)
     assert {endpoint.wire_api for endpoint in config.endpoints} == set(get_args(WireApi))
-    for line in written.splitlines():
-        if match := re.match(r"# ([a-z_]+ = .*)", line):
-            key = match.group(1).partition(" ")[0]
-            assert f"`{key}`" in (example.parent / "README.md").read_text(), key
+
+
+@each_case(
+    "word",
+    [
+        *(" ", "info", "info,debug", "info,", "a.b=info", "debug, httpx = info", "=info", "1=info"),
+        *("a=loud", "a=info,a=error", "a=info,a=INFO"),
+    ],
+)
+def test_the_levels_are_read_as_the_server_reads_them(word: str) -> None:
+    names = logging.getLevelNamesMapping()
+    try:
+        wanted = LogLevels().parse(word) if word.strip() else LogLevel()
+    except ValueError:
+        with pytest.raises(ConfigError):
+            read_levels(word)
+        return
+    levels = {name: names[level.upper()] for name, level in wanted.by_logger}
+    if wanted.default is not None:
+        levels[""] = names[wanted.default.upper()]
+    assert read_levels(word) == levels

@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acp.agent import AgentSideConnection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa_acp.agent import HelexaAgent
-from helexa_acp.config import from_table
-from helexa_acp.endpoints import Endpoints
 from helexa_acp.serving import LineTransport, MalformedError, parse
-from helexa_acp.sessions import Sessions
-from helexa_acp.store import SessionStore
-from tests.acp.bridge import endpoint_table
+from tests.acp.bridge import agent_here, endpoint_table
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint
+from tests.cases import each_case
 
 
 class Wire:
@@ -52,20 +47,10 @@ class Wire:
 @pytest.fixture
 async def wire(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Wire]:
     endpoint.will(Reply("Hello."))
-    config = from_table(endpoint_table(endpoint.url), {})
-    endpoints = Endpoints(config)
-    sessions = Sessions(config, endpoints, SessionStore(tmp_path / "sessions"))
-    agent: Any = HelexaAgent(config, endpoints, sessions, tmp_path)
-    theirs, ours = socket.socketpair()
-    transport = LineTransport(*await asyncio.open_connection(sock=theirs, limit=100_000))
-    side = AgentSideConnection(agent, transport, listening=False, use_unstable_protocol=True)
-    listening = asyncio.create_task(side.listen())
-    made = Wire(*await asyncio.open_connection(sock=ours, limit=2**24))
-    yield made
-    made.writer.close()
-    await listening
-    await agent.close()
-    await side.close()
+    async with agent_here(tmp_path, endpoint_table(endpoint.url), 100_000) as ours:
+        made = Wire(*await asyncio.open_connection(sock=ours, limit=2**24))
+        yield made
+        made.writer.close()
 
 
 def call(request_id: Any, method: Any, params: Any) -> dict[str, Any]:
@@ -75,7 +60,7 @@ def call(request_id: Any, method: Any, params: Any) -> dict[str, Any]:
 PROMPT: dict[str, Any] = {"sessionId": "hxa-x", "prompt": [{"type": "text", "text": "x"}]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "code"),
     [
         (b"not json", -32700),
@@ -109,7 +94,7 @@ async def test_answers_that_nobody_asked_for(wire: Wire) -> None:
     assert await wire.is_alive()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("method", "params"),
     [
         (5, {}),
@@ -139,7 +124,7 @@ async def test_requests_that_cannot_be(wire: Wire, method: Any, params: Any) -> 
     assert await wire.is_alive()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("method", "params"),
     [
         ("initialize", {"protocolVersion": "x", "clientCapabilities": 5, "clientInfo": []}),
@@ -160,18 +145,14 @@ async def test_notifications_that_cannot_be(wire: Wire) -> None:
     assert await wire.is_alive()
 
 
-async def test_lone_surrogates_in_a_prompt(wire: Wire, endpoint: FakeEndpoint) -> None:
+async def test_contents_of_a_prompt_that_cannot_be(wire: Wire, endpoint: FakeEndpoint) -> None:
+    """Lone surrogates are replaced, and images that are none refused."""
     wire.send(call(1, "session/new", {"cwd": "/", "mcpServers": []}))
     session_id = (await wire.answer_to(1))["result"]["sessionId"]
     text = [{"type": "text", "text": "a\ud800b"}]
     wire.send(call(2, "session/prompt", {"sessionId": session_id, "prompt": text}))
     assert (await wire.answer_to(2))["result"]["stopReason"] == "end_turn"
     assert endpoint.prompts[0]["messages"][1]["content"] == "a?b"
-
-
-async def test_bad_images(wire: Wire) -> None:
-    wire.send(call(1, "session/new", {"cwd": "/", "mcpServers": []}))
-    session_id = (await wire.answer_to(1))["result"]["sessionId"]
     for mime_type, data in (("text/html", "AAAA"), ("image/png", "<>"), ("image/png", "")):
         image = [{"type": "image", "mimeType": mime_type, "data": data}]
         wire.send(call(2, "session/prompt", {"sessionId": session_id, "prompt": image}))

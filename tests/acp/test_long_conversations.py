@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from acp import RequestError, image_block
 
-from tests.acp.bridge import Bridge, bridge_here, endpoint_table
+from tests.acp.bridge import Bridge, bridge_here, endpoint_table, until
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint, Refuse
-from tests.acp.waiting import until
 from tests.cases import each_case
 
 READ = (("read_file", {"path": "big.txt"}),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 import helexa_acp
 from inference.version import VERSION
 from tests.acp.bridge import PACKAGE_DIR, environment
+from tests.cases import each_case
 
 REPOSITORY_DIR = PACKAGE_DIR.parent
 
@@ -36,28 +36,14 @@ def test_every_package_is_in_it() -> None:
     assert set(metadata()["tool"]["setuptools"]["packages"]) == names
 
 
-def test_version_and_licence() -> None:
-    project = metadata()["project"]
-    assert project["dynamic"] == ["version"]
+def test_its_version_is_the_servers() -> None:
     assert metadata()["tool"]["setuptools"]["dynamic"]["version"] == {
         "attr": "helexa_acp.__version__"
     }
     assert helexa_acp.__version__ == VERSION
-    assert project["license"] == "Apache-2.0"
-    assert "Apache License" in (PACKAGE_DIR / "LICENSE").read_text()
 
 
-def test_every_setting_is_in_the_readme() -> None:
-    readme = (PACKAGE_DIR / "README.md").read_text()
-    source = (PACKAGE_DIR / "helexa_acp" / "config.py").read_text()
-    keys = re.findall(r"^    (\w+): .*$", source.partition("class Config")[0], re.MULTILINE)
-    assert len(keys) > 10
-    variables = set(re.findall(r"HELEXA_ACP_\w+", source))
-    assert [name for name in (*keys, *variables) if f"`{name}`" not in readme] == ["endpoints"]
-    assert "`[[endpoints]]`" in readme
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "exit_code", "expected"),
     [
         (["--help"], 0, "usage: helexa-acp"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import signal
 import subprocess
 import sys
@@ -12,17 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from acp import RequestError, image_block
-from acp.schema import McpServerStdio
 
-from helexa_acp.__main__ import read_levels
-from helexa_acp.errors import ConfigError
-from inference.settings.kinds import LogLevel, LogLevels
 from tests.acp.bridge import bridge_process, environment
 from tests.acp.editor import WITH_TERMINALS
 from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
-from tests.cases import each_case
+from tests.acp.fake_endpoint import FakeEndpoint, Hang
 
 pytestmark = pytest.mark.slow
 
@@ -109,116 +101,8 @@ async def test_after_a_crash_the_rounds_are_there(tmp_path: Path, endpoint: Fake
         assert await process.wait() == 0
 
 
-@pytest.mark.parametrize("wire_api", ["openai-responses", "anthropic-messages"])
-async def test_the_other_apis(tmp_path: Path, endpoint: FakeEndpoint, wire_api: str) -> None:
-    """Their SDKs are imported in parts, in a process alone: calls, errors and images are there."""
-    path = tmp_path / "config.toml"
-    path.write_text(
-        f'[[endpoints]]\nname = "fake"\nbase_url = "{endpoint.url}"\nwire_api = "{wire_api}"\n'
-        'default_model = "fake-model"\n'
-    )
-    endpoint.will(
-        Refuse(401, "That key is none.", "invalid_api_key"),
-        Reply("I look.", calls=(("list_dir", {"path": "."}),)),
-        Reply("Nothing is here."),
-        BreakOff("It is a"),
-    )
-    async with bridge_process(tmp_path, HELEXA_ACP_CONFIG_PATH=str(path)) as (bridge, _):
-        server = McpServerStdio(name="none", command="/nowhere/server", args=[], env=[])
-        await bridge.open(mcp_servers=[server])
-        with pytest.raises(RequestError, match="That key is none"):
-            await bridge.ask("Hello!")
-        image = image_block("iVBORw0KGgo=", "image/png")
-        assert (await bridge.ask("What is here?", image)).stop_reason == "end_turn"
-        assert "MCP server none cannot be used" in bridge.editor.texts()
-        assert bridge.editor.texts().endswith("I look.Nothing is here.")
-        assert list(bridge.editor.statuses().values()) == ["completed"]
-        with pytest.raises(RequestError, match="broke off"):
-            await bridge.ask("And then?")
-
-
-def test_a_broken_configuration_is_reported(tmp_path: Path) -> None:
-    config = tmp_path / "config" / "helexa-acp" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text("surprise = 1\n[[endpoints]]\nname = 'a'\nbase_url = 'http://a'\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "helexa_acp"],
-        env=environment(tmp_path),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"helexa-acp: {config}: Object contains unknown field `surprise`\n"
-
-
-def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    requests = b'nonsense\n{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n'
-    reader, writer = os.pipe()
-    os.write(writer, requests)
-    os.close(writer)
-    done = subprocess.run(
-        [sys.executable, "-m", "helexa_acp"],
-        env=environment(tmp_path, HELEXA_ACP_LOG_FILE=str(log)),
-        stdin=reader,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    os.close(reader)
-    assert done.returncode == 0
-    first, second = done.stdout.splitlines()
-    assert '"code":-32700' in first
-    assert '"code":-32602' in second
-    assert done.stderr == ""
-    assert "a malformed message" in log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("word", "logged"),
-    [
-        ("", ["WARNING"]),
-        ("error", []),
-        ("error,helexa_acp.transport=info", ["WARNING"]),
-        ("DEBUG,helexa_acp=error", []),
-    ],
-)
-def test_the_log_obeys_the_level(tmp_path: Path, word: str, logged: list[str]) -> None:
-    done = _start(tmp_path, "nonsense\n", HELEXA_LOG_LEVEL=word)
-    lines = [line for line in done.stderr.splitlines() if "helexa_acp.transport" in line]
-    assert [line.split()[2] for line in lines] == logged
-
-
-def test_a_level_that_is_none_ends_the_start(tmp_path: Path) -> None:
-    done = _start(tmp_path, "", HELEXA_LOG_LEVEL="loud")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("helexa-acp: HELEXA_LOG_LEVEL='loud' is not one of debug, info")
-
-
-@each_case(
-    "word",
-    [
-        *(" ", "info", "info,debug", "info,", "a.b=info", "debug, httpx = info", "=info", "1=info"),
-        *("a=loud", "a=info,a=error", "a=info,a=INFO"),
-    ],
-)
-def test_the_levels_are_read_as_the_server_reads_them(word: str) -> None:
-    names = logging.getLevelNamesMapping()
-    try:
-        wanted = LogLevels().parse(word) if word.strip() else LogLevel()
-    except ValueError:
-        with pytest.raises(ConfigError):
-            read_levels(word)
-        return
-    levels = {name: names[level.upper()] for name, level in wanted.by_logger}
-    if wanted.default is not None:
-        levels[""] = names[wanted.default.upper()]
-    assert read_levels(word) == levels
-
-
-def _start(tmp_path: Path, written: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
+def started(tmp_path: Path, written: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
+    """The process with ``written`` on its standard input."""
     return subprocess.run(
         [sys.executable, "-m", "helexa_acp"],
         env=environment(tmp_path, **settings),
@@ -229,8 +113,30 @@ def _start(tmp_path: Path, written: str = "", **settings: str) -> subprocess.Com
     )
 
 
-def test_a_log_that_cannot_be_written_goes_to_standard_error(tmp_path: Path) -> None:
-    done = _start(tmp_path, HELEXA_ACP_LOG_FILE=str(tmp_path / "no" / "log"))
+def test_only_the_protocol_is_on_standard_output(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    requests = 'nonsense\n{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n'
+    done = started(tmp_path, requests, HELEXA_ACP_LOG_FILE=str(log))
+    assert done.returncode == 0
+    first, second = done.stdout.splitlines()
+    assert '"code":-32700' in first
+    assert '"code":-32602' in second
+    assert done.stderr == ""
+    assert "a malformed message" in log.read_text()
+
+
+def test_what_stands_in_the_way_is_on_standard_error(tmp_path: Path) -> None:
+    done = started(tmp_path, HELEXA_ACP_LOG_FILE=str(tmp_path / "no" / "log"))
     assert (done.returncode, done.stdout) == (0, "")
-    assert "WARNING" in done.stderr
-    assert "cannot be written" in done.stderr
+    assert "WARNING" in done.stderr and "cannot be written" in done.stderr
+    done = started(tmp_path, HELEXA_LOG_LEVEL="loud")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("helexa-acp: HELEXA_LOG_LEVEL='loud' is not one of debug, info")
+    done = started(tmp_path, "nonsense\n", HELEXA_LOG_LEVEL="DEBUG,helexa_acp=error")
+    assert "helexa_acp.transport" not in done.stderr, "the log obeys the level"
+    config = tmp_path / "config" / "helexa-acp" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("surprise = 1\n[[endpoints]]\nname = 'a'\nbase_url = 'http://a'\n")
+    done = started(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"helexa-acp: {config}: Object contains unknown field `surprise`\n"

@@ -1,4 +1,5 @@
-"""What every wire API must do, over a connection of the SDK's own client."""
+"""What an agent makes of prompts, over a connection of the SDK's own client; with ``each_bridge``
+what every wire API must do."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import asyncio
 import base64
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from acp import RequestError, image_block
 
-from tests.acp.bridge import Bridge
+from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.acp.editor import WITH_FILES
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
@@ -30,12 +32,6 @@ async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) ->
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (120, 7)
     (context,) = editor.updates_of("usage_update")
     assert (context.used, context.size) == (127, 100_000)
-
-
-async def test_headers_and_limits(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    endpoint.will(Reply("Yes."))
-    await each_bridge.open()
-    await each_bridge.ask("Hello!")
     asked = next(one for one in endpoint.received if one.body.get("stream"))
     assert asked.headers["x-include-thinking"] == "true"
     if asked.path == "/v1/messages":
@@ -43,8 +39,7 @@ async def test_headers_and_limits(each_bridge: Bridge, endpoint: FakeEndpoint) -
         assert asked.headers["x-api-key"] == "none"
         assert asked.body["max_tokens"] == 8192
     else:
-        assert "max_tokens" not in asked.body
-        assert "max_output_tokens" not in asked.body
+        assert not {"max_tokens", "max_output_tokens"} & asked.body.keys()
 
 
 async def test_a_call_is_run_and_answered(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
@@ -86,9 +81,7 @@ def _result_ids(body: dict[str, Any]) -> list[str]:
     return found
 
 
-async def test_thinking_that_was_signed_goes_back(tmp_path: Any, endpoint: FakeEndpoint) -> None:
-    from tests.acp.bridge import bridge_here, endpoint_table
-
+async def test_thinking_that_was_signed_goes_back(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     table = endpoint_table(endpoint.url, "anthropic-messages")
     async with bridge_here(tmp_path, table) as bridge:
         endpoint.will(
@@ -100,15 +93,12 @@ async def test_thinking_that_was_signed_goes_back(tmp_path: Any, endpoint: FakeE
     assert thinking in endpoint.prompts[1]["messages"][1]["content"]
 
 
-@pytest.mark.parametrize(
-    ("reason", "stop_reason"), [("length", "max_tokens"), ("refusal", "refusal")]
-)
-async def test_how_an_answer_ends(
-    each_bridge: Bridge, endpoint: FakeEndpoint, reason: str, stop_reason: str
-) -> None:
-    endpoint.will(Reply("As far as it goes", reason=reason))
+async def test_how_an_answer_ends(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
     await each_bridge.open()
-    assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
+    for reason, stop_reason in (("length", "max_tokens"), ("refusal", "refusal")):
+        endpoint.answers.clear()
+        endpoint.will(Reply("As far as it goes", reason=reason))
+        assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
 
 
 async def test_a_cancelled_request_ends_at_the_endpoint(
@@ -128,47 +118,38 @@ async def test_a_cancelled_request_ends_at_the_endpoint(
     assert (await each_bridge.ask("Still there?")).stop_reason == "end_turn"
 
 
-async def test_a_refusal_of_the_endpoint_is_reported(
-    each_bridge: Bridge, endpoint: FakeEndpoint
+async def test_a_refusal_and_a_stream_that_breaks_off_are_reported(
+    each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint.will(Refuse(401, "That key is none.", "invalid_api_key"))
+    """In the log as well; the next prompt is answered."""
+    refusal = Refuse(401, "That key is none.", "invalid_api_key")
     await each_bridge.open()
-    with pytest.raises(RequestError, match="That key is none"):
-        await each_bridge.ask("Hello!")
+    for answer, words in ((refusal, "That key is none"), (BreakOff("It is a"), "broke off")):
+        endpoint.answers.clear()
+        endpoint.will(answer)
+        caplog.clear()
+        with pytest.raises(RequestError, match=words) as caught:
+            await each_bridge.ask("Hello!")
+        (line,) = [one for one in caplog.records if "prompt failed" in one.getMessage()]
+        assert line.levelno == logging.WARNING
+        assert str(caught.value) in line.getMessage() and endpoint.url in line.getMessage()
     endpoint.answers.clear()
     endpoint.will(Reply("Now it works."))
     assert (await each_bridge.ask("And now?")).stop_reason == "end_turn"
 
 
-async def test_a_stream_that_breaks_off_is_no_answer(
-    each_bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
-    endpoint.will(BreakOff("It is a"))
-    await each_bridge.open()
-    with pytest.raises(RequestError, match="broke off"):
-        await each_bridge.ask("What is it?")
-
-
-async def test_an_image_goes_to_the_model(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
-    data = base64.b64encode(b"\x89PNG not really").decode()
-    endpoint.will(Reply("An image."))
-    await each_bridge.open()
-    await each_bridge.ask("What is this?", image_block(data, "image/png"))
-    assert data in json.dumps(endpoint.prompts[0])
-
-
-async def test_an_image_that_a_tool_read_goes_both_ways(
-    each_bridge: Bridge, endpoint: FakeEndpoint
-) -> None:
+async def test_images_go_both_ways(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    """The editor's to the model, and one that a tool read to both."""
     (each_bridge.project / "cat.png").write_bytes(b"\x89PNG a cat")
-    data = base64.b64encode(b"\x89PNG a cat").decode()
+    sent, read = (base64.b64encode(one).decode() for one in (b"\x89PNG no cat", b"\x89PNG a cat"))
     endpoint.will(Reply(calls=(("read_file", {"path": "cat.png"}),)), Reply("A cat."))
     await each_bridge.open()
-    await each_bridge.ask("What is in cat.png?")
-    assert data in json.dumps(endpoint.prompts[1])
+    await each_bridge.ask("Is this the one in cat.png?", image_block(sent, "image/png"))
+    assert sent in json.dumps(endpoint.prompts[0])
+    assert read in json.dumps(endpoint.prompts[1])
     shown = each_bridge.editor.updates_of("tool_call_update")[-1].content
     assert [one.content.type for one in shown] == ["text", "image"]
-    assert shown[1].content.data == data
+    assert shown[1].content.data == read
 
 
 async def test_tools_ride_in_the_prompt_where_the_api_has_none(
@@ -194,39 +175,39 @@ async def test_tools_ride_in_the_prompt_where_the_api_has_none(
     assert "buy milk" in json.dumps(answered)
 
 
-async def test_a_call_in_the_text_is_run(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+async def test_a_call_in_the_text_is_run(bridge: Bridge, endpoint: FakeEndpoint) -> None:
     """A server that hands the model's markup through as text, although it takes tools."""
-    (each_bridge.project / "notes.txt").write_text("buy milk\n")
+    (bridge.project / "notes.txt").write_text("buy milk\n")
     call = '{"arguments": {"name": "read_file", "path": "notes.txt"}}'
     endpoint.will(Reply(f"Let me look.\n<tool_call>\n{call}\n</tool_call>"), Reply("Milk."))
-    await each_bridge.open()
-    answer = await each_bridge.ask("What is in my notes?")
+    await bridge.open()
+    answer = await bridge.ask("What is in my notes?")
     assert answer.stop_reason == "end_turn"
-    assert list(each_bridge.editor.statuses().values()) == ["completed"]
-    assert "<tool_call>" not in each_bridge.editor.texts()
+    assert list(bridge.editor.statuses().values()) == ["completed"]
+    assert "<tool_call>" not in bridge.editor.texts()
     assert "buy milk" in json.dumps(endpoint.prompts[1])
 
 
 async def test_a_broken_call_in_the_text_fails_and_the_model_reads_why(
-    each_bridge: Bridge, endpoint: FakeEndpoint
+    bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     call = '{"name":"bash","arguments":{"command":"rm -rf build","cwd": /srv}}'
     endpoint.will(Reply(f"<tool_call>{call}</tool_call>"), Reply("I try again."))
-    await each_bridge.open()
-    answer = await each_bridge.ask("Clean up.")
+    await bridge.open()
+    answer = await bridge.ask("Clean up.")
     assert answer.stop_reason == "end_turn"
-    assert list(each_bridge.editor.statuses().values()) == ["failed"]
+    assert list(bridge.editor.statuses().values()) == ["failed"]
     assert "was not understood" in json.dumps(endpoint.prompts[1])
 
 
 async def test_rounds_calls_and_endpoints_are_logged(
-    each_bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
+    bridge: Bridge, endpoint: FakeEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    (each_bridge.project / "notes.txt").write_text("buy milk\n")
+    (bridge.project / "notes.txt").write_text("buy milk\n")
     endpoint.will(Reply("", calls=(("read_file", {"path": "notes.txt"}),)), Reply("Milk."))
-    await each_bridge.open()
-    await each_bridge.ask("What is in my notes?")
+    await bridge.open()
+    await bridge.ask("What is in my notes?")
     lines = [record.getMessage() for record in caplog.records if "session" in record.getMessage()]
     assert sum("round 1: asking" in line for line in lines) == 1
     assert any("call read_file completed" in line for line in lines)
@@ -234,28 +215,12 @@ async def test_rounds_calls_and_endpoints_are_logged(
     assert any("http://127.0.0.1" in line for line in lines)
 
 
-@pytest.mark.parametrize("refusal", [Refuse(403, "not for you"), BreakOff("It is a")])
-async def test_an_error_that_ends_a_prompt_is_logged(
-    each_bridge: Bridge,
-    endpoint: FakeEndpoint,
-    caplog: pytest.LogCaptureFixture,
-    refusal: Refuse | BreakOff,
-) -> None:
-    endpoint.will(refusal)
-    await each_bridge.open()
-    with pytest.raises(RequestError) as caught:
-        await each_bridge.ask("Hello!")
-    (line,) = [one for one in caplog.records if "prompt failed" in one.getMessage()]
-    assert line.levelno == logging.WARNING
-    assert str(caught.value) in line.getMessage() and endpoint.url in line.getMessage()
-
-
 async def test_a_file_that_neither_reads_has_both_causes(
-    each_bridge: Bridge, endpoint: FakeEndpoint
+    bridge: Bridge, endpoint: FakeEndpoint
 ) -> None:
     endpoint.will(Reply(calls=(("read_file", {"path": "missing.txt"}),)), Reply("It is not there."))
-    await each_bridge.open(WITH_FILES)
-    await each_bridge.ask("Read it.")
+    await bridge.open(WITH_FILES)
+    await bridge.ask("Read it.")
     sent_body = json.dumps(endpoint.prompts[1])
     assert "No such file" in sent_body
     assert "not open here" in sent_body

@@ -11,10 +11,9 @@ import pytest
 from acp import RequestError
 from acp.schema import SseMcpServer
 
-from tests.acp.bridge import Bridge, bridge_here, endpoint_table
+from tests.acp.bridge import Bridge, bridge_here, endpoint_table, has_ended, until
 from tests.acp.fake_dialects import Reply
 from tests.acp.fake_endpoint import FakeEndpoint, Hang
-from tests.acp.waiting import has_ended, until
 
 
 def session_file(bridge: Bridge) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from helexa_acp.errors import ToolError
 from helexa_acp.history import Image, text_of
 from helexa_acp.tools import bash, files, search, update_plan
 from helexa_acp.tools.base import Outcome, Tool, ToolContext
+from tests.acp.bridge import has_ended, until
 from tests.acp.editor import BARE, WITH_FILES, WITH_TERMINALS, Editor
-from tests.acp.waiting import has_ended, until
 
 CONFIG = from_table({"endpoints": [{"name": "x", "base_url": "http://x"}]}, {})
 
