@@ -115,6 +115,7 @@ def events_of_others(evil: Evil) -> None:
 
 
 def many_ids(number: int) -> bytes:
+    """A list of held requests as msgpack: ids of one letter, which are few bytes."""
     ids = b"\xdd" + number.to_bytes(4, "big") + b"\xa1a" * number
     return b"\x83\xa5epoch\xa1e\xa4beat\x01\xabrequest_ids" + ids
 

@@ -97,7 +97,7 @@ def test_no_command_reaches_another_key(client: redis.Redis, arities: dict[str, 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_executed_its_own_keys_and_no_others(
+def test_its_own_client_reaches_its_own_keys_and_no_others(
     redis_url: str, redis_db: redis.Redis, shared_redis: redis.Redis
 ) -> None:
     client = guest(redis_url, invite())
@@ -111,49 +111,16 @@ def test_executed_its_own_keys_and_no_others(
     assert client.exists(keys.gateway_alive_key("gw")) == 1
     client.xadd(keys.usage_key("beast"), {b"r": b"x"})
     forbidden: list[tuple[Any, ...]] = [
-        ("GET", keys.heartbeat_key("other")),
-        ("SET", keys.heartbeat_key("other"), "x"),
         ("SET", keys.lease_key("beast2"), "x"),
-        ("HGETALL", keys.specs_key("other")),
-        ("XRANGE", keys.inbox_key("other"), "-", "+"),
-        ("LPUSH", keys.neuron_queue("other"), "x"),
-        ("BRPOP", keys.neuron_queue("beast2"), "1"),
-        ("LPUSH", keys.CONTROL_QUEUE, "x"),
-        ("XRANGE", keys.events_key("other", "gw"), "-", "+"),
         ("XREAD", "STREAMS", keys.events_key("other", "gw"), "0"),
-        ("DEL", keys.events_key("other", "gw")),
         ("XADD", keys.events_key("other", "gw"), "MAXLEN", "0", "*", "b", "x"),
-        ("EXPIRE", keys.events_key("other", "gw"), "0"),
-        ("SET", keys.gateway_marker_key("gw"), "x"),
-        ("XTRIM", keys.events_key("other", "gw"), "MAXLEN", "0"),
-        ("XADD", keys.usage_key("other"), "*", "r", "x"),
-        ("XRANGE", keys.usage_key("other"), "-", "+"),
-        ("DEL", keys.usage_key("other")),
         ("GET", keys.gateway_alive_key("gw")),
-        ("DEL", keys.gateway_alive_key("gw")),
-        ("HGETALL", keys.limit_counts_key("key", "hx-1")),
-        ("ZADD", keys.NEURONS, "1", "other"),
-        ("HGETALL", keys.NEURON_DESIRED_STATES),
-        ("GET", keys.CONTROL_LEADER),
-        ("HGETALL", "unacked"),
         ("KEYS", "*"),
-        ("SCAN", "0"),
-        ("FLUSHALL",),
-        ("CONFIG", "GET", "*"),
-        ("ACL", "LIST"),
         ("CLIENT", "LIST"),
-        ("MONITOR",),
         ("SUBSCRIBE", "x"),
-        ("EVAL", "return redis.call('GET', KEYS[1])", "1", keys.heartbeat_key("other")),
         ("EVAL", f"return redis.call('GET', '{keys.heartbeat_key('other')}')", "0"),
-        ("EVAL", "while true do end", "0"),
-        ("EVALSHA", "0" * 40, "0"),
         ("SCRIPT", "LOAD", "return 1"),
-        ("SCRIPT", "FLUSH"),
-        ("FCALL", "f", "0"),
-        ("FUNCTION", "LIST"),
         ("SELECT", "1"),
-        ("SHUTDOWN",),
     ]
     for command in forbidden:
         with pytest.raises(redis.ResponseError, match=r"permission|can't access|can't run"):
