@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ports import free_port
+from tests.cases import each_case
 from tests.live.serving import REPOSITORY_DIR, Serve, serve_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
@@ -32,6 +32,10 @@ SCRIPTS = {
     "validate-neuron": ("", "--help"),
 }
 """How each is called, without anything that it could do."""
+SPEAK_TO_A_SERVER = {
+    "validate-neuron": ["beast"],
+    "rolling-deploy": ["--upgrade", "true", "beast"],
+}
 WITHOUT_ARGUMENTS = {"check"}
 """It takes none, and does all of its work."""
 
@@ -70,7 +74,7 @@ def problems_of(case: dict[str, Any]) -> str | None:
 
 
 def test_there_is_an_inventory(tmp_path: Path) -> None:
-    cases = ran({"url": f"http://127.0.0.1:{free_port()}", "keys": []}, tmp_path / "nothing")
+    cases = ran({"url": "http://127.0.0.1:1", "keys": []}, tmp_path / "nothing")
     assert len(cases) > 150
     assert [problem for case in cases if (problem := problems_of(case))] == []
 
@@ -102,8 +106,7 @@ def test_a_key_without_the_scope_is_refused_in_a_sentence(server: Serve, tmp_pat
     assert [problem for case in cases if (problem := problems_of(case))] == []
     asked = [case for case in cases if case["words"][0] in ("models", "neurons") and case["code"]]
     assert any("fleet:read" in case["errors"] for case in asked)
-    for script in ("validate-neuron", "rolling-deploy"):
-        arguments = ["--upgrade", "true", "beast"] if script == "rolling-deploy" else ["beast"]
+    for script, arguments in SPEAK_TO_A_SERVER.items():
         done = script_run(script, *arguments, HELEXA_URL=server.url, HELEXA_API_KEY=key)
         assert done.returncode == 1
         assert "fleet:read" in done.stderr
@@ -128,7 +131,7 @@ def test_every_script_is_in_the_inventory() -> None:
     assert names == {*SCRIPTS, *WITHOUT_ARGUMENTS}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "arguments"), [(name, words) for name, calls in SCRIPTS.items() for words in calls]
 )
 def test_a_script_prints_its_usage(name: str, arguments: str) -> None:
@@ -142,10 +145,9 @@ def test_a_script_prints_its_usage(name: str, arguments: str) -> None:
         assert done.returncode in (1, USAGE_CODE)
 
 
-@pytest.mark.parametrize("name", ["validate-neuron", "rolling-deploy"])
+@each_case("name", SPEAK_TO_A_SERVER)
 def test_a_server_that_is_away_is_reported(name: str) -> None:
-    arguments = ["--upgrade", "true", "beast"] if name == "rolling-deploy" else ["beast"]
-    done = script_run(name, *arguments, HELEXA_URL=f"http://127.0.0.1:{free_port()}")
+    done = script_run(name, *SPEAK_TO_A_SERVER[name], HELEXA_URL="http://127.0.0.1:1")
     assert done.returncode == 1
     assert "does not answer" in done.stderr
     assert "Traceback" not in done.stderr

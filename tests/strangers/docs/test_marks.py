@@ -21,8 +21,10 @@ from django.core.management.base import CommandError
 from helexa_acp.config import load_config
 from helexa_site.bootstrap.arguments import parse_doctor, parse_serve
 from tests.cases import each_case
+from tests.live.clients.documented import exported, filled_in, settings_of
 from tests.strangers.docs.blocks import (
     REPOSITORY_DIR,
+    SCENARIOS,
     Block,
     all_blocks,
     blocks_of,
@@ -31,7 +33,6 @@ from tests.strangers.docs.blocks import (
     pages,
     text_of,
 )
-from tests.strangers.docs.scenarios import SCENARIOS
 
 BLOCKS = all_blocks()
 SHELL = [block for block in BLOCKS if block.language == "sh"]
@@ -60,11 +61,6 @@ def test_blocks_are_read_with_their_marks() -> None:
     assert (first.scenario, first.text, first.line) == ("serve", "echo one\n", 3)
     assert (second.language, second.scenario, second.reason) == ("python", "", "")
     assert (third.reason, third.language) == ("a diagram", "")
-
-
-def test_there_are_blocks() -> None:
-    assert len(BLOCKS) > 30
-    assert {block.page for block in BLOCKS} >= {"README.md", "docs/clients.md"}
 
 
 @each_case("block", BLOCKS, ids=str)
@@ -156,6 +152,25 @@ def flags_of(parser: ArgumentParser) -> set[str]:
             for inner in action.choices.values():
                 found |= flags_of(inner)
     return found
+
+
+def test_placeholders_stand_alone() -> None:
+    text = "export OPENAI_API_KEY=KEY OPENAI_MODEL=MODEL\nexport AT=http://127.0.0.1:31313/v1\n"
+    filled = filled_in(text, url="http://gateway", model="m", key="k")
+    assert exported(filled) == {
+        "OPENAI_API_KEY": "k",
+        "OPENAI_MODEL": "m",
+        "AT": "http://gateway/v1",
+    }
+
+
+@each_case("scenario", ["claude-code", "opencode", "codex", "qwen-code", "aider", "llm"])
+def test_settings_of_clients_name_the_server_and_the_model(scenario: str) -> None:
+    """``scripts/try-clients`` tries the clients with them."""
+    filled = settings_of(scenario, url="http://gateway:1", model="some-model", key="some-key")
+    assert "http://gateway:1" in filled
+    assert "some-model" in filled
+    assert "31313" not in filled
 
 
 def test_the_editor_bridge_reads_its_example(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Blocks that talk to a running server: on one real server with the default model."""
+"""Blocks that talk to a running server, on one real server with the default model; and the README's
+``scripts/bench`` lines, each for one round of one row."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.serving import REPOSITORY_DIR, Serve
-from tests.strangers.docs.blocks import Block
+from tests.strangers.docs.blocks import Block, commands_of
 from tests.strangers.docs.newcomer import Newcomer, blocks_for, linked_checkout
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
@@ -90,3 +92,22 @@ def test_the_models_file_can_be_imported(newcomer: Newcomer, tmp_path: Path) -> 
     output = newcomer.run(f"python3 manage.py models import {file}")
     assert "qwen3-8b-gguf" in output
     assert "gpt-4o-mini" in output
+
+
+ROW = "decode, 1 at once"
+
+
+def shortened(line: str) -> str:
+    """One round of one row, of what can be imported."""
+    line = re.sub(r" --rounds \d+", "", line)
+    return line.replace("scripts/bench", f"scripts/bench --rounds 1 --only '{ROW}'")
+
+
+@pytest.mark.parametrize("line", commands_of(*blocks_for("bench-script")))
+def test_the_bench_measures_what_is_installed(line: str, tmp_path: Path) -> None:
+    newcomer = Newcomer(linked_checkout(tmp_path / "helexa"), rewrites={}, environment={})
+    output = newcomer.run(shortened(line))
+    if "run.json" in line:
+        output = (newcomer.folder / "run.json").read_text()
+        assert ROW in json.dumps(json.loads(output))
+    assert "decode" in output

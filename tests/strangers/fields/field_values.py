@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-ANSWER_TOKENS = 300
+ANSWER_TOKENS = 100
 """A penalty that breaks at the 65th token, or a mask that leaks, does not show in ten."""
 SHORT_TOKENS = 48
 TALE = "Write a long tale of a lighthouse keeper, a storm and a lost ship."
@@ -87,7 +87,7 @@ SAMPLING: dict[str, Field] = {
     "prompt_logprobs": Field(inside=(0, 5, 20), outside=(-2, 21), max_tokens=SHORT_TOKENS),
 }
 CHAT: dict[str, Field] = SAMPLING | {
-    "max_tokens": Field(inside=(1, 64, 700), outside=(0, -1, 1.5, 10**9)),
+    "max_tokens": Field(inside=(1, 64, 300), outside=(0, -1, 1.5, 10**9)),
     "max_completion_tokens": Field(inside=(1, 64), outside=(0, -1)),
     "logprobs": Field(inside=(True, False), outside=("yes",)),
     "top_logprobs": Field(
@@ -97,7 +97,7 @@ CHAT: dict[str, Field] = SAMPLING | {
     "safety_identifier": NAME,
 }
 COMPLETION: dict[str, Field] = SAMPLING | {
-    "max_tokens": Field(inside=(1, 64, 700), outside=(-1, 1.5, 10**9)),
+    "max_tokens": Field(inside=(1, 64, 300), outside=(-1, 1.5, 10**9)),
     "logprobs": Field(inside=(0, 5, 20), outside=(-1, 21), max_tokens=SHORT_TOKENS),
     "echo": Field(inside=(True, False), outside=("yes",), max_tokens=SHORT_TOKENS),
     "user": NAME,
@@ -235,29 +235,15 @@ def as_asked(path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
     tried = FIELDS[path][name]
-    return _body(path, {name: value}, tried.beside, max_tokens=tried.max_tokens)
-
-
-def body_of_both(path: str, first: str, second: str, *, max_tokens: int) -> dict[str, Any]:
-    """Two fields at their usual values."""
-    tried = {name: FIELDS[path][name] for name in (first, second)}
-    usual = {name: one.inside[len(one.inside) // 2] for name, one in tried.items()}
-    beside = tried[first].beside | tried[second].beside
-    return _body(path, usual, beside, max_tokens=max_tokens)
-
-
-def _body(
-    path: str, tried: dict[str, Any], beside: dict[str, Any], *, max_tokens: int
-) -> dict[str, Any]:
-    is_in_options = any(name.startswith(IN_OPTIONS) for name in tried)
-    body = plain_body(path, max_tokens=max_tokens)
-    for name, value in (beside | tried).items():
-        if is_in_options and name in SAMPLED:  # beside an option stand others
-            body["options"][name] = value
-        elif name.startswith(IN_OPTIONS):
-            body["options"][name.removeprefix(IN_OPTIONS)] = value
+    is_in_options = name.startswith(IN_OPTIONS)
+    body = plain_body(path, max_tokens=tried.max_tokens)
+    for field_name, given in (tried.beside | {name: value}).items():
+        if is_in_options and field_name in SAMPLED:  # beside an option stand others
+            body["options"][field_name] = given
+        elif field_name.startswith(IN_OPTIONS):
+            body["options"][field_name.removeprefix(IN_OPTIONS)] = given
         else:
-            body[name] = value
-    if "max_completion_tokens" in tried:
+            body[field_name] = given
+    if name == "max_completion_tokens":
         del body["max_tokens"]
     return body

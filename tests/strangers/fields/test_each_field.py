@@ -6,14 +6,12 @@ must stay what it was alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.live.serving import WAIT_TIMEOUT_S, Serve
 from tests.strangers.fields.answer_rules import check
 from tests.strangers.fields.answers import Answer, ask, ask_streamed
 from tests.strangers.fields.field_values import FIELDS, SHORT_TOKENS, body_of, plain_body
@@ -30,12 +28,6 @@ PENALTIES = (
     {"presence_penalty": -0.5},
     {"frequency_penalty": 0.5, "presence_penalty": 0.5},
 )
-
-
-@pytest.fixture(scope="module")
-def client(server: Serve) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=WAIT_TIMEOUT_S) as made:
-        yield made
 
 
 def cases(path: str, *, is_inside: bool) -> list[tuple[str, Any]]:

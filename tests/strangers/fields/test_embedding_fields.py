@@ -5,7 +5,6 @@ outside, on a small real encoder, eight requests at once.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from tests.embedding_model import REVISION, SHA256, SOURCE
 from tests.live.catalogue import create_model
 from tests.live.serving import Serve
-from tests.strangers.fields.answers import TIMEOUT_S, error_of
+from tests.strangers.fields.answers import error_of
 from tests.strangers.fields.embedding_values import (
     DIMENSIONS,
     EMBEDDING_FIELDS,
@@ -32,13 +31,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 NUM_AT_ONCE = 8
 
 
-@pytest.fixture(scope="module")
-def client(server: Serve, embedding_model_dir: Path) -> Iterator[httpx.Client]:
-    """Returns a client of a server that offers the model, and has loaded it."""
+@pytest.fixture(scope="module", autouse=True)
+def _offered(server: Serve, embedding_model_dir: Path) -> None:
     create_model(server, name=MODEL, source=SOURCE, revision=REVISION, sha256=SHA256)
-    with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as made:
-        assert made.post("/v1/embeddings", json=plain_body("/v1/embeddings")).status_code == 200
-        yield made
 
 
 def cases(path: str, *, is_inside: bool) -> list[tuple[str, Any]]:

@@ -1,14 +1,15 @@
-"""One real server with the default model, for all fields that are tried."""
+"""One real server with the default model, for all that a stranger tries on one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.live.conftest import with_caches
-from tests.live.serving import Serve, wait_until
+from tests.live.serving import WAIT_TIMEOUT_S, Serve, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +19,7 @@ def server(
     native_cache_dir: Path,
     default_gguf: Path,
 ) -> Iterator[Serve]:
-    parent = tmp_path_factory.mktemp("fields")
+    parent = tmp_path_factory.mktemp("strangers")
     serve = Serve(with_caches(parent / "var", model_cache_dir, native_cache_dir))
     try:
         serve.wait_ready()
@@ -26,3 +27,9 @@ def server(
         yield serve
     finally:
         serve.end()
+
+
+@pytest.fixture(scope="module")
+def client(server: Serve) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=2 * WAIT_TIMEOUT_S) as made:
+        yield made
