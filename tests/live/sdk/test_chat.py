@@ -1,14 +1,40 @@
-"""The openai SDK's chat completions: choices, logprobs, stops, usage, what the engine is asked."""
+"""The openai SDK's chat and text completions, whole and streamed, from a neuron that renders,
+parses and enforces. The details of each are in the tests of ``inference.text`` and of
+``inference.wire``."""
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
-from tests.inference.image_files import data_uri, png
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
-from tests.live.sdk.asking import Ask
+from tests.live.sdk.asking import CLOCK, OSLO, OSLO_CALLS, WEATHER, Ask
+
+TOOLS = [WEATHER, CLOCK]
+THOUGHT = "<think>\nIt is 6 times 7.\n</think>\n\nIt is 42."
+NO_THINKING = "<think>\n\n</think>"
+"""What the template puts into the prompt when thinking is off."""
+
+
+def reasoning(answer: ChatCompletion) -> str | None:
+    message = answer.choices[0].message
+    found: str | None = (message.model_extra or {}).get("reasoning_content")
+    return found
+
+
+def calls(answer: ChatCompletion) -> list[tuple[str, Any]]:
+    found = answer.choices[0].message.tool_calls or []
+    return [
+        (call.function.name, json.loads(call.function.arguments))
+        for call in found
+        if call.type == "function"
+    ]
 
 
 def test_several_choices(ask: Ask, hermes: ScriptedModel) -> None:
@@ -24,42 +50,31 @@ def test_several_choices(ask: Ask, hermes: ScriptedModel) -> None:
     assert answer.usage.prompt_tokens == received[0].num_prompt_tokens
 
 
-def test_choices_come_interleaved(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
-    hermes.answers("two at a time", "aaaa", "bbbb")
-    stream = openai_client.chat.completions.create(
-        model="hermes",
-        messages=[{"role": "user", "content": "two at a time"}],
-        n=2,
-        stream=True,
-    )
-    texts = {0: "", 1: ""}
-    ends = {}
-    for chunk in stream:
+def test_several_prompts(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
+    """Choice ``prompt * n + i`` is the i-th answer to a prompt, behind its echo."""
+    hermes.answers("one fish", " swims", " sleeps")
+    hermes.answers("two fish", " dance", " sing")
+    fields: Any = {"model": "hermes", "prompt": ["one fish", "two fish"], "n": 2, "echo": True}
+    texts = dict.fromkeys(range(4), "")
+    for chunk in openai_client.completions.create(**fields, stream=True):
         for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-            if choice.finish_reason:
-                ends[choice.index] = choice.finish_reason
-    assert texts == {0: "aaaa", 1: "bbbb"}
-    assert ends == {0: "stop", 1: "stop"}
+            texts[choice.index] += choice.text
+    wanted = ["one fish swims", "one fish sleeps", "two fish dance", "two fish sing"]
+    assert list(texts.values()) == wanted
+    answer = openai_client.completions.create(**fields)
+    assert [choice.text for choice in answer.choices] == wanted
 
 
 def test_logprobs(ask: Ask, hermes: ScriptedModel) -> None:
-    hermes.answers("how likely", "weather in 日本")
+    """Each token here is a byte of the wide characters."""
+    hermes.answers("how likely", "weather in 日本 🦊")
     choice = ask("how likely", logprobs=True, top_logprobs=2).choices[0]
-    assert choice.message.content == "weather in 日本"
+    assert choice.message.content == "weather in 日本 🦊"
     assert choice.logprobs is not None
-    tokens = choice.logprobs.content
-    assert tokens is not None
-    assert b"".join(bytes(token.bytes or []) for token in tokens).decode() == "weather in 日本"
+    tokens = choice.logprobs.content or []
+    assert b"".join(bytes(token.bytes or []) for token in tokens).decode() == "weather in 日本 🦊"
     assert {len(token.top_logprobs) for token in tokens} == {2}
     assert {token.logprob for token in tokens} == {-0.25}
-
-
-@pytest.mark.parametrize(("stop", "text"), [("gam", "alpha beta "), (["zz", "a b"], "alph")])
-def test_stop_strings(ask: Ask, hermes: ScriptedModel, stop: str | list[str], text: str) -> None:
-    hermes.answers("greek letters", "alpha beta gamma delta", repeats=True)
-    choice = ask("greek letters", stop=stop).choices[0]
-    assert (choice.message.content, choice.finish_reason) == (text, "stop")
 
 
 def test_usage(ask: Ask, hermes: ScriptedModel) -> None:
@@ -71,18 +86,18 @@ def test_usage(ask: Ask, hermes: ScriptedModel) -> None:
     assert usage is not None
     assert usage.prompt_tokens == received.num_prompt_tokens
     assert usage.completion_tokens == 5, "four and the end token"
-    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1) // 16 * 16
 
 
 def test_what_was_asked_for_reaches_the_engine(ask: Ask, hermes: ScriptedModel) -> None:
-    hermes.answers("many knobs", "turned")
+    hermes.answers("many knobs", "turned on and off", repeats=True)
     answer = ask(
         "many knobs",
         temperature=0.7,
         top_p=0.9,
         seed=5,
+        stop=["zz", " off"],
         presence_penalty=0.25,
         frequency_penalty=-0.5,
         logit_bias={"17": -3},
@@ -97,7 +112,8 @@ def test_what_was_asked_for_reaches_the_engine(ask: Ask, hermes: ScriptedModel) 
             "stop_token_ids": [9],
         },
     )
-    assert answer.choices[0].message.content == "turned"
+    (choice,) = answer.choices
+    assert (choice.message.content, choice.finish_reason) == ("turned on and", "stop")
     params = hermes.received("many knobs")[-1].params
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.9, 40)
     assert (params.min_p, params.repetition_penalty) == (0.05, 1.1)
@@ -107,63 +123,110 @@ def test_what_was_asked_for_reaches_the_engine(ask: Ask, hermes: ScriptedModel) 
     assert 9 in params.stop_token_ids
 
 
-def test_content_parts_and_system_turns(ask: Ask, hermes: ScriptedModel) -> None:
-    """Late and several system turns become the one first turn that the template allows."""
-    hermes.answers("who are you", "nobody")
-    answer = ask(
-        messages=[
-            {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "who "}]},
-            {"role": "system", "content": [{"type": "text", "text": "Be kind."}]},
-            {"role": "user", "content": [{"type": "text", "text": "who are you"}]},
-        ]
+def test_thinking_is_hidden_unless_it_is_asked_for(ask: Ask, hermes: ScriptedModel) -> None:
+    hermes.answers("six by seven", THOUGHT)
+    hidden = ask("six by seven")
+    assert (hidden.choices[0].message.content or "").strip() == "It is 42."
+    assert reasoning(hidden) is None
+    assert hermes.received("six by seven")[-1].prompt.rstrip().endswith(NO_THINKING)
+    assert hidden.usage is not None and hidden.usage.completion_tokens_details is not None
+    num_thoughts = hidden.usage.completion_tokens_details.reasoning_tokens or 0
+    assert 10 < num_thoughts < hidden.usage.completion_tokens
+    shown = ask("six by seven", extra_body={"include_reasoning": True})
+    assert (shown.choices[0].message.content or "").strip() == "It is 42."
+    assert (reasoning(shown) or "").strip() == "It is 6 times 7."
+    assert NO_THINKING not in hermes.received("six by seven")[-1].prompt
+
+
+def test_thinking_before_a_call(ask: Ask, hermes: ScriptedModel) -> None:
+    """A call in the thoughts is a thought; the thoughts go back with the history. The grammar of a
+    required call holds from the end of the block on."""
+    thought = f"<think>\nShould I {OSLO_CALLS['hermes']}?\n</think>\n"
+    hermes.answers("think, then call", thought + OSLO_CALLS["hermes"])
+    hermes.answers("sunny all week", "Sunny.")
+    question = {"role": "user", "content": "think, then call"}
+    asked = ask(
+        messages=[question],
+        tools=[WEATHER],
+        tool_choice="required",
+        extra_body={"include_reasoning": True},
     )
-    assert answer.choices[0].message.content == "nobody"
-    prompt = hermes.received("who are you")[-1].prompt
-    system, _, rest = prompt.partition("<|im_end|>")
-    assert system.startswith("<|im_start|>system\n")
-    assert "Be brief." in system
-    assert "Be kind." in system
-    assert "system" not in rest
+    assert "Should I" in (reasoning(asked) or "")
+    assert calls(asked) == [("get_weather", OSLO)]
+    message = asked.choices[0].message
+    (call,) = message.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny all week"}
+    reported = ask(messages=[question, message, result], tools=[WEATHER])
+    assert reported.choices[0].message.content == "Sunny."
+    assert "Should I" in hermes.received("sunny all week")[-1].prompt
 
 
-def test_characters_arrive_whole(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
-    """Each token here is a byte of them."""
-    text = "🦊 žluťoučký 日本語 👩‍👩‍👧"
-    hermes.answers("wide characters", text)
-    stream = openai_client.chat.completions.create(
-        model="hermes", messages=[{"role": "user", "content": "wide characters"}], stream=True
-    )
-    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
+@pytest.mark.parametrize("family", OSLO_CALLS)
+def test_a_call_and_its_result(ask: Ask, scripted_server: ScriptedServe, family: str) -> None:
+    """The SDK's own message object goes back as it came; the template writes it out again."""
+    model = scripted_server.models[family]
+    question = {"role": "user", "content": f"what is the weather in Oslo, {family}?"}
+    model.answers(str(question["content"]), OSLO_CALLS[family])
+    model.answers("rain until Sunday", "Take an umbrella.")
+
+    asked = ask(model=family, messages=[question], tools=TOOLS)
+    choice = asked.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert not choice.message.content
+    assert calls(asked) == [("get_weather", OSLO)]
+    (call,) = choice.message.tool_calls or []
+    assert call.id.startswith("call_")
+
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain until Sunday"}
+    history = [question, choice.message, result]
+    reply = ask(model=family, messages=history, tools=TOOLS).choices[0]
+    assert (reply.message.content, reply.finish_reason) == ("Take an umbrella.", "stop")
+    prompt = model.received("rain until Sunday")[-1].prompt
+    assert "Oslo" in prompt.partition(str(question["content"]))[2], "the call is in the history"
 
 
-def test_images_are_refused(ask: Ask) -> None:
-    image = {"type": "image_url", "image_url": {"url": data_uri(png())}}
-    with pytest.raises(openai.BadRequestError) as refusal:
-        ask(messages=[{"role": "user", "content": [image]}])
-    assert refusal.value.code == "vision_unsupported"
+@pytest.mark.parametrize("family", OSLO_CALLS)
+def test_required_calls_are_enforced(ask: Ask, scripted_server: ScriptedServe, family: str) -> None:
+    """The scripted engine fails where the grammar forbids what the script writes."""
+    model = scripted_server.models[family]
+    model.answers("you must call", OSLO_CALLS[family])
+    model.answers("you will not call", "No.")
+    asked = ask("you must call", model=family, tools=TOOLS, tool_choice="required")
+    assert calls(asked) == [("get_weather", OSLO)]
+    assert model.received("you must call")[-1].params.grammar is not None
+    with pytest.raises(openai.APIError, match="grammar"):
+        ask("you will not call", model=family, tools=TOOLS, tool_choice="required")
 
 
-def test_more_than_the_context_holds_is_refused_with_both_numbers(ask: Ask) -> None:
-    with pytest.raises(openai.BadRequestError) as refusal:
-        ask("too much", model="llama3", max_completion_tokens=8192)
-    assert refusal.value.code == "context_length_exceeded"
-    assert "8192" in refusal.value.message
-
-
-def test_models_show_what_they_can(
-    openai_client: openai.OpenAI, scripted_server: ScriptedServe, ask: Ask, hermes: ScriptedModel
+def test_arguments_stream_while_they_are_written(
+    openai_client: openai.OpenAI, hermes: ScriptedModel
 ) -> None:
-    hermes.answers("load it", "loaded")
-    ask("load it")
-    offered = {model.id: model for model in openai_client.models.list()}
-    aliases = {alias for model in offered.values() for alias in model.model_extra["aliases"]}
-    assert set(offered) - aliases == set(scripted_server.models)
-    extra = offered["hermes"].model_extra or {}
-    assert extra["loaded"] is True
-    assert extra["limit"]["context"] == 131072
-    assert extra["tool_call"] is True
-    assert extra["reasoning"] is True
-    assert openai_client.models.retrieve("hermes").id == "hermes"
+    """Where a grammar holds the answer to calls: the name first, then several pieces, all with the
+    call's index."""
+    hermes.answers("stream the call", OSLO_CALLS["hermes"])
+    stream: Any = openai_client.chat.completions.create(
+        model="hermes",
+        messages=[{"role": "user", "content": "stream the call"}],
+        tools=TOOLS,  # type: ignore[arg-type]
+        tool_choice="required",
+        stream=True,
+    )
+    choices = [choice for chunk in stream for choice in chunk.choices]
+    deltas = [call for choice in choices for call in choice.delta.tool_calls or []]
+    assert deltas[0].id.startswith("call_")
+    assert (deltas[0].type, deltas[0].function.name) == ("function", "get_weather")
+    assert all(delta.index == 0 for delta in deltas)
+    assert all(delta.id is None and delta.function.name is None for delta in deltas[1:])
+    pieces = [delta.function.arguments or "" for delta in deltas]
+    assert json.loads("".join(pieces)) == OSLO
+    assert len([piece for piece in pieces if piece]) > 2
+
+
+def test_many_at_once(ask: Ask, hermes: ScriptedModel) -> None:
+    """Each client gets its own call, whole, beside any other clients."""
+    cities = [f"City {number}" for number in range(16)]
+    for city in cities:
+        hermes.answers(f"weather of {city}.", OSLO_CALLS["hermes"].replace("Oslo", city))
+    with ThreadPoolExecutor(len(cities)) as pool:
+        answers = pool.map(lambda city: calls(ask(f"weather of {city}.", tools=TOOLS)), cities)
+        assert list(answers) == [[("get_weather", {"city": city, "days": 3})] for city in cities]

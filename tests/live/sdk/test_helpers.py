@@ -14,7 +14,19 @@ import pytest
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
 from tests.live.sdk.asking import OSLO, OSLO_CALLS
-from tests.live.sdk.test_structured_output import GOOD, Solution
+
+
+class Step(pydantic.BaseModel):
+    explanation: str
+    result: float
+
+
+class Solution(pydantic.BaseModel):
+    steps: list[Step]
+    answer: float
+
+
+GOOD = '{"steps": [{"explanation": "halve it", "result": 4}], "answer": 4}'
 
 
 class GetWeather(pydantic.BaseModel):
@@ -59,16 +71,28 @@ def test_anthropic_tool_runner(
     assert turns[-1].content[0].text == "Stay home."
 
 
-def test_anthropic_parses_classes(
-    anthropic_client: anthropic.Anthropic, hermes: ScriptedModel
+def test_the_sdks_parse_their_own_classes(
+    openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic, hermes: ScriptedModel
 ) -> None:
-    hermes.answers("solve it as a message", GOOD)
-    messages: Any = [{"role": "user", "content": "solve it as a message"}]
-    parsed = anthropic_client.messages.parse(
+    """The grammar is checked against each written token."""
+    hermes.answers("solve it", GOOD)
+    hermes.answers("solve it badly", GOOD.replace("4}", '"four"}'))
+    messages: Any = [{"role": "user", "content": "solve it"}]
+    completions: Any = openai_client.chat.completions
+    fields = {"model": "hermes", "messages": messages, "response_format": Solution}
+    with completions.stream(**fields) as stream:
+        streamed = stream.get_final_completion()
+    response = openai_client.responses.parse(model="hermes", input="solve it", text_format=Solution)
+    message = anthropic_client.messages.parse(
         model="hermes", max_tokens=500, messages=messages, output_format=Solution
     )
-    assert parsed.parsed_output == Solution.model_validate_json(GOOD)
-    assert hermes.received("solve it as a message")[-1].params.grammar is not None
+    chats = (completions.parse(**fields), streamed)
+    parsed = [chat.choices[0].message.parsed for chat in chats]
+    wanted = Solution.model_validate_json(GOOD)
+    assert [*parsed, response.output_parsed, message.parsed_output] == [wanted] * 4
+    badly = [{"role": "user", "content": "solve it badly"}]
+    with pytest.raises(openai.APIError, match="grammar"):
+        completions.parse(**fields | {"messages": badly})
 
 
 def test_openai_parses_tools(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
@@ -116,20 +140,3 @@ async def test_async_clients(scripted_server: ScriptedServe, hermes: ScriptedMod
             model="hermes", max_tokens=100, messages=question
         ) as stream:
             assert "".join([piece async for piece in stream.text_stream]) == text == "Yes."
-
-
-def test_encrypted_reasoning_without_storage(
-    openai_client: openai.OpenAI, hermes: ScriptedModel
-) -> None:
-    """Clients that store nothing carry the thoughts themselves."""
-    hermes.answers("carry it yourself", "<think>\nHeavy thoughts.\n</think>\n\nCarried.")
-    hermes.answers("and what then", "Nothing.")
-    responses: Any = openai_client.responses
-    fields = {"model": "hermes", "store": False, "include": ["reasoning.encrypted_content"]}
-    question = {"role": "user", "content": "carry it yourself"}
-    first = responses.create(input=[question], reasoning={"summary": "auto"}, **fields)
-    assert first.output[0].encrypted_content
-    history = [question, *first.output, {"role": "user", "content": "and what then"}]
-    second = responses.create(input=history, **fields)
-    assert second.output_text == "Nothing."
-    assert "Heavy thoughts." in hermes.received("and what then")[-1].prompt

@@ -1,4 +1,4 @@
-"""The openai SDK's responses: items both ways, stored answers, background work, named events."""
+"""The openai SDK's responses, whole and streamed, from a neuron that renders and parses."""
 
 from __future__ import annotations
 
@@ -12,83 +12,35 @@ from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
 from tests.live.sdk.asking import OSLO, OSLO_CALLS, Respond
 from tests.live.sdk.asking import WEATHER_IN_RESPONSES as WEATHER
-from tests.live.sdk.test_structured_output import GOOD, Solution
+from tests.live.serving import wait_until
 
 
-def test_text(respond: Respond, hermes: ScriptedModel) -> None:
-    hermes.answers("a haiku, please", "An old silent pond.")
-    response = respond("a haiku, please", instructions="Be a poet.", metadata={"run": "7"})
-    assert response.output_text == "An old silent pond."
-    assert response.status == "completed"
-    assert response.id.startswith("resp_")
-    assert response.model == "hermes"
-    assert response.metadata == {"run": "7"}
-    received = hermes.received("a haiku, please")[-1]
-    assert "Be a poet." in received.prompt
-    usage = response.usage
-    assert usage is not None
-    assert usage.input_tokens == received.num_prompt_tokens
-    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
-    assert usage.output_tokens_details.reasoning_tokens == 0
-    assert usage.input_tokens_details.cached_tokens >= 0
-
-
-def test_items_as_input(respond: Respond, hermes: ScriptedModel) -> None:
-    hermes.answers("and now in prose", "A pond, old and silent.")
-    response = respond(
-        [
-            {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "input_text", "text": "a haiku"}]},
-            {"role": "assistant", "content": [{"type": "output_text", "text": "An old pond."}]},
-            {"type": "message", "role": "user", "content": "and now in prose"},
-        ]
+def test_text_and_a_conversation_by_previous_response_id(
+    respond: Respond, hermes: ScriptedModel
+) -> None:
+    """Instructions are not carried over; everything else is."""
+    hermes.answers("my name is Ada", "<think>\nQuietly.\n</think>\n\nHello, Ada.")
+    hermes.answers("what is my name", "Ada.")
+    first = respond(
+        "my name is Ada",
+        instructions="Speak like a pirate.",
+        metadata={"run": "7"},
+        reasoning={"effort": "high"},
     )
-    assert response.output_text == "A pond, old and silent."
-    prompt = hermes.received("and now in prose")[-1].prompt
-    assert [text in prompt for text in ("Be brief.", "a haiku", "An old pond.")] == [True] * 3
-
-
-def test_events_in_order(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
-    hermes.answers("think aloud", "<think>\nLet me see.\n</think>\n\nSeen.")
-    events = list(openai_client.responses.create(model="hermes", input="think aloud", stream=True))
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    kinds = [event.type for event in events]
-    folded = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
-    assert folded[:2] == ["response.created", "response.in_progress"]
-    assert folded[2] == "response.output_item.added"
-    assert [kind for kind in folded if "reasoning" in kind]
-    assert folded[-7:] == [
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
-    assert kinds.count("response.output_item.added") == 2
-    assert kinds.count("response.output_item.done") == 2
-    final = events[-1]
-    assert final.type == "response.completed"
-    assert [item.type for item in final.response.output] == ["reasoning", "message"]
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert "".join(deltas) == final.response.output_text == "Seen."
-
-
-def test_reasoning_is_shown(respond: Respond, hermes: ScriptedModel) -> None:
-    hermes.answers("think and answer", "<think>\nQuietly.\n</think>\n\nAnswered.")
-    response = respond("think and answer", reasoning={"effort": "high"})
-    thought, message = response.output
-    assert thought.type == "reasoning"
-    answer = [part.text for part in thought.content or []]
-    assert "Quietly." in "".join(answer or [part.text for part in thought.summary])
-    assert message.type == "message"
-    assert response.output_text == "Answered."
-    assert response.usage is not None
-    assert response.usage.output_tokens_details.reasoning_tokens > 5
-    respond("think and answer", reasoning={"effort": "none"})
-    prompt = hermes.received("think and answer")[-1].prompt
-    assert prompt.rstrip().endswith("<think>\n\n</think>")
+    thought, message = first.output
+    assert (thought.type, message.type) == ("reasoning", "message")
+    assert first.output_text == "Hello, Ada."
+    assert (first.status, first.model, first.metadata) == ("completed", "hermes", {"run": "7"})
+    received = hermes.received("my name is Ada")[-1]
+    assert "pirate" in received.prompt
+    assert first.usage is not None
+    assert first.usage.input_tokens == received.num_prompt_tokens
+    assert first.usage.output_tokens_details.reasoning_tokens > 5
+    second = respond("what is my name", previous_response_id=first.id, max_output_tokens=1)
+    assert second.output_text == "A"
+    assert (second.status, second.previous_response_id) == ("incomplete", first.id)
+    prompt = hermes.received("what is my name")[-1].prompt
+    assert "my name is Ada" in prompt and "Hello, Ada." in prompt and "pirate" not in prompt
 
 
 @pytest.mark.parametrize("family", OSLO_CALLS)
@@ -115,52 +67,6 @@ def test_a_call_and_its_result(
     assert prompts[0] == prompts[1], "history sent or stored is the same history"
 
 
-@pytest.mark.parametrize(("tool_choice", "least_deltas"), [("auto", 1), ("required", 3)])
-def test_call_events(
-    openai_client: openai.OpenAI, hermes: ScriptedModel, tool_choice: str, least_deltas: int
-) -> None:
-    """Arguments come whole, and in pieces where a grammar holds the answer to a call."""
-    question = f"call in events, {tool_choice}"
-    hermes.answers(question, OSLO_CALLS["hermes"])
-    create: Any = openai_client.responses.create
-    asked = {"model": "hermes", "input": question, "tools": [WEATHER]}
-    events = list(create(**asked, tool_choice=tool_choice, stream=True))
-    deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
-    (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
-    assert "".join(deltas) == done.arguments
-    assert len(deltas) >= least_deltas
-    assert json.loads(done.arguments) == OSLO
-
-
-def test_tool_choice(respond: Respond, hermes: ScriptedModel) -> None:
-    hermes.answers("call it you must", OSLO_CALLS["hermes"])
-    named = {"type": "function", "name": "get_weather"}
-    for choice in ("required", named):
-        response = respond("call it you must", tools=[WEATHER], tool_choice=choice)
-        assert response.output[-1].type == "function_call"
-        assert hermes.received("call it you must")[-1].params.grammar is not None
-
-
-def test_the_sdk_parses_its_own_classes(
-    openai_client: openai.OpenAI, hermes: ScriptedModel
-) -> None:
-    hermes.answers("solve it as a response", GOOD)
-    parsed = openai_client.responses.parse(
-        model="hermes", input="solve it as a response", text_format=Solution
-    )
-    assert parsed.output_parsed == Solution.model_validate_json(GOOD)
-    assert hermes.received("solve it as a response")[-1].params.grammar is not None
-
-
-def test_cut_off(respond: Respond, hermes: ScriptedModel) -> None:
-    hermes.answers("a long story", "Once upon a time", repeats=True)
-    response = respond("a long story", max_output_tokens=20)
-    assert response.status == "incomplete"
-    assert response.incomplete_details is not None
-    assert response.incomplete_details.reason == "max_output_tokens"
-    assert response.output_text.startswith("Once upon")
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -170,38 +76,50 @@ def test_cut_off(respond: Respond, hermes: ScriptedModel) -> None:
     ],
 )
 def test_counted_tokens_are_those_used(
-    respond: Respond, openai_client: openai.OpenAI, hermes: ScriptedModel, fields: dict[str, Any]
+    openai_client: openai.OpenAI, hermes: ScriptedModel, fields: dict[str, Any]
 ) -> None:
     hermes.answers("count this", '{"counted": true}')
-    question = "count this: žluťoučký 日本"
-    counted = openai_client.responses.input_tokens.count(model="hermes", input=question, **fields)
-    usage = respond(question, **fields).usage
+    asked: Any = {"model": "hermes", "input": "count this: žluťoučký 日本"} | fields
+    counted = openai_client.responses.input_tokens.count(**asked)
+    usage = openai_client.responses.create(**asked).usage
     assert usage is not None and counted.input_tokens == usage.input_tokens
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"truncation": "some"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}, "tools[0]"),
-        ({"conversation": "conv_1"}, "conversation"),
-    ],
-)
-def test_refused_by_name(respond: Respond, fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refusal:
-        respond("anything", **fields)
-    assert (refusal.value.param or "").startswith(param)
-    if "tools" in fields:
-        assert fields["tools"][0]["type"] in refusal.value.message
+def test_encrypted_reasoning_without_storage(
+    openai_client: openai.OpenAI, hermes: ScriptedModel
+) -> None:
+    """Clients that store nothing carry the thoughts themselves."""
+    hermes.answers("carry it yourself", "<think>\nHeavy thoughts.\n</think>\n\nCarried.")
+    hermes.answers("and what then", "Nothing.")
+    responses: Any = openai_client.responses
+    fields = {"model": "hermes", "store": False, "include": ["reasoning.encrypted_content"]}
+    question = {"role": "user", "content": "carry it yourself"}
+    first = responses.create(input=[question], reasoning={"summary": "auto"}, **fields)
+    assert first.output[0].encrypted_content
+    history = [question, *first.output, {"role": "user", "content": "and what then"}]
+    second = responses.create(input=history, **fields)
+    assert second.output_text == "Nothing."
+    assert "Heavy thoughts." in hermes.received("and what then")[-1].prompt
 
 
-def test_a_stream_that_breaks_reports_it(openai_client: openai.OpenAI) -> None:
-    stream = openai_client.responses.create(
-        model="hermes", input="nobody wrote a response to this", stream=True
-    )
-    with pytest.raises(openai.APIError, match="no rule"):
-        for event in stream:
-            if event.type == "response.failed":
-                error = event.response.error
-                raise openai.APIError(error.message if error else "", None, body=None)  # type: ignore[arg-type]
+def test_background_work_outlives_its_stream_and_is_cancelled(
+    openai_client: openai.OpenAI, hermes: ScriptedModel, scripted_server: ScriptedServe
+) -> None:
+    """What it held is free again afterwards."""
+    hermes.answers("count for ever", "on and on ", repeats=True)
+    responses = openai_client.responses
+    with responses.create(
+        model="hermes", input="count for ever", background=True, stream=True
+    ) as stream:
+        first = next(iter(stream))
+    assert first.type == "response.created"
+
+    def in_flight() -> int | None:
+        """``None`` while the neuron's heartbeat is late."""
+        replica = scripted_server.replica("hermes")
+        return None if replica is None else int(replica["in_flight"])
+
+    wait_until(in_flight, "it runs")
+    assert responses.cancel(first.response.id).status == "cancelled"
+    wait_until(lambda: in_flight() == 0, "it is gone")
+    assert responses.retrieve(first.response.id).status == "cancelled"
