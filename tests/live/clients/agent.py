@@ -1,4 +1,6 @@
-"""A client that is a program of its own, and the stage on which it is tried."""
+"""A client that is a program of its own, the stage on which it is tried, and the scripted model's
+answers: one scene for each feature. ``programs`` know the questions by heart: they are other
+languages' files."""
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ from pathlib import Path
 
 from tests.live.clients.documented import settings_of
 from tests.live.clients.installed import Clients, NotInstalledError
-from tests.live.clients.scenes import SECRET
-from tests.live.clients.tried import Tried
+from tests.live.clients.sdk_programs import Tried
 from tests.live.scripted.model import ScriptedModel
 
 AGENT_TIMEOUT_S = 120.0
@@ -19,6 +20,48 @@ MODEL, SMALL_CONTEXT, UNKNOWN = "hermes", "llama3", "nosuch"
 WITHOUT_TOOLS = "opened-thinking"
 """Its template has no place for tools, as the default model's has none."""
 API_KEY = "none"
+
+
+SECRET = "The word is heron."
+"""The text of the note that agents are to read."""
+
+HERON = "It says heron."
+SOUP_SCHEMA = {
+    "type": "object",
+    "properties": {"dish": {"type": "string"}},
+    "required": ["dish"],
+}
+DISH = '{"dish": "soup", "steps": ["boil", "serve"]}'
+
+
+def call_of(tool: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{tool}", "arguments": {arguments}}}\n</tool_call>'
+
+
+DISH_TOOLS = ("Dish", "PartialDish", "final_result", "json", "json_tool_call")
+"""What clients name a tool that stands for an object."""
+
+SCENES = {
+    "Say hello": "Hello there.",
+    "What is two and two": "<think>\nTwo and two.\n</think>\n\nFour.",
+    "A dish as JSON": DISH,
+    **{f"A dish by {tool}": call_of(tool, DISH) for tool in DISH_TOOLS},
+    "weather in Oslo": "One moment.\n" + call_of("get_weather", '{"city": "Oslo"}'),
+    "snow at noon": "It snows in Oslo.",
+}
+"""Later ones count before earlier ones: a conversation continues with its tool's result."""
+
+
+def rehearse(model: ScriptedModel) -> None:
+    for when, answer in SCENES.items():
+        model.answers(when, answer)
+
+
+def rehearse_agent(model: ScriptedModel, question: str, tool: str, arguments: str) -> None:
+    """The agent's question is answered by a call of ``tool``; what it then reads, by the word."""
+    thought = "<think>\nRead it.\n</think>\n\nLet me look.\n"
+    model.answers(question, thought + call_of(tool, arguments))
+    model.answers(SECRET.removesuffix("."), HERON)
 
 
 class AgentProblemError(Exception):

@@ -6,35 +6,159 @@ Each reads a note with a tool of its own, because the model asks it to, and repe
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
+from tests.live.clients import notes_server
 from tests.live.clients.agent import (
+    API_KEY,
+    HERON,
     MODEL,
+    SMALL_CONTEXT,
+    SOUP_SCHEMA,
     UNKNOWN,
     WITHOUT_TOOLS,
     Agent,
     AgentProblemError,
     Stage,
+    call_of,
     expect,
-)
-from tests.live.clients.claude import (
-    claude_context,
-    claude_full_context,
-    claude_makes_an_object,
-    claude_reads,
-    claude_runs_a_command,
-    claude_unknown_model,
-    claude_without_tools,
-)
-from tests.live.clients.codex import (
-    codex_asks_an_mcp_server,
-    codex_makes_an_object,
-    codex_over_a_websocket,
-    codex_reads,
-    codex_unknown_model,
-    codex_without_tools,
+    rehearse_agent,
 )
 from tests.live.clients.documented import exported
-from tests.live.clients.scenes import HERON, call_of, rehearse_agent
+
+# Claude Code.
+
+
+def claude(
+    stage: Stage, question: str, *flags: str, model: str = MODEL, context: int | None = None
+) -> str:
+    """Runs claude without what it would send to its vendor beside the model's requests."""
+    return stage.run(
+        [stage.clients.npm_bin("claude"), "-p", question, *flags],
+        **exported(stage.settings("claude-code", model)),
+        **({} if context is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)}),
+        DISABLE_TELEMETRY="1",
+        DISABLE_ERROR_REPORTING="1",
+        DISABLE_AUTOUPDATER="1",
+        CLAUDE_CODE_MAX_RETRIES="0",
+    )
+
+
+def claude_reads(stage: Stage) -> None:
+    question = "Claude, read the note"
+    rehearse_agent(stage.model, question, "Read", json.dumps({"file_path": str(stage.note)}))
+    expect(HERON, claude(stage, question))
+
+
+def claude_runs_a_command(stage: Stage) -> None:
+    question = "Claude, print the note"
+    command = {"command": "cat note.txt", "description": "Show the note"}
+    rehearse_agent(stage.model, question, "Bash", json.dumps(command))
+    events = claude(stage, question, "--output-format", "stream-json", "--verbose")
+    expect('"type":"thinking"', events)
+    expect(HERON, events)
+
+
+def claude_makes_an_object(stage: Stage) -> None:
+    """It asks by a tool of its own."""
+    soup = '{"dish": "soup"}'
+    stage.model.answers("Claude, a dish", call_of("StructuredOutput", soup))
+    schema = json.dumps(SOUP_SCHEMA)
+    answer = claude(stage, "Claude, a dish", "--output-format", "json", "--json-schema", schema)
+    expect('"structured_output":{"dish":"soup"}', answer)
+
+
+def claude_unknown_model(stage: Stage) -> None:
+    answer = claude(stage, "Say hello", model=UNKNOWN)
+    expect("It may not exist", answer)
+
+
+def claude_context(stage: Stage) -> None:
+    """The context that docs/clients.md documents for a model that the client does not know."""
+    stage.model.answers("Claude, how long", "Long.")
+    answer = claude(stage, "Claude, how long", "--output-format", "json")
+    expect('"contextWindow":1000000', answer)
+    bounded = claude(stage, "Claude, how long", "--output-format", "json", context=131072)
+    expect('"contextWindow":131072', bounded)
+
+
+def claude_without_tools(stage: Stage) -> None:
+    expect("no place for tools", claude(stage, "Say hello", model=WITHOUT_TOOLS))
+
+
+def claude_full_context(stage: Stage) -> None:
+    expect("Prompt is too long", claude(stage, "Say hello", model=SMALL_CONTEXT))
+
+
+# Codex.
+
+CODEX_SETTINGS = """
+[analytics]
+enabled = false
+[mcp_servers.{notes}]
+command = "{python}"
+args = ["{notes_server}", "{note}"]
+"""
+SKIP_GIT = ("--skip-git-repo-check",)
+UNATTENDED = ("--dangerously-bypass-approvals-and-sandbox",)
+"""Codex's own sandbox needs rights that a container lacks."""
+
+
+def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -> str:
+    settings_dir = stage.home / "codex"
+    settings_dir.mkdir(exist_ok=True)
+    settings = stage.settings("codex", model) + CODEX_SETTINGS.format(
+        notes=notes_server.NAME,
+        python=sys.executable,
+        notes_server=notes_server.__file__,
+        note=stage.note,
+    )
+    (settings_dir / "config.toml").write_text(settings)
+    return stage.run(
+        [stage.clients.npm_bin("codex"), "exec", *UNATTENDED, *SKIP_GIT, *flags, question],
+        CODEX_HOME=str(settings_dir),
+        HELEXA_API_KEY=API_KEY,
+    )
+
+
+def codex_reads(stage: Stage) -> None:
+    question = "Codex, read the note"
+    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
+    expect(HERON, codex(stage, question))
+
+
+def codex_asks_an_mcp_server(stage: Stage) -> None:
+    question = "Codex, ask for the note"
+    tool = f"mcp__{notes_server.NAME}.{notes_server.TOOL}"
+    rehearse_agent(stage.model, question, tool, "{}")
+    expect(HERON, codex(stage, question))
+
+
+def codex_over_a_websocket(stage: Stage) -> None:
+    """Where that fails it falls back to HTTP, and reports it."""
+    question = "Codex, read the note over a socket"
+    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
+    answer = codex(stage, question, "-c", "model_providers.helexa.supports_websockets=true")
+    expect(HERON, answer)
+    if "WebSocket" in answer:
+        raise AgentProblemError(answer[-600:])
+
+
+def codex_makes_an_object(stage: Stage) -> None:
+    schema = stage.home / "schema.json"
+    schema.write_text(json.dumps(SOUP_SCHEMA | {"additionalProperties": False}))
+    stage.model.answers("Codex, a dish", '{"dish": "soup"}')
+    expect('{"dish": "soup"}', codex(stage, "Codex, a dish", "--output-schema", schema))
+
+
+def codex_unknown_model(stage: Stage) -> None:
+    expect("does not exist here", codex(stage, "Say hello", model=UNKNOWN))
+
+
+def codex_without_tools(stage: Stage) -> None:
+    expect("no place for tools", codex(stage, "Say hello", model=WITHOUT_TOOLS))
+
 
 # opencode.
 

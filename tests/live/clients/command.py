@@ -16,13 +16,18 @@ from pathlib import Path
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import REVISION, SHA256, SOURCE, fetch_embedding_model
 from tests.live.catalogue import create_model
-from tests.live.clients.agent import Stage, try_agent
+from tests.live.clients.agent import Stage, rehearse, try_agent
 from tests.live.clients.agents import AGENTS
 from tests.live.clients.installed import Clients
-from tests.live.clients.readme import SDKS, try_readme
-from tests.live.clients.scenes import rehearse
-from tests.live.clients.sdk_programs import PROGRAMS, Program, try_program
-from tests.live.clients.tried import Tried, print_table
+from tests.live.clients.sdk_programs import (
+    PROGRAMS,
+    SDKS,
+    Program,
+    Tried,
+    print_table,
+    try_program,
+    try_readme,
+)
 from tests.live.scripted.server import ScriptedServe
 from tests.live.serving import Serve
 

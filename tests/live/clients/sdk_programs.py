@@ -1,20 +1,43 @@
-"""Clients that are libraries: a program of a few lines for each, which reports what it tried."""
+"""Clients that are libraries: a program of a few lines for each, which reports what it tried, and
+the README's examples with the newest version of each SDK."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rich.console import Console
+from rich.table import Table
+
+from tests.live.clients.documented import filled_in
 from tests.live.clients.installed import Clients, NotInstalledError
-from tests.live.clients.tried import Tried
+from tests.strangers.docs.blocks import all_blocks
 
 PROGRAM_TIMEOUT_S = 180.0
 OUTPUT_TAIL_CHARACTERS = 600
+SDKS = ("openai", "anthropic")
+"""The package of each SDK, and its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    client: str
+    version: str
+    feature: str
+    problem: str | None
+    """``None``: it works."""
+
+
+def print_table(rows: Iterable[Tried]) -> None:
+    table = Table("client", "version", "feature", "result")
+    for row in rows:
+        table.add_row(row.client, row.version, row.feature, row.problem or "works")
+    Console(width=None if Console().is_terminal else 160).print(table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +110,27 @@ def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]
     if ended.returncode != 0 or not lines:
         problem = f"exit {ended.returncode}: {ended.stderr[-OUTPUT_TAIL_CHARACTERS:]}"
         yield Tried(program.package, version, "the whole program", problem)
+
+
+def try_readme(sdk: str, clients: Clients, url: str) -> Iterator[Tried]:
+    try:
+        version = clients.python_version(sdk, sdk)
+    except NotInstalledError as error:
+        yield Tried(sdk, "", "installed", str(error))
+        return
+    (example,) = (
+        block
+        for block in all_blocks()
+        if block.page == "README.md" and f"from {sdk} import" in block.text
+    )
+    code = filled_in(example.text, url=url, model="", key="")
+    ended = subprocess.run(
+        [clients.python_bin("python", sdk), "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        check=False,
+    )
+    output = ended.stdout + ended.stderr
+    problem = None if "Paris" in ended.stdout else output[-OUTPUT_TAIL_CHARACTERS:]
+    yield Tried(sdk, version, "README's example", problem)

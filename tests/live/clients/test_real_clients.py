@@ -32,22 +32,17 @@ class RealClient:
 
     def send(self, name: str, **changes: Any) -> httpx.Response:
         request = json.loads((REQUESTS_DIR / f"{name}.json").read_text())
-        return httpx.post(
+        response = httpx.post(
             self._url + request["path"],
             headers=request["headers"] | {"content-type": "application/json"},
             content=json.dumps(request["body"] | changes),
             timeout=WAIT_TIMEOUT_S,
         )
-
-    def body(self, name: str, **changes: Any) -> dict[str, Any]:
-        response = self.send(name, **changes)
         assert response.status_code == 200, response.text
-        found: dict[str, Any] = response.json()
-        return found
+        return response
 
     def events(self, name: str, **changes: Any) -> Events:
         response = self.send(name, **changes)
-        assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
         datas = [line.removeprefix("data: ") for line in lines]
@@ -69,10 +64,50 @@ def block_deltas(events: Events, kind: str, field: str) -> str:
     return "".join(delta[field] for delta in deltas if delta["type"] == kind)
 
 
-def test_every_request_is_used() -> None:
-    source = Path(__file__).read_text()
-    names = {path.stem for path in REQUESTS_DIR.glob("*.json")}
-    assert {name for name in names if f'"{name}"' not in source} == set()
+def response_text(events: Events) -> str:
+    assert events[-1]["type"] == "response.completed"
+    return str(events[-1]["response"]["output"][-1]["content"][0]["text"])
+
+
+CHATS = {
+    "qwen_code_turn": ("The note of qwen", "It says so."),
+    "zed_turn": ("What is in it, zed?", "Nothing yet."),
+    "open_webui_turn": ("Repeat it, open webui", "Hello!###"),
+    "litellm_tools": ("noon in litellm", "It is noon."),
+    "ai_sdk_chat": ("A dish for the ai sdk", '{"dish": "soup", "steps": ["boil"]}'),
+}
+"""What each asks, and what is answered."""
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_chats_are_read(client: RealClient, hermes: ScriptedModel, name: str) -> None:
+    """Zed fails on a chunk without ``choices`` and on a usage with a count missing; Open WebUI has
+    a stop string. Results of tools are texts or lists of parts."""
+    asked, answer = CHATS[name]
+    hermes.answers(asked, answer)
+    chunks = client.events(name)
+    assert chat_text(chunks) == answer.removesuffix("###")
+    for chunk in chunks:
+        assert all({"index", "delta"} <= set(choice) for choice in chunk["choices"])
+        if chunk.get("usage") is not None:
+            assert {"prompt_tokens", "completion_tokens", "total_tokens"} <= set(chunk["usage"])
+    assert chunks[-1]["usage"] is not None
+    received = hermes.received(asked)[-1]
+    if name == "zed_turn":
+        assert received.prompt.index("Open the file, ") < received.prompt.index("fn main() {}")
+    if name == "open_webui_turn":
+        params = received.params
+        assert (params.top_k, params.seed, params.max_tokens) == (40, 42, 512)
+
+
+def test_titles_and_counts(client: RealClient, hermes: ScriptedModel) -> None:
+    hermes.answers("A title for", '{"title": "Hello"}')
+    events = client.events("claude_code_title")
+    assert json.loads(block_deltas(events, "text_delta", "text")) == {"title": "Hello"}
+    assert hermes.received("A title for claude code")[-1].params.grammar is not None
+    body = client.send("open_webui_title").json()
+    assert body["choices"][0]["message"]["content"] == '{"title": "Hello"}'
+    assert client.send("claude_code_count_tokens").json()["input_tokens"] > 10
 
 
 def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
@@ -101,70 +136,16 @@ def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> 
     assert "cc_version" not in prompt, "it changes with the client and would spoil the cache"
 
 
-def test_claude_code_returns_the_result(client: RealClient, hermes: ScriptedModel) -> None:
-    """The assistant's blocks as they were streamed, and several results in one turn."""
-    hermes.answers("no such file", "There is none.")
-    calls = [
-        {"type": "tool_use", "id": f"toolu_{n}", "name": "Read", "input": {"file_path": f"/{n}"}}
-        for n in (1, 2)
-    ]
-    thought = {"type": "thinking", "thinking": "Read both.", "signature": "c2lnbmVk"}
-    results = [
-        {
-            "type": "tool_result",
-            "tool_use_id": "toolu_1",
-            "content": "no such file",
-            "is_error": True,
-        },
-        {
-            "type": "tool_result",
-            "tool_use_id": "toolu_2",
-            "content": [{"type": "text", "text": "# Two"}],
-            "cache_control": {"type": "ephemeral"},
-        },
-    ]
-    events = client.events(
-        "claude_code_turn",
-        messages=[
-            {"role": "user", "content": "Read both, claude code"},
-            {"role": "assistant", "content": [thought, *calls]},
-            {"role": "user", "content": results},
-        ],
-    )
-    assert block_deltas(events, "text_delta", "text") == "There is none."
-    prompt = hermes.received("no such file")[-1].prompt
-    assert prompt.index("Read both.") < prompt.index("no such file") < prompt.index("# Two")
-
-
-def test_claude_code_asks_for_a_title(client: RealClient, hermes: ScriptedModel) -> None:
-    hermes.answers("A title for claude code", '{"title": "Hello"}')
-    events = client.events("claude_code_title")
-    assert json.loads(block_deltas(events, "text_delta", "text")) == {"title": "Hello"}
-    assert hermes.received("A title for claude code")[-1].params.grammar is not None
-
-
-def test_claude_code_counts_tokens(client: RealClient) -> None:
-    assert client.body("claude_code_count_tokens")["input_tokens"] > 10
-
-
-def test_claude_code_gets_a_full_context_as_its_error(client: RealClient) -> None:
-    """That API words it so, with advice in a header. It is not a stream, which begins with 200
-    where the refusal takes longer than a busy machine's grace."""
-    turn = {"role": "user", "content": "word " * 8000}
-    refused = client.send("claude_code_turn", model="llama3", messages=[turn], stream=False)
-    assert refused.status_code == 400
-    error = refused.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert "8192" in error["message"]
-    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" in refused.headers["x-helexa-advice"]
-
-
 def test_opencode_continues_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
     """It keeps the calls' ids and wants the usage in the last chunk."""
     call = '{"name": "bash", "arguments": {"command": "cat README.md", "description": "Show it"}}'
     hermes.answers("List the files, opencode", f"Two.\n<tool_call>\n{call}\n</tool_call>")
     chunks = client.events("opencode_turn")
-    assert chunk_calls(chunks) == [("bash", {"command": "cat README.md", "description": "Show it"})]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    functions = [one["function"] for delta in deltas for one in delta.get("tool_calls") or []]
+    assert functions[0]["name"] == "bash"
+    arguments = "".join(function.get("arguments") or "" for function in functions)
+    assert json.loads(arguments) == {"command": "cat README.md", "description": "Show it"}
     assert chat_text(chunks).strip() == "Two."
     assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
     usage = chunks[-1]["usage"]
@@ -176,114 +157,27 @@ def test_opencode_continues_after_a_tool(client: RealClient, hermes: ScriptedMod
     assert "README.md\nsrc/" in prompt
 
 
-def chunk_calls(chunks: Events) -> list[tuple[str, Any]]:
-    names: dict[int, str] = {}
-    arguments: dict[int, str] = {}
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            for call in choice["delta"].get("tool_calls") or []:
-                index, function = call["index"], call["function"]
-                names.setdefault(index, function.get("name") or "")
-                arguments[index] = arguments.get(index, "") + (function.get("arguments") or "")
-    return [(names[index], json.loads(arguments[index])) for index in names]
-
-
-def test_opencode_gets_a_full_context_as_its_error(client: RealClient) -> None:
-    refused = client.send("opencode_turn", model="llama3")
-    assert refused.status_code == 400
-    assert refused.json()["error"]["code"] == "context_length_exceeded"
-    assert "opencode.json" in refused.headers["x-helexa-advice"]
-
-
 def test_codex_continues_after_a_command(client: RealClient, hermes: ScriptedModel) -> None:
-    """It keeps nothing here: what the model thought comes back from it, encrypted."""
+    """It keeps nothing here: what the model thought comes back from it, encrypted. It offers each
+    MCP server's tools as a namespace, and looks a call up by both names."""
     hermes.answers("The note of codex", "It says so.")
-    events = client.events("codex_turn")
-    assert events[-1]["type"] == "response.completed"
-    assert events[-1]["response"]["output"][-1]["content"][0]["text"] == "It says so."
+    assert response_text(client.events("codex_turn")) == "It says so."
     prompt = hermes.received("The note of codex")[-1].prompt
     assert prompt.index("Read it.") < prompt.index("Let me look.") < prompt.index("cat note.txt")
-
-
-def test_codex_gets_which_mcp_server_is_called(client: RealClient, hermes: ScriptedModel) -> None:
-    """It offers each server's tools as a namespace, and looks a call up by both names."""
+    assert "mcp__notes.read" in prompt
     call = '<tool_call>\n{"name": "mcp__notes.read", "arguments": {}}\n</tool_call>'
     hermes.answers("The note of codex", call)
-    events = client.events("codex_turn")
-    item = events[-1]["response"]["output"][-1]
-    assert (item["type"], item["namespace"], item["name"]) == (
-        "function_call",
-        "mcp__notes",
-        "read",
-    )
-    assert "mcp__notes.read" in hermes.received("The note of codex")[-1].prompt
-
-
-def test_qwen_code_continues_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
-    """Its tool results are lists of parts."""
-    hermes.answers("The note of qwen", "It says so.")
-    chunks = client.events("qwen_code_turn")
-    assert chat_text(chunks) == "It says so."
-    assert chunks[-1]["usage"]["total_tokens"] > 0
-
-
-def test_zed_reads_every_chunk(client: RealClient, hermes: ScriptedModel) -> None:
-    """It fails on a chunk without ``choices`` and on a usage with a count missing."""
-    hermes.answers("What is in it, zed?", "Nothing yet.")
-    chunks = client.events("zed_turn")
-    assert chat_text(chunks) == "Nothing yet."
-    for chunk in chunks:
-        assert all({"index", "delta"} <= set(choice) for choice in chunk["choices"])
-        if chunk.get("usage") is not None:
-            assert {"prompt_tokens", "completion_tokens", "total_tokens"} <= set(chunk["usage"])
-    assert chunks[-1]["usage"] is not None
-    prompt = hermes.received("What is in it, zed?")[-1].prompt
-    assert prompt.index("Open the file, ") < prompt.index("fn main() {}")
-
-
-def test_open_webui_chats(client: RealClient, hermes: ScriptedModel) -> None:
-    hermes.answers("Repeat it, open webui", "Hello!###")
-    chunks = client.events("open_webui_turn")
-    assert chat_text(chunks) == "Hello!"
-    assert chunks[-1]["usage"]["completion_tokens"] > 0
-    params = hermes.received("Repeat it, open webui")[-1].params
-    assert (params.top_k, params.seed, params.max_tokens) == (40, 42, 512)
-
-
-def test_open_webui_asks_for_a_title(client: RealClient, hermes: ScriptedModel) -> None:
-    hermes.answers("A title for open webui", '{"title": "Hello"}')
-    body = client.body("open_webui_title")
-    assert body["choices"][0]["message"]["content"] == '{"title": "Hello"}'
-
-
-def test_open_webui_lists_models(scripted_server: ScriptedServe) -> None:
-    models = httpx.get(f"{scripted_server.url}/v1/models", timeout=30.0).json()
-    assert models["object"] == "list"
-    assert {model["object"] for model in models["data"]} == {"model"}
-
-
-def test_litellm_returns_the_result(client: RealClient, hermes: ScriptedModel) -> None:
-    hermes.answers("noon in litellm", "It is noon.")
-    chunks = client.events("litellm_tools")
-    assert chat_text(chunks) == "It is noon."
-    assert chunks[-1]["usage"]["prompt_tokens"] > 0
-    whole = client.body("litellm_tools", stream=False, stream_options=None)
-    message = whole["choices"][0]["message"]
-    assert (message["role"], message["content"]) == ("assistant", "It is noon.")
+    item = client.events("codex_turn")[-1]["response"]["output"][-1]
+    wanted = {"type": "function_call", "namespace": "mcp__notes", "name": "read"}
+    assert item | wanted == item
 
 
 def test_litellm_by_the_other_dialect(client: RealClient, hermes: ScriptedModel) -> None:
     hermes.answers("litellm's other side", f"Let me see.\n{CLOCK_CALL}")
-    body = client.body("litellm_anthropic")
+    body = client.send("litellm_anthropic").json()
     assert [block["type"] for block in body["content"]] == ["text", "tool_use"]
     assert body["stop_reason"] == "tool_use"
     assert {"input_tokens", "output_tokens"} <= set(body["usage"])
-
-
-def test_ai_sdk_makes_an_object(client: RealClient, hermes: ScriptedModel) -> None:
-    hermes.answers("A dish for the ai sdk", '{"dish": "soup", "steps": ["boil"]}')
-    chunks = client.events("ai_sdk_chat")
-    assert json.loads(chat_text(chunks)) == {"dish": "soup", "steps": ["boil"]}
 
 
 def test_ai_sdk_refers_to_stored_items(client: RealClient, hermes: ScriptedModel) -> None:
@@ -305,8 +199,8 @@ def test_ai_sdk_refers_to_stored_items(client: RealClient, hermes: ScriptedModel
         "output": "noon in the sdk",
     }
     references = [{"type": "item_reference", "id": item["id"]} for item in items[:2]]
-    sdk_events = client.events("ai_sdk_responses", input=[*given, *references, sent, result])
-    assert sdk_events[-1]["response"]["output"][-1]["content"][0]["text"] == "Noon."
+    asked = [*given, *references, sent, result]
+    assert response_text(client.events("ai_sdk_responses", input=asked)) == "Noon."
     prompt = hermes.received("noon in the sdk")[-1].prompt
     assert "One moment." in prompt
     assert "Ask the clock." in prompt

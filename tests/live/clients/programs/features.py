@@ -5,6 +5,8 @@ import inspect
 import json
 import os
 
+from pydantic import BaseModel
+
 URL = os.environ["HELEXA_URL"]
 BASE_URL = f"{URL}/v1"
 MODEL = "hermes"
@@ -12,6 +14,18 @@ SMALL_CONTEXT = "llama3"
 API_KEY = "none"
 SOUP = {"dish": "soup", "steps": ["boil", "serve"]}
 LONG = "word " * 8000
+
+
+class Dish(BaseModel):
+    """A dish and how it is made."""
+
+    dish: str
+    steps: list[str]
+
+
+def get_weather(city: str) -> str:
+    """The weather now."""
+    return f"snow at noon in {city}"
 
 
 def feature(name):

@@ -2,14 +2,8 @@
 
 import instructor
 from anthropic import Anthropic
-from features import API_KEY, BASE_URL, MODEL, SOUP, URL, feature, same
+from features import API_KEY, BASE_URL, MODEL, SOUP, URL, Dish, feature, same
 from openai import OpenAI
-from pydantic import BaseModel
-
-
-class Dish(BaseModel):
-    dish: str
-    steps: list[str]
 
 
 def openai_sdk():

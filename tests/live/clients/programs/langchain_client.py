@@ -8,7 +8,9 @@ from features import (
     SMALL_CONTEXT,
     SOUP,
     URL,
+    Dish,
     feature,
+    get_weather,
     holds,
     refusal,
     same,
@@ -17,20 +19,8 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
 
-
-class Dish(BaseModel):
-    """A dish and how it is made."""
-
-    dish: str
-    steps: list[str]
-
-
-@tool
-def get_weather(city: str) -> str:
-    """The weather now."""
-    return f"snow at noon in {city}"
+get_weather = tool(get_weather)
 
 
 def chat_openai(model=MODEL, **more):

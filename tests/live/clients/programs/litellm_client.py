@@ -11,20 +11,15 @@ from features import (
     SMALL_CONTEXT,
     SOUP,
     URL,
+    Dish,
     feature,
     holds,
     refusal,
     same,
 )
-from pydantic import BaseModel
 
 litellm.telemetry = False
 litellm.num_retries = 0
-
-
-class Dish(BaseModel):
-    dish: str
-    steps: list[str]
 
 
 WEATHER = {

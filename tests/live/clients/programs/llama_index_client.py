@@ -1,15 +1,9 @@
 """LlamaIndex by its class for servers that are like OpenAI's."""
 
-from features import API_KEY, BASE_URL, MODEL, SOUP, feature, refusal, same
+from features import API_KEY, BASE_URL, MODEL, SOUP, Dish, feature, get_weather, refusal, same
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-
-
-class Dish(BaseModel):
-    dish: str
-    steps: list[str]
 
 
 def made(model=MODEL):
@@ -23,11 +17,6 @@ def made(model=MODEL):
         context_window=8192,
         max_retries=0,
     )
-
-
-def get_weather(city: str) -> str:
-    """The weather now."""
-    return f"snow at noon in {city}"
 
 
 @feature("answer")

@@ -9,23 +9,13 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from features import API_KEY, BASE_URL, MODEL, SOUP, feature, same
+from features import API_KEY, BASE_URL, MODEL, SOUP, Dish, feature, get_weather, same
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 
 set_tracing_disabled(True)
 
 
-class Dish(BaseModel):
-    dish: str
-    steps: list[str]
-
-
-@function_tool
-def get_weather(city: str) -> str:
-    """The weather now."""
-    return f"snow at noon in {city}"
-
+get_weather = function_tool(get_weather)
 
 for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
     name = {"OpenAIResponsesModel": "responses"}.get(kind.__name__, "chat")

@@ -1,23 +1,12 @@
 """Pydantic AI by its three models that can be pointed at another server."""
 
 from anthropic import AsyncAnthropic
-from features import API_KEY, BASE_URL, MODEL, SOUP, URL, feature, refusal, same
-from pydantic import BaseModel
+from features import API_KEY, BASE_URL, MODEL, SOUP, URL, Dish, feature, get_weather, refusal, same
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-
-
-class Dish(BaseModel):
-    dish: str
-    steps: list[str]
-
-
-def get_weather(city: str) -> str:
-    """The weather now."""
-    return f"snow at noon in {city}"
 
 
 def openai_provider():
