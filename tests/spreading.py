@@ -19,9 +19,9 @@ from xdist.scheduler import LoadFileScheduling
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 LIVE = "tests/live/"
 SERVERS = {
-    "shared_server": {"shared_server", "helexa", "on_demand"},
+    "shared_server": {"shared_server", "helexa"},
     "scripted_server": {
-        *("scripted_server", "uvicorn_url", "hermes", "openai_client", "anthropic_client"),
+        *("scripted_server", "hermes", "openai_client", "anthropic_client"),
         *("ask", "respond", "converse"),
     },
 }

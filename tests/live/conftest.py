@@ -12,8 +12,6 @@ import anthropic
 import openai
 import pytest
 
-from tests.live.operating.on_demand import LoadedOnDemand, load_on_demand, with_tools
-from tests.live.operating.second_gateway import second_gateway
 from tests.live.scripted.model import ScriptedModel
 from tests.live.scripted.server import ScriptedServe
 from tests.live.sdk.asking import Ask, Converse, Respond
@@ -82,15 +80,6 @@ def shared_server(server_dir: Path) -> Iterator[Serve]:
         yield serve
 
 
-@pytest.fixture(scope="session")
-def on_demand(
-    shared_server: Serve, default_gguf: Path, tmp_path_factory: pytest.TempPathFactory
-) -> LoadedOnDemand:
-    """Loaded once for all that need a second model: an engine takes long to start."""
-    copy = tmp_path_factory.mktemp("tools") / "model.gguf"
-    return load_on_demand(shared_server, with_tools(default_gguf, copy))
-
-
 @pytest.fixture
 def helexa(shared_server: Serve) -> Serve:
     """The shared server, healthy: what an earlier test broke has come back."""
@@ -114,12 +103,6 @@ def scripted_server(
         running.callback(serve.end)
         serve.wait_ready()
         yield serve
-
-
-@pytest.fixture(scope="session")
-def uvicorn_url(scripted_server: ScriptedServe) -> str:
-    """A gateway under uvicorn, beside the scripted server's own."""
-    return _running["scripted_server"].enter_context(second_gateway(scripted_server))
 
 
 @pytest.fixture

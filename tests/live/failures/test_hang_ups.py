@@ -6,18 +6,23 @@ cancelled, or takes hours for its tokens. It writes down when a cancel has freed
 
 from __future__ import annotations
 
+import http.client
 import itertools
+import json
+import socket
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
 
-import openai
 import pytest
+from websockets.sync.client import connect
 
 from tests.live.catalogue import create_model, withdraw_model
-from tests.live.failures.hanging_up import MAIN_WAYS, WAYS
 from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
 from tests.live.scripted.server import ScriptedServe
-from tests.live.serving import Serve, wait_until
+from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, text_of, wait_until
 
 TOKEN_S = 1.0
 """An answer lasts until the context is full: for a day."""
@@ -28,82 +33,119 @@ PROMISED_S = 0.2
 NUM_MEASURED = 20
 PHASES = ("queue", "prefill", "decode")
 
+HangUp = Callable[[], None]
+Ask = Callable[[str, str, str], HangUp]
+"""(a gateway's URL, model, prompt): the request is sent; what it gives hangs up."""
+
 _numbers = itertools.count()
 
 
-class HeldAnswers:
-    """Prompts whose answers stay in one phase."""
+def over_http(path: str, field: str, *, stream: bool, **fields: Any) -> Ask:
+    """``field`` holds the prompt, as a conversation where it is ``messages``."""
 
-    def __init__(self, model: ScriptedModel) -> None:
-        self._model = model
+    def ask(url: str, model: str, prompt: str) -> HangUp:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_TIMEOUT_S)
+        given: Any = [{"role": "user", "content": prompt}] if field == "messages" else prompt
+        body = {"model": model, "stream": stream, field: given} | fields
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        return connection.close
 
-    def prompt(self, phase: str) -> str:
-        prompt = f"hold this in {phase} {next(_numbers)}."
-        if phase == "decode":
-            self._model.answers(prompt, "On and on. ", repeats=True, token_s=TOKEN_S)
-        else:
-            self._model.answers(prompt, "", holds="queue" if phase == "queue" else "prefill")
-        return prompt
+    return ask
 
-    def wait_for_phase(self, phase: str, prompt: str, num_sequences: int) -> None:
-        def num_there() -> int:
-            if phase == "decode":
-                return len(self._model.moments_s("first token", prompt))
-            return len(self._model.received(prompt))
 
-        wait_until(lambda: num_there() == num_sequences, f"{num_sequences} are in {phase}")
+def over_a_socket(*, closes: bool) -> Ask:
+    """``closes``: with a closing handshake; otherwise the connection is cut."""
 
-    def wait_free_s(self, prompt: str, num_sequences: int) -> float:
-        """When the last of them was cancelled."""
+    def ask(url: str, model: str, prompt: str) -> HangUp:
+        connection = connect(f"ws://{urlsplit(url).netloc}/v1/responses", ping_interval=None)
+        sent = {"type": "response.create", "model": model, "input": prompt, "store": False}
+        connection.send(json.dumps(sent))
+        if closes:
+            return connection.close
+        return lambda: connection.socket.shutdown(socket.SHUT_RDWR)
 
-        def freed() -> list[float]:
-            moments = self._model.moments_s("cancelled", prompt)
-            return moments if len(moments) == num_sequences else []
+    return ask
 
-        return max(wait_until(freed, "all is free after the hang-up", FREE_WITHIN_S))
+
+LONG = {"max_tokens": 100_000}
+STREAMED = over_http("/v1/chat/completions", "messages", stream=True)
+WAYS: dict[str, tuple[Ask, int]] = {
+    "chat": (over_http("/v1/chat/completions", "messages", stream=False), 1),
+    "chat, streamed": (STREAMED, 1),
+    "choices, streamed": (over_http("/v1/chat/completions", "messages", stream=True, n=3), 3),
+    "completions": (over_http("/v1/completions", "prompt", stream=False, **LONG), 1),
+    "messages, streamed": (over_http("/v1/messages", "messages", stream=True, **LONG), 1),
+    "responses": (over_http("/v1/responses", "input", stream=False, store=False), 1),
+    "socket closed": (over_a_socket(closes=True), 1),
+    "socket cut": (over_a_socket(closes=False), 1),
+}
+"""Each with the number of sequences that the engine runs for it."""
+
+
+def held_prompt(model: ScriptedModel, phase: str) -> str:
+    """A prompt whose answer stays in that phase."""
+    prompt = f"hold this in {phase} {next(_numbers)}."
+    if phase == "decode":
+        model.answers(prompt, "On and on. ", repeats=True, token_s=TOKEN_S)
+    else:
+        model.answers(prompt, "", holds="queue" if phase == "queue" else "prefill")
+    return prompt
+
+
+def wait_for_phase(model: ScriptedModel, phase: str, prompt: str, num_sequences: int = 1) -> None:
+    def num_there() -> int:
+        begun = model.moments_s("first token", prompt) if phase == "decode" else None
+        return len(model.received(prompt) if begun is None else begun)
+
+    wait_until(lambda: num_there() == num_sequences, f"{num_sequences} are in {phase}")
 
 
 def seconds_until_free(url: str, model: ScriptedModel, way: str, phase: str) -> float:
     """Returns the time from a hang-up in ``phase`` until the engine holds nothing of the request
     any more."""
-    held = HeldAnswers(model)
-    asked, num_sequences = WAYS[way].ask, WAYS[way].num_sequences
-    prompt = held.prompt(phase)
-    hang_up = asked(url, model.name, prompt)
-    held.wait_for_phase(phase, prompt, num_sequences)
+    ask, num_sequences = WAYS[way]
+    prompt = held_prompt(model, phase)
+    hang_up = ask(url, model.name, prompt)
+    wait_for_phase(model, phase, prompt, num_sequences)
+
+    def freed() -> list[float]:
+        moments = model.moments_s("cancelled", prompt)
+        return moments if len(moments) == num_sequences else []
+
     began_s = time.monotonic()
     hang_up()
-    return held.wait_free_s(prompt, num_sequences) - began_s
+    return max(wait_until(freed, f"all is free after the hang-up: {way}", FREE_WITHIN_S)) - began_s
+
+
+def test_a_hang_up_frees_what_was_held(
+    scripted_server: ScriptedServe, hermes: ScriptedModel
+) -> None:
+    for way in WAYS:
+        seconds_until_free(scripted_server.url, hermes, way, "decode")
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("way", MAIN_WAYS)
-def test_a_hang_up_frees_what_was_held(
-    scripted_server: ScriptedServe, hermes: ScriptedModel, way: str, phase: str
+def test_all_is_free_within_200_ms(
+    scripted_server: ScriptedServe, hermes: ScriptedModel, phase: str
 ) -> None:
-    seconds_until_free(scripted_server.url, hermes, way, phase)
-
-
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in MAIN_WAYS])
-def test_in_every_dialect(scripted_server: ScriptedServe, hermes: ScriptedModel, way: str) -> None:
-    seconds_until_free(scripted_server.url, hermes, way, "decode")
-
-
-@pytest.mark.parametrize("way", MAIN_WAYS)
-def test_under_uvicorn(uvicorn_url: str, hermes: ScriptedModel, way: str) -> None:
-    seconds_until_free(uvicorn_url, hermes, way, "decode")
+    """A quarter of them: others that use the machine delay some."""
+    took_s = [
+        seconds_until_free(scripted_server.url, hermes, "chat, streamed", phase)
+        for _ in range(NUM_MEASURED)
+    ]
+    print(f"median {statistics.median(took_s) * 1e3:.0f} ms, slowest {max(took_s) * 1e3:.0f} ms")
+    assert statistics.quantiles(took_s, n=4)[0] <= PROMISED_S
 
 
 def test_the_fleet_knows_that_it_is_free(
     scripted_server: ScriptedServe, hermes: ScriptedModel
 ) -> None:
     """All that a replica has for anybody, as placement sees it."""
-    held = HeldAnswers(hermes)
     hang_ups = []
     for phase in PHASES:
-        prompt = held.prompt(phase)
-        hang_ups.append(WAYS["chat streamed"].ask(scripted_server.url, hermes.name, prompt))
-        held.wait_for_phase(phase, prompt, 1)
+        prompt = held_prompt(hermes, phase)
+        hang_ups.append(STREAMED(scripted_server.url, hermes.name, prompt))
+        wait_for_phase(hermes, phase, prompt)
     wait_until(lambda: load_of(scripted_server, hermes) == (2, 1, 2), "it is known to be busy")
     for hang_up in hang_ups:
         hang_up()
@@ -119,52 +161,27 @@ def load_of(serve: Serve, model: ScriptedModel) -> tuple[int, int, int] | None:
 
 
 def test_whoever_leaves_during_a_load_is_never_run(scripted_server: ScriptedServe) -> None:
-    """One client of four waits until the model is there."""
+    """One client waits until the model is there."""
     model = make_model("late", FAMILIES["hermes"], scripted_server.scripts_dir / "late")
     model.hold_load(True)
     model.answers("asked during the load", "It is loaded.")
     create_model(scripted_server, name=model.name, source=f"path:{model.folder}")
     hang_ups = [
-        WAYS[way].ask(scripted_server.url, model.name, "left, asked during the load")
-        for way in MAIN_WAYS
+        WAYS[way][0](scripted_server.url, model.name, "left, asked during the load")
+        for way in ("chat", "chat, streamed", "socket closed", "socket cut")
     ]
     wait_until(lambda: scripted_server.replica(model.name) is not None, "it is loading")
     for hang_up in hang_ups:
         hang_up()
-    with openai.OpenAI(base_url=f"{scripted_server.url}/v1", api_key="none") as client:
-
-        def answer() -> str | None:
-            question = "stayed, asked during the load"
-            return (
-                client.chat.completions.create(
-                    model=model.name, messages=[{"role": "user", "content": question}]
-                )
-                .choices[0]
-                .message.content
-            )
-
-        model.hold_load(False)
-        # The gateway looks for a place four times a second: a request that was not given up
-        # would be run within some of these.
-        answers = [answer()]
-        until_s = time.monotonic() + 1.0
-        while time.monotonic() < until_s:
-            answers.append(answer())
+    question = [{"role": "user", "content": "stayed, asked during the load"}]
+    body = chat_body(model=model.name, messages=question)
+    model.hold_load(False)
+    # The gateway looks for a place four times a second: a request that was not given up would be
+    # run within some of these.
+    until_s = time.monotonic() + 1.0
+    answers = [text_of(scripted_server.chat(**body))]
+    while time.monotonic() < until_s:
+        answers.append(text_of(scripted_server.chat(**body)))
     assert set(answers) == {"It is loaded."}
     assert not model.received("left, asked during the load")
     withdraw_model(scripted_server, model.name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("way", MAIN_WAYS)
-def test_all_is_free_within_200_ms(
-    scripted_server: ScriptedServe, hermes: ScriptedModel, way: str, phase: str
-) -> None:
-    """A quarter of them: others that use the machine delay some. The tests above ask of every
-    single hang-up that it frees at all."""
-    took_s = [
-        seconds_until_free(scripted_server.url, hermes, way, phase) for _ in range(NUM_MEASURED)
-    ]
-    print(f"median {statistics.median(took_s) * 1e3:.0f} ms, slowest {max(took_s) * 1e3:.0f} ms")
-    assert statistics.quantiles(took_s, n=4)[0] <= PROMISED_S

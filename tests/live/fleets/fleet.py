@@ -27,7 +27,6 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live.reading import read_snapshot_sync
 from fleet.live.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
-from tests.live.fleets.programs import Program
 from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
 from tests.live.scripted.server import ENGINE
 from tests.live.scripted.simulated_devices import (
@@ -37,6 +36,7 @@ from tests.live.scripted.simulated_devices import (
     device_environment,
 )
 from tests.live.serving import (
+    LOG_TAIL_CHARACTERS,
     REPOSITORY_DIR,
     SERVE_KEY,
     WAIT_TIMEOUT_S,
@@ -51,6 +51,55 @@ CONTROL = (
     *("--pool", "solo", "--loglevel", "WARNING"),
     *("--without-gossip", "--without-mingle", "--without-heartbeat"),
 )
+
+
+class Program:
+    """A command that may be started again after its end, with the same environment."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log_dir: Path
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._environment = environment
+        self._log_path = log_dir / f"{name}.log"
+        self.start()
+
+    def start(self) -> None:
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=REPOSITORY_DIR,
+                env=dict(self._environment),
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_TIMEOUT_S)
+
+    def terminate(self) -> None:
+        """Asks for an end in order, and does not wait for it."""
+        self.process.terminate()
+
+    def end(self) -> None:
+        """However it stands, it is gone after this."""
+        if self.is_running:
+            self.process.terminate()
+            try:
+                self.process.wait(WAIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def log_tail(self) -> str:
+        text = self._log_path.read_text(errors="replace")
+        return f"--- {self.name}\n{text[-LOG_TAIL_CHARACTERS:]}"
 
 
 class Fleet:

@@ -1,106 +1,122 @@
-"""A real model that no card of a host holds, divided over two. The cards are simulated, so that any
-machine has two that are too small; both halves are computed by the real engine."""
+"""A real model that no host of a fleet holds, over two of them: two neurons on this machine, each
+with a memory limit that is too small for it. Real engines compute both parts."""
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from fleet.services.offers.catalogue import DEFAULT_MODEL_SAMPLING
-from inference.engine.stages.stage_processes import STAGE
-from tests.live.catalogue import create_model, operate
 from tests.live.conftest import with_caches
-from tests.live.scripted.simulated_devices import device_environment
-from tests.live.serving import WAIT_TIMEOUT_S, Serve, text_of, wait_until
+from tests.live.fleets.fleet import Fleet, fleet_on_sqlite
+from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, text_of
 from tests.processes import command_line
 
-CARD_BYTES = 3_200_000_000
-HOST_BYTES = 1_200_000_000
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+
+HOSTS = ("attic", "cellar")
+LIMIT = "cpu=3200MB"
 KV_BYTES = 3_400_000_000
-"""The KV memory, more than a card has and less than both; the system hands its pages out as they
-are used."""
+"""The KV memory, more than a host may use and less than both; the system hands its pages out as
+they are used."""
 NUM_LAYERS = 30
-ENGINE = shlex.join(
-    [sys.executable, "-m", "tests.live.scripted.engine_on_processors", "inference.engine"]
-)
-ASKED: dict[str, Any] = {"max_tokens": 48, "temperature": 0}
+ASKED: dict[str, Any] = {"model": "large", "max_tokens": 48, "temperature": 0}
+COMES_BACK = ("device_fault", "engine_crashed", "load_failed", "model_recovering", "neuron_lost")
+"""Codes of requests to a model that has lost a part and is loaded again."""
+
+
+def answer_of(fleet: Fleet) -> str:
+    """The answer to a client that sends its request again where it is asked to. The first one may
+    reach the engine before that knows that its other half is gone."""
+    (url,) = fleet.gateway_urls
+    deadline_s = time.monotonic() + 2 * WAIT_TIMEOUT_S
+    while True:
+        body = chat_body(**ASKED)
+        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT_TIMEOUT_S)
+        if response.status_code != 503:
+            return text_of(response)
+        assert response.json()["error"]["code"] in COMES_BACK, response.text
+        assert time.monotonic() < deadline_s, f"{response.text}\n{fleet.describe()}"
+        time.sleep(min(5.0, float(response.headers["Retry-After"])))
+
+
+def stages_of(url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The two stages, which have all layers between them."""
+    model = httpx.get(f"{url}/v1/models/large", timeout=WAIT_TIMEOUT_S).json()
+    (place,) = model["locations"]
+    assert place["predicted_tokens_per_s"] > 0
+    first, second = place["stages"]
+    assert (first["first_layer"], second["last_layer"]) == (0, NUM_LAYERS)
+    assert first["last_layer"] == second["first_layer"]
+    return first, second
 
 
 @pytest.fixture
-def two_cards(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> Iterator[Serve]:
-    devices = tmp_path / "devices.json"
-    sizes = [("cuda", CARD_BYTES), ("cuda", CARD_BYTES), ("cpu", HOST_BYTES)]
-    described = [{"kind": kind, "memory_bytes": size} for kind, size in sizes]
-    devices.write_text(json.dumps({"devices": described}))
-    data_dir = with_caches(tmp_path / "var", model_cache_dir, native_cache_dir)
-    serve = Serve(
-        data_dir, "--no-model", HELEXA_ENGINE_COMMAND=ENGINE, **device_environment(devices)
-    )
-    try:
-        serve.wait_ready()
-        yield serve
-    finally:
-        serve.end()
+def two_hosts(tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path) -> Iterator[Fleet]:
+    with fleet_on_sqlite(tmp_path) as fleet:
+        fleet.add_control()
+        fleet.add_gateway()
+        for name in HOSTS:
+            fleet.add_real_neuron(
+                name,
+                with_caches(tmp_path / name, model_cache_dir, native_cache_dir),
+                HELEXA_MEMORY_LIMIT=LIMIT,
+                HELEXA_STAGE_LISTEN="127.0.0.1",
+            )
+        fleet.wait(lambda: len(fleet.snapshot().neurons) == len(HOSTS), "both neurons are there")
+        yield fleet
 
 
-@pytest.mark.slow
-def test_a_model_that_no_card_holds_answers_from_two(
-    two_cards: Serve, helexa: Serve, default_gguf: Path
+def test_two_hosts_answer_what_one_does(
+    two_hosts: Fleet, helexa: Serve, default_gguf: Path
 ) -> None:
-    """The first load, on one card, reports what its layers take; the request waits for the
-    second one, which is divided. ``helexa`` has the same model whole. Asleep it leaves both cards
-    the memory of its keys and values, and it comes back when a process of it has ended."""
-    create_model(
-        two_cards,
-        name="large",
-        source=f"path:{default_gguf}",
-        device="cuda",
-        kv_memory_bytes=KV_BYTES,
+    """No row to the other host is rounded. It comes back when either part has ended, and an unload
+    leaves nothing on either host."""
+    settings = {
         **DEFAULT_MODEL_SAMPLING,
+        "spread": "fleet",
+        "device": "cpu",
+        "dtype": "float32",
+        "kv_memory_bytes": KV_BYTES,
+    }
+    two_hosts.shell(
+        f"services.catalogue_model_create(actor=COMMAND, name='large', "
+        f"source='path:{default_gguf}', **{settings!r})"
     )
-    answer = two_cards.answer(model="large", **ASKED)
-    assert answer == helexa.answer(**ASKED), two_cards.describe()
-    free = free_of_each_card(two_cards)
-    assert all(0 < free_bytes < CARD_BYTES - KV_BYTES / 4 for free_bytes in free)
-    model = httpx.get(f"{two_cards.url}/v1/models/large", timeout=WAIT_TIMEOUT_S).json()
-    (place,) = model["locations"]
-    first, second = place["stages"]
-    assert (first["device"], second["device"]) == ("cuda:0", "cuda:1")
-    assert (first["first_layer"], second["last_layer"]) == (0, NUM_LAYERS)
-    assert first["last_layer"] == second["first_layer"]
-    assert place["predicted_tokens_per_s"] > 0
-    operate(two_cards, "POST", "/api/catalogue/large/sleep")
-    wait_until(lambda: are_more(free_of_each_card(two_cards), free), "memory of both cards")
-    assert two_cards.answer(model="large", **ASKED) == answer, two_cards.describe()
-    wait_until(lambda: free_of_each_card(two_cards) == free, "the model where it was")
-    (stage,) = [one for one in two_cards.processes() if STAGE in command_line(one)]
-    stage.kill()
-    assert answered_after_a_fault(two_cards) == answer, two_cards.describe()
+    (url,) = two_hosts.gateway_urls
+    expected = helexa.answer(max_tokens=ASKED["max_tokens"])
+    assert answer_of(two_hosts) == expected, two_hosts.describe()
+    first, second = stages_of(url)
+    assert {first["node"], second["node"]} == set(HOSTS)
+    for host in (second["node"], first["node"]):  # a stage alone, then the engine
+        for process in engines(two_hosts, host):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
+                process.kill()
+        assert answer_of(two_hosts) == expected, two_hosts.describe()
+    two_hosts.manage("models", "unload", "large")
+    two_hosts.wait(lambda: nothing_is_left(two_hosts), "nothing is left on either host")
 
 
-def answered_after_a_fault(serve: Serve) -> str:
-    """The answer to a client that sends its request again where it is asked to. The first one may
-    reach the engine before that knows that its other half is gone."""
-    response = serve.chat(model="large", **ASKED)
-    while response.status_code == 503:
-        assert response.json()["error"]["code"] in ("device_fault", "model_recovering")
-        time.sleep(float(response.headers["Retry-After"]))
-        response = serve.chat(model="large", **ASKED)
-    return text_of(response)
+def engines(fleet: Fleet, host: str) -> list[psutil.Process]:
+    """The processes of engines and held stages on that host."""
+    neuron = psutil.Process(fleet.programs[host].process.pid)
+    children = neuron.children(recursive=True)
+    return [one for one in children if "inference.engine" in command_line(one)]
 
 
-def are_more(numbers: list[int], others: list[int]) -> bool:
-    return all(number > other for number, other in zip(numbers, others, strict=True))
-
-
-def free_of_each_card(serve: Serve) -> list[int]:
-    (neuron,) = serve.reported_neurons()
-    return [one["free_memory_bytes"] for one in neuron["devices"] if one["kind"] == "cuda"]
+def nothing_is_left(fleet: Fleet) -> bool:
+    neurons = fleet.snapshot().neurons
+    return len(neurons) == len(HOSTS) and all(
+        not one.replicas
+        and not one.held_stages
+        and not any(device.reserved_bytes for device in one.devices)
+        and not engines(fleet, one.name)
+        for one in neurons
+    )

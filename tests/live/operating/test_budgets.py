@@ -17,7 +17,7 @@ QUESTION = "what does it cost"
 WORDS = "".join(f"{number} " for number in range(400))
 """Some 1,400 tokens."""
 TOKEN_S = 0.02
-CAPS = {"is used up": 400, "bounds": 700, "outlives its gateway": 100_000, "is revoked": 100_000}
+CAPS = {"is used up": 400, "outlives its gateway": 100_000}
 MAKE_KEYS = f"""
 import sys
 from django.core.management import call_command
@@ -85,27 +85,6 @@ def test_a_cap_is_used_up_and_never_passed(
     assert total["prompt_tokens"] + total["completion_tokens"] == spent
 
 
-def test_what_a_budget_still_buys_bounds_an_answer(
-    scripted_server: ScriptedServe, hermes: ScriptedModel, keys: dict[str, str]
-) -> None:
-    key = keys["bounds"]
-    hermes.answers("count as far as it goes", WORDS)
-    body = chat_body(
-        model="hermes", messages=[{"role": "user", "content": "count as far as it goes"}]
-    )
-    headers = {"authorization": f"Bearer {key}"}
-    url = f"{scripted_server.url}/v1/chat/completions"
-    answer = httpx.post(url, json=body, headers=headers, timeout=WAIT_TIMEOUT_S).json()
-    assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] <= CAPS["bounds"]
-    refused = httpx.post(
-        url, json=body | {"max_tokens": 5000}, headers=headers, timeout=WAIT_TIMEOUT_S
-    )
-    assert refused.status_code == 429
-    assert refused.headers["x-should-retry"] == "false"
-
-
-@pytest.mark.slow
 def test_a_dead_gateways_requests_are_paid_for_once(
     scripted_server: ScriptedServe, hermes: ScriptedModel, keys: dict[str, str]
 ) -> None:
@@ -137,22 +116,3 @@ def test_a_dead_gateways_requests_are_paid_for_once(
     assert total["completion_tokens"] >= 5
     charged = total["prompt_tokens"] + total["completion_tokens"]
     assert the_budget(scripted_server, key)["spent"] == charged
-
-
-def test_a_revoked_key_is_refused_at_once(
-    scripted_server: ScriptedServe, keys: dict[str, str]
-) -> None:
-    key = keys["is revoked"]
-    assert me(scripted_server, key)["account"] == "lab"
-    headers = {"authorization": f"Bearer {key}"}
-    url = f"{scripted_server.url}/v1/models"
-    assert httpx.get(url, headers=headers, timeout=30.0).status_code == 200
-    prefix = key.rpartition("-")[0]
-    run(
-        scripted_server,
-        "from django.core.management import call_command\n"
-        f"call_command('keys', 'revoke', {prefix!r})",
-    )
-    wait_until(
-        lambda: httpx.get(url, headers=headers, timeout=30.0).status_code == 401, "it is refused"
-    )

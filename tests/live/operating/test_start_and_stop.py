@@ -27,6 +27,7 @@ from helexa_site.bootstrap.arguments import shown_urls
 from helexa_site.program import REPOSITORY_DIR
 from inference.protocol.joining import decode_joining
 from inference.settings.setting import EXIT_MISCONFIGURED
+from tests.cases import each_case
 from tests.live.scripted.model import FAMILIES, ScriptedModel, make_model
 from tests.live.scripted.server import ENGINE
 from tests.live.serving import (
@@ -130,16 +131,11 @@ def log_in_and_add(serve: Serve, model: ScriptedModel) -> httpx.Response:
         return page
 
 
-def test_first_start_shows_a_login(lives: Lives) -> None:
+def test_the_next_start_after_a_kill_has_what_the_first_had(lives: Lives) -> None:
+    """The first showed a login, and nothing of it was left behind."""
     assert (lives.first_page.status_code, lives.first_page.url.path) == (200, "/admin/")
-
-
-def test_killed_serve_takes_everything_with_it(lives: Lives) -> None:
     assert lives.num_children >= 6
     assert lives.num_left_behind == 0
-
-
-def test_the_next_start_has_what_the_first_had(lives: Lives) -> None:
     assert "Paris" in lives.second.answer(model=lives.model.name)
     assert "password" not in lives.second.output
     assert sum(line.startswith("ready: ") for line in lives.second.lines) == 1
@@ -188,52 +184,57 @@ def test_a_second_copy_on_the_data_directory(start: Start, shared_server: Serve)
     wait_until(shared_server.is_healthy, "the first is healthy")
 
 
-def test_a_port_in_use(start: Start, tmp_path: Path) -> None:
+AWAY = 1
+"""A port at which nobody listens."""
+REFUSALS: dict[str, tuple[int, str, tuple[str, ...], dict[str, str]]] = {
+    "a host that is not ours": (1, "cannot listen on 192.0.2.1", ("--host", "192.0.2.1"), {}),
+    "a Redis that is away": (
+        1,
+        "Redis does not answer",
+        (),
+        {"REDIS_URL": f"redis://:secret@127.0.0.1:{AWAY}/0"},
+    ),
+    "an address of no Redis": (EXIT_MISCONFIGURED, "REDIS_URL", (), {"REDIS_URL": "garbage"}),
+    "an address of no database": (
+        EXIT_MISCONFIGURED,
+        "DATABASE_URL",
+        (),
+        {"DATABASE_URL": "foo://user:secret@host/name"},
+    ),
+    "a database that is away": (
+        1,
+        "the database cannot be used",
+        (),
+        {"DATABASE_URL": f"postgres://user:secret@127.0.0.1:{AWAY}/name"},
+    ),
+    "a setting that cannot be": (
+        EXIT_MISCONFIGURED,
+        "HELEXA_DEBUG",
+        (),
+        {"HELEXA_DEBUG": "perhaps"},
+    ),
+}
+"""The exit code and words of each, the flags and the environment."""
+
+
+@each_case("name", REFUSALS)
+def test_a_start_is_refused_in_a_line(start: Start, tmp_path: Path, name: str) -> None:
+    exit_code, words, flags, environment = REFUSALS[name]
+    line = refusal(start(tmp_path, *flags, **environment), exit_code)
+    assert words in line
+    assert "secret" not in line
+
+
+def test_a_port_or_a_place_that_others_have(start: Start, tmp_path: Path) -> None:
+    """``/proc`` is a place where no user can write, root neither."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} on 127.0.0.1 is in use" in refusal(start(tmp_path, port=port))
-
-
-def test_a_host_that_is_not_ours(start: Start, tmp_path: Path) -> None:
-    assert "cannot listen on 192.0.2.1" in refusal(start(tmp_path, "--host", "192.0.2.1"))
-
-
-@pytest.mark.parametrize("where", ["/proc/helexa", "file"])
-def test_an_unwritable_directory(start: Start, tmp_path: Path, where: str) -> None:
-    """Even for root: a place where no user can write, and a file in the directory's place."""
     (tmp_path / "file").touch()
-    line = refusal(start(tmp_path / where))
-    assert "cannot write to the data directory" in line
+    for place in (Path("/proc/helexa"), tmp_path / "file"):
+        assert "cannot write to the data directory" in refusal(start(place))
 
 
-def test_a_redis_that_is_away(start: Start, tmp_path: Path) -> None:
-    port = free_port()
-    line = refusal(start(tmp_path, REDIS_URL=f"redis://:secret@127.0.0.1:{port}/0"))
-    assert "Redis does not answer" in line
-    assert "secret" not in line
-
-
-def test_addresses_that_are_none(start: Start, tmp_path: Path) -> None:
-    assert "REDIS_URL" in refusal(start(tmp_path, REDIS_URL="garbage"), EXIT_MISCONFIGURED)
-    line = refusal(start(tmp_path, DATABASE_URL="foo://user:secret@host/name"), EXIT_MISCONFIGURED)
-    assert "DATABASE_URL" in line
-    assert "secret" not in line
-
-
-@pytest.mark.slow
-def test_a_database_that_is_away(start: Start, tmp_path: Path) -> None:
-    url = f"postgres://user:secret@127.0.0.1:{free_port()}/name"
-    line = refusal(start(tmp_path, DATABASE_URL=url))
-    assert "the database cannot be used" in line
-    assert "secret" not in line
-
-
-def test_a_setting_that_cannot_be(start: Start, tmp_path: Path) -> None:
-    serve = start(tmp_path, HELEXA_DEBUG="perhaps")
-    assert "HELEXA_DEBUG" in refusal(serve, EXIT_MISCONFIGURED)
-
-
-@pytest.mark.slow
 def test_without_a_model(start: Start, tmp_path: Path, redis_url: str) -> None:
     """Ready with Redis and a neuron alone; a Redis of one's own is used and none is started."""
     serve = start(tmp_path, "--no-model", REDIS_URL=redis_url)
@@ -246,7 +247,6 @@ def test_without_a_model(start: Start, tmp_path: Path, redis_url: str) -> None:
     assert serve.stop() <= STOP_TIMEOUT_S
 
 
-@pytest.mark.slow
 def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     """No network: serve reports it and stays up, and is not ready."""
     serve = start(
@@ -260,7 +260,6 @@ def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     assert serve.stop() <= STOP_TIMEOUT_S
 
 
-@pytest.mark.slow
 def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
     for wanted in ("data ", "redis ", "gateway "):
         serve = start(tmp_path)
@@ -268,7 +267,6 @@ def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
         assert serve.stop() <= STOP_TIMEOUT_S
 
 
-@pytest.mark.slow
 def test_clients_and_hosts_elsewhere_are_reported(start: Start, tmp_path: Path) -> None:
     """A gateway without a neuron: ready at an address that others reach, for hosts to join."""
     shared_port = free_port()

@@ -1,4 +1,5 @@
-"""A real answer of the real model, through every process, from plain HTTP and the openai SDK."""
+"""Answers of the real model that ``test_one_serve`` does not ask for: held by grammars, scored,
+continued over a socket, and asked from a shell."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ import json
 import re
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import httpx
+import ollama
 import openai
+import pydantic
 import pytest
 
 from tests.live.serving import (
@@ -20,150 +24,136 @@ from tests.live.serving import (
     Serve,
     chat_body,
     serve_environment,
-    wait_until,
 )
+
+Word = Annotated[str, pydantic.Field(max_length=20)]
+INVENT = "Invent a person with two hobbies."
+
+
+class Person(pydantic.BaseModel):
+    """Bounded, so that even a small model comes to an end."""
+
+    name: Word
+    age: Annotated[int, pydantic.Field(ge=0, le=120)]
+    hobbies: Annotated[list[Word], pydantic.Field(max_length=2)]
 
 
 @pytest.fixture
-def client(helexa: Serve) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{helexa.url}/v1", api_key="none", max_retries=0)
+def client(helexa: Serve) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{helexa.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
-def test_answers(helexa: Serve) -> None:
-    response = helexa.chat()
-    assert response.status_code == 200
-    body = response.json()
-    assert "Paris" in body["choices"][0]["message"]["content"]
-    assert body["choices"][0]["finish_reason"] == "stop"
-    assert body["object"] == "chat.completion"
-    usage = body["usage"]
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert usage["completion_tokens"] > 0
-
-
-def test_streams(helexa: Serve) -> None:
-    """Role first, text, the finish reason, the usage, [DONE]; the text is that of the answer."""
-    with helexa.stream(stream_options={"include_usage": True}) as stream:
-        assert stream.response.headers["content-type"].startswith("text/event-stream")
-        *events, done = list(stream)
-    chunks = [json.loads(event) for event in events]
-    assert done == "[DONE]"
-    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]][:-1] == [None] * (
-        len(chunks) - 2
+def test_a_schema_is_followed(helexa: Serve, client: openai.OpenAI) -> None:
+    """The text of a small model parses, in every dialect with schemas."""
+    question: Any = [{"role": "user", "content": INVENT}]
+    chat = client.chat.completions.parse(
+        model=MODEL, messages=question, response_format=Person, seed=1, max_tokens=400
     )
-    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] > 0
-    assert len({chunk["id"] for chunk in chunks}) == 1
-    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks[:-1])
-    assert text == helexa.answer()
-
-
-def test_stops_at_max_tokens(helexa: Serve) -> None:
-    body = helexa.chat(max_tokens=3).json()
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"]["completion_tokens"] == 3
-
-
-def test_characters_are_never_split(helexa: Serve) -> None:
-    """Each event is whole UTF-8 whatever the tokens cut through."""
-    messages = [{"role": "user", "content": "Repeat exactly: 日本語 🦊 žluťoučký kůň 🦊🦊"}]
-    with helexa.stream(messages=messages, max_tokens=60) as stream:
-        raw = b"".join(stream.response.iter_bytes())
-    assert "\ufffd" not in raw.decode("utf-8", errors="strict")
-    assert any(ord(character) > 127 for character in raw.decode()) or b"\\u" in raw
-
-
-def test_sdk_answers(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": QUESTION}], temperature=0
+    assert chat.choices[0].finish_reason == "stop"
+    assert isinstance(chat.choices[0].message.parsed, Person)
+    response = client.responses.parse(
+        model=MODEL, input=INVENT, text_format=Person, temperature=0, max_output_tokens=400
     )
-    assert "Paris" in (answer.choices[0].message.content or "")
-
-
-def test_sdk_streams(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": QUESTION}],
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = list(stream)
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert "Paris" in text
-    assert chunks[-1].usage is not None
-
-
-def test_sdk_completes(client: openai.OpenAI) -> None:
-    completion = client.completions.create(
-        model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=8
-    )
-    assert "Paris" in completion.choices[0].text
-
-
-def test_sdk_scores_a_prompt(client: openai.OpenAI) -> None:
-    """Test suites of models ask so: which of two endings is the likelier."""
-
-    def ending(text: str) -> float:
-        prompt = f"The capital of France is {text}"
-        answer = client.completions.create(
-            model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=0
+    assert isinstance(response.output_parsed, Person)
+    with ollama.Client(host=helexa.url, timeout=WAIT_TIMEOUT_S) as other:
+        answer = other.chat(
+            f"{MODEL}:latest",
+            question,
+            format=Person.model_json_schema(),
+            options={"temperature": 0, "num_predict": 400},
         )
-        (choice,) = answer.choices
-        assert choice.text == prompt and choice.logprobs is not None
-        tokens, values = choice.logprobs.tokens or [], choice.logprobs.token_logprobs or []
-        assert "".join(tokens) == prompt and values[0] is None
-        return sum(values[-1:])
-
-    assert ending("Paris") > ending("carpet")
+    Person.model_validate_json(answer.message.content or "")
 
 
-def test_sdk_lists_models(client: openai.OpenAI) -> None:
-    assert MODEL in [model.id for model in client.models.list()]
-    assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("no-such-model")
+def test_answers_that_are_not_json_are_followed_too(client: openai.OpenAI) -> None:
+    demands: list[tuple[dict[str, Any], str]] = [
+        ({"guided_choice": ["red", "green and blue"]}, "red|green and blue"),
+        ({"guided_regex": r"[A-Z][a-z]{2,8}/\d"}, r"[A-Z][a-z]{2,8}/\d"),
+        ({"structured_outputs": {"grammar": 'root ::= "it is " ("a"|"b")+ "."'}}, r"it is [ab]+\."),
+    ]
+    for demand, expected in demands:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Name a colour."}],
+            max_tokens=60,
+            extra_body=demand,
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason == "stop":
+            assert re.fullmatch(expected, choice.message.content or ""), demand
 
 
-def test_same_seed_same_answer(helexa: Serve) -> None:
-    first, second = (helexa.answer(temperature=1.0, seed=7, max_tokens=24) for _ in range(2))
-    assert first == second
+def test_token_ids_are_the_tokenizers(helexa: Serve) -> None:
+    """A request reports the token ids that /tokenize gives for the same text."""
+
+    def asked(path: str, **fields: Any) -> Any:
+        body = {"model": MODEL} | fields
+        return httpx.post(f"{helexa.url}{path}", json=body, timeout=WAIT_TIMEOUT_S).json()
+
+    messages = [{"role": "user", "content": "Say hello."}]
+    fields = {"messages": messages, "return_token_ids": True, "max_tokens": 8, "temperature": 0}
+    answer = asked("/chat/completions", **fields)
+    assert answer["prompt_token_ids"] == asked("/tokenize", messages=messages)["tokens"]
+    choice = answer["choices"][0]
+    text = asked("/detokenize", tokens=choice["token_ids"])["prompt"]
+    assert text == choice["message"]["content"]
 
 
-def test_health(helexa: Serve) -> None:
-    def idle_replica() -> dict[str, Any] | None:
-        replica = helexa.replica()
-        return replica if replica is not None and replica["in_flight"] == 0 else None
+def test_a_prompt_is_scored_as_its_echo_is(client: openai.OpenAI) -> None:
+    """Evaluation suites ask so: by echo, and by vLLM's prompt_logprobs. The likelier of two endings
+    has the greater score."""
+    ends = {}
+    for ending in ("Paris", "carpet"):
+        text = f"The capital of France is {ending}"
+        fields: Any = {"echo": True, "logprobs": 1, "max_tokens": 0}
+        extra = {"prompt_logprobs": 2}
+        answer: Any = client.completions.create(
+            model=MODEL, prompt=text, **fields, extra_body=extra
+        ).to_dict()
+        (choice,) = answer["choices"]
+        tokens, echoed = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+        assert choice["text"] == "".join(tokens) == text
+        assert echoed[0] is None and choice["prompt_logprobs"][0] is None
+        for value, token, position in list(
+            zip(echoed, tokens, choice["prompt_logprobs"], strict=True)
+        )[1:]:
+            own = next(iter(position.values()))
+            assert own["logprob"] == pytest.approx(value) and own["decoded_token"] == token
+            assert {1, 2} <= {one["rank"] for one in position.values()}
+            assert len(position) == (2 if own["rank"] <= 2 else 3)
+        ends[ending] = sum(echoed[-1:])
+    assert ends["Paris"] > ends["carpet"]
 
-    replica = wait_until(idle_replica, "idle")
-    assert replica["status"] == "ready"
-    assert replica["queue_depth"] == 0
-    assert replica["kv_blocks_used"] == 0
-    assert replica["kv_blocks_total"] > 0
+
+def test_what_was_prepared_over_a_socket_is_not_computed_again(helexa: Serve) -> None:
+    instructions = "You answer questions about the capitals of countries, in one short sentence. "
+    client = openai.OpenAI(base_url=f"{helexa.url}/v1", api_key="x")
+    with client.responses.connect() as connection:
+
+        def turn(**fields: Any) -> Any:
+            sent = {"type": "response.create", "model": MODEL, "temperature": 0, "store": False}
+            connection.send(sent | fields)  # type: ignore[arg-type]
+            for event in connection:
+                assert event.type not in ("error", "response.failed"), event
+                if event.type == "response.completed":
+                    return event.response
+            raise AssertionError("the socket was closed")
+
+        developer = {"role": "developer", "content": instructions * 8}
+        prepared = turn(input=[developer], generate=False)
+        assert (prepared.output, prepared.usage.output_tokens) == ([], 0)
+        answer = turn(input=QUESTION, previous_response_id=prepared.id)
+        assert "Paris" in answer.output_text
+        assert answer.usage.input_tokens_details.cached_tokens >= 96
 
 
-def test_answers_many_at_once(helexa: Serve) -> None:
-    """Batched answers are those of each alone."""
-    alone = helexa.answer(max_tokens=16)
-    import concurrent.futures
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: helexa.answer(max_tokens=16), range(8)))
-    assert answers == [alone] * 8
-
-
-def test_body_is_what_curl_sends(helexa: Serve) -> None:
-    """The line that serve prints for pasting is one that works."""
+def test_the_curl_line_and_the_chat_command_of_a_newcomer_work(helexa: Serve) -> None:
+    """The line that serve prints for pasting; and a question through a pipe without URL or key."""
     body = json.loads(helexa.wait_printed(r" curl .*-d '(.*)'")[1])
-    response = httpx.post(f"{helexa.url}/v1/chat/completions", json=body, timeout=60.0)
+    response = httpx.post(f"{helexa.url}/v1/chat/completions", json=body, timeout=WAIT_TIMEOUT_S)
     assert "Paris" in response.text
     assert body == chat_body()
-
-
-def test_the_chat_command_finds_the_serve_of_its_data_directory(helexa: Serve) -> None:
-    """A newcomer's second command: no URL, no key, a question through a pipe."""
     environment = serve_environment() | {"HELEXA_DATA_DIR": str(helexa.data_dir)}
     environment.pop("HELEXA_URL", None)
     done = subprocess.run(
@@ -175,6 +165,5 @@ def test_the_chat_command_finds_the_serve_of_its_data_directory(helexa: Serve) -
         timeout=WAIT_TIMEOUT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip(), done.stderr
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert re.search(r"\[\d tokens, [\d.]+ tok/s\]", done.stderr), done.stderr

@@ -3,7 +3,7 @@
 It stands in where the default model cannot call tools or think. The load spec's source,
 ``path:FOLDER``, names a folder with tokenizer files and a script (``script.py`` here). A sequence
 whose tokens break the grammar it came with fails, and reports how. Where the neuron's devices are
-simulated it takes the memory that its script names (``simulated_memory.py``).
+simulated it takes the memory that its script names (``simulated_devices.py``).
 """
 
 from __future__ import annotations
@@ -45,8 +45,12 @@ from inference.protocol.engine import (
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress, LoadStage
 from inference.protocol.load_report import LoadReport
-from tests.live.scripted.performance import GrammarBrokenError, Performance
-from tests.live.scripted.prompt_cache import BLOCK_TOKENS, PromptCache
+from tests.live.scripted.performance import (
+    BLOCK_TOKENS,
+    GrammarBrokenError,
+    Performance,
+    PromptCache,
+)
 from tests.live.scripted.script import (
     Moment,
     Received,
@@ -54,7 +58,7 @@ from tests.live.scripted.script import (
     append_received,
     read_script,
 )
-from tests.live.scripted.simulated_memory import NoRoomError, Taken, take_memory
+from tests.live.scripted.simulated_devices import NoRoomError, Taken, take_memory
 
 STEP_S = 0.001
 IDLE_S = 0.5
@@ -84,7 +88,7 @@ class ScriptedEngine:
         self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
-        self._cache = PromptCache(script.cache_tokens)
+        self._cache = PromptCache()
         self._num_steps = 0
 
     def run(self) -> None:

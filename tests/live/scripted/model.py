@@ -151,11 +151,6 @@ class ScriptedModel:
         )
         write_script(self.folder, changed)
 
-    def caches(self, num_tokens: int) -> None:
-        """Sets the cache of each of its engines from its next load on."""
-        changed = msgspec.structs.replace(read_script(self.folder), cache_tokens=num_tokens)
-        write_script(self.folder, changed)
-
     def received(self, when: str) -> list[Received]:
         """What the engine was asked to run with ``when`` in the prompt, in order."""
         return [one for one in read_received(self.folder) if when in one.prompt]

@@ -1,4 +1,5 @@
-"""One sequence of a scripted engine: which token comes next, and whether its grammar allows it.
+"""One sequence of a scripted engine: which token comes next, whether its grammar allows it, and how
+much of its prompt was there before.
 
 A script holds a model's text; sampling, penalties and biases have no part in it. The ends of
 a sequence (stop ids, max_tokens, min_tokens), the thinking budget, the grammar and logprobs are as
@@ -7,8 +8,8 @@ in the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, repeat
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat, takewhile
 from typing import Literal
 
 import tokenizers
@@ -19,8 +20,27 @@ from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from tests.live.scripted.script import Rule
 
+BLOCK_TOKENS = 16
+MAX_PROMPTS = 64
 TOP_LOGPROB = -0.25
 """The log probability of the scripted token; each candidate after it is one less likely."""
+
+
+class PromptCache:
+    """The latest ``MAX_PROMPTS`` prompts. A prompt that a later one continues is part of that.
+    Whole blocks of a prompt count as found; its last token never does, because a model computes it
+    for the answer's first."""
+
+    def __init__(self) -> None:
+        self._prompts: list[Sequence[int]] = []
+
+    def read(self, token_ids: Sequence[int]) -> int:
+        """How many of its first tokens were there. From now on the whole prompt is."""
+        shared = [_num_shared(token_ids, known) for known in self._prompts]
+        known = zip(self._prompts, shared, strict=True)
+        self._prompts = [prompt for prompt, num in known if num < len(prompt)]
+        self._prompts = [*self._prompts, token_ids][-MAX_PROMPTS:]
+        return min(max(shared, default=0), len(token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 class GrammarBrokenError(Exception):
@@ -168,3 +188,8 @@ def _without_early_stops(tokens: Iterator[int], params: SamplingParams) -> Itera
             continue
         num_given += 1
         yield token_id
+
+
+def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -52,8 +52,6 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     """How it takes images; ``None``: it reads text alone."""
     kv_bytes: int = 0
     """What it takes for KV where the load spec names no number and so much may be taken."""
-    cache_tokens: int | None = None
-    """The number of prompt tokens that it keeps, as in ``prompt_cache``; read when it loads."""
 
     def rule_for(self, prompt: str) -> Rule | None:
         return next((rule for rule in reversed(self.rules) if rule.when in prompt), None)

@@ -3,7 +3,8 @@
     {"devices": [{"kind": "cuda", "memory_bytes": 24000000000}, {"kind": "cpu", …}]}
     <file>.taken/<device>/<pid>     how many bytes that process holds of it, as text
 
-Engines that know of it (scripted ones) write down what they take; a process that has ended holds
+Engines that know of it (scripted ones) write down what they take: weights and KV on the one device
+that their spec names, no more KV than the neuron promised them. A process that has ended holds
 nothing, as with a driver. Free memory is the size less the bytes of live processes, so a neuron
 measures it as on a card, and promises can be checked against sizes. No CUDA memory is allocated:
 real engines cannot use such devices. A neuron asks ``simulated_devices`` for its host's devices
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,10 +26,13 @@ import psutil
 
 from inference.neuron.host.discovery import Discovery
 from inference.protocol.heartbeat import DeviceInfo, HostInfo, device_name
+from inference.protocol.load import LoadSpec
 from inference.settings.neuron import DEVICE_SOURCE
+from tests.live.scripted.script import Script
 
 VARIABLE = "HELEXA_TEST_DEVICES"
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
+LOOK_EVERY_S = 0.02
 
 
 class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,3 +145,86 @@ def _is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
+
+
+class NoRoomError(Exception):
+    """The weights, or the KV that was asked for by number, are more than is free."""
+
+    def __init__(self, message: str, needed_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    device: str = "cpu"
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+
+
+def take_memory(spec: LoadSpec, script: Script) -> Taken:
+    """Raises ``NoRoomError``."""
+    device = spec.devices[0] if spec.devices else "cpu"
+    simulated = SimulatedDevices.from_environment(os.environ)
+    if simulated is None:
+        return Taken(device=device)
+    free_bytes = max(0, _free_bytes(simulated, device) - spec.promised_bytes)
+    if spec.memory_limit_bytes is not None:
+        free_bytes = min(free_bytes, spec.memory_limit_bytes)
+    needed_bytes = script.weight_bytes + (spec.kv_memory_bytes or 0)
+    if needed_bytes > free_bytes:
+        message = f"{needed_bytes} bytes are needed on {device}, {free_bytes} are free"
+        raise NoRoomError(message, needed_bytes)
+    kv_bytes = spec.kv_memory_bytes or min(script.kv_bytes, free_bytes - script.weight_bytes)
+    simulated.take(device, script.weight_bytes + kv_bytes)
+    return Taken(device, script.weight_bytes, kv_bytes)
+
+
+def overcommitted(simulated: SimulatedDevices) -> dict[str, int]:
+    """Device -> by how many bytes its living processes hold more than it has. Empty where all is
+    well: look often while loads come and go."""
+    excess = {}
+    for device in simulated.devices():
+        name = device_name(device)
+        taken_bytes = sum(simulated.taken_bytes(name).values())
+        if taken_bytes > device.total_memory_bytes:
+            excess[name] = taken_bytes - device.total_memory_bytes
+    return excess
+
+
+def _free_bytes(simulated: SimulatedDevices, device: str) -> int:
+    free = {device_name(one): one.free_memory_bytes for one in simulated.devices()}
+    return free[device]
+
+
+class CardWatch:
+    """Looks all the time whether more was ever taken of a card than it has."""
+
+    def __init__(self, cards: Mapping[str, SimulatedDevices]) -> None:
+        self.overcommitted: list[str] = []
+        """The neuron, the card and by how many bytes, each time that it was seen."""
+        self.num_looks = 0
+        self._cards = cards
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._stop.wait(LOOK_EVERY_S):
+            for neuron, simulated in list(self._cards.items()):
+                excess = overcommitted(simulated)
+                self.overcommitted += [f"{neuron} {card}: {num}" for card, num in excess.items()]
+            self.num_looks += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def card_watch(cards: Mapping[str, SimulatedDevices]) -> Iterator[CardWatch]:
+    watch = CardWatch(cards)
+    try:
+        yield watch
+    finally:
+        watch.stop()

@@ -1,52 +1,68 @@
-"""Simulated cards behave as a driver's: what a living process took is not free."""
+"""Simulated cards behave as a driver's: what a living process took is not free, and what is taken
+of one twice is found."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.live.scripted.simulated_devices import VARIABLE, SimulatedDevices
+from inference.protocol.load import LoadSpec
+from tests.live.scripted.script import Script
+from tests.live.scripted.simulated_devices import (
+    VARIABLE,
+    NoRoomError,
+    SimulatedDevices,
+    Taken,
+    overcommitted,
+    take_memory,
+)
 
-TWO = '{"devices": [{"kind": "cuda", "memory_bytes": 100}, {"kind": "cuda", "memory_bytes": 50}]}'
+SPEC = LoadSpec(job_id="j", model="m", source="path:/m", devices=["cuda:1"])
+SCRIPT = Script(end_token="<e>", context_tokens=10, weight_bytes=60, kv_bytes=30)
 
 
 @pytest.fixture
-def cards(tmp_path: Path) -> SimulatedDevices:
+def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevices:
     path = tmp_path / "devices.json"
-    path.write_text(TWO)
-    made = SimulatedDevices.from_environment({VARIABLE: str(path)})
-    assert made is not None
-    return made
+    sizes = [50, 100]
+    path.write_text(
+        json.dumps({"devices": [{"kind": "cuda", "memory_bytes": size} for size in sizes]})
+    )
+    monkeypatch.setenv(VARIABLE, str(path))
+    return SimulatedDevices(path)
 
 
-def test_what_a_process_takes_is_gone_until_it_ends(cards: SimulatedDevices) -> None:
+def free_bytes(cards: SimulatedDevices) -> list[int]:
+    return [device.free_memory_bytes for device in cards.devices()]
+
+
+def test_weights_and_kv_are_taken_of_the_device_that_was_chosen(cards: SimulatedDevices) -> None:
+    limited = msgspec.structs.replace(SPEC, memory_limit_bytes=70)
+    assert take_memory(limited, SCRIPT) == Taken("cuda:1", 60, 10)
+    assert free_bytes(cards) == [50, 30]
+    assert overcommitted(cards) == {}
+    beside = msgspec.structs.replace(SPEC, promised_bytes=38)
+    with pytest.raises(NoRoomError):  # what it holds is not free for another load of it
+        take_memory(beside, SCRIPT)
+
+
+def test_what_a_process_took_is_free_after_its_end(cards: SimulatedDevices) -> None:
     cards.take("cuda:1", 30)
-    assert [device.free_memory_bytes for device in cards.devices()] == [100, 20]
     assert cards.taken_bytes("cuda:1") == {os.getpid(): 30}
     process = subprocess.Popen([sys.executable, "-c", ""])
     (cards.path.with_name(f"{cards.path.name}.taken") / "cuda:1" / str(process.pid)).write_text("9")
     process.wait()
-    assert [device.free_memory_bytes for device in cards.devices()] == [100, 20]
+    assert free_bytes(cards) == [50, 70]
 
 
-def test_what_is_taken_on_the_simulated_host_is_held(cards: SimulatedDevices) -> None:
-    cards.take("cpu", 7)
-    assert cards.held_bytes(os.getpid()) == 7
-    assert cards.held_bytes(1) == 0
-
-
-def test_nothing_is_simulated_unless_it_is_asked_for() -> None:
-    assert SimulatedDevices.from_environment({}) is None
-
-
-@pytest.mark.parametrize("content", [None, "{}", '{"devices": [{"kind": "tpu"}]}'])
-def test_a_file_without_anything_of_use_is_refused(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "devices.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ValueError, match=VARIABLE):
-        SimulatedDevices.from_environment({VARIABLE: str(path)})
+def test_a_card_that_was_promised_twice_is_found(cards: SimulatedDevices) -> None:
+    cards.take("cuda:0", 40)
+    taken_dir = cards.path.with_name(f"{cards.path.name}.taken") / "cuda:0"
+    (taken_dir / str(os.getppid())).write_text("25")
+    assert overcommitted(cards) == {"cuda:0": 15}
