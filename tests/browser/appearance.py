@@ -1,8 +1,17 @@
-"""How the open page looks: in light or dark, and with all of it drawn."""
+"""How the open page looks: in light or dark, with all of it drawn; and the rules of axe-core, which
+find what stops people with a screen reader, without a mouse, or with poor sight.
+
+axe-core comes with a package. The page is still meanwhile: a part that htmx replaces would be
+looked at after it has gone. It reads no canvas: ``faint_charts`` measures their words.
+"""
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from tests.browser.chromium import Browser, View
+
+AXE = files("selenium_axe_python").joinpath("axe-core", "axe.min.js").read_text("utf-8")
 
 BRIGHTNESS = """
     const rgb = getComputedStyle(document.querySelector(arguments[0])).backgroundColor;
@@ -41,3 +50,92 @@ def drawn(browser: Browser) -> bool:
     """The parts that are requested after the page are there, its charts are drawn as wide as they
     should be, and the paths of the fleet's API."""
     return bool(browser.run(IS_DRAWN, LEFT))
+
+
+MAX_HTML_CHARS = 160
+KEEP_STILL = """
+    Object.defineProperty(document, "hidden", {value: true, configurable: true});
+    const still = document.createElement("style");
+    still.id = "still";
+    still.textContent = "* { transition: none !important; animation: none !important }";
+    document.head.append(still);
+"""
+"""Pages ask for nothing while they are hidden."""
+IS_STILL = "return !document.querySelector('.htmx-request, .htmx-swapping, .htmx-settling')"
+MOVE_AGAIN = """
+    delete document.hidden;
+    document.getElementById("still").remove();
+"""
+NOT_OURS = "#swagger-ui"
+"""Swagger UI's own markup, on one page of operators: it has links within buttons."""
+VIOLATIONS = """
+    const [notOurs, maxChars] = arguments;
+    const found = await axe.run({exclude: [[notOurs]]}, {resultTypes: ["violations"]});
+    return found.violations.flatMap((one) => one.nodes.map((node) => {
+        const why = one.id === "color-contrast" ? node.any[0].message : one.help;
+        return `${one.id}: ${why}: ${node.html.replace(/\\s+/g, " ").slice(0, maxChars)}`;
+    }));
+"""
+
+
+def violations(browser: Browser) -> list[str]:
+    """One line for each element that breaks a rule, and rule."""
+    browser.run(KEEP_STILL)
+    browser.wait(lambda: browser.run(IS_STILL), "the page is still")
+    if not browser.run("return 'axe' in window"):
+        browser.run(AXE)
+    found = browser.run(VIOLATIONS, NOT_OURS, MAX_HTML_CHARS)
+    browser.run(MOVE_AGAIN)
+    return [f"{browser.path}: {one}" for one in found]
+
+
+MIN_CONTRAST = 4.5
+"""WCAG's AA of small text; large text is held to it as well."""
+CHARTS_WORDS = """
+    const context = document.createElement("canvas").getContext("2d");
+    const rgba = (color) => {
+        context.clearRect(0, 0, 1, 1);
+        context.fillStyle = color;
+        context.fillRect(0, 0, 1, 1);
+        return [...context.getImageData(0, 0, 1, 1).data];
+    };
+    const behind = (element) => {
+        const color = rgba(getComputedStyle(element).backgroundColor);
+        return color[3] === 255 || !element.parentElement ? color : behind(element.parentElement);
+    };
+    const over = (front, back) => [0, 1, 2].map(
+        (part) => back[part] + (front[part] - back[part]) * front[3] / 255
+    );
+    return [...document.querySelectorAll("canvas[data-drawn]")].flatMap((canvas) => {
+        const chart = window.Chart?.getChart(canvas), back = behind(canvas);
+        if (!chart) return [];
+        const colors = Object.values(chart.scales).map((scale) => scale.options.ticks.color);
+        colors.push(chart.legend.options.labels.color);
+        return colors.map((color) => [canvas.id, back, over(rgba(color), back)]);
+    });
+"""
+"""A script that returns, for the ticks and the legend of each chart, the colour behind it and its
+own."""
+
+
+def faint_charts(browser: Browser) -> list[str]:
+    """The charts whose words are hard to read."""
+    found = browser.run(CHARTS_WORDS)
+    return [
+        f"{browser.path}: contrast {contrast(*colors):.2f} in chart {name}"
+        for name, *colors in found
+        if contrast(*colors) < MIN_CONTRAST
+    ]
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(color: list[float]) -> float:
+    shares = [part / 255 for part in color]
+    linear = [
+        one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in shares[:3]
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -105,7 +105,6 @@ class View:
 DESKTOP = View("desktop", 1280, 900)
 WIDE = View("wide", 1440, 900)
 PHONE = View("phone", 390, 844)
-DARK_DESKTOP = View("desktop-dark", 1280, 900, is_dark=True)
 DARK_WIDE = View("wide-dark", 1440, 900, is_dark=True)
 DARK_PHONE = View("phone-dark", 390, 844, is_dark=True)
 

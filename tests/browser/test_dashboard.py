@@ -1,17 +1,23 @@
-"""The dashboard in a browser: its length in a large fleet, what stays in place, what asks first."""
+"""Pages that are asked for again and again, in a browser: the dashboard's length in a large fleet,
+what stays in place, what asks first, and that no refresh undoes what an operator has begun."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from inference.request_ids import new_request_id
 from tests.browser.chromium import WIDE, Browser
-from tests.browser.large_fleet import large_fleet
 from tests.browser.seed import OPERATOR, PASSWORD
 from tests.browser.server import PagesServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(600)]
 
+NUM_MODELS, NUM_HOSTS = 200, 50
+NUMBERS = "WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?) "
 MAX_HEIGHT_PX = 2500
 MAX_REFRESH_BYTES = 40_000
 REFRESH_BYTES = """
@@ -20,22 +26,66 @@ REFRESH_BYTES = """
         .filter((one) => one.responseStatus === 200 && one.decodedBodySize)
         .map((one) => [one.decodedBodySize, one.transferSize]);
 """
-HEIGHT = "return document.documentElement.scrollHeight"
-TOP_OF = "return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY"
 """A script that returns the sizes of the board's answers. A button ends the refresh under way: that
 has no answer."""
+HEIGHT = "return document.documentElement.scrollHeight"
+TOP_OF = "return document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY"
 COUNT_REFRESHES = """
     window.refreshes = 0;
     document.getElementById("board").addEventListener("htmx:afterSwap", (event) => {
         if (event.target === event.currentTarget) window.refreshes += 1;
     });
 """
-
 PRESS_ONCE_REFRESHED = """
     document.body.addEventListener("htmx:afterSwap", () => {
         setTimeout(() => document.querySelector(arguments[0]).click(), 0);
     }, {once: true});
 """
+ROW = "input.action-select"
+TICK_ONCE_REQUESTED = """
+    window.answers = 0;
+    const row = arguments[0];
+    document.body.addEventListener("htmx:beforeSend", () => {
+        document.querySelector(row).click();
+    }, {once: true});
+    document.body.addEventListener("htmx:afterRequest", () => { window.answers += 1; });
+"""
+ANSWERS = "return window.answers"
+IS_TICKED = "return document.querySelector(arguments[0]).checked"
+COUNT_DUE_ONCE_POSTED = """
+    document.body.addEventListener("htmx:beforeSend", (event) => {
+        if (event.detail.requestConfig.verb === "post") window.numDue = 0;
+    });
+    document.body.addEventListener("htmx:confirm", (event) => {
+        if (event.detail.verb === "get" && event.detail.elt.closest("#model-home")) numDue += 1;
+    });
+"""
+"""A script that counts the refreshes that are due after a button's request: htmx asks whether each
+is confirmed, before it looks what else is under way."""
+COPIED = "metering_requestrecord"
+
+
+@contextmanager
+def large_fleet(server: PagesServer) -> Iterator[None]:
+    """Copies of the seeded model ``big`` and of the neuron ``attic``, which is away, with replicas
+    of the copies."""
+    _copy(server, "fleet_cataloguemodel", "name = 'big'", "'model-' || n", NUM_MODELS)
+    _copy(server, "fleet_neuron", "name = 'attic'", "'node-' || n", NUM_HOSTS)
+    try:
+        yield
+    finally:
+        server.write("DELETE FROM fleet_neuron WHERE name LIKE 'node-%'")
+        server.write("DELETE FROM fleet_cataloguemodel WHERE name LIKE 'model-%'")
+
+
+def _copy(server: PagesServer, table: str, which: str, name: str, number: int) -> None:
+    columns = [column for column in server.columns(table) if column != "id"]
+    values = ", ".join(name if column == "name" else column for column in columns)
+    server.write(
+        f"{NUMBERS} INSERT INTO {table} ({', '.join(columns)}) "
+        f"SELECT {values} FROM {table}, numbers WHERE {which}",
+        number - 1,
+    )
 
 
 def refreshed(browser: Browser, times: int = 1) -> None:
@@ -122,13 +172,63 @@ def test_a_button_pressed_right_after_a_refresh_loads_no_page(
     browser.wait_for_text("cuda:0")
 
 
-def test_a_model_is_pinned_on_its_page(browser: Browser, pages_server: PagesServer) -> None:
-    browser.start_anew(WIDE)
+def test_a_row_ticked_while_the_list_is_requested_stays_ticked(browser: Browser) -> None:
+    browser.log_in(OPERATOR, PASSWORD)
+    browser.open("/admin/fleet/neuron/")
+    browser.run(TICK_ONCE_REQUESTED, ROW)
+    browser.wait(lambda: browser.run(ANSWERS) >= 1, "the list was answered")
+    assert browser.run(IS_TICKED, ROW)
+    # Unticked, the list is refreshed again.
+    browser.run("document.querySelector(arguments[0]).click(); window.answers = 0", ROW)
+    browser.wait(lambda: browser.run(ANSWERS) >= 1, "the list was refreshed")
+    assert not browser.run(IS_TICKED, ROW)
+    assert browser.check() == []
+
+
+def test_a_buttons_request_outlasts_the_refreshes(
+    browser: Browser, pages_server: PagesServer
+) -> None:
+    """The server answers the button after another refresh was due."""
     browser.log_in(OPERATOR, PASSWORD)
     browser.open("/admin/dashboard/model?name=big")
-    browser.press_button("#pin-big")
-    browser.wait(lambda: browser.run("return id_pinned.checked"), "the form shows it as well")
+    browser.find("#pin-big")
+    browser.run(COUNT_DUE_ONCE_POSTED)
+    with pages_server.paused():
+        browser.press_button("#pin-big")
+        browser.wait(lambda: (browser.run("return window.numDue") or 0) >= 2, "refreshes are due")
     browser.wait_for_text("big is kept loaded")
+    browser.wait(lambda: browser.run("return id_pinned.checked"), "the form shows it as well")
     browser.press_button("#pin-big")
-    browser.wait(lambda: not browser.run("return id_pinned.checked"), "unpinned")
+    browser.wait_for_text("big is loaded when it is requested")
     assert browser.check() == []
+
+
+def end_a_request(server: PagesServer) -> str:
+    """A copy of the newest one that ends now. Returns its id."""
+    request_id = new_request_id()
+    own = {"request_id": f"'{request_id}'", "at": "datetime('now')", "model_asked": "'just-now'"}
+    columns = [column for column in server.columns(COPIED) if column != "id"]
+    values = ", ".join(own.get(column, f'"{column}"') for column in columns)
+    names = ", ".join(f'"{column}"' for column in columns)
+    server.write(
+        f"INSERT INTO {COPIED} ({names}) SELECT {values} FROM {COPIED} ORDER BY at DESC LIMIT 1"
+    )
+    return request_id
+
+
+def test_the_newest_appear_by_themselves(browser: Browser, pages_server: PagesServer) -> None:
+    browser.log_in(OPERATOR, PASSWORD)
+    browser.wait_for_path("/admin/")
+    browser.open("/requests/")
+    browser.run("window.isSamePage = true")
+    try:
+        request_id = end_a_request(pages_server)
+        browser.wait_for_text(request_id[:12])
+        assert browser.run("return window.isSamePage"), "the page has not been loaded again"
+        browser.follow(request_id[:12])
+        browser.wait_for_path(f"/requests/{request_id}")
+        browser.wait_for_text("just-now")
+        assert request_id in browser.text
+        assert browser.check() == []
+    finally:
+        pages_server.write(f"DELETE FROM {COPIED} WHERE model_asked = 'just-now'")

@@ -1,5 +1,6 @@
 """What an operator does on the pages beside the catalogue: add from the hub, import a models.toml,
-invite a host, delete cached files. Each answer is looked at on a phone in the dark as well."""
+invite a host, delete cached files (each answer is looked at on a phone in the dark as well), and
+search the pages of the APIs."""
 
 from __future__ import annotations
 
@@ -12,6 +13,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
 CATALOGUE = "/admin/fleet/cataloguemodel/"
 IMPORTED = "[[models]]\nid = 'third'\nsource = 'pypi:third'\nlimit.context = 512\n"
+
+SECTIONS = """
+    return [...document.querySelectorAll("section[id] h2")]
+        .filter((one) => one.checkVisibility()).map((one) => one.innerText);
+"""
+HAVE_IT = {"POST /v1/chat/completions"}
+"""Of ``EVERY``, those with the field that is searched for."""
+EVERY = HAVE_IT | {"POST /v1/embeddings"}
+TAGS = """
+    return [...document.querySelectorAll("#swagger-ui .opblock-tag")]
+        .filter((one) => one.checkVisibility()).map((one) => one.dataset.tag);
+"""
 
 
 @pytest.fixture
@@ -76,3 +89,32 @@ def test_what_no_model_uses_is_deleted_from_a_neuron(operator: Browser) -> None:
     operator.wait_for_path("/admin/fleet/download/")
     operator.wait_for_text("is being deleted")
     assert operator.check() == []
+
+
+def test_the_inference_api_is_searched(browser: Browser) -> None:
+    browser.start_anew(DESKTOP)
+    browser.open("/docs")
+    browser.wait(lambda: set(browser.run(SECTIONS)) >= EVERY, "all of them")
+    browser.add("#search-paths", "parallel_tool_calls")
+    # The sections are shown and hidden one by one, some frames after each letter.
+    browser.wait(lambda: EVERY & set(browser.run(SECTIONS)) == HAVE_IT, "those that have it")
+    browser.add("#search-paths", " of nobody")
+    browser.wait_for_text("No path and no field has these words.")
+    browser.wait(lambda: browser.run(SECTIONS) == [], "none is shown")
+    assert browser.check() == []
+
+
+def test_the_fleets_api_is_searched_and_has_examples(browser: Browser) -> None:
+    browser.start_anew(DESKTOP)
+    browser.log_in(OPERATOR, PASSWORD)
+    browser.wait_for_path("/admin/")
+    browser.open("/api/docs")
+    browser.find("#swagger-ui .opblock")
+    browser.wait(lambda: {"upstreams", "accounts"} <= set(browser.run(TAGS)), "the tags")
+    browser.add("#swagger-ui .operation-filter-input", "upstr")
+    browser.wait(lambda: browser.run(TAGS) == ["upstreams"], "the tag that has it")
+    browser.wait_for_text("curl http")
+    browser.wait_for_text("/api/overview")
+    assert browser.check() == []
+    browser.click('a[href="/admin/"]')
+    browser.wait_for_path("/admin/")

@@ -1,4 +1,8 @@
-"""Pages of other origins in a browser: one that the operator has named, and one that it has not."""
+"""What Chromium stops: pages of other origins, unless the operator has named them, and by the
+Content-Security-Policy what is injected into a page of ours.
+
+That the pages themselves break no rule of it, ``test_pages.py`` sees: a violation is an error in
+the console."""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from typing import Any
 import pytest
 from selenium import webdriver
 
+from tests.browser.chromium import DESKTOP, Browser
+from tests.browser.seed import OPERATOR, PASSWORD
 from tests.browser.server import PagesServer
 from tests.live.serving import wait_until
 from tests.servers.private_redis import running_redis
@@ -25,6 +31,27 @@ FETCH = """
     );
 """
 KEYED = {"headers": {"Authorization": "Bearer any", "Content-Type": "application/json"}}
+
+INLINE = """
+    const script = document.createElement("script");
+    script.textContent = "window.wasRun = true";
+    document.body.append(script);
+    const image = document.createElement("div");
+    image.innerHTML = '<img src="/nowhere.png" onerror="window.wasRun = true">';
+    document.body.append(image);
+    return null;
+"""
+FETCHED = """
+    return fetch(arguments[0], {mode: "no-cors"}).then(() => "sent", () => "stopped");
+"""
+FRAMED = """
+    const frame = document.createElement("iframe");
+    frame.src = arguments[0];
+    document.body.append(frame);
+    return null;
+"""
+ATTEMPTS = ("inline script", "inline event handler", "connect-src", "frame-src")
+ELSEWHERE = "http://127.0.0.1:9/"
 
 
 class _Page(BaseHTTPRequestHandler):
@@ -82,3 +109,23 @@ def test_a_page_works_where_its_origin_is_named(
         return any("blocked by CORS policy" in message for message in messages)
 
     wait_until(is_logged, "Chromium reports it")
+
+
+def test_what_is_injected_does_not_run(browser: Browser) -> None:
+    for path in ("/login/", "/admin/", "/playground/"):
+        browser.start_anew(DESKTOP)
+        if path != "/login/":
+            browser.log_in(OPERATOR, PASSWORD)
+        browser.open(path)
+        assert browser.check() == []
+        browser.run(INLINE)
+        assert browser.run(FETCHED, ELSEWHERE) == "stopped"
+        browser.run(FRAMED, ELSEWHERE)
+        stopped: list[str] = []
+
+        def are_all_stopped(stopped: list[str] = stopped) -> bool:
+            stopped += [one for one in browser.check() if "Content Security Policy" in one]
+            return all(any(what in line for line in stopped) for what in ATTEMPTS)
+
+        browser.wait(are_all_stopped, "each attempt is in the console")
+        assert browser.run("return window.wasRun === undefined")

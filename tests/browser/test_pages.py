@@ -1,18 +1,19 @@
-"""Pages in a real browser: at two widths, in the dark, by keyboard."""
+"""Every page in a real browser, for each visitor: wide and narrow, light and dark, by keyboard, and
+by the rules of axe-core. This is the one place where all pages are walked."""
 
 from __future__ import annotations
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.appearance import drawn, is_dark, look_at
-from tests.browser.chromium import DARK_DESKTOP, DARK_PHONE, DESKTOP, PHONE, Browser, View
-from tests.browser.contrast import faint_texts
+from metering.models import Account
+from tests.browser.appearance import drawn, faint_charts, is_dark, look_at, violations
+from tests.browser.chromium import DARK_PHONE, DARK_WIDE, DESKTOP, PHONE, WIDE, Browser, View
 from tests.browser.pages import Who, pages_not_for, pages_of
 from tests.browser.seed import MEMBER, OPERATOR, PASSWORD
 from tests.browser.server import PagesServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1800)]
 
 FOCUSED_UNSEEN = """
     const still = document.createElement("style");
@@ -41,6 +42,11 @@ FOCUSED_UNSEEN = """
 """
 
 
+SPOIL = """
+    const part = document.createElement("div");
+    part.innerHTML = '<button></button> <p style="color: #999; background: #fff">Faint.</p>';
+    document.getElementById("main").append(part);
+"""
 FOCUS_THE_FIRST = """
     const stops = [...document.querySelectorAll("a[href], button, input:not([type=hidden])")];
     stops.find((one) => one.checkVisibility() && !one.disabled)?.focus();
@@ -56,9 +62,9 @@ TURNED_AWAY = (302, 403, 404)
 @pytest.mark.parametrize(
     ("who", "views"),
     [
-        (Who.OPERATOR, (DESKTOP, DARK_PHONE)),
-        (Who.MEMBER, (DARK_DESKTOP, PHONE)),
-        (Who.STRANGER, (DARK_DESKTOP, PHONE)),
+        (Who.OPERATOR, (WIDE, DARK_PHONE)),
+        (Who.MEMBER, (DARK_WIDE, PHONE)),
+        (Who.STRANGER, (DARK_WIDE, PHONE)),
     ],
     ids=lambda value: value.name.lower() if isinstance(value, Who) else "",
 )
@@ -81,19 +87,25 @@ def test_every_page_is_whole(
     assert problems == []
 
 
-@pytest.mark.parametrize("who", list(Who), ids=lambda who: who.name.lower())
-def test_pages_of_others_turn_one_away(
-    browser: Browser, pages_server: PagesServer, who: Who
-) -> None:
-    browser.start_anew(DESKTOP)
-    if who:
-        browser.log_in(who, PASSWORD)
-    else:
-        browser.open("/login/")
-    paths = [page.path_with(pages_server.first_key) for page in pages_not_for(who)]
-    # One after the other: the time limit of a script is for one of them.
-    statuses = {path: browser.run(STATUS, path) for path in paths}
-    assert {path: one for path, one in statuses.items() if one not in TURNED_AWAY} == {}
+def test_a_spoilt_page_breaks_rules(browser: Browser) -> None:
+    browser.open("/docs")
+    assert violations(browser) == []
+    browser.run(SPOIL)
+    rules = [one.split(": ")[1] for one in violations(browser)]
+    assert sorted(rules) == ["button-name", "color-contrast"]
+
+
+def test_pages_of_others_turn_one_away(browser: Browser, pages_server: PagesServer) -> None:
+    for who in Who:
+        browser.start_anew(DESKTOP)
+        if who:
+            browser.log_in(who, PASSWORD)
+        else:
+            browser.open("/login/")
+        paths = [page.path_with(pages_server.first_key) for page in pages_not_for(who)]
+        # One after the other: the time limit of a script is for one of them.
+        statuses = {path: browser.run(STATUS, path) for path in paths}
+        assert {path: one for path, one in statuses.items() if one not in TURNED_AWAY} == {}, who
 
 
 def test_a_stranger_is_led_to_the_log_in(browser: Browser) -> None:
@@ -135,7 +147,7 @@ def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
     """Photographs the page that is open and returns its problems."""
     look_at(browser, view)
     browser.photograph(f"{name}-{view.name}")
-    problems = browser.check() + faint_texts(browser)
+    problems = browser.check() + violations(browser) + faint_charts(browser)
     browser.run(FOCUS_THE_FIRST)
     browser.press(Keys.TAB)  # from now on the browser shows where the focus is
     unseen = browser.run(FOCUSED_UNSEEN)
@@ -213,33 +225,29 @@ def test_charts_have_one_axis_and_a_picker_of_ranges(browser: Browser) -> None:
     browser.photograph("charts")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/admin/dashboard/model?name=tiny",
-        "/admin/dashboard/neuron?name=beast",
-        "/admin/metering/account/{account}/change/",
-    ],
-    ids=["model", "neuron", "account"],
-)
 def test_homes_have_charts_and_a_picker_of_ranges(
-    browser: Browser, pages_server: PagesServer, path: str
+    browser: Browser, pages_server: PagesServer
 ) -> None:
-    from metering.models import Account
-
+    """Those of a model, a neuron and an account draw the same charts by the same script."""
     browser.log_in(OPERATOR, PASSWORD)
     browser.wait_for_path("/admin/")
-    browser.open(path.format(account=pages_server.first_key(Account)))
-    for word, num_points in (("30m", 30), ("24h", 96), ("7d", 168), ("30d", 120)):
-        browser.press_button(f"#series-range-{word}")
-        browser.find(f'#series-range-{word}[aria-pressed="true"]')
-        browser.wait(lambda: drawn(browser), f"the charts of {word} are drawn")
-        charts = browser.run(CHARTS)
-        assert charts[0]["id"] == "series-requests"
-        for chart in charts:
-            assert chart["points"] == num_points and chart["scales"] == ["x", "y"], chart["id"]
-            assert chart["areStraight"] and chart["hasLegend"], chart["id"]
-            assert not chart["isCrowded"], chart["id"]
+    account = pages_server.first_key(Account)
+    for path, ranges in (
+        ("/admin/dashboard/model?name=tiny", {"30m": 30, "24h": 96, "7d": 168, "30d": 120}),
+        ("/admin/dashboard/neuron?name=beast", {"24h": 96}),
+        (f"/admin/metering/account/{account}/change/", {"24h": 96}),
+    ):
+        browser.open(path)
+        for word, num_points in ranges.items():
+            browser.press_button(f"#series-range-{word}")
+            browser.find(f'#series-range-{word}[aria-pressed="true"]')
+            browser.wait(lambda: drawn(browser), "the charts are drawn")
+            charts = browser.run(CHARTS)
+            assert charts[0]["id"] == "series-requests"
+            for chart in charts:
+                assert chart["points"] == num_points and chart["scales"] == ["x", "y"], chart
+                assert chart["areStraight"] and chart["hasLegend"], chart["id"]
+                assert not chart["isCrowded"], chart["id"]
     assert browser.check() == []
 
 

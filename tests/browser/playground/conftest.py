@@ -1,5 +1,5 @@
-"""A server with models that write what the tests script, one for each file of tests, and a visitor
-who is logged in and has no conversations yet."""
+"""A server with models that write what the tests script, and visitors who are logged in and have no
+conversations yet, one for each test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ User.objects.bulk_create(User(username=f"visitor-{number}", **rights) for number
 FORGET = "localStorage.clear(); sessionStorage.clear()"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def serve(
     chromium: webdriver.Chrome, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ScriptedServe]:
@@ -45,7 +45,7 @@ def serve(
         serve.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def usernames(serve: ScriptedServe) -> Iterator[str]:
     """Those who have not been here yet."""
     return (f"visitor-{number}" for number in itertools.count())

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.accessibility import violations
-from tests.browser.appearance import look_at
+from tests.browser.appearance import look_at, violations
 from tests.browser.chromium import DARK_PHONE, DARK_WIDE, PHONE, WIDE, Browser
 from tests.browser.playground.steps import (
     EACH_LOOK_LATER,
@@ -155,9 +154,9 @@ def test_an_image(browser: Browser, seeing: ScriptedModel, tmp_path: Path) -> No
     browser.photograph("playground-with-an-image")
 
 
-@pytest.mark.parametrize("others", [[SEEING], [SEEING, THIRD]], ids=["two", "three"])
-def test_models_side_by_side(browser: Browser, serve: ScriptedServe, others: list[str]) -> None:
+def test_models_side_by_side(browser: Browser, serve: ScriptedServe) -> None:
     """All answer the same at once, each with its figures; the first one's answer is continued."""
+    others = [SEEING, THIRD]
     names = [MODEL, *others]
     for name in names:
         serve.models[name].answers("which is larger?", f"The sun by {name}.")
@@ -170,7 +169,7 @@ def test_models_side_by_side(browser: Browser, serve: ScriptedServe, others: lis
     answers = browser.wait(lambda: with_figures(browser, len(names)), "the figures of each")
     assert [model for model, *_ in answers] == names
     assert [f"The sun by {model}." in text for model, text, _ in answers] == [True] * len(names)
-    browser.photograph(f"playground-side-by-side-{len(names)}")
+    browser.photograph("playground-side-by-side")
     ask(browser, "and hotter?", 2)
     for name in others:
         assert f"The sun by {MODEL}." in serve.models[name].received("and hotter?")[-1].prompt

@@ -19,6 +19,7 @@ from tests.browser.playground.steps import (
 )
 from tests.browser.test_first_hour import has_ended
 from tests.live.scripted.model import ScriptedModel
+from tests.live.scripted.server import ScriptedServe
 from tests.live.sdk.asking import OSLO_CALLS, WEATHER
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
@@ -27,6 +28,8 @@ SYSTEM = "You know the weather of every town."
 RESULT = "rain until Sunday"
 RESULT_ANSWER = "Take an umbrella."
 LONG = "tell me everything"
+COLD = "mistral"
+"""A model that no other test asks."""
 QUESTION = "what is the weather in Oslo?"
 
 
@@ -47,11 +50,12 @@ def test_the_page_opens_on_a_model_that_is_ready(browser: Browser) -> None:
     assert browser.run(OPENED) == "warm", "the ready one, not the first"
 
 
-def test_the_first_message_loads_the_model(browser: Browser, model: ScriptedModel) -> None:
+def test_the_first_message_loads_the_model(browser: Browser, serve: ScriptedServe) -> None:
     """The choice shows that a message loads it, and the answer shows how far the load is."""
+    model = serve.models[COLD]
     model.hold_load(True)
     model.answers("hello", "## Greetings\n\n- Hello **yourself**.")
-    browser.choose('[name="model"]', MODEL)
+    browser.choose('[name="model"]', COLD)
     browser.wait_for_text("Not loaded: the first message loads it.")
     browser.run(EACH_LOOK_LATER)
     browser.type('[name="draft"]', "hello", Keys.ENTER)
