@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from helexa_acp.serving import LineTransport, MalformedError, parse
 from tests.acp.bridge import agent_here, endpoint_table
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import FakeEndpoint
+from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
 
 

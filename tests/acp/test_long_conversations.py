@@ -10,8 +10,7 @@ import pytest
 from acp import RequestError, image_block
 
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table, until
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import FakeEndpoint, Refuse
+from tests.acp.fake_endpoint import FakeEndpoint, Refuse, Reply
 from tests.cases import each_case
 
 READ = (("read_file", {"path": "big.txt"}),)

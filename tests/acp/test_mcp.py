@@ -16,8 +16,7 @@ from helexa_acp.errors import McpError
 from helexa_acp.mcp import parts_of, tool_name, tools_of
 from helexa_acp.mcp_transports import HttpTransport
 from tests.acp.bridge import Bridge, until
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import FakeEndpoint
+from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.acp.mcp_server import answer
 
 PROGRAM = str(Path(__file__).parent / "mcp_server.py")

@@ -14,8 +14,7 @@ from helexa_acp.modes import Action, Mode, Verdict, judge
 from helexa_acp.tools.base import absolute, fnv1a32, is_within, plans_dir
 from tests.acp.bridge import Bridge
 from tests.acp.editor import WITH_FILES
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import FakeEndpoint
+from tests.acp.fake_endpoint import FakeEndpoint, Reply
 
 EXPECTED = {
     (Mode.DEFAULT, Action.READ): Verdict.ALLOW,

@@ -13,8 +13,7 @@ import pytest
 
 from tests.acp.bridge import bridge_process, environment
 from tests.acp.editor import WITH_TERMINALS
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import FakeEndpoint, Hang
+from tests.acp.fake_endpoint import FakeEndpoint, Hang, Reply
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,7 @@ from acp import RequestError, image_block
 
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
 from tests.acp.editor import WITH_FILES
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
+from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse, Reply
 
 
 async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:

@@ -11,8 +11,7 @@ from acp.schema import HttpMcpServer
 from helexa_acp.errors import ConfigError
 from helexa_acp.proxies import proxy_for
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import FakeEndpoint
+from tests.acp.fake_endpoint import FakeEndpoint, Reply
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
 

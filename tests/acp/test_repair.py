@@ -1,5 +1,5 @@
-"""Calls that models write as text or wrongly: where they are in a text that streams, wherever that is
-cut; which are understood, and as what."""
+"""Calls that models write as text or wrongly: their places in a text that streams,
+however it is cut; which are understood, and as what."""
 
 from __future__ import annotations
 

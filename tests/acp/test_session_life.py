@@ -12,8 +12,7 @@ from acp import RequestError
 from acp.schema import SseMcpServer
 
 from tests.acp.bridge import Bridge, bridge_here, endpoint_table, has_ended, until
-from tests.acp.fake_dialects import Reply
-from tests.acp.fake_endpoint import FakeEndpoint, Hang
+from tests.acp.fake_endpoint import FakeEndpoint, Hang, Reply
 
 
 def session_file(bridge: Bridge) -> dict[str, Any]:
