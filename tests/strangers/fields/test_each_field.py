@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.strangers.fields.answer_rules import check
-from tests.strangers.fields.answers import Answer, ask, ask_streamed
+from tests.strangers.fields.answers import Answer, ask, ask_streamed, check
 from tests.strangers.fields.field_values import FIELDS, SHORT_TOKENS, body_of, plain_body
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]

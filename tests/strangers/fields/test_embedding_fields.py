@@ -17,13 +17,13 @@ from tests.embedding_model import REVISION, SHA256, SOURCE
 from tests.live.catalogue import create_model
 from tests.live.serving import Serve
 from tests.strangers.fields.answers import error_of
-from tests.strangers.fields.embedding_values import (
+from tests.strangers.fields.field_values import (
     DIMENSIONS,
     EMBEDDING_FIELDS,
+    EMBEDDING_MODEL,
     LIMIT,
-    MODEL,
-    body_of,
-    plain_body,
+    embedding_of,
+    plain_embedding,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
@@ -33,7 +33,7 @@ NUM_AT_ONCE = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def _offered(server: Serve, embedding_model_dir: Path) -> None:
-    create_model(server, name=MODEL, source=SOURCE, revision=REVISION, sha256=SHA256)
+    create_model(server, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256)
 
 
 def cases(path: str, *, is_inside: bool) -> list[tuple[str, Any]]:
@@ -47,7 +47,7 @@ def cases(path: str, *, is_inside: bool) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("path", EMBEDDING_FIELDS)
 def test_what_is_outside_is_refused_by_name(client: httpx.Client, path: str) -> None:
     for name, value in cases(path, is_inside=False):
-        response = client.post(path, json=body_of(path, name, value))
+        response = client.post(path, json=embedding_of(path, name, value))
         assert response.status_code in (400, 422), (name, str(value)[:80], response.text[:200])
         error = error_of(response.json())
         assert name in f"{error.get('param')} {error['message']}", (name, str(value)[:80], error)
@@ -55,12 +55,12 @@ def test_what_is_outside_is_refused_by_name(client: httpx.Client, path: str) -> 
 
 @pytest.mark.parametrize("path", EMBEDDING_FIELDS)
 def test_what_is_inside_is_kept_to_among_neighbours(client: httpx.Client, path: str) -> None:
-    plain = plain_body(path)
+    plain = plain_embedding(path)
     (alone,) = vectors(path, client.post(path, json=plain).json())
 
     def one(case: tuple[str, Any]) -> None:
         name, value = case
-        body = body_of(path, name, value)
+        body = embedding_of(path, name, value)
         response = client.post(path, json=body)
         assert response.status_code == 200, (name, str(value)[:80], response.text[:200])
         check(path, body, response.json())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.wire.openapi import document
-from tests.strangers.fields.embedding_values import EMBEDDING_FIELDS
-from tests.strangers.fields.field_values import ELSEWHERE, FIELDS
+from tests.strangers.fields.field_values import ELSEWHERE, EMBEDDING_FIELDS, FIELDS
 
 OPENAPI = document()
 
