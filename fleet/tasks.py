@@ -9,21 +9,25 @@ from __future__ import annotations
 import logging
 import time
 
+import redis
 from django.db import Error as DatabaseError
 
 from fleet import selectors, services
 from fleet.control import leadership
+from fleet.control.idle import IdleTicks, idle_state
 from fleet.control.samples import Samples
-from fleet.control.watch import FleetWatch
+from fleet.control.watch import FleetWatch, Watched
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import reading as live
 from fleet.live.cached_models import read_cache_reports
-from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, TASK_ROLL_UP_SERIES, app
+from fleet.live.snapshot import FleetSnapshot
+from helexa_site.celery import TASK_ROLL_UP_SERIES, TASK_TICK, app
 from metering.series.store import figures_add, series_roll_up
 
 logger = logging.getLogger(__name__)
 
 watch = FleetWatch()
+idle_ticks = IdleTicks()
 samples = Samples()
 """The figures of minutes that this process has seen and not stored yet."""
 CONNECTING_S = 15.0
@@ -31,56 +35,69 @@ CONNECTING_S = 15.0
 its Redis, is the hosts' too."""
 
 
-@app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
-def record_heartbeats() -> None:
-    """Expiry comes after recording, so that a control that was away does not fail live jobs."""
+@app.task(name=TASK_TICK)  # type: ignore[untyped-decorator]
+def tick() -> None:
+    """Records what the fleet reports, then decides what it needs, unless all is as before."""
     client = live.redis_client()
-    downloading = {download.neuron.name for download in selectors.downloads_active()}
     try:
         fleet = live.read_live_fleet(client)
-        cache_reports = read_cache_reports(client, sorted(downloading))
+        snapshot = fleet.snapshot()
+        samples.add(snapshot, time.time())
+        now_s = time.monotonic()
+        watched = watch.look(snapshot, live.read_waiting(client), now_s)
+        had_time = _had_time_to_connect()
+        state = idle_state(fleet, watched, had_time)
+        if idle_ticks.may_pass(state, now_s):
+            return
+        is_recorded = record_heartbeats(client, fleet, snapshot, had_time=had_time)
+        is_decided = reconcile(client, watched, now_s)
+        idle_ticks.whole_tick_ended(state if is_recorded and is_decided else None, now_s)
     except SnapshotUnavailableError as error:
-        logger.warning("heartbeats not recorded: %s", error)
-        return
-    snapshot = fleet.snapshot()
-    samples.add(snapshot, time.time())
+        logger.warning("the fleet is neither recorded nor reconciled: %s", error)
+
+
+def record_heartbeats(
+    client: redis.Redis, fleet: live.LiveFleet, snapshot: FleetSnapshot, *, had_time: bool
+) -> bool:
+    """Returns whether nothing was under way: nothing loads, nothing is downloaded, and no host is
+    invited, whose share of Redis is measured with each tick. Expiry comes after recording, so that
+    a control that was away does not fail live jobs. Raises ``SnapshotUnavailableError``."""
+    downloading = {download.neuron.name for download in selectors.downloads_active()}
+    cache_reports = read_cache_reports(client, sorted(downloading)) if downloading else {}
     with leadership.this_control.fenced():
         for report in fleet.reports:
             services.report_record(report=report)
-        if _had_time_to_connect():
+        if had_time:
             services.silent_neurons_mark_away(snapshot=snapshot)
-        services.stage_loads_advance(snapshot=snapshot)
-        services.load_jobs_expire()
+        if is_loading := selectors.load_jobs_active().exists():
+            services.stage_loads_advance(snapshot=snapshot)
+            services.load_jobs_expire()
         services.held_stages_release(snapshot=snapshot)
         if downloading:
             services.downloads_record(reports=cache_reports)
             services.downloads_expire()
         services.oversized_neurons_cut_off(client=client, now_s=time.monotonic())
     services.desired_states_publish()
-    services.redis_users_apply()
+    is_inviting = services.redis_users_apply()
+    return not (downloading or is_loading or is_inviting)
+
+
+def reconcile(client: redis.Redis, watched: Watched, now_s: float) -> bool:
+    """Returns whether there was nothing to do. Raises ``SnapshotUnavailableError``."""
+    plan = services.fleet_plan(
+        watched=watched, time_slices=watch.time_slices(watched.snapshot, now_s)
+    )
+    if plan.actions or plan.restored:
+        with leadership.this_control.fenced():
+            services.plan_begin(plan=plan)
+    watch.keep(plan.time_slices, now_s)
+    live.publish_time_slices(client, plan.time_slices, watched.gone_gateways)
+    return not (plan.actions or plan.restored or plan.time_slices)
 
 
 def _had_time_to_connect() -> bool:
     began_s = leadership.this_control.term_began_s
     return began_s is None or time.monotonic() - began_s >= CONNECTING_S
-
-
-@app.task(name=TASK_RECONCILE)  # type: ignore[untyped-decorator]
-def reconcile() -> None:
-    client = live.redis_client()
-    try:
-        snapshot = live.read_snapshot_sync(client)
-        reports = live.read_waiting(client)
-        now_s = time.monotonic()
-        watched = watch.look(snapshot, reports, now_s)
-        plan = services.fleet_plan(watched=watched, time_slices=watch.time_slices(snapshot, now_s))
-        if plan.actions or plan.restored:
-            with leadership.this_control.fenced():
-                services.plan_begin(plan=plan)
-        watch.keep(plan.time_slices, now_s)
-        live.publish_time_slices(client, plan.time_slices, watched.gone_gateways)
-    except SnapshotUnavailableError as error:
-        logger.warning("the fleet is not reconciled: %s", error)
 
 
 @app.task(name=TASK_ROLL_UP_SERIES)  # type: ignore[untyped-decorator]

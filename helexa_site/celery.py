@@ -38,16 +38,14 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 
 logger = logging.getLogger(__name__)
 
-TASK_RECORD_HEARTBEATS = "control.record_heartbeats"
-TASK_RECONCILE = "control.reconcile"
+TASK_TICK = "control.tick"
 TASK_FORGET_RESPONSES = "control.forget_responses"
 TASK_SWEEP_ORPHANS = "control.sweep_orphans"
 TASK_FORGET_LEDGER_ENTRIES = "control.forget_ledger_entries"
 TASK_FORGET_REQUEST_RECORDS = "control.forget_request_records"
 TASK_ROLL_UP_SERIES = "control.roll_up_series"
 TASK_BENCH_JOBS = "control.bench_jobs"
-RECORD_HEARTBEATS_EVERY_S = 1.0
-RECONCILE_EVERY_S = 1.0
+TICK_EVERY_S = 1.0
 FORGET_RESPONSES_EVERY_S = 600.0
 SWEEP_ORPHANS_EVERY_S = 5.0
 FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
@@ -222,8 +220,7 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     timezone="UTC",
     beat_schedule={
-        "record heartbeats": _tick(TASK_RECORD_HEARTBEATS, RECORD_HEARTBEATS_EVERY_S),
-        "reconcile": _tick(TASK_RECONCILE, RECONCILE_EVERY_S),
+        "tick": _tick(TASK_TICK, TICK_EVERY_S),
         "forget responses": _tick(TASK_FORGET_RESPONSES, FORGET_RESPONSES_EVERY_S),
         "sweep orphans": _tick(TASK_SWEEP_ORPHANS, SWEEP_ORPHANS_EVERY_S),
         "forget ledger entries": _tick(TASK_FORGET_LEDGER_ENTRIES, FORGET_LEDGER_ENTRIES_EVERY_S),

@@ -28,20 +28,18 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
     publish()
-    tasks.record_heartbeats()
-    tasks.reconcile()
+    tasks.tick()
     job = LoadJob.objects.get()
     assert [name for name, *_ in sent.tasks] == ["neuron.load_model"]
 
     loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING)
     publish(replicas=[loading])
-    tasks.record_heartbeats()
+    tasks.tick()
     job.refresh_from_db()
     assert job.status == LoadJobStatus.RUNNING
 
     publish(replicas=[build.replica(job_id=str(job.pk))])
-    tasks.record_heartbeats()
-    tasks.reconcile()
+    tasks.tick()
     job.refresh_from_db()
     assert job.status == LoadJobStatus.SUCCEEDED
     assert LoadJob.objects.count() == 1
@@ -50,7 +48,6 @@ def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> 
 def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkeypatch) -> None:
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
     publish()
-    tasks.record_heartbeats()
     in_transaction: list[bool] = []
 
     def think(*args: Any, **named: Any) -> Plan:
@@ -58,31 +55,30 @@ def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkey
         return reconcile(*args, **named)
 
     monkeypatch.setattr(reconciling, "reconcile", think)
-    tasks.reconcile()
+    tasks.tick()
     assert in_transaction == [False]
     assert LoadJob.objects.count() == 1
 
 
 def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatch) -> None:
     publish()
-    tasks.record_heartbeats()
+    tasks.tick()
     redis_db.delete(keys.heartbeat_key("beast"))
     began_s = time.monotonic()
     monkeypatch.setattr(leadership.this_control, "_term_began_s", began_s)
-    tasks.record_heartbeats()
+    tasks.tick()
     assert Neuron.objects.get().status == NeuronStatus.ONLINE, "it may be connecting"
     monkeypatch.setattr(leadership.this_control, "_term_began_s", began_s - tasks.CONNECTING_S)
-    tasks.record_heartbeats()
+    tasks.tick()
     assert Neuron.objects.get().status == NeuronStatus.AWAY
 
 
 def test_while_redis_is_away_nothing_is_recorded(publish, monkeypatch) -> None:
     publish()
-    tasks.record_heartbeats()
+    tasks.tick()
     nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
     monkeypatch.setattr(live, "redis_client", lambda: nowhere)
-    tasks.record_heartbeats()
-    tasks.reconcile()
+    tasks.tick()
     assert Neuron.objects.get().status == NeuronStatus.ONLINE
 
 

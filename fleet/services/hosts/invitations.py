@@ -116,21 +116,23 @@ def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
         transaction.on_commit(desired_states_publish)
 
 
-def redis_users_apply() -> None:
+def redis_users_apply() -> bool:
     """Redis has the users of the invitations that hold, and no others of neurons. Where it is
-    away, or this process may not, the control's next tick does."""
+    away, or this process may not, the control's next tick does. Returns whether any holds, or is to
+    be removed still."""
     invited = Invitation.objects.filter(cut_off_at=None)
     wanted = dict(invited.values_list("neuron_name", "secret_sha256"))
     if not wanted and not _applied and not _may_have_users():
-        return
+        return False
     again = [name for name, secret in wanted.items() if _applied.get(name) != secret]
     try:
         users_apply(live.redis_client(), wanted, again=again)
     except (redis.RedisError, OSError) as error:
         logger.warning("the Redis users of invited neurons are not up to date: %s", error)
-        return
+        return True
     _applied.clear()
     _applied.update(wanted)
+    return bool(wanted)
 
 
 def share_record(*, actor: Actor, address: str, is_tls: bool, certificate: str) -> None:

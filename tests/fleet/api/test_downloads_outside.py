@@ -114,7 +114,7 @@ def test_the_pull_command_shows_how_it_goes(beast, sent, publish_report, monkeyp
 
     def look_later(_seconds: float) -> None:
         publish_report(jobs=[steps.pop(0)(Download.objects.get())])
-        tasks.record_heartbeats()
+        tasks.tick()
 
     monkeypatch.setattr(following, "sleep", look_later)
     out, err = printed("models", "pull", SOURCE, "--neuron", "beast", "--json")
@@ -194,7 +194,7 @@ def test_the_cached_command_lists_and_removes(beast, sent, publish_report, monke
 
     def look_later(_seconds: float) -> None:
         publish_report(jobs=[state(Download.objects.get(), "succeeded")])
-        tasks.record_heartbeats()
+        tasks.tick()
 
     monkeypatch.setattr(following, "sleep", look_later)
     out, _ = printed("models", "cached", "--remove", f"{SOURCE}@abc")

@@ -115,7 +115,7 @@ def test_without_redis_the_term_holds(redis_db) -> None:
 def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch) -> None:
     publish()
     scheduler = TickScheduler(app, lazy=True)
-    entry = ScheduleEntry(name="t", task=tasks.record_heartbeats.name, schedule=1.0, app=app)
+    entry = ScheduleEntry(name="t", task=tasks.tick.name, schedule=1.0, app=app)
     leader, other = control(), control()
     assert leader.leads()
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)

@@ -174,7 +174,7 @@ def test_ticks_sample_and_housekeeping_stores(
     publish(replicas=[build.replica(stats=build.stats(queue_depth=2))])
     now_unix_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_unix_s - 90)
-    tasks.record_heartbeats()
+    tasks.tick()
     monkeypatch.setattr(time, "time", lambda: now_unix_s)
 
     def away(*_args: Any, **_options: Any) -> None:

@@ -114,15 +114,15 @@ def test_what_was_loaded_before_a_drain_is_loaded_after_it(beat, build, redis_db
     services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get(name="lost"))
     beat()
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    tasks.reconcile()
+    tasks.tick()
     loads = LoadJob.objects.filter(kind=LoadJobKind.LOAD).order_by("created_at", "pk")
     assert not loads.exists()
     services.neuron_resume(actor=COMMAND, neuron_name="beast")
-    tasks.reconcile()
+    tasks.tick()
     assert list(loads.values_list("model_name", flat=True)) == ["new", "old"]
     assert NeuronWish.objects.get().models_before_drain == ["new", "old"]
     beat(replicas=[build.replica(model="new"), build.replica(model="old")])
-    tasks.reconcile()
+    tasks.tick()
     assert NeuronWish.objects.get().models_before_drain == []
 
 

@@ -60,15 +60,15 @@ def test_a_pull_from_start_to_end_with_its_actor(beast, sent, publish_report) ->
     assert (entry.actor, entry.object_id, entry.detail["file"]) == (str(COMMAND), SOURCE, "Q4_K_M")
 
     publish_report(jobs=[state(download, "queued")])
-    tasks.record_heartbeats()
+    tasks.tick()
     download.refresh_from_db()
     assert download.status == LoadJobStatus.PENDING
     publish_report(jobs=[state(download, "running", progress=bytes_of(1 * GB, 4 * GB))])
-    tasks.record_heartbeats()
+    tasks.tick()
     download.refresh_from_db()
     assert (download.status, download.progress_fraction) == (LoadJobStatus.RUNNING, 0.25)
     publish_report(jobs=[state(download, "succeeded", progress=LOADED)])
-    tasks.record_heartbeats()
+    tasks.tick()
     download.refresh_from_db()
     assert (download.status, download.bytes_done) == (LoadJobStatus.SUCCEEDED, 4 * GB)
     assert download.finished_at is not None
@@ -80,15 +80,15 @@ def test_a_report_that_is_malformed_or_anothers_counts_for_nothing(
     download = start()
     for payload in (b"{", encode_cache_report(report("other"))):
         redis_db.set(downloads_key("beast"), payload)
-        tasks.record_heartbeats()
+        tasks.tick()
     failure = LoadFailure(code="x", message="a\0b")
     publish_report(jobs=[state(download, "failed", failure=failure)])
-    tasks.record_heartbeats()
+    tasks.tick()
     download.refresh_from_db()
     assert download.status == LoadJobStatus.PENDING
     failure = LoadFailure(code="disk_full", message="it needs 4 GB more")
     publish_report(jobs=[state(download, "failed", failure=failure)])
-    tasks.record_heartbeats()
+    tasks.tick()
     download.refresh_from_db()
     assert (download.status, download.failure_code) == (LoadJobStatus.FAILED, "disk_full")
     assert start().pk != download.pk, "it may be tried again"
@@ -99,7 +99,7 @@ def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, publish_r
     services.download_cancel(actor=COMMAND, download=download)
     assert sent.tasks[-1][:2] == ("neuron.cancel_pull", [str(download.pk)])
     publish_report(jobs=[state(download, "cancelled", progress=bytes_of(1, 4))])
-    tasks.record_heartbeats()
+    tasks.tick()
     download.refresh_from_db()
     assert (download.status, download.bytes_done) == (LoadJobStatus.CANCELLED, 1)
     with pytest.raises(JobCannotBeCancelledError):
@@ -128,11 +128,11 @@ def test_what_nobody_works_on_has_failed(beast, sent, publish_report, redis_db) 
     now = timezone.now()
     lost, silent, _, cancelled = (start(file=str(number)) for number in range(4))
     publish_report(jobs=[state(lost, "running"), state(silent, "queued")])
-    tasks.record_heartbeats()
+    tasks.tick()
     publish_report(
         jobs=[state(silent, "queued")]
     )  # a new life of the neuron knows nothing of the first
-    tasks.record_heartbeats()
+    tasks.tick()
     services.download_cancel(actor=COMMAND, download=cancelled)
     redis_db.delete(downloads_key("beast"))
     services.downloads_expire(now=now + timedelta(seconds=200))
@@ -233,7 +233,7 @@ def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, publish_report) -> Non
     download = Download.objects.get(source=SOURCE)
     assert (started.id, started.where, started.status) == (str(download.pk), "beast", "pending")
     publish_report(jobs=[state(download, "running", progress=bytes_of(1, 4))])
-    tasks.record_heartbeats()
+    tasks.tick()
     seen = pull_look(started)
     assert (seen.status, seen.bytes_done, seen.bytes_total) == ("running", 1, 4)
     download.delete()

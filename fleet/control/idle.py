@@ -1,0 +1,122 @@
+"""Lets the control's tick pass while nothing has changed: most ticks of a small fleet.
+
+    reports, without clocks and free memory ─┐
+    the database                            ─┴─▶ as at the last whole tick, and nothing was under
+                                                 way then ─▶ passed, for WHOLE_TICK_EVERY_S at most
+
+SQLite counts its commits, so that asking costs microseconds. PostgreSQL has no such number: there
+every tick is whole.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from django.db import connection
+
+from fleet.control.watch import Watched
+from fleet.live.desired_state import DesiredStates
+from fleet.live.reading import LiveFleet
+from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState
+
+WHOLE_TICK_EVERY_S = 5.0
+"""What a passed tick would have noticed by the clock alone waits for so long: an idle model's
+unload, a failed load's next try."""
+
+
+class IdleTicks:
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._last_s = 0.0
+
+    def may_pass(self, state: object, now_s: float) -> bool:
+        """``state``: of this tick, with ``database_version`` from before it reads."""
+        return (
+            state is not None
+            and state == self._last
+            and 0 <= now_s - self._last_s < WHOLE_TICK_EVERY_S
+        )
+
+    def whole_tick_ended(self, state: object, now_s: float) -> None:
+        """``state`` from its beginning: its own writes count as changes."""
+        self._last, self._last_s = state, now_s
+
+
+def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
+    """What decides a tick, to compare; ``None``: somebody works or waits, and no tick may pass."""
+    version = database_version()
+    heartbeats = [report.heartbeat for report in fleet.reports]
+    if (
+        version is None
+        or fleet.time_slices
+        or watched.observed.waiting
+        or watched.snapshot.absent
+        or watched.gone_gateways
+        or any(heartbeat is None or _is_busy(heartbeat) for heartbeat in heartbeats)
+        or _has_drains(fleet.desired_states)
+    ):
+        return None
+    steady = [_steady(heartbeat) for heartbeat in heartbeats if heartbeat is not None]
+    return version, steady, fleet.desired_states, more
+
+
+def database_version() -> object | None:
+    """Differs after each change, of whatever process; ``None`` where the database does not say."""
+    if connection.vendor != "sqlite":
+        return None
+    connection.ensure_connection()
+    return connection.connection, sqlite_version(connection.connection)
+
+
+def sqlite_version(opened: sqlite3.Connection) -> tuple[int, int]:
+    """The first number counts others' commits, the second what this connection has changed."""
+    (of_others,) = opened.execute("PRAGMA data_version").fetchone()
+    return of_others, opened.total_changes
+
+
+def _is_busy(heartbeat: NeuronHeartbeat) -> bool:
+    return bool(heartbeat.is_leaving or heartbeat.stages) or any(
+        replica.stats is not None and replica.stats.in_flight + replica.stats.queue_depth
+        for replica in heartbeat.replicas
+    )
+
+
+def _has_drains(desired_states: DesiredStates | None) -> bool:
+    return desired_states is None or any(one.drain for one in desired_states.by_neuron.values())
+
+
+def _steady(heartbeat: NeuronHeartbeat) -> NeuronHeartbeat:
+    """The heartbeat without what differs each second on a host that does nothing."""
+    return msgspec.structs.replace(
+        heartbeat,
+        time_unix_s=0.0,
+        host=msgspec.structs.replace(heartbeat.host, free_memory_bytes=0),
+        devices=[
+            msgspec.structs.replace(
+                device,
+                free_memory_bytes=0,
+                utilization_percent=None,
+                temperature_c=None,
+                power_w=None,
+            )
+            for device in heartbeat.devices
+        ],
+        replicas=_without_rates(heartbeat.replicas),
+    )
+
+
+def _without_rates(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+    return [
+        replica
+        if replica.stats is None
+        else msgspec.structs.replace(
+            replica,
+            stats=msgspec.structs.replace(
+                replica.stats, prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0
+            ),
+        )
+        for replica in replicas
+    ]
