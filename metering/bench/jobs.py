@@ -110,6 +110,10 @@ def bench_job_cancel(*, actor: Actor, job_id: int) -> bool:
     return True
 
 
+def bench_job_is_open() -> bool:
+    return BenchJob.objects.filter(open_slot=1).exists()
+
+
 def bench_job_claim() -> BenchJob | None:
     """The job that waits, which the caller now runs; ``None``: there is none."""
     now = timezone.now()
