@@ -5,6 +5,8 @@ the operations of a request keep their order. Reservations are the exception: no
 database that is offline, so they are refused. One of them may have been committed all the same, if
 the connection broke at the wrong moment: a ``Release`` takes its place.
 
+The gateway's lease is renewed while it has reserved anything: it tells that these are not orphans.
+
 Belongs to one thread, whose database connection it uses; ``depth`` and ``age_s`` may be read by
 any.
 """
@@ -24,13 +26,14 @@ from django.db import DataError, Error, IntegrityError, connections
 from inference.supervised_threads import contained
 from metering.errors import LedgerUnavailableError
 from metering.ledger import store
-from metering.ledger.entries import Operation, Release, Reserve, Settle
+from metering.ledger.entries import Granted, Operation, Release, Reserve, Settle
 
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 500
 LEASE_S = 20
 LEASE_RENEWAL_S = 5.0
+IDLE_WAIT_S = 600.0
 
 CONFLICT_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 """PostgreSQL: serialization failure, deadlock, lock not available."""
@@ -68,10 +71,14 @@ class PendingWrites:
         self._writes: deque[PendingWrite] = deque()
         self._oldest_s: float | None = None
         self._lease_due_s = 0.0
+        self._reserved: set[str] = set()
+        """The requests that have reserved something, or are about to."""
         self._num_singly = 0
 
     def add(self, write: PendingWrite) -> None:
         self._writes.append(write)
+        if isinstance(write.operation, Reserve):
+            self._reserved.add(write.operation.request_id)
 
     @property
     def depth(self) -> int:
@@ -86,7 +93,7 @@ class PendingWrites:
         """Returns when something must be written even if nothing more comes, by the monotonic
         clock. ``delays_s``: how long operations of a type may wait for others."""
         now_s = time.monotonic()
-        due_s = self._lease_due_s
+        due_s = self._lease_due_s if self._reserved else now_s + IDLE_WAIT_S
         for write in self._writes:
             due_s = min(due_s, write.queued_s + delays_s.get(type(write.operation), 0.0))
             if due_s <= now_s:
@@ -96,7 +103,7 @@ class PendingWrites:
     def write(self) -> None:
         """Renews the lease when it is due, then writes one batch. Raises the database's error when
         it is away, and then all writes are still there: ``recover`` comes next."""
-        if time.monotonic() >= self._lease_due_s:
+        if self._reserved and time.monotonic() >= self._lease_due_s:
             self._write_lease(LEASE_S)
             self._lease_due_s = time.monotonic() + LEASE_RENEWAL_S
         batch = list(islice(self._writes, 1 if self._num_singly else MAX_BATCH))
@@ -150,6 +157,12 @@ class PendingWrites:
         connections[self._using].close()
 
     def _done(self, writes: Sequence[PendingWrite], outcomes: Sequence[Outcome]) -> None:
+        for write, outcome in zip(writes, outcomes, strict=True):
+            match write.operation:
+                case Reserve(request_id=id) if not isinstance(outcome, Granted):
+                    self._reserved.discard(id)
+                case Settle(request_id=id) | Release(request_id=id):
+                    self._reserved.discard(id)
         done = [
             (write.waiter, outcome)
             for write, outcome in zip(writes, outcomes, strict=True)

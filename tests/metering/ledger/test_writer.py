@@ -242,6 +242,20 @@ def test_the_lease_stands_before_the_first_reservation(using: str, gateway: Gate
     assert GatewayLease.objects.using(using).get().lease_until_unix_s <= time.time()
 
 
+def test_a_gateway_that_has_reserved_nothing_needs_no_lease(using: str, gateway: Gateway) -> None:
+    gateway.writer.settle(settle("free", budgets=()))
+    gateway.flush()
+    leases = GatewayLease.objects.using(using)
+    assert not leases.exists()
+    id = make_budget(using)
+    gateway.reserve(budgets=(id,))
+    leases.all().delete()
+    gateway.writer._pending._lease_due_s = 0.0
+    gateway.writer.settle(settle("free too", budgets=()))
+    gateway.flush()
+    assert leases.exists(), "what it has reserved still stands"
+
+
 def test_words_and_numbers_that_no_column_holds(using: str, gateway: Gateway) -> None:
     gateway.writer.settle(
         settle(
