@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 BLOCK_MS = 500
 """Twice between two looks at what neurons hold, which count on the reader having caught up."""
+IDLE_BLOCK_MS = 2000
+"""While no request is open."""
 MAX_ENTRIES_A_READ = 32
 MAX_ENTRY_BYTES = 1024 * 1024
 GRAVE_PAUSE_S = 0.2
@@ -133,7 +135,9 @@ class EventReader:
         num_losses, asked_s = self._num_losses, asyncio.get_running_loop().time()
         try:
             reply: Any = await self._redis.xread(
-                {self.key: self.last_entry_id}, count=MAX_ENTRIES_A_READ, block=BLOCK_MS
+                {self.key: self.last_entry_id},
+                count=MAX_ENTRIES_A_READ,
+                block=BLOCK_MS if len(self._streams) else IDLE_BLOCK_MS,
             )
         except ReplyTooLargeError:
             await self._grave_fault("its events are too large to be read at once")

@@ -2,10 +2,12 @@
 
     Liveness           every second   SET helexa:gateway:<id>:alive, upkeep of the event streams
                        every 250 ms   heartbeats ─▶ FleetSnapshot ─▶ requests on a lost neuron fail
+                                      (every second while no request is open)
     HeldRequestsWatch  every second   each neuron's list of requests ─┬─ open here, not held: fails
                                                                       └─ held, not open: cancelled
 
-The lists repair every message that was lost: a submit, a cancel, the last event of an answer.
+The lists repair every message that was lost: a submit, a cancel, the last event of an answer. A
+gateway that has had no request for a while reads them less often.
 
 The snapshot is kept for a moment, so that the hot path does not read Redis for each request; while
 Redis stands still requests are placed by the last one. When Redis answers again every heartbeat has
@@ -54,11 +56,13 @@ from inference.wire.errors import ServiceUnavailableError
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_AGE_S = 0.2
-WATCH_INTERVAL_S = 0.25
+WATCH_INTERVAL_S, IDLE_WATCH_INTERVAL_S = 0.25, 1.0
 MAX_MARKS_BYTES = 256 * 1024
 """The memory of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes
 each."""
-LOOK_INTERVAL_S = 1.0
+LOOK_INTERVAL_S, IDLE_LOOK_INTERVAL_S = 1.0, 5.0
+IDLE_AFTER_S = 10.0
+"""Since the last open request: until then a neuron may have missed that it has ended."""
 MISSES_UNTIL_LOST = 5
 """The number of lists in a row that must lack a request until it is lost. The first list may be
 older than the submit, the second made just as it came. By the third the neuron has drained its
@@ -87,12 +91,19 @@ class HeldRequestsWatch:
         self._readers = readers
         self._last_seen: dict[str, tuple[str, int]] = {}
         self._looked_s = deque([0.0, 0.0], maxlen=2)
+        self._in_use_s = float("-inf")
         self._num_sightings: Counter[tuple[str, str]] = Counter()
         self._log = ThrottledLog(logger, logging.WARNING)
         self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
     async def look(self, neurons: Iterable[str]) -> None:
         """Raises ``ServiceUnavailableError`` when Redis does not answer."""
+        now_s = asyncio.get_running_loop().time()
+        if len(self._streams) or self._num_sightings:
+            self._in_use_s = now_s
+        is_idle = now_s - self._in_use_s >= IDLE_AFTER_S
+        if is_idle and now_s - self._looked_s[-1] < IDLE_LOOK_INTERVAL_S:
+            return
         names = sorted({*neurons, *(stream.neuron for stream in self._streams)})
         lists = await self._read(names)
         looked_s = self._looked_s[0]
@@ -252,7 +263,12 @@ class Liveness:
         await repeat(self._announcing.join, keys.GATEWAY_ALIVE_INTERVAL_S)
 
     async def run_watch(self) -> None:
-        await repeat(self.snapshot, WATCH_INTERVAL_S)
+        await repeat(self._watch, WATCH_INTERVAL_S)
+
+    async def _watch(self) -> None:
+        age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
+        if len(self._streams) or age_s > IDLE_WATCH_INTERVAL_S - WATCH_INTERVAL_S / 2:
+            await self.snapshot()
 
     async def _announce(self) -> None:
         pipeline = self._redis.pipeline(transaction=False)

@@ -72,7 +72,7 @@ def test_an_error_of_the_database_is_an_outage_and_closes_the_connection(
     def fail(*_args: object, **_options: object) -> None:
         raise OperationalError("gone")
 
-    monkeypatch.setattr("metering.models.Revision.objects.values_list", fail)
+    monkeypatch.setattr(connection, "cursor", fail)
     monkeypatch.setattr(connection, "close", lambda: closed.append(True))
     with pytest.raises(DirectoryUnavailableError):
         store.revision()

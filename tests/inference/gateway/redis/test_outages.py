@@ -67,7 +67,8 @@ def stall_limit_s() -> int:
 def config(config: Config, stall_limit_s: int, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(gateway, "COMMAND_TIMEOUT_S", COMMAND_TIMEOUT_S)
     monkeypatch.setattr(gateway, "READ_TIMEOUT_S", COMMAND_TIMEOUT_S)
-    monkeypatch.setattr(event_reader, "BLOCK_MS", int(1000 * COMMAND_TIMEOUT_S / 2))
+    for name in ("BLOCK_MS", "IDLE_BLOCK_MS"):
+        monkeypatch.setattr(event_reader, name, int(1000 * COMMAND_TIMEOUT_S / 2))
     return replace(config, redis_stall_s=stall_limit_s)
 
 
