@@ -22,7 +22,7 @@ from fleet.live.desired_state import DesiredStates
 from fleet.live.reading import LiveFleet
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState
 
-WHOLE_TICK_EVERY_S = 5.0
+WHOLE_TICK_EVERY_S = 10.0
 """What a passed tick would have noticed by the clock alone waits for so long: an idle model's
 unload, a failed load's next try."""
 
@@ -31,18 +31,21 @@ class IdleTicks:
     def __init__(self) -> None:
         self._last: Any = None
         self._last_s = 0.0
+        self._own_changes = 0
 
     def may_pass(self, state: object, now_s: float) -> bool:
-        """``state``: of this tick, with ``database_version`` from before it reads."""
+        """``state``: of this tick, read before anything else of it."""
         return (
             state is not None
             and state == self._last
-            and 0 <= now_s - self._last_s < WHOLE_TICK_EVERY_S
+            and now_s - self._last_s < WHOLE_TICK_EVERY_S
+            and _own_changes() == self._own_changes
         )
 
     def whole_tick_ended(self, state: object, now_s: float) -> None:
-        """``state`` from its beginning: its own writes count as changes."""
+        """``state`` from its beginning. What the tick itself wrote, it has seen."""
         self._last, self._last_s = state, now_s
+        self._own_changes = _own_changes()
 
 
 def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
@@ -64,17 +67,21 @@ def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
 
 
 def database_version() -> object | None:
-    """Differs after each change, of whatever process; ``None`` where the database does not say."""
+    """Differs after each commit of another connection; ``None`` where the database does not say."""
     if connection.vendor != "sqlite":
         return None
     connection.ensure_connection()
-    return connection.connection, sqlite_version(connection.connection)
+    return connection.connection, data_version(connection.connection)
 
 
-def sqlite_version(opened: sqlite3.Connection) -> tuple[int, int]:
-    """The first number counts others' commits, the second what this connection has changed."""
-    (of_others,) = opened.execute("PRAGMA data_version").fetchone()
-    return of_others, opened.total_changes
+def data_version(opened: sqlite3.Connection) -> int:
+    (number,) = opened.execute("PRAGMA data_version").fetchone()
+    return int(number)
+
+
+def _own_changes() -> int:
+    """Grows with each row that this thread's connection changes."""
+    return getattr(connection.connection, "total_changes", 0)
 
 
 def _is_busy(heartbeat: NeuronHeartbeat) -> bool:
