@@ -35,6 +35,8 @@ from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.supervised_threads import SupervisedPool
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
+# Celery would run Django's system checks, which import every page and the whole API.
+os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 logger = logging.getLogger(__name__)
 

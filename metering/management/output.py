@@ -12,8 +12,6 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import Error as DjangoDatabaseError
-from rich.console import Console
-from rich.table import Table
 
 from helexa_site.exit_codes import ExitCode
 from helexa_site.program import program
@@ -33,6 +31,9 @@ NO_DATABASE = (
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Numbers stand to the right."""
+    from rich.console import Console  # the control imports this module, and prints no table
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[position], int) for row in rows)
