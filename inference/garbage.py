@@ -1,4 +1,5 @@
-"""Python's garbage collector, made to look less at what a process keeps.
+"""Python's garbage collector, made to look less at what a process keeps, and memory that is freed
+but kept by the allocator.
 
 A full collection looks at every object that there is. The modules that a gateway, a neuron or an
 engine imports are some 350,000 of them, and looking at those stops every thread for about 0.1 s,
@@ -10,6 +11,7 @@ Imports no torch and no Django.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
@@ -64,3 +66,12 @@ def make_full_collections_rare() -> None:
     freed nothing."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)
+
+
+def release_freed_memory() -> None:
+    """Returns glibc's freed memory to the system (``malloc_trim``): the allocator keeps tens of
+    megabytes. Called after each tensor, it bounds a load's memory by the model and one tensor, and
+    two loads of a model use the same. After a tokenizer's load it returns as much as that keeps."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)

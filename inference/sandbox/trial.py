@@ -10,6 +10,7 @@ import random
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from inference.garbage import release_freed_memory
 from inference.sandbox.jobs import TokenizerFacts
 from inference.text.grammars.compiling import LIMITS, one_line
 
@@ -23,6 +24,7 @@ def keep_tokenizer(facts: TokenizerFacts) -> None:
     _tokenizers[facts.digest] = LLTokenizer(
         TokenizerWrapper(_Vocabulary(facts)), eos_token=facts.end_token_ids or None
     )
+    release_freed_memory()
 
 
 def forget_tokenizer(digest: str) -> None:

@@ -35,7 +35,6 @@ from inference.engine.load.memory.kv_memory import KVPlan
 from inference.engine.load.memory.memory_use import (
     HostGauge,
     allocated_bytes,
-    release_freed_memory,
 )
 from inference.engine.load.memory.resting import Sleeps
 from inference.engine.load.prefix_folder import open_prefix_files, prefix_fingerprint
@@ -65,6 +64,7 @@ from inference.engine.stages.stage_specs import (
     spec_of_stage,
     stage_progress,
 )
+from inference.garbage import release_freed_memory
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.image_processor import open_image_processor
 from inference.loading.loader import OpenedModel, open_model

@@ -30,7 +30,6 @@ from inference.engine.load.memory.memory_use import (
     HostGauge,
     free_cached,
     gauge_for,
-    release_freed_memory,
 )
 from inference.engine.ranks.messages import (
     Built,
@@ -48,7 +47,7 @@ from inference.engine.ranks.messages import (
 )
 from inference.engine.serving.channel import Channel
 from inference.environment import forget_secrets
-from inference.garbage import freeze_heap
+from inference.garbage import freeze_heap, release_freed_memory
 from inference.loading.devices import free_memory_bytes
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from inference.engine.errors import UnexpectedFrameError
-from inference.engine.load.memory.memory_use import HostGauge, release_freed_memory
+from inference.engine.load.memory.memory_use import HostGauge
 from inference.engine.load.memory.positions import positions_of_part
 from inference.engine.serving.channel import Connection
 from inference.engine.stages.messages import (
@@ -23,6 +23,7 @@ from inference.engine.stages.other_hosts import are_narrow
 from inference.engine.stages.replies import Replies
 from inference.engine.stages.row_link import UNREAD_ARRIVALS, RowLink, RowReader
 from inference.engine.stages.stage_runner import OnEvent, StageRunner, report_lost_link
+from inference.garbage import release_freed_memory
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress

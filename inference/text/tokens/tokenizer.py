@@ -21,6 +21,7 @@ from typing import Any
 
 import tokenizers
 
+from inference.garbage import release_freed_memory
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
 from inference.text.tokens.token_bounds import most_bytes_per_token, num_bytes
 from inference.text.tokens.token_bytes import LeadingSpace, no_bytes, token_bytes
@@ -81,7 +82,10 @@ class Tokenizer:
         special_tokens = read_json_object(directory / "special_tokens_map.json")
         config = read_json_object(directory / "tokenizer_config.json")
         text = definition.read_text(encoding="utf-8")
-        return cls(text, special_tokens | config, is_decoded=is_decoded)
+        tokenizer = cls(text, special_tokens | config, is_decoded=is_decoded)
+        del text
+        release_freed_memory()
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:

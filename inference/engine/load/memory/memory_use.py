@@ -11,7 +11,6 @@ memory is short.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,8 @@ from typing import Any, Protocol
 import psutil
 import pynvml
 import torch
+
+from inference.garbage import release_freed_memory
 
 STATUS_FILE = Path("/proc/self/status")
 CLEAR_REFS_FILE = Path("/proc/self/clear_refs")
@@ -101,15 +102,6 @@ def anonymous_bytes() -> int:
     if "RssAnon" not in status:
         return int(psutil.Process().memory_full_info().uss)
     return status["RssAnon"] + status.get("VmSwap", 0)
-
-
-def release_freed_memory() -> None:
-    """Returns glibc's freed memory to the system (``malloc_trim``): the allocator keeps tens of
-    megabytes. Called after each tensor, it bounds a load's memory by the model and one tensor, and
-    two loads of a model use the same."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
-    if trim is not None:
-        trim(0)
 
 
 def free_cached(device: torch.device) -> None:

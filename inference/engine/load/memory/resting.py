@@ -18,9 +18,8 @@ from inference.engine.load.memory.away_weights import AwayWeights
 from inference.engine.load.memory.memory_use import (
     anonymous_bytes,
     cuda_process_bytes,
-    release_freed_memory,
 )
-from inference.garbage import collect_all
+from inference.garbage import collect_all, release_freed_memory
 from inference.protocol.load_report import AsleepBytes
 
 

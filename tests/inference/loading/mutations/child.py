@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from inference.engine.load.memory.memory_use import release_freed_memory
+from inference.garbage import release_freed_memory
 from inference.loading.adapters.adapter_files import open_adapter
 from inference.loading.embedding.embedding_files import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
