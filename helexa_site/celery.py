@@ -1,9 +1,10 @@
-"""The control worker's Celery app: its settings, its beat and nothing else.
+"""The control's Celery app: its settings, its beat and nothing else.
 
-Run ``celery -A helexa_site.celery --quiet worker -Q control --pool solo --without-gossip
---without-mingle --without-heartbeat``. Beat is a thread of that worker, not ``-B``'s child
-process: it cannot outlive the worker, and with the schedule in memory there is no schedule file
-to corrupt. Any number of controls may run; the ticks run on the one that leads.
+Beat is a thread, and its schedule is in memory: there is no schedule file to corrupt. Any number of
+controls may run; the ticks run on the one that leads, and no message is sent for them. So
+``helexa_site.control`` runs them without a worker. ``celery -A helexa_site.celery --quiet worker -Q
+control --pool solo``, which was the control's command, starts the same beside one that has nothing
+to do.
 """
 
 from __future__ import annotations
@@ -115,26 +116,46 @@ def _contained(task: str) -> Iterator[None]:
         close_old_connections()
 
 
-class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        self.service: Any = None
-        self.flood_watch: Any = None
+class Ticks:
+    """The beat, in a thread of its own, and the watch for floods."""
 
-    def start(self, worker: Any) -> None:
-        self.service = EmbeddedService(worker.app, thread=True, scheduler_cls=TickScheduler)
-        self.service.start()
-        self.flood_watch = _flood_watch()
-        self.flood_watch.start()
+    def __init__(self) -> None:
+        self._service: Any = None
+        self._flood_watch: Any = None
 
-    def stop(self, worker: Any) -> None:
+    def start(self) -> None:
+        self._service = EmbeddedService(app, thread=True, scheduler_cls=TickScheduler)
+        self._service.start()
+        self._flood_watch = _flood_watch()
+        self._flood_watch.start()
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether the beat has ended, which it does by itself only where it broke."""
+        self._service.join(timeout_s)
+        return not self._service.is_alive()
+
+    def stop(self) -> None:
         from fleet.control import leadership
 
-        if self.flood_watch is not None:
-            self.flood_watch.stop()
-        if self.service is not None:
-            self.service.stop()
+        if self._flood_watch is not None:
+            self._flood_watch.stop()
+        if self._service is not None:
+            self._service.stop()
         leadership.this_control.resign()
+
+
+class TicksOfWorker(bootsteps.StartStopStep):  # type: ignore[misc]
+    """For ``celery -A helexa_site.celery worker``."""
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._ticks = Ticks()
+
+    def start(self, worker: Any) -> None:
+        self._ticks.start()
+
+    def stop(self, worker: Any) -> None:
+        self._ticks.stop()
 
 
 def _flood_watch() -> Any:
@@ -233,5 +254,5 @@ app.conf.update(
         "bench jobs": _tick(TASK_BENCH_JOBS, BENCH_JOBS_EVERY_S),
     },
 )
-app.steps["worker"].add(BeatThread)
+app.steps["worker"].add(TicksOfWorker)
 app.autodiscover_tasks(["fleet", "inference.conversations", "metering", "metering.bench"])

@@ -71,12 +71,7 @@ def neuron_spec() -> ChildSpec:
 def control_spec() -> ChildSpec:
     return _python_spec(
         "control",
-        (
-            *("-m", "celery", "-A", "helexa_site.celery", "--quiet"),
-            *("worker", "-Q", "control"),
-            *("--pool", "solo", "--hostname", "control@%h", "--loglevel", "WARNING"),
-            *("--without-gossip", "--without-mingle", "--without-heartbeat"),
-        ),
+        ("-m", "helexa_site.control"),
         role=Role.CONTROL,
         tier=CONTROL_TIER,
         stop_grace_s=CONTROL_GRACE_S,

@@ -70,6 +70,7 @@ def test_what_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
     "command",
     [
         ("manage.py", "gateway", "--port", "1"),
+        ("-m", "helexa_site.control"),
         ("-m", "celery", "-A", "helexa_site.celery", "--quiet", "worker", "--pool", "solo"),
     ],
     ids=["gateway", "control"],

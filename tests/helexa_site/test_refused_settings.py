@@ -46,7 +46,7 @@ PROGRAMS = {
     "gateway": (("manage.py", "gateway"), EXIT_MISCONFIGURED),
     "neuron": (("manage.py", "neuron", "--name", "box"), EXIT_MISCONFIGURED),
     "a neuron of serve": (("-m", "inference.neuron", "--name", "box"), EXIT_MISCONFIGURED),
-    "control": (("-m", "celery", "-A", "helexa_site.celery", "worker"), EXIT_MISCONFIGURED),
+    "control": (("-m", "helexa_site.control"), EXIT_MISCONFIGURED),
     "doctor": (("manage.py", "doctor"), FAILURE),
     "a command": (("manage.py", "status"), EXIT_MISCONFIGURED),
 }

@@ -46,11 +46,7 @@ from tests.live.serving import (
 from tests.servers.private_redis import mortal_redis
 
 GB = 10**9
-CONTROL = (
-    *("-m", "celery", "-A", "helexa_site.celery", "--quiet", "worker", "-Q", "control"),
-    *("--pool", "solo", "--loglevel", "WARNING"),
-    *("--without-gossip", "--without-mingle", "--without-heartbeat"),
-)
+CONTROL = ("-m", "helexa_site.control")
 
 
 class Program:

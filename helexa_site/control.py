@@ -1,0 +1,43 @@
+"""``python -m helexa_site.control``: records what the fleet reports and decides what it needs.
+
+Runs until SIGTERM. Any number may run; one of them leads.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+
+from inference.garbage import freeze_heap, uncollected
+
+with uncollected():
+    from helexa_site import celery
+
+LOOK_S = 60.0
+"""Only so that a beat that broke ends the process."""
+
+
+def main() -> int:
+    celery.log_as_control()
+    celery.ensure_secret_key()
+    celery.ensure_schema()
+    with uncollected():
+        celery.app.loader.import_default_modules()
+    freeze_heap()
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    ticks = celery.Ticks()
+    ticks.start()
+    try:
+        while not stopping.wait(LOOK_S):
+            if ticks.wait_ended(0):
+                return 1
+    finally:
+        ticks.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
