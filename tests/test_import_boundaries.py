@@ -158,7 +158,7 @@ CELERY_FILES = {
 BARE_IMPORTS = {
     "neuron": (
         ("inference.neuron.process.neuron_process",),
-        ("django", "channels", "torch", "transformers", "llguidance", "fleet"),
+        ("django", "channels", "torch", "transformers", "llguidance", "fleet", "numpy"),
     ),
     "gateway and control": (
         (
@@ -262,6 +262,31 @@ def bare_import(
 def test_bare_import(part: str) -> None:
     outcome = bare_import(*BARE_IMPORTS[part])
     assert outcome.returncode == 0, outcome.stderr
+
+
+CONTROL = """
+from helexa_site import control
+import sys
+
+control.celery.app.loader.import_default_modules()
+assert "fleet.tasks" in sys.modules
+print(*sys.modules)
+"""
+
+
+def test_a_control_imports_no_page_and_no_api() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", CONTROL],
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    unwanted = (
+        *("unfold.admin", "rest_framework.views", "drf_spectacular.openapi", "helexa_site.urls"),
+        *("inference.wire", "inference.gateway", "numpy", "rich", "celery.bin"),
+    )
+    assert not {*unwanted} & {*printed.stdout.split()}
 
 
 def test_the_statement_check_sees_what_it_should(tmp_path: Path) -> None:

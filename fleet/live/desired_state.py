@@ -4,8 +4,8 @@ neuron, with the last known facts of the host, and time slices.
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
                             neuron's name ─▶ DesiredState, POLICY_FIELD ─▶ AdmissionPolicy
 
-The rows are the truth. The hash is written again with every tick of the control, so a Redis that
-came back empty has it a second later.
+The rows are the truth. The hash is written again with every whole tick of the control, so a Redis
+that came back empty has it a second later.
 
     control decides ─▶ helexa:turns ─▶ every gateway's snapshot ─▶ placement keeps the room
 

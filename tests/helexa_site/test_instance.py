@@ -73,7 +73,7 @@ def test_what_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
         ("-m", "helexa_site.control"),
         ("-m", "celery", "-A", "helexa_site.celery", "--quiet", "worker", "--pool", "solo"),
     ],
-    ids=["gateway", "control"],
+    ids=["gateway", "control", "control as a worker"],
 )
 def test_who_signs_refuses_to_start_where_none_can_be_kept(
     tmp_path: Path, command: tuple[str, ...]
