@@ -22,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback, shown_urls
 from helexa_site.bootstrap.children import (
     control_spec,
@@ -40,7 +39,6 @@ from helexa_site.bootstrap.data_directory import (
 )
 from helexa_site.bootstrap.errors import BootstrapError, PortInUseError
 from helexa_site.bootstrap.guardian import Guardian
-from helexa_site.bootstrap.readiness import EnsureWanted
 from helexa_site.bootstrap.redis_server import (
     PRIVATE,
     configure_private_redis,
@@ -53,6 +51,7 @@ from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, read_config
 from helexa_site.instance import SecretKeyError, secret_key
 from helexa_site.program import default_data_dir, pasteable_program, program
+from inference.garbage import uncollected
 from inference.logs.setup import configure_logging
 from inference.settings.storage import DATABASE_URL, REDIS_URL
 
@@ -198,8 +197,10 @@ def start(
         supervisor.start(neuron_spec())
         print_step("neuron", "starting")
 
-    # Django reads its settings when it is imported, which is now.
-    from helexa_site.bootstrap.database import has_keys, prepare_database, prepare_fleet
+    # Django reads its settings when it is imported, which is now, while the neuron starts.
+    with uncollected():
+        from helexa_site.bootstrap import readiness
+        from helexa_site.bootstrap.database import has_keys, prepare_database, prepare_fleet
 
     password = prepare_database(with_model=options.with_model)
     url = base_url(options.host, options.port)
@@ -241,9 +242,10 @@ def start(
         print_step("try", readiness.curl_line(shown_url))
 
 
-def wait_for_default_model(url: str, ensure_wanted: EnsureWanted) -> bool:
+def wait_for_default_model(url: str, ensure_wanted: Callable[[], None]) -> bool:
     """Wait until the default model answers, where it is loaded at start and not by its first
     request. Returns whether the catalogue offers it at all."""
+    from helexa_site.bootstrap import readiness
     from helexa_site.bootstrap.database import default_model_entry
 
     name, entry = readiness.DEFAULT_MODEL, default_model_entry()
