@@ -1,8 +1,4 @@
-"""What a gateway does beside its requests, until it stops. A loop that breaks is logged and begins
-again, after a pause.
-
-``SharedWork`` is done by one task, and many callers may wait for it.
-"""
+"""A gateway's background tasks. A loop that fails is logged and restarted after a pause."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ class BackgroundLoops:
         return task
 
     async def stop(self) -> None:
-        """A Redis reply that arrives in the same moment as a cancellation swallows it (asyncio's
-        timeouts before Python 3.12), so it is repeated until it holds."""
+        """A Redis reply that arrives with a cancellation swallows it (asyncio's timeouts before
+        Python 3.12), so the cancellation is repeated."""
         pending = set(self._tasks)
         while pending:
             for task in pending:
@@ -64,8 +60,8 @@ Result = TypeVar("Result")
 
 
 class SharedWork(Generic[Result]):
-    """The work is a task of its own: a request whose client leaves stops waiting at once and does
-    not cut a Redis reply in two."""
+    """One task for many waiting callers: a request whose client leaves stops waiting at once,
+    without cutting a Redis reply in two."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> None:
         self._work = work

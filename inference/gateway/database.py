@@ -1,4 +1,4 @@
-"""The gateway's way to the database, off the event loop: every failure becomes an ``ApiError``.
+"""The gateway's database access, off the event loop: every failure becomes an ``ApiError``.
 
 Each user of ``DatabaseThreads`` has threads of its own, so that a slow page of the admin does not
 hold up requests. ``Catalogue`` maps names to entries, and starts loads and pulls.
@@ -68,20 +68,20 @@ def unavailable() -> ServiceUnavailableError:
 
 
 READ_WAIT_S = 1.5
-"""How long requests wait for a read while an earlier one is known, or FIRST_WAIT_S: a database may
-take its connections and answer nothing."""
+"""How long requests wait for a read while an earlier result exists; else FIRST_WAIT_S. A database
+may accept connections and answer nothing."""
 FIRST_WAIT_S = 4.5
 
 
 class Catalogue(Protocol):
-    """Each method raises ``ApiError``: 503 database_unavailable when the database is away."""
+    """Each method raises ``ApiError``: 503 database_unavailable when the database is offline."""
 
     async def find(self, name: str) -> CatalogueEntry: ...
 
     async def entries(self) -> tuple[CatalogueEntry, ...]: ...
 
     async def by_name(self) -> FleetCatalogue:
-        """Every enabled model: what placement weighs them by."""
+        """Every enabled model; placement compares them."""
         ...
 
     async def start_load(self, load: Load) -> None:
@@ -100,8 +100,8 @@ class Catalogue(Protocol):
 
 
 class DatabaseCatalogue:
-    """Asks the process' one cache first, so that the hot path stays on the event loop. While the
-    database is offline, known models are still served."""
+    """Reads the process' cache first, so that the hot path stays on the event loop. While the
+    database is offline, cached models are still served."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -112,8 +112,8 @@ class DatabaseCatalogue:
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
         self._away: tuple[float, ServiceUnavailableError] | None = None
-        """The time since which the database is away, with the error; ``None``: it answers. It is
-        asked once in ``CACHE_S``."""
+        """Since when the database is offline, with the error; ``None``: it answers. Retried once in
+        ``CACHE_S``."""
 
     async def find(self, name: str) -> CatalogueEntry:
         try:

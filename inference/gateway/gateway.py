@@ -7,8 +7,7 @@
              ├─ Placer              where to
              └─ UpstreamLinks       connections to endpoints of others
 
-Starts on the first request (or an ASGI lifespan), on whatever event loop serves it; importing it
-starts nothing. Must not know HTTP.
+Starts on the first request (or an ASGI lifespan), on that event loop. Must not know HTTP.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 3.0
 MAX_READ_BYTES = 16 * 1024 * 1024
-"""The most bytes of events in one read: twice what an honest neuron's entries are together."""
+"""The most bytes of events in one read: twice the entries of an honest neuron."""
 READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
 FINAL_USAGE_STOP_S = 0.4
@@ -134,7 +133,7 @@ class Gateway:
         """Call on the event loop that will serve."""
         if self._loops.are_running or self.draining:
             return
-        # ``asyncio.to_thread``: what its jobs raise must not end the loop.
+        # ``asyncio.to_thread``: exceptions of its jobs must not end the loop.
         asyncio.get_running_loop().set_default_executor(SupervisedPool(thread_name_prefix="files"))
         freeze_heap()
         make_full_collections_rare()
@@ -235,7 +234,7 @@ class Gateway:
         self.limits.settle(outcome)
 
     def when_started(self, begin: Callable[[], None]) -> None:
-        """``begin`` is called on the event loop that serves, once it does."""
+        """Calls ``begin`` on the event loop that serves, once it runs."""
         self._beginnings.append(begin)
 
     def run_beside(self, name: str, work: Loop) -> asyncio.Task[None]:
@@ -255,7 +254,7 @@ class Gateway:
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new requests, gives open ones ``grace_s`` to finish, cuts the rest short. Kept
-        connections may still ask, and are refused, until ``close``."""
+        connections are answered with refusals until ``close``."""
         self.draining = True
         if self._handlers:
             logger.info("draining: %d requests are open", len(self._handlers))
@@ -268,8 +267,8 @@ class Gateway:
         await self._stop()
 
     def close(self) -> None:
-        """Records what was refused until now. Call it after ``drain``, when no client is connected
-        any more. Blocks."""
+        """Records the refusals until now. Call it after ``drain``, when no client is connected any
+        more. Blocks."""
         if self._records is not None:
             self._records.stop(RECORDS_STOP_S)
 
@@ -324,7 +323,7 @@ METRICS_HOST = "127.0.0.1"
 
 
 class LifespanConsumer:
-    """Starts the gateway by ASGI's lifespan, for servers that speak it: Daphne does not."""
+    """Starts the gateway by ASGI's lifespan, which Daphne does not speak."""
 
     def __init__(self, gateway: Gateway, metrics: MetricsEndpoint | None = None) -> None:
         self._gateway = gateway

@@ -8,10 +8,10 @@ the inbox.
     address ─▶ resolve once ─▶ check ─▶ connect to the checked one ─▶ GET ─▶ bounded bytes
                                                       └─ redirect, to the same host only ─▶ again
 
-A host that is named by a pattern must have a public address: the owner of a name can let it point
-into the network that this gateway stands in. The connection goes to the address that was checked,
-so a name that changes in between changes nothing. Images in Redis are deleted when the neuron has
-accepted the request, and expire where none does.
+A host that matches a pattern must have a public address: the owner of a name can point it into this
+gateway's network. The connection goes to the checked address, so a name that changes in between
+changes nothing. Images in Redis are deleted when the neuron has accepted the request, and expire
+where none does.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 OK = 200
 KEPT_AFTER_DEADLINE_S = 60.0
 PIECES_A_WRITE = 16
-"""2 MiB: what a connection makes Redis hold meanwhile."""
+"""2 MiB: Redis buffers as much for a connection."""
 
 
 class ImageFetchError(Exception):
-    """The message gives the reason to clients, without any text of the other side."""
+    """The message is the reason shown to clients, without any text of the other side."""
 
 
 async def fetch_image(
@@ -133,11 +133,11 @@ ALL = "*"
 USUAL_PORTS = {"http": 80, "https": 443}
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 CARRIES_IPV4 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2002::/16"))
-"""Addresses that a gateway on the way turns into others."""
+"""Ranges that gateways translate to IPv4 addresses."""
 
 
 class ImageAddressError(ValueError):
-    """The message gives the reason to clients."""
+    """The message is the reason shown to clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _quoted(target: str) -> str:
 
 
 def check_resolved(address: ImageAddress, resolved: Sequence[str]) -> None:
-    """``resolved``: all that its name stands for. One that is not public refuses them all. Raises
+    """``resolved``: all addresses of its name. One that is not public refuses them all. Raises
     ``ImageAddressError``."""
     if not resolved:
         raise ImageAddressError("the host of the image is not known")
@@ -250,7 +250,7 @@ class ImageParser:
         return await parse_aside(partial(_parse_with, reading, parse), num_bytes)
 
     async def _fetched(self, wanted: Mapping[str, str]) -> dict[str, bytes]:
-        """All together bounded, as they are one after another."""
+        """Fetches one after another, as their total size is bounded."""
         fetched: dict[str, bytes] = {}
         left_bytes = self.rules.max_total_bytes
         for url, path in wanted.items():
@@ -348,7 +348,7 @@ class ImageSender:
         num_failures = 0
         while True:
             try:
-                # Both or neither: what has no expiry would stay.
+                # Both or neither: a key without expiry would stay.
                 async with self._client.pipeline(transaction=True) as pipeline:
                     pipeline.hset(key, mapping=fields)  # type: ignore[arg-type]  # names are str
                     pipeline.expire(key, expiry_s)
@@ -359,7 +359,7 @@ class ImageSender:
                     raise redis_unavailable() from error
                 num_failures += 1
                 await asyncio.sleep(REDIS_BACKOFF.wait_s(num_failures))
-            except redis.RedisError as error:  # it answers, and takes nothing
+            except redis.RedisError as error:
                 logger.warning("Redis takes no images: %s", error)
                 raise redis_unavailable() from error
             else:

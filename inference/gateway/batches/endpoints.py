@@ -197,7 +197,7 @@ def read_upload(content_type: str, body: IO[bytes]) -> Upload:
     try:
         fields, files = MultiPartParser(meta, cast(Any, body), [_ToFile()], "utf-8").parse()
     except (MultiPartParserError, SuspiciousOperation) as error:
-        # Django's bounds are on fields: a file without a name is one.
+        # Django's limits count fields only: a file without a name is one.
         raise InvalidRequestError(f"The form cannot be read: {error}", param="file") from None
     file = files.get("file")
     if file is None:
@@ -268,7 +268,7 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
                 num_total=num_total,
             )
         except ApiError:
-            # The client never got this file's id, so that it cannot delete the file itself.
+            # The client never got this file's id, so it cannot delete the file.
             await self._store.delete_file(file.id, self.account)
             raise
         self._worker.wake()

@@ -3,9 +3,9 @@
     lines ─▶ rows, a few at once ─▶ result files, line by line ─▶ ended
     every second: the lease renewed, counts published, a cancellation read
 
-The gateway that takes it up adopts the answers written so far, by any gateway. Its rows go the same
-way as every other request: keys, budgets, limits, ledger. They yield to everybody: a row is not
-begun while others wait for its model, and in every queue it comes after them.
+The gateway that claims it adopts the answers written so far, by any gateway. Its rows are ordinary
+requests (keys, budgets, limits, ledger) of the lowest priority: no row begins while others wait for
+its model, and every queue serves it last.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BatchRun:
         """Another gateway has the lease."""
         self._writing = asyncio.Lock()
         self._suspect_runs = asyncio.Lock()
-        """Held by a row under which an engine has died."""
+        """Held by a row whose engine has died."""
         self._results = ResultFiles(store.files, batch, gateway.gateway_id)
 
     async def work(self) -> None:
@@ -86,7 +86,7 @@ class BatchRun:
         except ServiceUnavailableError as error:
             logger.warning("batch %s waits for another try: %s", self._batch.id, error.message)
         except OSError as error:
-            # Answers that could not be kept are asked for again.
+            # Answers that could not be stored are requested again.
             logger.warning(
                 "batch %s waits for another try: its results cannot be written: %s",
                 self._batch.id,
@@ -173,7 +173,7 @@ class BatchRun:
             head, tail = self._dialect.around_answer(line.custom_id, row.request_id)
             answer = chain([head], pieces_of(body), [tail])
             kept = self._keep(line, self._batch.output_file, "num_completed", answer)
-        await asyncio.shield(kept)  # what has been paid for
+        await asyncio.shield(kept)  # already paid for
 
     async def _principal(self) -> Principal:
         return await self._gateway.identifier.still(self._batch.account, self._batch.key)
@@ -225,7 +225,7 @@ class BatchRun:
 
     async def _end(self, status: str, failure: str = "") -> None:
         if await self._status() is None:
-            return  # another gateway has the lease, and the files
+            return  # another gateway has the lease and the files
         await asyncio.to_thread(self._results.finish)
         await self._store.keep_results(self._batch)
         await self._store.database.query(
@@ -258,22 +258,22 @@ PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
 ENGINE_ENDED = frozenset({"engine_crashed", "engine_hung", "device_fault"})
 NEURON_LOST = "neuron_lost"
 MAX_NEURON_LOSSES = 2
-"""After how many a row is run once more. A host may lose power more often than an engine crashes,
-but a row whose text ends its neuron would end one instance after the other."""
+"""How often a row is retried after its neuron died. A host may lose power more often than an engine
+crashes, but a row whose text kills its neuron would kill one after the other."""
 LOOK_FOR_ROOM_S = 0.5
 MOST_PAUSE_S = 60.0
 
 
 class ExpiredError(Exception):
-    """The batch's time is over."""
+    pass
 
 
 class BatchRow:
     def __init__(
         self, gateway: Gateway, line: BatchLine, *, endpoint: str, alone: asyncio.Lock
     ) -> None:
-        """``alone`` is shared by the batch's rows: those under which an engine or a neuron has died
-        run one after the other, so that the row that ends it is not run beside them again."""
+        """``alone`` is shared by the batch's rows: rows whose engine or neuron died run one at a
+        time, so that the row that kills it does not take others with it."""
         self.request_id = new_request_id()
         self._alone = alone
         self._num_worker_deaths = 0
@@ -285,9 +285,8 @@ class BatchRow:
     async def answer(
         self, find_principal: Callable[[], Awaitable[Principal]], *, until_unix_s: float
     ) -> IO[bytes]:
-        """The body of its answer, from its beginning. What may succeed later is tried again, after
-        the end of an engine once, after that of a neuron twice.
-        Raises ``ApiError``, ``ExpiredError``."""
+        """The body of its answer, from its beginning. Transient failures are retried: an engine's
+        death once, a neuron's twice. Raises ``ApiError``, ``ExpiredError``."""
         parse = partial(PARSERS[self._endpoint], self._line.body, RequestContext())
         parsed = await self._gateway.images.parsed(parse, len(self._line.body))
         if getattr(parsed, "stream", False):
@@ -348,11 +347,11 @@ class BatchRow:
 
     async def _has_room(self, model: str) -> bool:
         """One place is left to others, where a replica has more than one. A model that is not
-        loaded has room: it is loaded as for any request."""
+        loaded counts as having room: it is loaded as for any request."""
         try:
             entry = await self._gateway.catalogue.find(model)
         except ModelNotFoundError:
-            return True  # the run reports it for each line
+            return True
         snapshot = await self._gateway.liveness.placing_snapshot()
         ready = [
             replica
@@ -382,4 +381,4 @@ def _inside(parsed: Any) -> Any:
 
 
 def _nobody_to_abort() -> None:
-    """The stream fails by itself when its events are not taken."""
+    """The stream fails by itself when its events are not read."""

@@ -1,7 +1,7 @@
-"""The gateway's way to files and batches: rows in the database, contents in a directory, which
+"""The gateway's access to files and batches: rows in the database, contents in a directory that
 several gateways may share.
 
-Everything is found by its own account only; to others it is not there.
+Each account finds only its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
 class BatchStore:
-    """Each method raises 503 database_unavailable when the database is away."""
+    """Each method raises 503 database_unavailable when the database is offline."""
 
     def __init__(
         self, files: FileStore, *, max_files: int, max_bytes: int, max_open_batches: int
@@ -56,8 +56,8 @@ class BatchStore:
         *,
         lasts: timedelta | None = None,
     ) -> FileRecord:
-        """``lasts``: until it expires. Raises ``InsufficientQuotaError``: before the content is
-        written where it can be seen then, and after it where others have taken the room."""
+        """``lasts``: until it expires. Raises ``InsufficientQuotaError``, before the content is
+        written or, where others used the room meanwhile, after it."""
         file_id = f"file-{uuid.uuid4().hex}"
         size_bytes = content.seek(0, os.SEEK_END)
         content.seek(0)
@@ -103,7 +103,6 @@ class BatchStore:
         return self.files.path(file_id)
 
     async def is_kept(self, batch: BatchRecord) -> bool:
-        """Whether its input was not deleted, wherever it lies."""
         find = partial(selectors.file_find, batch.input_file, account=batch.account)
         return await self.database.query(find) is not None
 

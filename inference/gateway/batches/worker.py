@@ -1,8 +1,8 @@
-"""Looks for batches without a worker and works on them, a few at once.
+"""Claims batches without a worker and runs them, a few at once.
 
-A gateway takes up those whose input it can read, which are all where gateways share a directory,
-and those whose input was deleted. One that stops gives its batches back; one that dies leaves
-leases that run out.
+A gateway claims those whose input it can read (all, where gateways share a directory) and those
+whose input was deleted. One that stops releases its batches; one that dies leaves leases that
+expire.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BatchWorker:
         self._loop: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """There may be a batch to work on or a file to expire, also one of a previous instance."""
+        """Checks for a batch or an expired file at once, also one of a previous instance."""
         self._wanted.set()
         if self._loop is None or self._loop.done():
             self._loop = self._gateway.run_beside("batches", self._look)

@@ -1,11 +1,11 @@
-"""The HTTP side of every API request: body in, one response out, a disconnect is noticed.
+"""The HTTP side of every API request: reads the body, sends one response, detects a disconnect.
 
     first message ─▶ identify ─▶ body ─▶ handler task ─▶ answer() ─▶ respond | send frames
     http.disconnect ──────────────────────▶ cancels it
 
-Channels' stock HTTP consumer waits for its handler before it looks at the next message, so it never
-sees a disconnect. Here the handler is a task of its own and messages are still received. The loop
-over them is ``AbortableConsumer``'s, which WebSockets have too.
+Channels' stock HTTP consumer waits for its handler before it reads the next message, so it never
+sees a disconnect. Here the handler is a task of its own and messages are still received, by
+``AbortableConsumer``, which WebSockets share.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Headers = list[tuple[bytes, bytes]]
 Parsed = TypeVar("Parsed")
 JSON_TYPE = (b"content-type", b"application/json")
 UNBUFFERED: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-"""Proxies send a stream on as it comes."""
+"""Makes proxies forward a stream as it comes."""
 HEAD = "HEAD"
 """Answered as GET is, without the body (RFC 9110, 9.3.2)."""
 
@@ -85,7 +85,7 @@ class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
             self.stop_working()
 
     def abort(self) -> None:
-        """Gives the client up; servers close a connection whose application has ended early."""
+        """Disconnects the client: servers close a connection whose application has ended early."""
         self._given_up = True
         if self._exchange is not None:
             self._exchange.cancel()
@@ -96,7 +96,7 @@ class ApiConsumer(AbortableConsumer):
     other_methods: ClassVar[tuple[str, ...]] = ()
     scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
     error_outcome: ClassVar[str] = FINISHED
-    """The outcome of an answer that is no refusal and has an error's status."""
+    """The outcome of an answer with an error's status that is no refusal."""
     endpoint: ClassVar[str] = ""
 
     scope: dict[str, Any]
@@ -149,12 +149,12 @@ class ApiConsumer(AbortableConsumer):
         if self._is_counted:
             self.gateway.bounds.close_request(self._num_body_bytes)
         if self._is_open and self._handler is None:
-            self.call.close()  # the client has left before its body was here
+            self.call.close()  # the client left before its body was complete
         self._handler = None  # breaks a cycle: a cancelled task's traceback refers to the consumer
 
     def abort(self) -> None:
         if not self._response_started:
-            return  # nothing was sent that its client could read: it is answered with the error
+            return  # the client could read nothing yet, so it gets the error as its answer
         logger.warning("request %s: the client does not read its answer", self.request_id)
         self._client_left = True
         super().abort()
@@ -217,8 +217,8 @@ class ApiConsumer(AbortableConsumer):
     async def begin_body(
         self, status: int, *, type_: bytes = b"", num_bytes: int | None = None
     ) -> None:
-        """A body follows; ``num_bytes`` ``None``: of unknown length. Where it breaks off, so does
-        the connection."""
+        """Starts a body of ``num_bytes``; ``None``: of unknown length. Where it fails later, the
+        connection is cut."""
         self._breaks_off = True
         length = [] if num_bytes is None else [(b"content-length", str(num_bytes).encode())]
         await self.start_response(status, [_content_type(type_), *length])
@@ -349,8 +349,8 @@ SHOWN_AS_THEY_ARE = "[]"
 
 
 def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Names are the client's own text: what a header cannot carry is percent-encoded, and of many
-    the last is a count of the others."""
+    """Names are the client's own text: characters that a header cannot carry are percent-encoded,
+    and of many the last is a count of the others."""
     if not paths:
         return []
     named = [

@@ -1,7 +1,7 @@
-"""What a client that ran into the context limit could be set to, by its name in ``User-Agent``.
+"""Advice for clients that hit the context limit, by their name in ``User-Agent``.
 
-Goes out as the ``X-Helexa-Advice`` header of the refusal, for the reader of a log. Nothing else
-depends on which client it is. Pure.
+Sent as the ``X-Helexa-Advice`` header of the refusal, for readers of logs. Nothing else depends on
+which client it is. Pure.
 """
 
 from __future__ import annotations

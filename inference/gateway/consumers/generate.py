@@ -2,12 +2,12 @@
 
     parse ─▶ catalogue ─▶ placer ─▶ Submit ─▶ events ─▶ encoder ─▶ frames
 
-The same for every dialect and for both kinds of answer: a dialect gives a parser and two encoders.
-A stream that has to wait is started after ``STREAM_GRACE_S``, so that early refusals keep their
-status and later ones become the stream's last event.
+Every dialect gives a parser and two encoders, one for each kind of answer. A stream that has to
+wait is started after ``STREAM_GRACE_S``: early refusals keep their status, later ones become the
+stream's last event.
 
-Frames are sent as they come, and keep-alives while there are none: a stream is started by its first
-frame or by its first keep-alive. A body of vectors is encoded and sent as they come.
+Frames are sent as they come, and keep-alives in between; the first of either starts the stream.
+Vectors are encoded and sent as they come.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class StreamingConsumer(ApiConsumer):
 
 
 class QuietTimer:
-    """Notices that a stream has been quiet for too long. Must not know the frames.
+    """Detects that a stream has been quiet for too long. Must not know the frames.
 
-    Calls ``on_quiet`` when nothing was touched for ``first_s``, and from then on for each
-    ``then_s``. A touch costs nothing but a clock reading: the timer looks when it fires.
+    Calls ``on_quiet`` when nothing was touched for ``first_s``, and from then on every ``then_s``.
+    A touch only reads the clock; the timer checks it when it fires.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ async def _encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
 
 
 def _parts_of(encoder: Encoder) -> Callable[[Event], Iterator[bytes]] | None:
-    """The ``parts`` of a ``PartsEncoder``, which ``isinstance`` takes long to tell."""
+    """The ``parts`` of a ``PartsEncoder``; ``isinstance`` on a protocol is slow."""
     return getattr(encoder, "parts", None)
 
 

@@ -96,9 +96,9 @@ def can_serve(
     snapshot: FleetSnapshot,
     left_out: Collection[str] = (),
 ) -> bool:
-    """Whether some request could be answered: a model is ready, or could be loaded, or an upstream
-    serves it that is not ``left_out``: the last requests show its health, none is sent for it.
-    ``entries`` ``None``: the catalogue is unknown. An empty one is no failure."""
+    """Whether some request could be answered: a model is ready or could be loaded, or an upstream
+    that is not ``left_out`` serves it. Upstreams are judged by the last requests; none is sent for
+    this. ``entries`` ``None``: the catalogue is unknown. An empty one is no failure."""
     if any(_upstreams_of(entry) - set(left_out) for entry in entries or ()):
         return True
     if not snapshot.neurons:
@@ -171,8 +171,6 @@ def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot
 
 
 def _model_reason(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Reason | None:
-    """A pinned model must be online, and one that crashed must come back; others are loaded by
-    their first request."""
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     if ready:
         stalled = [replica.neuron for replica in ready if _has_stalled(replica)]

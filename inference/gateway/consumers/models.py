@@ -93,7 +93,7 @@ class ModelConsumer(_ModelsConsumer):
 def model_card(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, base: CatalogueEntry | None = None
 ) -> ModelCard:
-    """``base`` is the entry that is loaded for it: of an adapter another than the entry itself."""
+    """``base`` is the entry that is loaded for it; an adapter's is another entry."""
     base = base or entry
     if base.upstream_model is not None:
         return _forwarded_card(entry, base.upstream_names)
@@ -116,7 +116,7 @@ def model_card(
             _location(replica) for replica in replicas if replica.status is not ReplicaStatus.FAILED
         ),
         feasible_on=_feasible_on(base, snapshot),
-        # A request may land on any of them, so the least is what holds everywhere.
+        # A request may land on any of them, so the smallest limit holds.
         context_tokens=min(limits, default=None) if ready else _known_context(base),
         max_output_tokens=min(bounds, default=None) if ready else base.max_output_tokens,
         capabilities=_shared_capabilities([replica.capabilities for replica in ready])
@@ -129,8 +129,8 @@ def model_card(
 
 
 def _forwarded_card(entry: CatalogueEntry, upstreams: Sequence[str]) -> ModelCard:
-    """The card of an upstream's model: what the operator has set is all that is known here. One of
-    another task than text has that as its only capability, so clients choose it for no chat."""
+    """An upstream's model has only the operator's settings. One of another task than text has that
+    as its only capability, so clients offer it for no chat."""
     return ModelCard(
         id=entry.name,
         created_unix_s=entry.created_unix_s,

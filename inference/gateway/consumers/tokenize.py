@@ -1,9 +1,9 @@
-"""Answers which tokens a text has, which text some tokens are, and how many tokens a prompt has.
+"""Tokenizes, detokenizes, and counts the tokens of prompts.
 
     parse ─▶ run_request ─▶ Tokenized | TokensCounted ─▶ one body
 
-The neuron counts with the model's own template and tokenizer, so the number is the one that the
-same request would be held to. Its engine is not asked.
+The neuron counts with the model's own template and tokenizer, so the count is that of the same
+request. The engine takes no part.
 """
 
 from __future__ import annotations

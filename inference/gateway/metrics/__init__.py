@@ -1,1 +1,1 @@
-"""What Prometheus scrapes of one gateway."""
+"""Prometheus metrics of one gateway."""

@@ -1,11 +1,10 @@
 """The port on which Prometheus scrapes one gateway: threads of its own, apart from the API.
 
-Belongs to an operator, not to clients: it shows who uses how much and needs no key. So it listens
-on the gateway's address unless configured otherwise, on loopback by default.
+For operators, not for clients: it shows who uses how much and needs no key. It listens on the
+gateway's address unless configured otherwise, on loopback by default.
 
-Beside the requests' metrics it shows the fleet as it is at a scrape, of which nothing is kept: an
-offline neuron has no gauges. Each gateway reports the same of the fleet; sum over gateways only
-what counts requests.
+Beside the requests' metrics it shows the fleet at the time of the scrape: an offline neuron has no
+gauges. Each gateway reports the same of the fleet; sum over gateways only what counts requests.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ class MetricsEndpoint:
         return len(self._gateway.streams)
 
     def _counts(self) -> DatabaseCounts | None:
-        """Asked on the event loop, which has threads for it; a scrape does not wait for a database
-        that is away."""
+        """Runs on the event loop, which has threads for it: a scrape does not wait for a database
+        that is offline."""
         assert self._loop is not None
         asking = asyncio.run_coroutine_threadsafe(self._database.query(_read_counts), self._loop)
         try:
@@ -132,7 +131,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        """Binds without looking up our own name, which a resolver may take long for."""
+        """Binds without resolving our own name, which may take long."""
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
@@ -146,7 +145,7 @@ class _Handler(WSGIRequestHandler):
     timeout = CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not worth a line."""
+        pass
 
 
 def _plain(start_response: Any, status: str, text: str) -> list[bytes]:
@@ -237,7 +236,7 @@ class FleetCollector(Collector):
         self._read_counts = read_counts
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the names are checked by being collected."""
+        """Empty: names are checked when collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

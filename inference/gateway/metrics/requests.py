@@ -1,5 +1,5 @@
-"""What became of requests, counted for Prometheus. Names, labels and buckets are those that users
-of the original know; ours begin with ``helexa_``.
+"""Outcomes of requests, counted for Prometheus. Names, labels and buckets are the original's; ours
+begin with ``helexa_``.
 
 No label ever holds a client's text: models are the catalogue's names, nodes the neurons', accounts
 and keys those that exist, codes our own words. The ledger, the logs and the metrics name the kind
@@ -93,8 +93,8 @@ Family = TypeVar("Family", Counter, Histogram)
 
 
 class _Series(Generic[Family]):
-    """The series of some families that have the same labels, up to ``limit`` of each. They are kept
-    here, since ``labels`` takes longer than counting."""
+    """The series of some families with the same labels, up to ``limit`` of each. Kept here, since
+    ``labels`` is slower than counting."""
 
     def __init__(self, families: Mapping[str, Family], limit: int) -> None:
         self._families: Mapping[str, Family] = families
@@ -112,7 +112,7 @@ class _Series(Generic[Family]):
 
 
 class Metrics(Collector):
-    """One gateway's. ``observe`` is for one thread; scrapes may come in any."""
+    """One gateway's. Only one thread calls ``observe``; scrapes come in any."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -141,7 +141,7 @@ class Metrics(Collector):
         return _Series(made, limit or MAX_NAMES)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the names are checked by being collected."""
+        """Empty: names are checked when collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -186,7 +186,7 @@ class Metrics(Collector):
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape, in its thread; ``read`` must not wait. Where it
-        fails the gauge is not a number."""
+        raises, the gauge is NaN."""
 
         def value() -> float:
             try:

@@ -2,20 +2,20 @@
 
     XREAD BLOCK helexa:neuron:<name>:events:<gateway> ─▶ EventBatch ─▶ RequestStream.put
 
-Each neuron has a stream, a reader and a connection of its own: whatever one of them writes delays
-and fails its own requests alone. Events reach only requests that this gateway sent to that neuron.
+Each neuron has a stream, a reader and a connection of its own: a faulty neuron delays and fails its
+own requests alone. Events reach only requests that this gateway sent to that neuron.
 
-Batches are counted for each epoch of the neuron. One that comes again, because its neuron had no
-acknowledgement, is dropped; where one is missing, whatever that neuron is serving fails rather than
-instead of continuing with a gap.
+Batches are counted for each epoch of the neuron. A duplicate, sent because its neuron had no
+acknowledgement, is dropped; where one is missing, that neuron's requests fail instead of continuing
+with a gap.
 
-Entries that were read are deleted, since a neuron leaves only some MiB of them unread. Events for
-requests that are not here are skipped, and too many of them are a fault.
+Read entries are deleted, since a neuron leaves only some MiB unread. Events of unknown requests are
+skipped, and too many of them are a fault.
 
-One read is bounded in entries, and neurons bound their entries in bytes. A stream of which a read
-is larger all the same is deleted: its neuron's requests fail, as where a batch is missing.
+One read is bounded in entries, and neurons bound their entries in bytes. If a read is larger all
+the same, the stream is deleted and its neuron's requests fail.
 
-``NeuronConduct`` counts what no honest neuron writes, until one is shut out:
+``NeuronConduct`` counts messages that no honest neuron writes, until it is shut out:
 
     fault ─▶ counted for a minute ─▶ too many, or grave ─▶ on_cut_off, once a minute
 """
@@ -47,29 +47,28 @@ from inference.redis_link import (
 logger = logging.getLogger(__name__)
 
 BLOCK_MS = 500
-"""Twice between two looks at what neurons hold, which count on the reader having caught up."""
+"""Half the poll interval of held requests, which relies on the reader having caught up."""
 IDLE_BLOCK_MS = 2000
 """While no request is open."""
 MAX_ENTRIES_A_READ = 32
 MAX_ENTRY_BYTES = 1024 * 1024
 GRAVE_PAUSE_S = 0.2
-"""What a neuron that writes larger ones gets to be shut out. Each read meanwhile would make Redis
-hold as much again."""
+"""The time to shut out a neuron that writes larger ones. Each read meanwhile would make Redis
+buffer as much again."""
 EVENTS_A_TURN = 1024
 BYTES_A_TURN = 256 * 1024
-"""Then consumers get to take theirs, and other tasks to run: after a pause there may be more than a
-stream may hold."""
+"""Then consumers and other tasks run: after a pause there may be more than a stream can queue."""
 TRIM_AFTER_BYTES = 1024 * 1024
-"""An eighth of what a neuron leaves unread, so that it hardly ever waits."""
+"""An eighth of the unread limit, so that a neuron hardly ever waits."""
 MAX_UNKNOWN_BYTES = 64 * 1024 * 1024
 UNKNOWN_WITHIN_S = 60.0
-"""The time in which events for requests that are not here are counted: an honest neuron's are those
-that ended while it was writing."""
+"""The window in which events of unknown requests are counted: an honest neuron writes them only for
+requests that ended meanwhile."""
 LOG_INTERVAL_S = 10.0
 WINDOW_S = 60.0
 MAX_FAULTS = 30
-"""The most faults in a window. A neuron whose build is broken fails a few requests, and no more
-than these."""
+"""The most faults in a window. A neuron with a broken build fails a few requests, and no more than
+these."""
 MAX_NEURONS = 2000
 
 Entry = tuple[bytes, dict[bytes, bytes]]
@@ -77,7 +76,7 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 
 class OnFault(Protocol):
     def __call__(self, neuron: str, what: str, *, is_grave: bool = False) -> None:
-        """``what`` no honest neuron writes. ``is_grave``: once is enough to shut it out."""
+        """``what``: the fault, in words. ``is_grave``: once is enough to shut the neuron out."""
 
 
 class EventReader:
@@ -146,7 +145,7 @@ class EventReader:
             return
         self._outage.answered()
         if num_losses != self._num_losses:
-            return  # asked of the stream before; the new one is read from its start
+            return  # belongs to the previous stream; the new one is read from its start
         entries: list[Entry] = reply[0][1] if reply else []
         if entries:
             self.last_entry_id = entries[-1][0].decode()
@@ -221,7 +220,7 @@ class EventReader:
             self._on_fault(self.neuron, what, is_grave=True)
 
     def _serves(self, stream: RequestStream) -> bool:
-        """Streams that have not been accepted yet may have lost just that, so they count too."""
+        """Also streams that are not accepted yet: the missing event may be the acceptance."""
         return stream.neuron == self.neuron
 
     def _fail_its_requests(self) -> None:

@@ -1,13 +1,13 @@
-"""Sending frames to neurons' inboxes, and ringing where an inbox was empty.
+"""Sends frames to neurons' inboxes, and rings where an inbox was empty.
 
     push ─▶ pending[neuron] ─▶ a script: XADD each entry, ring when the inbox was empty
                  ▲                 │
                  └── no answer ────┘  again, until the stall's limit
 
-Frames pushed while others are on their way go with the next ones, so that a burst costs two
-round trips and not one for each request. Frames of one neuron keep their order. Those that Redis
-has not acknowledged are sent again, so a neuron may be given one twice, and drops it. A large frame
-takes several entries, and several calls of the script.
+Frames pushed while others are on their way go with the next ones, so that a burst costs two round
+trips and not one for each request. Frames of one neuron keep their order. Unacknowledged frames are
+resent, and neurons drop duplicates. A large frame takes several entries, and several calls of the
+script.
 
 The ring is the Celery message for ``drain_inbox``, built by hand.
 ``apply_async`` takes 600 µs and blocks; this takes a few and goes out through redis.asyncio. The
@@ -45,8 +45,7 @@ MAX_PENDING_BYTES = 128 * 1024 * 1024
 FRAMES_A_PUSH = 256
 BYTES_A_PUSH = 2 * 1024 * 1024
 MAX_INBOX_ENTRIES = 20_000
-"""The most entries that a neuron has not taken. A neuron that takes none could fill Redis by what
-it is sent."""
+"""The most unread entries: a neuron that reads none must not fill Redis."""
 LOG_INTERVAL_S = 10.0
 
 PUSH_SCRIPT = LuaScript("""
@@ -66,8 +65,8 @@ if redis.call('XLEN', KEYS[1]) == (#ARGV - 5) / 2 then
 end
 """)
 """KEYS: inbox, the neuron's queue. ARGV: field, expiry, ring, the most entries, field of parts;
-then of each entry its part, which may be empty, and its bytes. A ring that is lost costs at most a
-second: the heartbeat drains the inbox too."""
+then of each entry its part, which may be empty, and its bytes. A lost ring costs at most a second:
+the heartbeat drains the inbox too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Publishes that this gateway is alive, and watches the neurons: that they live, what they hold.
+"""Publishes that this gateway is alive, and watches the neurons' heartbeats and held requests.
 
     Liveness           every second   SET helexa:gateway:<id>:alive, upkeep of the event streams
                        every 250 ms   heartbeats ─▶ FleetSnapshot ─▶ requests on a lost neuron fail
@@ -6,12 +6,12 @@
     HeldRequestsWatch  every second   each neuron's list of requests ─┬─ open here, not held: fails
                                                                       └─ held, not open: cancelled
 
-The lists repair every message that was lost: a submit, a cancel, the last event of an answer. A
-gateway that has had no request for a while reads them less often.
+The lists repair every lost message: a submit, a cancel, the last event of an answer. A gateway that
+has had no request for a while reads them less often.
 
-The snapshot is kept for a moment, so that the hot path does not read Redis for each request; while
-Redis stands still requests are placed by the last one. When Redis answers again every heartbeat has
-expired: neurons count as online until they have had the time to beat. Belongs to one event loop.
+The snapshot is cached for a moment, so that the hot path does not read Redis for each request;
+while Redis hangs, requests are placed by the last one. After that every heartbeat has expired:
+neurons count as online until they have had the time to beat. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -58,19 +58,18 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_AGE_S = 0.2
 WATCH_INTERVAL_S, IDLE_WATCH_INTERVAL_S = 0.25, 1.0
 MAX_MARKS_BYTES = 256 * 1024
-"""The memory of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes
-each."""
+"""The size of a neuron's marks of prepared requests, by Redis' MEMORY USAGE: some ten requests of
+200 bytes each."""
 LOOK_INTERVAL_S, IDLE_LOOK_INTERVAL_S = 1.0, 5.0
 IDLE_AFTER_S = 10.0
 """Since the last open request: until then a neuron may have missed that it has ended."""
 MISSES_UNTIL_LOST = 5
-"""The number of lists in a row that must lack a request until it is lost. The first list may be
-older than the submit, the second made just as it came. By the third the neuron has drained its
-inbox since, and its last events are in Redis; the reader has the time of two more looks to deliver
-those."""
+"""How many consecutive lists must lack a request until it is lost. The first list may be older than
+the submit, the second made just as it came. By the third the neuron has drained its inbox since,
+and its last events are in Redis; the reader has two more polls to deliver those."""
 SIGHTINGS_UNTIL_CANCELLED = 2
-"""The number of lists in a row that must have a request until it is cancelled: the first list may
-be older than the end that the gateway has received."""
+"""How many consecutive lists must contain a request until it is cancelled: the first may be older
+than the end that the gateway has received."""
 MAX_ID_CHARACTERS = 64
 MAX_SIGHTINGS = 512
 
@@ -212,8 +211,8 @@ class Liveness:
         self._announcing = SharedWork(self._announce)
 
     async def ensure_announced(self) -> None:
-        """Neurons drop the requests of a gateway that is not alive, so it must be before it sends
-        its first one. Raises ``ServiceUnavailableError``."""
+        """Neurons drop requests of a gateway that is not alive, so call this before the first one.
+        Raises ``ServiceUnavailableError``."""
         if not self._announced:
             await self._announcing.join()
 
@@ -298,7 +297,7 @@ class Liveness:
         self._continuity.answered(now_s)
         silenced = [] if self._snapshot is None else _silenced(snapshot, self._snapshot)
         if silenced and self._continuity.is_settled(now_s):
-            # Maybe Redis went, and came back empty within a moment: this gateway's marker shows it.
+            # Redis may have restarted empty within a moment: this gateway's marker shows it.
             await self._announcing.join()
             self._continuity.answered(now_s)
         if not self._continuity.is_settled(now_s):
@@ -310,8 +309,8 @@ class Liveness:
         return snapshot
 
     def _fail_the_lost(self, snapshot: FleetSnapshot) -> None:
-        """A life has ended when its heartbeat lapsed or the next one's is there. Events of a new
-        life may be here before its heartbeat, so an epoch not seen yet is no reason to fail."""
+        """An instance has ended when its heartbeat lapsed or the next one's exists. Events of a new
+        instance may come before its heartbeat, so an unknown epoch is no reason to fail."""
         ended, self._epochs = self._epochs, {view.name: view.epoch for view in snapshot.neurons}
         for stream in self._streams:
             current = self._epochs.get(stream.neuron)

@@ -3,9 +3,9 @@
     ensure(neuron) ─▶ its stream is made, its reader runs ─▶ … ─▶ idle for a while: closed
     every second      trim the read entries, keep the streams from expiring, remake a lost one
 
-A Redis that does not answer is waited for, since its data is not lost. When it is given up, or
-has come back without this gateway's marker, everything in flight fails, because the missed entries
-are unknown. A single stream that is gone was deleted by its neuron, and fails that one's requests.
+While Redis does not answer, readers wait: its data is not lost. When they give up, or it is back
+without this gateway's marker, everything in flight fails, because the missed entries are unknown. A
+single missing stream was deleted by its neuron, and fails that one's requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Reports of this gateway in Redis: the refused callers, for pages that list them with reasons, and
-the models that requests wait for, for the control. Each class belongs to one event loop.
-"""
+"""Reports of this gateway in Redis: refused callers, for pages that list them with reasons, and the
+models that requests wait for, for the control. Each class belongs to one event loop."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Admits a request: by what one gateway takes on at once (``Bounds``), by the key's models, by the
-limits per minute, and by what the model's entry means for it.
+"""Admits a request: by the gateway's own bounds (``Bounds``), the key's models, the limits per
+minute, and the model's entry.
 
 Limits are charged before anything is loaded for a request, and corrected when it has ended. Each
 refusal names its bound, and becomes an error for the client. The operator's sampling defaults fill
-what a request does not name itself. They are applied where it is sent, so a change of them needs no
-reload, and an upstream gets those that its dialect has words for.
+unset fields. They are applied when it is sent, so changing them needs no reload; an upstream gets
+those that its dialect has.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Bounds:
 
 
 MIN_ANSWER_TOKENS = 1024
-"""A request that names no length is admitted when so much of the minute is left for its answer, or
-a quarter of a limit that is smaller."""
+"""A request that names no length is admitted when this much of the minute is left for its answer,
+or a quarter of a smaller limit."""
 
 
 class Limiting:
@@ -180,8 +180,8 @@ def _limited(error: RateLimitedError) -> ApiError:
 async def permit(
     gateway: Gateway, call: Call, entry: CatalogueEntry, base: CatalogueEntry, request: Request
 ) -> None:
-    """Refuses before anything is loaded for it. ``base`` is the entry that is loaded: of an adapter
-    another than the entry itself. Raises ``ApiError``."""
+    """Refuses before anything is loaded for it. ``base``: the entry that is loaded, for an adapter
+    another one than ``entry``. Raises ``ApiError``."""
     principal = call.who
     if not principal.may_use(entry):
         raise ModelNotAllowedError(entry.name)
@@ -192,8 +192,8 @@ async def permit(
     if base.upstream_model is not None or not (call.is_billed and principal.budgets):
         return
     if not ready_replicas(await gateway.liveness.placing_snapshot(), base.name):
-        # A model may be loaded for it, which a spent budget is no reason for. The reservation
-        # grows once its place is known, and is released with the call where it finds none.
+        # Loading a model is no use with a spent budget. The reservation grows once its place is
+        # known, and is released with the call where it finds none.
         await gateway.accounting.reserve(call, fewest_tokens(request))
 
 
@@ -215,7 +215,7 @@ def ready_replicas(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
 
 
 def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
-    """``None``: one of them has no limit that is known."""
+    """``None``: one of them has no known limit."""
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else otherwise
 
@@ -233,8 +233,8 @@ def check_task(entry: CatalogueEntry, task: Task) -> None:
 
 
 async def check_sees(liveness: Liveness, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
-    """Refuses before anything is placed, where a replica has reported its vision: the same files
-    may be another model on none. Raises ``VisionUnsupportedError``."""
+    """Refuses before placement, where a replica reports another vision: no replica may have the
+    same files. Raises ``VisionUnsupportedError``."""
     ready = ready_replicas(await liveness.placing_snapshot(), entry.name)
     if ready and not any("vision" in replica.capabilities for replica in ready):
         raise VisionUnsupportedError(files[0].path)

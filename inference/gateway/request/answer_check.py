@@ -1,4 +1,4 @@
-"""Whether a neuron's message is a possible answer to its request. Pure.
+"""Checks that a neuron's message is a possible answer to its request. Pure.
 
     generation   Accepted ─▶ events of open choices ─▶ ChoiceFinished for each ─▶ Finished
     embedding    Accepted ─▶ EmbeddedPart … Embedded, one vector for each prompt
@@ -6,9 +6,9 @@
     count        TokensCounted         tokenize   Tokenized
                  at any time: Failed | Cancelled
 
-A neuron may be broken or hostile. What stands in its events becomes the client's answer, the
-ledger's numbers and the metrics', so each number has a bound and each kind its place, and they are
-checked once, here. A gap in a stream of events is not found here: batches are numbered.
+A neuron may be broken or hostile, and its events become the client's answer and the numbers of
+ledger and metrics: each number's bound and each kind's place are checked once, here. Gaps are
+detected by the batches' numbers, not here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_DRAFTS = 2**31 - 1
 MAX_MS = 1e12
 MAX_LOGPROB = 0.01
-"""The logprob of a certain token, as floats round it. NaN is not below it."""
+"""The logprob of a certain token, with rounding. NaN is not below it."""
 BYTES_A_TOKEN = 1024
 """The bytes of a token: text, its token id and the message around them; a client's answer may be
 kept until it is whole. A token that is alone in its message takes some 270, beside its text."""
@@ -76,7 +76,7 @@ MAX_DIMENSIONS = 2**20
 
 
 class AnswerFaultError(Exception):
-    """What no honest neuron answers to this request, in words."""
+    pass
 
 
 def _most_bytes(request: Request, most: Usage) -> int:
@@ -100,8 +100,8 @@ class AnswerCheck:
         is_captured: bool = False,
         is_traced: bool = False,
     ) -> None:
-        """``most``: what it may report, over all its prompts and choices. ``is_captured``: its
-        neuron was asked for ``Traced``; ``is_traced``: for ``StageTimes``."""
+        """``most``: the most usage, over all its prompts and choices. ``is_captured``: ``Traced``
+        was requested; ``is_traced``: ``StageTimes`` were."""
         self._request = request
         self._most = most
         self._max_output_tokens = most.completion_tokens

@@ -1,15 +1,14 @@
-"""Tries one request at a replica, and owns it until its end: at the replica that it was placed on,
-and at another one where no engine took it.
+"""Tries one request at a replica, and retries it at another one where no engine accepted it.
 
     begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
                 ▲                                   │
                 └── before it is accepted: the neuron went away or leaves, the replica is gone,
                    or the prompt is longer than reserved
 
-Which failures are answered so, and how often, is ``fleet.placement.targets``'s. A request that its
-neuron was preparing when it died is not retried: the marks that the neuron left in Redis show it
-(``inference.protocol.held``). Each attempt has an identity of its own, so that a late event of
-an earlier one's neuron is not taken for an answer, and that neuron is asked to drop it.
+``fleet.placement.targets`` decides which failures are retried, and how often. A request that its
+neuron was preparing when it died is not: the neuron's marks in Redis show it
+(``inference.protocol.held``). Each attempt has its own id, so that a late event of an earlier one
+is not taken for an answer; that neuron is told to drop it.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ from inference.wire.errors import ApiError, RequestFailedError
 logger = logging.getLogger(__name__)
 
 FINAL_USAGE_TIMEOUT_S = 30.0
-"""How long a neuron may take to report what a cancelled request used. After that the request is
+"""How long a neuron may take to report a cancelled request's usage. After that the request is
 charged for the tokens counted."""
 MAX_ID_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request that may run, whatever answers it. ``entry``: what it is placed by, an adapter's
-    base. ``deadline_s``, on the event loop's clock, is for the first token of whichever answers;
-    ``abort`` is called when the events are not taken as fast as they come."""
+    """A request that may run, whatever answers it. ``entry``: it is placed by this, an adapter's
+    base. ``deadline_s``, on the event loop's clock, is for the first token; ``abort`` is called
+    when the events are not read as fast as they come."""
 
     gateway: Gateway
     call: Call
@@ -79,13 +78,13 @@ class RunningRequest(Protocol):
 
     @property
     def is_sent(self) -> bool:
-        """Whether it was sent to an engine or an upstream, which may have begun it."""
+        """Whether an engine or upstream may have begun it."""
         ...
 
     async def begin(self) -> None: ...
 
     async def next_events(self) -> list[Event]:
-        """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
+        """Returns all queued events, at least one. Raises the ``ApiError`` it failed with."""
         ...
 
     def close(self) -> None: ...
@@ -106,10 +105,10 @@ class PlacedRequest:
         num_attempts: int = 0,
         floor: TokenBounds | None = None,
     ) -> None:
-        """``place_deadline_s``, where it is earlier than the request's, bounds the waiting for a
-        replica; ``queue_deadline_s`` that in its queue, ``None``: as long as the model allows;
-        ``num_attempts``: those that another ``PlacedRequest`` has made for the call; ``floor``:
-        as ``TokenBudget`` has it."""
+        """``place_deadline_s``, where it is earlier than the request's, limits the wait for a
+        replica; ``queue_deadline_s`` that in its queue, ``None``: the model's limit;
+        ``num_attempts``: those that another ``PlacedRequest`` has made for the call; ``floor``: see
+        ``TokenBudget``."""
         self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
         self._request = with_sampling_defaults(
             without_cache_marks(asked.request), asked.entry.sampling_defaults
@@ -177,7 +176,7 @@ class PlacedRequest:
                 self._gateway.placer.refused(stream.model, stream.neuron)
                 self._leave(stream, error)
                 if error.code == "neuron_lost":
-                    # It may be alive after all, and is asked to drop the request.
+                    # It may be alive after all, so it is told to drop the request.
                     self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
             await self.begin()
 
@@ -261,8 +260,8 @@ class PlacedRequest:
         await self._gateway.dispatcher.push(stream.neuron, submit)
 
     def _end(self, stream: RequestStream) -> None:
-        """Ends an attempt. Unless it is settled its neuron is asked to drop the request, because
-        it may still hold blocks, and its answer reports the usage."""
+        """Ends an attempt. Unless it is settled its neuron is told to drop the request, because it
+        may still hold blocks, and its answer reports the usage."""
         stream.end()
         streams = self._gateway.streams
         if stream.usage_counter.is_settled:
@@ -319,8 +318,8 @@ class PlacedRequest:
         )
 
     def _max_queue_wait_s(self) -> float | None:
-        """``None``: as long as the model allows. Several choices begin one after the other, and one
-        that times out would end those that have begun."""
+        """``None``: the model's limit. Several choices begin one after the other, and one that
+        times out would end those that have begun."""
         request = self._request
         has_one = isinstance(request, GenerationRequest) and num_prompts(request) * request.n == 1
         if self._queue_deadline_s is None or not has_one:

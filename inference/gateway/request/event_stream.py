@@ -1,4 +1,4 @@
-"""What has arrived for each request in flight and its consumer has not yet taken.
+"""Queues of events between the readers and the consumers of requests.
 
     reader ──put──▶ RequestStream (bounded) ──next_events──▶ consumer
     liveness, deadline, submission ──fail──▶
@@ -52,8 +52,8 @@ MAX_QUEUED_BYTES = 128 * 1024 * 1024
 MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
 EVENTS_A_TAKE = 1024
 BYTES_A_TAKE = 256 * 1024
-"""What a consumer is given at once; then other tasks get to run. As much as the reader delivers in
-a turn of the loop, so that a consumer whose client reads keeps up with it."""
+"""Bytes a consumer gets at once; then other tasks run. As much as the reader delivers in a turn of
+the loop, so that a consumer whose client reads keeps up with it."""
 
 FAILURES = (Failed, Cancelled)
 REPORTS = (Traced, StageTimes)
@@ -61,8 +61,8 @@ FIRST_EVENTS = (Accepted, TokensCounted, Tokenized)
 
 
 class RequestStream:
-    """``epoch`` is that of the neuron instance that serves it: from the snapshot at dispatch, then
-    from its events."""
+    """``epoch``: the neuron instance that serves it, from the snapshot at dispatch, then from its
+    events."""
 
     def __init__(
         self,
@@ -103,15 +103,15 @@ class RequestStream:
         )
 
     def follow(self, submission: asyncio.Future[None]) -> None:
-        """``submission``: of its frame. The stream fails when that does; where the stream ends
-        first, a frame that has not been sent is not sent any more."""
+        """``submission``: of its frame. If that fails, the stream fails; if the stream ends first,
+        an unsent frame is not sent any more."""
         self._submission = submission
         submission.add_done_callback(self._submission_ended)
 
     def put(self, event: Event, num_bytes: int = 0) -> None:
         """Queues the event; it is only counted once the stream has ended. ``num_bytes`` is its
-        share of its entry. Raises ``AnswerFaultError`` for what no honest neuron answers: then the
-        stream has failed, and nothing of the event counts."""
+        share of its entry. Raises ``AnswerFaultError`` for an impossible answer: then the stream
+        has failed, and nothing of the event counts."""
         try:
             if isinstance(event, Fragment):
                 self._put_fragment(event)
@@ -145,7 +145,7 @@ class RequestStream:
         self._wake()
 
     def lose(self, error: ApiError) -> None:
-        """Fail, and settle at once: its neuron has gone or does not have the request, so no
+        """Fails and settles at once: the neuron is gone or does not have the request, so no
         terminal event comes."""
         self.fail(error)
         self.usage_counter.settle_as_counted()
@@ -188,7 +188,7 @@ class RequestStream:
         return events
 
     def _take_error(self) -> ApiError:
-        """The stream keeps it no longer: the frames of its traceback refer to the stream."""
+        """Clears the error: its traceback's frames refer to the stream."""
         error, self._error = self._error, None
         assert error is not None
         return error
@@ -286,8 +286,8 @@ class RequestStreams:
 class StandstillWatch:
     """Detects that this process stood still: it was stopped, swapped out, or starved.
 
-    Meanwhile its key lapsed, so that neurons took it for dead and cancelled its requests: the
-    clients of these are told whose fault that was.
+    Meanwhile its key lapsed, so that neurons took it for dead and cancelled its requests: the error
+    of these names the gateway.
     """
 
     def __init__(

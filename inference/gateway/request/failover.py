@@ -4,10 +4,10 @@
              ▲          │
              └─ leave ──┘ where it fails before; each target is tried once
 
-``fleet.placement.targets`` chooses and knows what may fail over. ``TargetedRequest`` attempts, at
-an own replica or an upstream. Each attempt's reservation is in place of the one before, and as much
-as the most expensive target that is left may use. The counter of the last attempt is charged. Must
-not know HTTP or dialects.
+``fleet.placement.targets`` chooses, and decides which failures fail over. ``TargetedRequest``
+attempts, at an own replica or an upstream. Each attempt's reservation replaces the one before, and
+covers the most expensive target left. The counter of the last attempt is charged. Must not know
+HTTP or dialects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RETRY_AFTER_S = 1.0
 UNKNOWN = TargetState(is_ready=False, queue=0, num_requests=0)
 QUEUE_TIMEOUT = "queue_timeout"
 NOT_ABLE = frozenset({"unsupported_parameter", "vision_unsupported"})
-"""What a target does not do is no reason to the client where another one was only busy."""
+"""Not shown to the client where another target was only busy."""
 
 
 class Failover:
@@ -55,7 +55,7 @@ class Failover:
         deadline_s: float,
     ) -> None:
         """``targets``: those of the entry that can answer such a request. ``deadline_s``, on the
-        event loop's clock, is for the first token of whichever answers."""
+        event loop's clock, is for the first token."""
         self._placer = placer
         self._upstreams = upstreams
         self._call = call
@@ -72,8 +72,8 @@ class Failover:
 
     @property
     def place_deadline_s(self) -> float | None:
-        """The time, on the event loop's clock, until which it may wait for a place at the present
-        target; ``None``: as long as any request may."""
+        """Until when, on the event loop's clock, it may wait for a place at the present target;
+        ``None``: no limit of its own."""
         wait_s = self._chosen.wait_s
         return None if wait_s is None else self._began_s + wait_s
 
@@ -94,8 +94,8 @@ class Failover:
         return next(self.others(), None) is not None
 
     def begin(self) -> None:
-        """Keeps a request from a target that it may not go to or whose prices are unknown. Raises
-        ``ApiError`` where no other is left."""
+        """Skips targets that the request may not use or whose prices are unknown. Raises
+        ``ApiError`` where none is left."""
         self._call.may_move = True
         for index, target in enumerate(self._targets):
             try:
@@ -117,7 +117,7 @@ class Failover:
 
     def _prices_at(self, target: Target) -> Prices:
         if self._entry.lacks_prices_at(target):
-            return FREE  # nothing is sent there
+            return FREE
         return self._entry.prices_at(target).less(self._call.discount_percent)
 
     async def run(self, attempt: Callable[[Target], Awaitable[None]]) -> None:
@@ -130,7 +130,8 @@ class Failover:
                 self.leave(error)
 
     def leave(self, error: ApiError) -> None:
-        """Leaves the present target, which failed so. Raises that where no other may be tried."""
+        """Leaves the present target, which failed with ``error``. Raises that where no other may be
+        tried."""
         chosen, call = self._chosen, self._call
         target = self._targets[chosen.index]
         now_s = asyncio.get_running_loop().time()

@@ -1,21 +1,21 @@
-"""Who asks, by the headers of a request: its caller, its end user, and the servers it came through.
+"""Identifies a request by its headers: its caller, its end user, and the servers it came through.
 
     HELEXA_API_KEY ─▶ the shared account
     hx-… key       ─▶ its account                       401 where it is not, or no longer, one
     neither        ─▶ anonymous, where that is allowed  else 401
 
-Whether callers without a key are served follows from the address that this server listens on and
-from the operator's setting, never from who seems to be connecting: a proxy on this machine connects
-from this machine for any client. Where they are served, a browser must not be made to ask
-for a page of elsewhere, so their Origin and Host are checked.
+This server's own address and the operator's setting decide whether callers without a key are
+served, never the peer's address: a proxy on this machine connects from it for any client. Where
+they are served, Origin and Host are checked, so that no foreign web page can use a visitor's
+browser.
 
-A client names its end user in headers or in its body. The name counts only with a key that is
-trusted to give one: others could write any person's name into the records. Headers come before the
-body, because a proxy that knows who has logged in sets them.
+A client names its end user in headers or in its body. The name counts only with a trusted key:
+others could put any person's name into the records. Headers come before the body, because a proxy
+that knows who has logged in sets them.
 
-Each request that is forwarded to an upstream names in ``Via`` the servers that it has come through
-(RFC 9110, section 7.6.3): else two servers that are upstreams of each other would send it round
-without end. The gateways of one fleet share a pseudonym, which shows nothing of them.
+A request to an upstream names in ``Via`` the servers it has passed (RFC 9110, section 7.6.3), so
+that two servers that are each other's upstreams cannot loop it. The gateways of one fleet share a
+pseudonym, which shows nothing of them.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ OUR_MARK = re.compile(rb"(?<![A-Za-z0-9])" + re.escape(PREFIX_MARK.encode()))
 SELF_TEST_HEADER = b"helexa-self-test"
 """Sent by ``serve`` with its own key, which commands on its machine use too."""
 KNOWN_FOR_S = 0.5
-"""How long a large body may take to come without its sender being identified again: as long as a
-revoked key may be remembered."""
+"""How long the body of an identified sender may take without a second check: as long as a revoked
+key may be cached."""
 API_KEY_HEADERS = (b"x-api-key", b"api-key")
-"""Anthropic's clients send their key in the first, Azure's in the second."""
+"""Anthropic's clients use the first, Azure's the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Sender:
 
 
 REQUEST_ID = "helexa.request_id"
-"""The entry of an ASGI scope that holds the id of a request that no consumer gets to see."""
+"""The ASGI scope's entry with the id of a request that no consumer sees."""
 REFUSED = "helexa.refused"
-"""The entry of an ASGI scope in which Django notes the ``NotedRefusal`` of its answer."""
+"""The ASGI scope's entry in which Django puts its ``NotedRefusal``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotedRefusal:
-    """Why Django refuses a request; its status is the answer's. ``endpoint`` is one of a fixed set,
+    """Django's refusal of a request, with its answer's status. ``endpoint`` is one of a fixed set,
     empty where no view answers."""
 
     code: str
@@ -89,7 +89,7 @@ LOGIN = "helexa.login"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Who asks by a login instead of a key, or the refusal. One of both is set."""
+    """A caller with a login instead of a key, or the refusal: one of both is set."""
 
     principal: Principal | None = None
     username: str = ""
@@ -122,8 +122,8 @@ class Directory(Protocol):
 
 
 def allows_anonymous(config: Config) -> bool:
-    """Returns whether requests need no key: on loopback they need none, unless one is set;
-    elsewhere the operator has to allow it."""
+    """Whether requests need no key: on loopback unless one is set, elsewhere where the operator
+    allows it."""
     if config.allow_anonymous is not None:
         return config.allow_anonymous
     host = config.listen_host
@@ -139,8 +139,8 @@ class Identifier:
     async def identify(
         self, headers: Headers, *, scope: Scope, sender: Sender | None = None
     ) -> Principal:
-        """``headers`` as in an ASGI scope, names in lower case. ``sender``: what ``sender_of``
-        returned for them, if anything. Raises ``ApiError``."""
+        """``headers`` as in an ASGI scope, names in lower case. ``sender``: the result of
+        ``sender_of``, if any. Raises ``ApiError``."""
         principal = await self.principal_of(headers, sender=sender)
         ensure_scope(principal, scope)
         return principal
@@ -161,7 +161,8 @@ class Identifier:
             raise ServiceUnavailableError("database_unavailable", str(error)) from error
 
     async def still(self, account: str, key: str) -> Principal:
-        """Who asked before, as they are now; ``key`` is its public prefix. Raises ``ApiError``."""
+        """The present state of an earlier caller; ``key`` is its public prefix. Raises
+        ``ApiError``."""
         try:
             if key:
                 principal = await self._directory.find_by_prefix(key)
@@ -281,8 +282,8 @@ def take_end_user(request: Request, principal: Principal) -> tuple[Request, str]
 
 
 def cleaned(name: str) -> str:
-    """Returns the name without characters that do not print. A long name ends with a digest of the
-    whole, so that two of them stay two."""
+    """Returns the name without unprintable characters. A long name ends with a digest of the whole,
+    so that two stay distinct."""
     name = "".join(filter(str.isprintable, name)).strip()
     if len(name) <= MAX_CHARS:
         return name

@@ -5,9 +5,8 @@
                                                                            │
                               log, metrics, ledger, limits, record, spans ◀┘
 
-A refusal is reported at once. A submitted request is reported when its client has been answered and
-its usage counter is settled: before that its usage is unknown. The call ends nothing itself; see
-``event_stream``. Nothing else keeps a record of its own of how a request ended.
+A refusal is reported at once; a submitted request when its client has been answered and its usage
+counter is settled. The call ends nothing itself; see ``event_stream``.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("helexa.requests")
 
 PROBES = frozenset({"/health", "/ping"})
-"""Asked every few seconds by whatever watches a gateway: their lines would bury the others."""
+"""Polled every few seconds by monitors: their lines would bury the others."""
 
 MAX_CAUSE_CHARACTERS = 300
 NO_MODEL = "-"
 MAX_REQUEST_BYTES = 1024 * 1024
-"""The longest text that is looked through. It is more than is stored: images, which are masked,
-often come before the text."""
+"""The longest text that is searched. It is more than is stored: images, which are masked, often
+come before the text."""
 MAX_ANSWER_BYTES = 256 * 1024
 
 
@@ -59,8 +58,7 @@ class RequestOutcome:
     """How one request ended. ``settle.model`` is a catalogue name, never a client's text."""
 
     settle: Settle
-    """What the log, the metrics and the ledger record of it; the ledger only where
-    ``is_billed``."""
+    """For log and metrics; for the ledger where ``is_billed``."""
     is_billed: bool
     """The request was submitted and has a price, so the ledger gets an entry."""
     kind: Outcome
@@ -71,7 +69,7 @@ class RequestOutcome:
     error_message: str = ""
     error_cause: str = ""
     is_self_test: bool = False
-    """``serve`` has asked it: it is logged, and nothing else."""
+    """Made by ``serve``: logged, and nothing else."""
     model_asked: str = ""
     end_user: str = ""
     captured: Capture | None = None
@@ -79,7 +77,7 @@ class RequestOutcome:
     targets_tried: tuple[str, ...] = ()
     spans: RequestSpans | None = None
     queue_ms: int | None = None
-    """The time from its first header to the start of its work; ``None``: it never started."""
+    """Milliseconds from its first header to the start of its work; ``None``: it never started."""
 
     @property
     def duration_s(self) -> float:
@@ -119,8 +117,6 @@ class Capture:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Call:
-    """Filled in as it becomes known."""
-
     request_id: str
     endpoint: str
     client: str
@@ -134,17 +130,17 @@ class Call:
     capture: Capture | None = None
     neuron: str = ""
     targets_tried: list[str] = field(default_factory=list)
-    """The targets that it has left, each with its error's code."""
+    """The targets it has left, each with its error's code."""
     may_move: bool = False
     """Another target may still answer it."""
     placed_model: str = ""
-    """The model that it is placed by, an adapter's base; empty before that."""
+    """The model it is placed by, an adapter's base; empty before that."""
     prices: Prices = FREE
     """The prices of the target that serves it, or that it is sent to."""
     most_prices: DearestPrices | None = None
     """The prices of the targets that may still serve it; ``None``: ``prices`` alone."""
     metered: Metered = NOT_METERED
-    """What it uses beside tokens: at most until it has ended, then what it used."""
+    """Units other than tokens: an upper bound until it has ended, then the actual use."""
     is_reserved: bool = False
     is_billed: bool = True
     is_usage_estimated: bool = False
@@ -162,10 +158,10 @@ class Call:
     status: int = 0
     limit_state: LimitState = NO_LIMITS
     charged: TokenBounds | None = None
-    """What a limit was charged for: ``prompt_tokens``, and ``default_output_tokens`` for the
+    """The tokens that a limit was charged: ``prompt_tokens``, and ``default_output_tokens`` for the
     answer. ``None``: no limit counts its tokens."""
     _not_let_in: tuple[str, str] = ("", "")
-    """Account and key of a sender who is refused, and so is no principal."""
+    """Account and key of a refused sender, who is no principal."""
     _started_s: float = field(default_factory=time.monotonic)
     _is_closed: bool = False
 
@@ -199,7 +195,7 @@ class Call:
             self.capture.send(part)
 
     def fail(self, error: ApiError) -> None:
-        """It ends with that error. Keeps its words alone: its traceback's frames refer to the
+        """Ends it with ``error``. Keeps only the error's words: its traceback's frames refer to the
         call."""
         self.outcome = error.code
         self.error_message = error.message
@@ -223,8 +219,8 @@ class Call:
         )
 
     def close(self) -> None:
-        """The client has been answered, or has left: nothing is filled in any more. Only the first
-        time counts."""
+        """The client has been answered, or has left: nothing changes any more. Only the first call
+        counts."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -234,7 +230,7 @@ class Call:
             self.usage_counter.when_settled(self._finish)
 
     def outcome_if_lost(self) -> RequestOutcome:
-        """How it ends if its gateway dies now, before any token has come."""
+        """The outcome if its gateway dies now, before any token."""
         return self._ended(
             NOTHING,
             code=GATEWAY_LOST,
@@ -363,8 +359,8 @@ def end_spans(outcome: RequestOutcome) -> None:
 
 
 def log(outcome: RequestOutcome) -> None:
-    """Holds no client's text: the model is the catalogue's name, the client one of a fixed set, and
-    only failures of the server have their cause with them."""
+    """Holds no client's text: the model is a catalogue name, the client one of a fixed set, and
+    only server failures include their cause."""
     settle, is_ours = outcome.settle, outcome.kind is Outcome.FAILED
     logger.log(
         _level(outcome, is_ours),

@@ -1,4 +1,4 @@
-"""Carrying out what placement decides, until a request has a replica to go to.
+"""Carries out placement's decisions, until a request has a replica.
 
     find ─▶ snapshot ─▶ place ─┬▶ Route   done
               ▲                ├▶ Reject  refuse
@@ -6,12 +6,11 @@
               │                └▶ Wait ──────────────────┤
               └────────────────────────── WaitingRoom ◀──┘
 
-Deciding is ``fleet.placement``'s. Here are only the effects, and the state newer than any
-heartbeat: this gateway's own requests, so that a burst spreads over replicas, its own loads, so
-that two models do not get one room, and replicas that have just refused.
+``fleet.placement`` decides. Here are the effects, and state newer than any heartbeat: this
+gateway's requests, so that a burst spreads over replicas; its loads, so that two models do not get
+the same memory; and replicas that have just refused.
 
-Requests that wait for a model share its room: one of them looks, all are woken. Placement is asked
-once a round, however many wait.
+Requests that wait for a model share a waiting room: one polls placement, all are woken.
 
     join ─▶ Room of the model ── every 250 ms: placement decides once ──▶ still waiting
                               └─▶ a place, a refusal or an error: all are woken and each
@@ -54,7 +53,7 @@ from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 logger = logging.getLogger(__name__)
 
 LOAD_REPEAT_S = 2.0
-"""A load that was asked for shows in a heartbeat within this; until then it is not asked again."""
+"""A load shows in a heartbeat within this; until then it is not started again."""
 REFUSED_S = 1.5
 UNKNOWN_ETA_RETRY_AFTER_S = 10.0
 
@@ -63,8 +62,8 @@ Hint = Callable[[], RoutingHint]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The neuron and model that a request goes to. ``epoch`` is the instance of the neuron that was
-    seen ready. The limits are those that its replica reports; ``None``: it reports none."""
+    """The neuron and model of a request. ``epoch``: the instance of the neuron that was ready. The
+    limits are its replica's; ``None``: it reports none."""
 
     neuron: str
     epoch: str
@@ -120,7 +119,7 @@ class Placer:
         self, entry: CatalogueEntry, *, deadline_s: float, hint: Hint | None = None
     ) -> Place:
         """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
-        the deadline passes, too many wait, or the database or Redis is away."""
+        the deadline passes, too many wait, or the database or Redis is offline."""
         try:
             return await self._find_place(entry, deadline_s, hint)
         finally:
@@ -159,8 +158,8 @@ class Placer:
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
     ) -> tuple[Decision, CatalogueEntry]:
-        """A request with a replica to go to needs no catalogue. Others use the entry as it is now:
-        a load that failed meanwhile may have reported how much memory it needs."""
+        """A request with a replica needs no catalogue. Others use the current entry: a load that
+        failed meanwhile may have reported how much memory it needs."""
         has_choice = len(snapshot.replicas_of(entry.name)) > 1
         sent = self._sent(entry.name) if has_choice else None
         wanted = hint() if hint is not None and has_choice else None
@@ -183,8 +182,8 @@ class Placer:
         await self._catalogue.start_load(load)
 
     async def _snapshot(self, model: str) -> FleetSnapshot:
-        """Returns the snapshot with what this gateway has seen since the last heartbeats: loads it
-        asked for, and neurons that refused the model."""
+        """Adds events since the last heartbeats: loads this gateway started, and neurons that
+        refused the model."""
         snapshot = await self._read_snapshot()
         now_s = asyncio.get_running_loop().time()
         for key, (asked_s, load, entry) in list(self._loads_asked.items()):
@@ -260,12 +259,12 @@ LOOK_INTERVAL_S = 0.25
 RETRY_AFTER_S = 1.0
 
 Look = Callable[[], Awaitable[bool]]
-"""Whether waiting is over; starts what has to be started. Raises ``ApiError``."""
+"""Returns whether waiting is over; starts loads as needed. Raises ``ApiError``."""
 
 
 @dataclass(slots=True)
 class _Room:
-    """A waiting room of the requests for one model. Its work ends when the waiting does."""
+    """The requests that wait for one model. Its poll ends with the last of them."""
 
     work: SharedWork[None]
     since_s: float
@@ -287,9 +286,8 @@ class WaitingRoom:
 
     async def wait(self, model: str, look: Look, *, timeout_s: float) -> None:
         """Returns when ``look`` returns true or time is up; the first request in a model's room
-        looks for all. Raises ``ServiceUnavailableError`` where too many wait, and what ``look``
-        raises.
-        """
+        polls for all. Raises ``ServiceUnavailableError`` where too many wait, and errors of
+        ``look``."""
         if self.num_waiting >= self._max_waiting:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -328,7 +326,7 @@ MAX_HINTS = 4
 
 
 def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
-    """``salt``: whose prefix cache it is, the account's. Requests without a prefix to find again
+    """``salt``: the account, which owns its prefix cache. Requests without a prefix to find again
     have no hints."""
     if not isinstance(request, GenerationRequest):
         return RoutingHint()

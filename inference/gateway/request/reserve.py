@@ -1,12 +1,12 @@
-"""Reserves what one request may use at most: on its limits, on its caps, and at its neuron, which
-refuses a longer prompt before anything is computed.
+"""Reserves the most that one request may use: on its limits, on its caps, and at its neuron, which
+refuses a longer prompt before computing.
 
     reserve, near the expected length ─▶ the neuron counts ─┬▶ accepted: narrowed, learned
                 ▲                                           └▶ longer than was reserved
                 └──────────── extend, by the count, once ◀───┘
 
-``TokenBudget`` decides how much, for one request: by what ``admission.Limiting`` has charged its
-limits per minute, else by what texts of that size have had. ``Accounting`` reserves on the caps:
+``TokenBudget`` decides how much: the charge of ``admission.Limiting`` for its limits per minute,
+else the usual tokens of texts of that size. ``Accounting`` reserves on the caps:
 
     reserve ─▶ Granted ─▶ narrow, when the prompt is counted ─▶ settle, by the outcome
       │           └▶ release, where it never came to a neuron
@@ -46,14 +46,13 @@ from metering.ledger.spool import Count
 from metering.request_records.rows import record_fields
 
 OVER_BUDGET = "insufficient_quota"
-"""The code by which a neuron refuses a prompt that is longer than its reservation."""
+"""The code with which a neuron refuses a prompt longer than its reservation."""
 MAX_TEMPLATE_TOKENS = 65_536
-"""The most tokens by which a template may make a prompt longer than its text, where nothing is
-reserved: the context is the one that the neuron reports."""
+"""The most tokens that a template may add to a prompt where nothing is reserved: the neuron reports
+the context."""
 WAIT_S = 10.0
 POLL_INTERVAL_S = 0.25
-"""How often the first of a line asks the ledger while this gateway settles nothing: what other
-gateways settle is found so."""
+"""How often the first of a line polls the ledger, to see what other gateways settle."""
 
 
 class TokenBudget:
@@ -66,7 +65,7 @@ class TokenBudget:
         *,
         floor: TokenBounds | None = None,
     ) -> None:
-        """``model``: whose tokenizer counts. ``floor``: caps reserve as much at least, for another
+        """``model``: its tokenizer counts. ``floor``: caps reserve at least this, for another
         target that may still serve the request."""
         self._accounting = accounting
         self._limits = limits
@@ -99,7 +98,7 @@ class TokenBudget:
         self._sure, self._reserved = sure, reserved
 
     async def extends(self, error: ApiError) -> bool:
-        """Whether the neuron refused the prompt as longer than was reserved, and now its length is
+        """Whether the neuron refused the prompt as longer than reserved, and now its length is
         reserved. Raises ``ApiError`` where it cannot be."""
         sure, reserved = self._sure, self._reserved
         if sure is None or reserved is None or self._is_extended or error.code != OVER_BUDGET:
@@ -125,8 +124,7 @@ class TokenBudget:
             self._on_caps_tokens = most.prompt_tokens
 
     def accepted(self, prompt_tokens: int) -> None:
-        """The neuron has counted the prompt: the excess is released, unless another target may
-        still need it."""
+        """Releases the excess over the counted prompt, unless another target may still need it."""
         sure = self._sure
         assert sure is not None, "a request that reserved nothing"
         self._limits.ratios.observe(self._model, sure.text_bound, prompt_tokens - sure.exact_tokens)
@@ -149,7 +147,7 @@ class TokenBudget:
 
     @property
     def max_prompt_tokens(self) -> int | None:
-        """What its neuron refuses more than; ``None``: nothing is reserved."""
+        """Its neuron refuses longer prompts; ``None``: nothing is reserved."""
         if self._reserved is None or (self._granted is None and self._call.charged is None):
             return None
         return self._reserved.prompt_tokens
@@ -167,9 +165,9 @@ class TokenBudget:
         return most if self._granted is None else min(most, self._granted.output_tokens)
 
     def most_usage(self, *, num_prompts: int, context_tokens: int | None) -> Usage:
-        """What the neuron may report at most. Where nothing is reserved it refuses no prompt that
-        its template makes longer than the gateway's bound, by ``MAX_TEMPLATE_TOKENS``. A token that
-        stops a choice counts, and may come after the last one that was asked for."""
+        """The most usage that the neuron may report. Where nothing is reserved it refuses no prompt
+        that its template makes longer than the gateway's bound, by ``MAX_TEMPLATE_TOKENS``. A token
+        that stops a choice counts, and may come after the last one that was requested."""
         reserved = self._reserved
         assert reserved is not None, "a request that reserved nothing"
         prompt_tokens = self.max_prompt_tokens
@@ -197,8 +195,8 @@ class Ledger(Reserver, Protocol):
 
     def narrow(self, narrow: Narrow) -> None: ...
     def begin(self, settle: Settle) -> Count:
-        """The request is submitted: ``settle`` is its bill if this process dies now, without the
-        tokens that come."""
+        """The request is submitted: ``settle`` is its bill if this process dies now, without
+        further tokens."""
         ...
 
     def settle(self, settle: Settle) -> None: ...
@@ -229,8 +227,8 @@ class Accounting:
         return self._ledger.spool_problem
 
     async def reserve(self, call: Call, bounds: TokenBounds) -> Granted | None:
-        """Reserves what the request may use at most, in place of what it has reserved before;
-        ``None`` where no cap applies. Raises ``ApiError``."""
+        """Reserves the most that the request may use, replacing its earlier reservation; ``None``
+        where no cap applies. Raises ``ApiError``."""
         if self._ledger.is_full:
             raise _ledger_unavailable()
         principal = call.who
@@ -280,8 +278,8 @@ class Accounting:
             self.queue.freed(call.who.budgets)
 
     def submitted(self, call: Call, counter: UsageCounter) -> None:
-        """An attempt begins, whose usage ``counter`` counts: the bill of a call is that of its last
-        attempt, also where this process dies before it has ended."""
+        """An attempt begins, whose usage ``counter`` counts: a call is billed for its last attempt,
+        also where this process dies before it has ended."""
         call.usage_counter = counter
         if call.is_billed:
             counter.when_counted(self._ledger.begin(bill_of(call.outcome_if_lost())))
@@ -319,20 +317,18 @@ def _ledger_unavailable() -> ServiceUnavailableError:
 
 @dataclass(slots=True)
 class _Line:
-    """The requests that wait for one budget, first come, first served."""
-
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the first: one request asks the ledger, however many wait."""
+    """Held by the first: one request polls the ledger, however many wait."""
     may_try: asyncio.Event = field(default_factory=asyncio.Event)
     num_waiting: int = 0
     failure: LedgerUnavailableError | None = None
-    """The ledger does not answer, which ends the waiting of all."""
+    """The ledger does not answer, which fails all that wait."""
 
 
 class ReservationQueue:
-    """Requests that wait for reservations of others to settle before their budget refuses them: a
-    reservation is the most that a request may use, and most of it is free again in seconds. Belongs
-    to one event loop."""
+    """Requests that wait for others' reservations to settle before their budget refuses them: a
+    reservation is an upper bound, and most of it is free again in seconds. Belongs to one event
+    loop."""
 
     def __init__(self, ledger: Reserver, *, max_waiting: int, wait_s: float = WAIT_S) -> None:
         self.num_waiting = 0
@@ -363,7 +359,7 @@ class ReservationQueue:
                 del self._lines[budget]
 
     def freed(self, budgets: Iterable[int]) -> None:
-        """Something was released on these budgets, and the ledger knows of it."""
+        """Something was released on these budgets, and the ledger has it."""
         for budget in budgets if self._lines else ():
             if line := self._lines.get(budget):
                 line.may_try.set()
@@ -378,7 +374,7 @@ class ReservationQueue:
         try:
             return await self._try_until(until_s, reserve, line)
         finally:
-            line.may_try.set()  # the next one
+            line.may_try.set()
             line.turn.release()
 
     async def _try_until(self, until_s: float, reserve: Reserve, line: _Line) -> Granted:

@@ -1,11 +1,11 @@
-"""One request on its way through the fleet: found, permitted, placed, paid for, submitted.
+"""Runs one request: finds its model, permits, places, reserves, submits.
 
     find model ─▶ permit ─▶ PlacedRequest: find place ─▶ reserve ─▶ Submit ─▶ events ─▶ settle
                   403/429                  may load it   429        narrowed when accepted
     a model that an upstream serves: ForwardedRequest ─▶ reserve ─▶ answer ─▶ events ─▶ settle
     one with several targets: TargetedRequest ─▶ either of them, and the next where that fails
 
-For code that has a request to run, with a client waiting or not. Must not know HTTP or dialects.
+Must not know HTTP or dialects.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from metering.prices import FREE
 async def run_request(
     gateway: Gateway, call: Call, request: Request, *, abort: Callable[[], None]
 ) -> AsyncIterator[RunningRequest]:
-    """Runs a request and yields it with its events; while Redis stands still nothing comes. Leaving
-    the block before the last event cancels the request; what it used by then is charged all the
-    same. ``abort`` is called when the events are not taken as fast as they come. Raises
-    ``ApiError``."""
+    """Runs a request and yields it with its events; while Redis hangs nothing comes. Leaving the
+    block before the last event cancels the request; its usage by then is charged all the same.
+    ``abort`` is called when the events are not read as fast as they come. Raises ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
     call.model_asked = request.model
@@ -111,6 +110,6 @@ def usable_targets(
 
 
 def is_plain(targets: Sequence[Target]) -> bool:
-    """Whether there is one target, which is always taken, for the model's prices. Pure."""
+    """Whether there is only one target, which is always used, at the model's prices. Pure."""
     first = targets[0]
     return len(targets) == 1 and first.when is When.ALWAYS and first.prices is None

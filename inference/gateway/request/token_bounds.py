@@ -1,8 +1,8 @@
-"""How many tokens a request may use at most, before anybody has counted. Pure.
+"""Upper bounds of a request's tokens, before they are counted. Pure.
 
 The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
-of text. A template adds its own words around the turns. The reservation is nearer to what texts
-take (``PromptRatios``). Where a prompt has more the neuron refuses it before anything is computed
+of text. A template adds its own words around the turns. The reservation is nearer to usual texts
+(``PromptRatios``). The neuron refuses a longer prompt before computing
 (``Submit.max_prompt_tokens``), so a reservation is never exceeded.
 """
 
@@ -43,9 +43,9 @@ IMAGE_MARKERS = 6
 UNKNOWN_VISION = VisionInput(
     pad_token_id=0, patch_px=14, merge=2, min_pixels=65_536, max_pixels=16_777_216
 )
-"""No model that is known makes more tokens of an image."""
+"""No known model makes more tokens of an image."""
 FIRST_SHARE = 0.5
-"""While no prompt of the size was counted: text has a token in three to four bytes."""
+"""Until a prompt of the size was counted: text has a token in three to four bytes."""
 LEAST_SHARE = 0.25
 """Short prompts differ much from one another."""
 MARGIN = 1.25
@@ -53,13 +53,13 @@ FORGETTING = 1 / 64
 
 
 class PromptRatios:
-    """How many tokens a model makes of a prompt of so many bytes, learned from prompts that it has
-    counted: by model and by size in powers of two. Of short prompts the template is the most.
+    """Tokens per byte of prompt, learned from counted prompts by model and by size in powers of
+    two. Short prompts are mostly template.
 
-    The sure bound of a prompt is its bytes, some four times what most texts take. The reservation
-    for a prompt is nearer: the largest share of tokens in bytes that this model's prompts of about
-    this size had, and a margin. A prompt that has more is refused by its neuron before anything is
-    computed, with its length, and is then reserved by that.
+    The sure bound of a prompt is its bytes, some four times the tokens of most texts. The
+    reservation is nearer: the largest share of tokens in bytes that this model's prompts of about
+    this size had, and a margin. The neuron refuses a prompt that has more, with its length, before
+    computing; then that is reserved.
     """
 
     def __init__(self) -> None:
@@ -82,9 +82,9 @@ class PromptRatios:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBounds:
     """The bounds of one request. ``output_tokens`` is over all choices, ``None`` where the client
-    set no limit; ``default_output_tokens`` is what they may become then. Of the prompt,
-    ``exact_tokens`` are known (images, token ids) and ``text_bound`` is the rest's sure bound,
-    however long the context is; that rest has ``text_bytes`` as its client sent it."""
+    set no limit; then ``default_output_tokens`` is the bound. Of the prompt, ``exact_tokens`` are
+    known (images, token ids) and ``text_bound`` is the rest's sure bound, however long the context
+    is; that rest has ``text_bytes`` as its client sent it."""
 
     prompt_tokens: int
     output_tokens: int | None
@@ -120,9 +120,9 @@ def token_bounds(
     catalogue_context_tokens: int | None = None,
     vision: VisionInput | None = None,
 ) -> TokenBounds:
-    """The limits are those of the replica that the request goes to; ``None``: it reports none. An
-    answer whose length the client did not name is bounded by the catalogue's context as well, and
-    by ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
+    """The limits are those of the request's replica; ``None``: it reports none. An answer of no
+    named length is also bounded by the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever
+    its neuron claims."""
     prompts = num_prompts(request)
     exact = _exact_tokens(request, vision or UNKNOWN_VISION)
     text_bytes, text = _text_bounds(request)
@@ -159,13 +159,13 @@ def token_bounds(
 
 
 def fewest_tokens(request: Request) -> TokenBounds:
-    """What it takes at least, where no replica has reported its limits yet."""
+    """A lower bound, where no replica has reported its limits yet."""
     n = num_prompts(request) * (request.n if isinstance(request, GenerationRequest) else 1)
     return TokenBounds(prompt_tokens=1, output_tokens=None, default_output_tokens=n, num_choices=n)
 
 
 DEFAULT_OUTPUT_TOKENS = 1 << 20
-"""The most of an answer where the client named no length: more than any answer has."""
+"""Of an answer of no named length: more than any answer has."""
 
 
 def num_prompts(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""Counts what one attempt of a request uses, for its bill.
+"""Counts one attempt's usage, for its bill.
 
     Accepted ─▶ prompt counted     tokens ─▶ counted     terminal event ─▶ settled, once
                                      its stream expects no more events ─▶ settle_as_counted
@@ -34,16 +34,17 @@ NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
 
 
 class UsageCounter:
-    """Counts every event of its attempt, also those after its client has left.
+    """Counts every event of its attempt, also after its client has left.
 
-    ``on_accepted`` is called with the prompt's length."""
+    ``on_accepted`` is called with the prompt's length.
+    """
 
     def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
         self.usage: Usage = NOTHING
         self.first_token_s: float | None = None
         self.begun_s: float | None = None
-        """``time.monotonic`` when its engine began, as far as that is reported, else when its
-        neuron had prepared it; ``None``: it was not accepted."""
+        """``time.monotonic`` when its engine began, if reported, else when its neuron had prepared
+        it; ``None``: it was not accepted."""
         self.trace = ""
         self.stage_times: StageTimes | None = None
         self.is_settled = False
@@ -55,7 +56,7 @@ class UsageCounter:
         self._is_cut = False
 
     def cut(self) -> None:
-        """The client is told an error: tokens that come after it are not billed."""
+        """The client gets an error: later tokens are not billed."""
         self._is_cut = True
 
     def count(self, event: Event) -> None:
@@ -98,8 +99,8 @@ class UsageCounter:
             self._when_counted(self._prompt_tokens, 0, self._completion_tokens, 0)
 
     def when_counted(self, callback: Callable[[int, int, int, int], None]) -> None:
-        """Called with the tokens used, in the order of ``entries.TOKENS``, whenever some have
-        come."""
+        """Calls ``callback`` with the tokens used, in the order of ``entries.TOKENS``, whenever
+        they grow."""
         self._when_counted = callback
 
     def when_settled(self, callback: Callable[[], None]) -> None:
@@ -109,8 +110,8 @@ class UsageCounter:
             self._when_settled.append(callback)
 
     def settle_as_counted(self) -> None:
-        """Settle by the tokens counted, because no more events come. A prompt without a first token
-        may not have been computed, so it costs nothing."""
+        """Settles by the tokens counted, because no more events come. A prompt without a first
+        token may not have been computed, so it costs nothing."""
         if self.is_settled:
             return
         if self.first_token_s is None:

@@ -1,12 +1,12 @@
-"""Responses that are worked on without their client: begun, watched, cancelled, and stored.
+"""Runs, watches, cancels and stores responses in the background.
 
     start ─▶ run_request ─▶ events ─▶ encoder ─▶ store, log of events for clients that watch
     every second: leases renewed; responses cancelled or deleted through another gateway stop
 
-A gateway that stops fails its runs with a message; one that dies leaves leases that run out.
+A gateway that stops fails its runs with a message; one that dies leaves leases that expire.
 
-A ``FrameLog`` keeps the newest events of a run, up to ``MAX_KEPT_BYTES``. Work is never held up: a
-watcher whose next event has gone is given up.
+A ``FrameLog`` keeps the newest events of a run, up to ``MAX_KEPT_BYTES``. A run never waits for
+watchers: one whose next event is gone is disconnected.
 
     put ─▶ | 17 | 18 | 19 | 20 |
                   └── FrameWatch(next: 18) ── take ─▶ 18, 19, 20
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
 SAVE_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""A database that is away for a moment does not cost an answer that took minutes."""
+"""A short outage of the database must not cost an answer that took minutes."""
 
 
 class BackgroundRun:
@@ -72,7 +72,7 @@ class BackgroundRun:
 
     def cancel(self) -> None:
         """Stops it; the store has recorded that already. Ignored where the store is just recording
-        its end: the store decides which of the two came first."""
+        its end: the store decides which came first."""
         if self._is_ending:
             return
         self._is_cancelled = True
@@ -146,7 +146,7 @@ class BackgroundRun:
             self._gateway.spawn(self._store_failure(response, number))
 
     async def _store_failure(self, response: dict[str, Any], number: int) -> None:
-        """Retries until the database takes it: while this gateway lives no other one records the
+        """Retries until the database has it: while this gateway lives no other one records the
         failure."""
         for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
             await asyncio.sleep(pause_s)
@@ -227,7 +227,7 @@ async def _events(stream: RunningRequest) -> AsyncIterator[Event]:
 
 
 def _nobody_to_abort() -> None:
-    """The stream fails by itself when its events are not taken."""
+    """The stream fails by itself when its events are not read."""
 
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024

@@ -101,8 +101,8 @@ class ResponsesConsumer(GenerationConsumer):
         await super()._forward(events, encoder, request)
 
     async def refuse(self, error: ApiError) -> None:
-        """A stream that has begun ends as its dialect has it, and is kept as failed. One that
-        watches a run ends with it: a gateway that stops ends both."""
+        """A stream that has begun ends in its dialect's form and is stored as failed; one that only
+        watches a run ends with it."""
         if self._watched is not None and self._response_started:
             await self._forward_watched(self._watched)
             return
@@ -250,7 +250,7 @@ class InputItemsConsumer(StoredResponseConsumer):
 
 
 class CancelResponseConsumer(StoredResponseConsumer):
-    """POST /v1/responses/{id}/cancel. One that has ended stays as it is and is returned again."""
+    """POST /v1/responses/{id}/cancel. One that has ended is returned unchanged."""
 
     method = "POST"
     endpoint = "/v1/responses/{id}/cancel"

@@ -1,4 +1,4 @@
-"""The gateway's way to stored responses: what a request builds on, keeping it, reading it back.
+"""The gateway's access to stored responses.
 
 Every failure becomes an ``ApiError``: nothing is kept or lost silently.
 """
@@ -52,7 +52,7 @@ class _Kept:
 
 
 class Presence(Protocol):
-    """Which gateways are there: ``inference.gateway.gateway``, by Redis."""
+    """Which gateways are online: ``inference.gateway.gateway``, by Redis."""
 
     gateway_id: str
 
@@ -60,8 +60,8 @@ class Presence(Protocol):
 
 
 class ResponseStore:
-    """Each method raises 503 database_unavailable when the database is away. A response is found
-    by its own account only; to others it is not there."""
+    """Each method raises 503 database_unavailable when the database is offline. Each account finds
+    only its own."""
 
     def __init__(self, presence: Presence, *, max_responses: int, max_bytes: int) -> None:
         self._presence = presence
@@ -121,8 +121,8 @@ class ResponseStore:
         principal: Principal,
         history: Sequence[InputItem] | None = None,
     ) -> ResponsesRequest:
-        """The request with everything in it that it builds on. ``history`` is what it continues,
-        where that is known without the store. Raises ``ApiError`` where something is not stored."""
+        """Returns the request with everything it builds on. ``history``: what it continues, where
+        the store is not needed for that. Raises ``ApiError`` where something is not stored."""
         if request.previous_response_id is None and not request.references:
             return request
         if history is None:
@@ -133,7 +133,7 @@ class ResponseStore:
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
-        """Raises ``InsufficientQuotaError`` where others have taken the room meanwhile."""
+        """Raises ``InsufficientQuotaError`` where others have used the room meanwhile."""
         try:
             size_bytes = await self._database.query(
                 lambda: services.response_save(
@@ -154,7 +154,7 @@ class ResponseStore:
         call: Call,
     ) -> None:
         """Call before the client reads that it is complete: a client that has its id can build on
-        it. Raises what ``save`` does."""
+        it. Raises as ``save`` does."""
         if request.store:
             response, number = encoder.response_after(event), encoder.next_number
             await self.save(record_of(request, response, call=call, last_event_number=number))
@@ -162,7 +162,8 @@ class ResponseStore:
     async def save_failed(
         self, request: ResponsesRequest, encoder: ResponseStreamEncoder, call: Call
     ) -> None:
-        """The client has its id, so it may ask for it; it gets the failure either way."""
+        """Stores the failure, since a client with its id may ask for it; the client gets the
+        failure either way."""
         if not request.store or encoder.response is None:
             return
         response, number = encoder.response, encoder.next_number - 1
@@ -240,7 +241,7 @@ def record_of(
 
 
 def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
-    """Items as the parser reads them: stored items were once accepted or answered, perhaps while
-    unknown fields were ignored, or images might be larger."""
+    """Parses stored items: they were once accepted or answered, perhaps while unknown fields were
+    ignored, or images might be larger."""
     with unknown_fields_ignored(), images_read(ImageReading(is_stored=True)):
         return [items([item], "stored")[0] for item in stored]

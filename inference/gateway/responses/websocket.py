@@ -1,4 +1,4 @@
-"""Responses over one WebSocket: a turn after the other, each continuing the one before.
+"""Responses over one WebSocket: turns in sequence, each continuing the one before.
 
     message ─▶ queue ─▶ parse ─▶ continued ─▶ run_request ─▶ events ─▶ messages
                                     ▲                           │
@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 ENDPOINT = "/v1/responses (socket)"
 MAX_WAITING = 16
-"""Messages that have come while a turn is under way. More are a client that does not wait; all
-that wait take no more together than one may."""
+"""Messages queued during a turn. A client that sends more does not wait for answers; together they
+may be as large as one."""
 TOO_MANY = 1008
 TOO_BIG = 1009
 GOING_AWAY = 1001
@@ -88,7 +88,6 @@ class ResponseSocket(AbortableConsumer):
                 raise StopConsumer
 
     async def _connect(self) -> None:
-        """Refused as a handshake: the client has no socket yet for an error message."""
         self.gateway.ensure_started()
         try:
             self._connected = await self.gateway.identifier.principal_of(
@@ -166,8 +165,8 @@ class ResponseSocket(AbortableConsumer):
         )
 
     async def _run(self, call: Call, message: bytes) -> None:
-        """Who asks is looked up for each turn: a key may have been revoked since the last. Raises
-        ``ApiError`` where there is no turn yet that could end."""
+        """The caller is looked up for each turn: a key may have been revoked since the last. Raises
+        ``ApiError`` where no turn exists yet that could end."""
         call.identify(await self._identify(), self.scope["headers"])
         turn = ResponseTurn(
             self.gateway, self._store, call, send=self._send_frames, abort=self.abort
@@ -221,7 +220,7 @@ class ResponseSocket(AbortableConsumer):
         return call
 
     def stop_working(self) -> None:
-        """Messages that no turn has taken end with the socket."""
+        """Messages without a turn end with the socket."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.cancel()
@@ -234,7 +233,6 @@ class ResponseSocket(AbortableConsumer):
 
 
 def _close_call(call: Call, _turn: object) -> None:
-    """A turn that was cancelled before it began has a call too."""
     call.close()
 
 
@@ -302,7 +300,7 @@ class ResponseTurn:
             self._encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
             while not self._has_finished:
                 events = await stream.next_events()
-                if not generates:  # that it was cut after no token is no news
+                if not generates:
                     events = [event for event in events if not isinstance(event, ChoiceFinished)]
                 await self._forward(events, self._encoder, request)
 

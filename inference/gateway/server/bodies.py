@@ -1,15 +1,15 @@
 """Bodies that may be small or large: small ones stay in memory and on the event loop.
 
-A large request's body lies in a file, and an application is given it piece by piece. Daphne puts a
-body's pieces into the application's queue all at once, so a body that came into a file would be in
-memory whole; here the queue has the end of a large one alone.
+A large request's body is in a file, and the application reads it piece by piece. Daphne puts all
+pieces into the application's queue at once, so a body in a file would be in memory whole; here only
+the end of a large one is queued.
 
 An answer's body is sent in pieces of bounded size, as it is encoded.
 
     parts ─▶ | up to PIECE_BYTES | ─▶ socket, when it has room ─▶ other tasks run ─▶ …
 
-A body that fits into one piece is sent whole, with its length; of a longer one the length is not
-known when it begins. A client that reads slowly holds up the encoding of its own answer alone.
+A body that fits into one piece is sent whole, with its length; a longer one's is unknown when it
+begins. A slow client delays the encoding of its own answer alone.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Parsed = TypeVar("Parsed")
 
 
 def spooled_file() -> IO[bytes]:
-    """Returns a file that stays in memory up to a size and is then a temporary file on disk, which
-    takes a file descriptor. It is deleted when it is closed or forgotten."""
+    """Returns a file that stays in memory up to a size and is then a temporary file on disk. It is
+    deleted when it is closed or collected."""
     return cast(IO[bytes], tempfile.SpooledTemporaryFile(MAX_IN_MEMORY_BYTES))
 
 
@@ -119,8 +119,8 @@ async def respond_with_files(responder: Responder, paths: Sequence[Path], *, typ
 
 BODY = "helexa.body"
 MESSAGE_TOO_LARGE = "helexa.websocket.message_too_large"
-"""The type of the event that a WebSocket's application is given in the place of a message over the
-limit. The server closes the socket itself."""
+"""The type of the event that replaces a WebSocket message over the limit. The server closes the
+socket itself."""
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -132,7 +132,7 @@ class BodyReader:
 
     async def __call__(self) -> dict[str, Any]:
         if self._body is not None:
-            await asyncio.sleep(0)  # others run between two pieces
+            await asyncio.sleep(0)  # other tasks run between two pieces
             if piece := self._body.read(FILE_PIECE_BYTES):
                 return {"type": "http.request", "body": piece, "more_body": True}
             self._body.close()

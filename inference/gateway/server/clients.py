@@ -1,4 +1,4 @@
-"""Every connection of a client that Daphne has open: admitted, watched, counted until it closes.
+"""Daphne's open client connections: admits, watches and counts them.
 
     Port ─accept─▶ StreamChannel ─opened─▶ OpenClients ─▶ ClientConnections    served or refused
                         ▲                     │ every second
@@ -29,7 +29,7 @@ from inference.settings.kinds import Network
 from inference.wire.errors import ApiError, ServiceUnavailableError, TooManyConnectionsError
 
 ACCEPTS_A_TURN = 8
-"""Twisted accepts a hundred at a time: more than the reserve of file descriptors may be."""
+"""Twisted accepts a hundred at a time, more than the reserve of file descriptors."""
 BACKLOG = 1024
 SWEEP_S = 1.0
 REFUSED_TIMEOUTS = ReadTimeouts(head_s=2.0, body_s=2.0, idle_s=2.0)
@@ -44,7 +44,7 @@ class BoundedPort(Port):  # type: ignore[misc]
 
     @numberAccepts.setter
     def numberAccepts(self, _wanted: int) -> None:  # noqa: N802
-        """Twisted adapts it to what comes."""
+        pass
 
 
 class OpenClients:

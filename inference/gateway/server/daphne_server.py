@@ -1,10 +1,10 @@
-"""Daphne with what a gateway of long streams needs: back-pressure, limits of what clients may
-send and how slowly, an orderly stop.
+"""Daphne for long streams: with back-pressure, limits on clients' bodies and speed, an orderly
+stop.
 
 Daphne's own server buffers whatever an application sends and reads a body of any size before it
 calls one. Here a send waits while the socket's buffer is full, a body over the limit is refused
-while it comes in, and one that is not small is read only when its sender may send it. Must not know
-the application that it serves.
+while it comes in, and a large one is read only when its sender may send it. Must not know the
+application.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
     socket's buffer is full."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Forms are the application's to read, within its limits.
+        # The application reads forms, within its limits.
         super().__init__(*args, parsePOSTFormSubmission=False, **kwargs)
         self.writable = asyncio.Event()
         self.writable.set()
@@ -132,12 +132,12 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         super().connectionLost(reason)
 
     def application_ended(self) -> None:
-        """A client of a response that is not whole waits for more unless it is cut off."""
+        """Cuts the connection of an incomplete response: its client would wait for more."""
         if self.is_responding and not self.finished and self.channel is not None:
             self.channel.forceAbortClient()
 
     async def _check_sender(self) -> None:
-        """Nothing more of the body is read until it is known that its sender may ask at all."""
+        """Reads no more of the body until its sender is known to be allowed."""
         if self._has_begun:  # a body of unknown length that was small
             return
         error: ApiError | None = None
@@ -196,11 +196,11 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
-    """``errors_of`` chooses the error dialect for the client of a path; ``check_headers``
-    raises the ``ApiError`` of a request that is refused for its path and headers alone, and returns
-    what it adds to the scope of another. ``on_refused`` is given each refusal that the application
-    does not get to see: a new request id, the target, the error and the status; ``on_left`` the
-    target of each request whose client leaves before its body is whole."""
+    """``errors_of`` chooses the error dialect by a path; ``check_headers`` raises the ``ApiError``
+    of a request refused for its path and headers alone, else returns additions to its scope.
+    ``on_refused`` gets each refusal that the application does not see: a new request id, the
+    target, the error and the status; ``on_left`` the target of each request whose client leaves
+    before its body is complete."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         factory.protocol = StreamSocket
         factory.setProtocolOptions(
             maxMessagePayloadSize=self.max_body_bytes,
-            failByDrop=False,  # with a close frame that has the reason
+            failByDrop=False,
             allowNullOrigin=True,  # the application decides on origins
             autoPingInterval=PING_INTERVAL_S,
             autoPingTimeout=PING_TIMEOUT_S,
@@ -296,8 +296,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
 
 
 class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
-    """One WebSocket. Twisted calls it as the producer of what it sends, in the place of the HTTP
-    channel that the connection began with."""
+    """One WebSocket. Twisted calls it as the producer of its output, in place of the HTTP channel
+    that the connection began with."""
 
     def connectionMade(self) -> None:  # noqa: N802
         self.request_id = new_request_id()
@@ -321,16 +321,15 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
         self.factory.server_class.clients.closed(self.transport)
 
     def sendData(self, data: bytes, sync: bool = False, chopsize: int | None = None) -> None:  # noqa: N802
-        """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue has what
-        it still sends in pieces, which goes first."""
+        """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue, with
+        frames it sends in pieces, goes first."""
         if sync or chopsize or self.send_queue:
             super().sendData(data, sync, chopsize)
         else:
             write_at_once(self.transport, data)
 
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
-        """Wakes a writer that waits. Also called where the handshake never came to an
-        application."""
+        """Wakes a waiting writer. Also called where the handshake never reached an application."""
         self.writable.set()
         if hasattr(self, "server"):
             super().onClose(wasClean, code, reason)
@@ -341,8 +340,7 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
         code: int = 400,
         responseHeaders: Any = None,  # noqa: N803
     ) -> None:
-        """Also called where the application has refused, which has recorded it then by the id of
-        its scope."""
+        """Also called where the application has refused and recorded it by the id of its scope."""
         headers = list(responseHeaders or ())
         if not hasattr(self, "server"):
             self.factory.server_class.record_refusal(

@@ -42,8 +42,7 @@ MAX_BODY_S = 3600.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimeouts:
     head_s: float
-    """The time from the first byte of a request until its head is complete, however slowly that
-    comes."""
+    """The time from the first byte of a request until its head is complete."""
     body_s: float
     idle_s: float
 
@@ -143,7 +142,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:  # noqa: N802
-        """The next request may have come already: it is received again from in here."""
+        """Receives again from in here: the next request may have come already."""
         self.deadline.wait(time.monotonic())
         super().requestDone(request)
 
@@ -185,7 +184,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.callLater(LINGER_S, self.forceAbortClient)
 
     def allHeadersReceived(self) -> None:  # noqa: N802
-        """The host of such a target counts, whatever the header has."""
+        """An absolute target's host overrides the header."""
         if (origin := origin_target(self._path)) is not None:
             host, self._path = origin
             self.requests[-1].requestHeaders.setRawHeaders(b"Host", [host])
@@ -221,8 +220,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
 
 def write_at_once(transport: Any, data: bytes) -> None:
-    """Send to the socket at once, and buffer what it does not take. Twisted buffers first and sends
-    in the next round of its loop, which costs a streamed token 10 to 20 % more."""
+    """Sends to the socket at once and buffers the rest. Twisted buffers first and sends in the next
+    round of its loop, which costs a streamed token 10 to 20 % more."""
     num_sent = transport.writeSomeData(data) if _can_send_now(transport) else 0
     if not isinstance(num_sent, int):
         num_sent = 0  # The connection is lost: Twisted sees that when it sends the buffer.

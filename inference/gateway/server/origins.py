@@ -1,8 +1,8 @@
-"""Which web pages may use the API from a browser (CORS, https://fetch.spec.whatwg.org).
+"""Decides which web pages may use the API from a browser (CORS, https://fetch.spec.whatwg.org).
 
-Pages of this machine and desktop programs may; others are the operator's to name. A page that may
-not is not believed to be on this machine either, whichever address its reader's browser has: else
-any web site could have its visitors' engines work for it.
+Pages of this machine and desktop programs may; the operator names others. Other pages do not count
+as local either, whichever address their reader's browser has: else any web site could use its
+visitors' engines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_allowed(config: Config, origin: str) -> bool:
 
 
 OnRefused = Callable[[Any, ApiError, int], str]
-"""Is given the scope, the error and the status; returns the refused request's id."""
+"""Takes the scope, the error and the status; returns the refused request's id."""
 
 
 class _Cors(CORSMiddleware):

@@ -1,4 +1,4 @@
-"""Which paths are the API's, and which one a wrong path may have meant. Pure.
+"""The API's paths, and suggestions for wrong ones. Pure.
 
 /v1/chat/completions ──────────────▶ as it is
 /chat/completions ─────────────────▶ /v1/chat/completions    a base URL without /v1
@@ -59,7 +59,7 @@ OLLAMA_PATHS = frozenset(
         *("pull", "push", "create", "copy", "delete"),
     )
 )
-"""Exactly these: what else is under /api is Django's."""
+"""Exactly these: other paths under /api are Django's."""
 
 ELSEWHERE = {
     "videos": "This server makes no videos.",

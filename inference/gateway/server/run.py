@@ -1,4 +1,4 @@
-"""Running the gateway under Daphne in this process, and stopping it without breaking answers.
+"""Runs the gateway under Daphne in this process, and stops it without breaking answers.
 
 SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ HELEXA_DRAIN_SECONDS ─▶ cut the rest short ─▶ stop
                                      a second signal ─────────────▶

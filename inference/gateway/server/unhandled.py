@@ -1,6 +1,5 @@
-"""Requests that no consumer gets to see: refused by their head, their address or their origin, by
-Django, or left before they were whole. They are recorded as every other.
-"""
+"""Records requests that no consumer sees: refused by their head, address or origin, by Django, or
+left before they were complete."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from inference.wire.errors import ApiError, ForbiddenError, UnknownUrlError
 from metering.ledger.entries import FIRST_ERROR
 
 REFUSED_HANDSHAKE = 403
-"""The status that ASGI gives a socket which is closed before it was accepted."""
+"""ASGI's status for a socket that is closed before it was accepted."""
 
 PAGE = b"text/html"
 Headers = Sequence[tuple[bytes, bytes]]

@@ -3,8 +3,8 @@
     RequestSpans ─▶ queue (bounded) ─▶ thread: batches ─▶ collector
                     full: dropped              └▶ does not answer: dropped, and logged
 
-What else is set by variables of OpenTelemetry's (headers, timeouts, sampling, sizes of queue and
-batch) its library reads itself.
+OpenTelemetry's library reads its other variables itself (headers, timeouts, sampling, sizes of
+queue and batch).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
                   └▶ end                the last attempt with its stages, then the request's own
 
 Times are ``time.monotonic``'s. They become unix times by one reading of both clocks at the
-request's beginning, so that a clock that is set meanwhile does not bend a trace.
+request's beginning, so that a clock set meanwhile does not bend a trace.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class RequestSpans:
         self._span("placement", since_s, time.monotonic(), attributes)
 
     def begin_neuron(self, neuron: str, counter: UsageCounter) -> str:
-        """The next attempt, at a neuron; ``counter`` gets its stages. Returns its ``traceparent``;
-        empty: nothing of it is kept, and the neuron need not report times."""
+        """Begins the next attempt, at a neuron; ``counter`` gets its stages. Returns its
+        ``traceparent``; empty: it is not sampled, and the neuron need not report times."""
         attributes: Attributes = {"helexa.target": neuron}
         span = self._begin_attempt(f"neuron {neuron}", counter, attributes, has_stages=True)
         return traceparent_of(span) if span.is_recording() else ""

@@ -1,11 +1,11 @@
-"""One answer of an upstream as events: sends the request, reads what comes, and ends it.
+"""One answer of an upstream as events: sends the request, reads and ends the answer.
 
     send ─▶ status ─┬▶ a stream ─▶ FrameReader ─▶ AnswerReader ─▶ AnswerEvents
                     ├▶ one JSON body ───────────▶ AnswerReader ─▶ AnswerEvents
                     └▶ an error, or a redirect ─▶ Failure
 
-Time is bounded until the first token and between two, bytes by what the answer's tokens can have.
-Nothing is read ahead: an upstream whose client reads slowly is read as slowly.
+Time is bounded until the first token and between two, bytes by the answer's tokens. Nothing is read
+ahead: a slow client slows its upstream.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
 
 
 async def check_status(link: UpstreamLink, response: UpstreamResponse) -> None:
-    """Raises ``RequestFailedError`` for every answer that is no success."""
     status = response.status_code
     if status == OK:
         return
@@ -169,8 +168,8 @@ class UpstreamAnswer:
         return response
 
     async def _streamed(self, response: UpstreamResponse) -> list[Event]:
-        """Comments do not count: an upstream that sends nothing else gives no token either. Only
-        waiting for the upstream counts, not the time that the client takes."""
+        """Comments do not count: an upstream that sends only those gives no token. Only waiting for
+        the upstream counts, not the client's time."""
         while not self._answer.is_ended:
             part = await self._next_part(response)
             if part is None:
@@ -187,7 +186,7 @@ class UpstreamAnswer:
         return self._ended()
 
     def _events_of(self, part: bytes) -> list[Event]:
-        """What came before a fault is the client's as well, and is charged."""
+        """Events before a fault reach the client, and are charged."""
         events: list[Event] = []
         try:
             for frame in self._frames.feed(part):
@@ -216,7 +215,7 @@ class UpstreamAnswer:
             part = await response.next_part(since_s + self._left_s)
         except (TimeoutError, httpx2.HTTPError):
             if self._answer.has_finished:
-                return None  # its usage is missing, and nothing else
+                return None  # only its usage is missing
             raise
         self._left_s -= loop.time() - since_s
         return part

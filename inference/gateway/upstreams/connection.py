@@ -8,9 +8,8 @@
 
 llhttp parses, which is strict: no bare line feeds, no two lengths, no length beside chunks.
 
-Bytes that the transport receives are parsed when they are asked for, and no more than
-``MAX_UNREAD_BYTES`` wait here. One timer bounds all waits of a request. Errors are httpx2's. Must
-not know the requests.
+Received bytes are parsed when they are read, and no more than ``MAX_UNREAD_BYTES`` wait here. One
+timer bounds all waits of a request. Errors are httpx2's. Must not know the requests.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class AnswerParser:
         self.is_complete = self.has_head
 
     def _refuse(self, why: str) -> None:
-        """What comes behind a complete answer only keeps its connection from being used again."""
+        """Bytes behind a complete answer only keep its connection from being reused."""
         self.keeps_alive = False
         if not self.is_complete:
             self.fault = self.fault or why
@@ -156,18 +155,18 @@ class AnswerParser:
 
 MAX_UNREAD_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024
-"""A body is written in pieces of as many bytes: the transport copies what the socket does not take
-at once."""
+"""A body is written in pieces of this size: the transport copies what the socket does not take at
+once."""
 GATHER_S = 0.02
-"""Tokens that come within as long of the last ones are given together, as engines send theirs: each
-wake-up costs as much as ten tokens do."""
+"""Tokens within this time of the last ones are given together: each wake-up costs as much as ten
+tokens."""
 OK = 200
 LAST_CHUNK = b"0\r\n\r\n"
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One request at a time. Belongs to one event loop. ``until_s`` is a time of its clock, after
-    which a wait raises ``TimeoutError``; ``None``: nothing bounds it."""
+    """One request at a time. Belongs to one event loop. ``until_s``: a wait raises ``TimeoutError``
+    after this time of its clock; ``None``: no limit."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -267,9 +266,9 @@ class UpstreamConnection(asyncio.Protocol):
     async def head(
         self, until_s: float | None = None, *, with_part: bool = False
     ) -> tuple[int, Headers]:
-        """The status and headers of the answer, names in lower case. ``with_part``: a success is
-        given once some of its body has come, which saves a wake-up. Raises
-        ``httpx2.TransportError``, ``TimeoutError``."""
+        """The status and headers of the answer, names in lower case. ``with_part``: waits for some
+        of a success's body too, which saves a wake-up. Raises ``httpx2.TransportError``,
+        ``TimeoutError``."""
         self._awaits_part = with_part
         answer = self._answer
         while True:
@@ -382,8 +381,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(when_s, self._look)
 
     def _look(self) -> None:
-        """Ends the wait that has taken too long. The timer is not moved for each wait, nor for each
-        request: it is set again here for a wait that may take longer."""
+        """Ends a wait that has timed out. The timer is not moved for each wait or request: it is
+        set again here for a longer wait."""
         self._timer = None
         if self._waiter is None or self._waiter.done() or self._until_s is None:
             return

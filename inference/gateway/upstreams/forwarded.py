@@ -1,11 +1,11 @@
-"""One request that an upstream answers: reserved, forwarded, and counted as those of our engines.
+"""One request that an upstream answers: reserved, forwarded and counted like any other.
 
     begin: may it leave? ─▶ translate ─▶ reserve       next_events: place ─▶ answer ─▶ events
                                                                                └▶ usage, once
 
 No tokenizer of ours counts the prompt and nothing refuses a longer one, so a cap reserves its sure
-bound. What the upstream reports is charged; where it reports nothing, or more than was reserved,
-the estimate is, and the request is marked. It is sent once.
+bound. The upstream's report is charged; where it reports nothing, or more than was reserved, the
+estimate is, and the request is marked. It is sent once.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class ForwardedRequest:
         floor: TokenBounds | None = None,
     ) -> None:
         """``served``: of the entry's source or one of its targets. ``place_deadline_s``, where it
-        is earlier than the request's, is for a place of the upstream. ``floor``: as
-        ``TokenBudget`` has it."""
+        is earlier than the request's, is for a place of the upstream. ``floor``: see
+        ``TokenBudget``."""
         self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
         self._request, self._deadline_s = asked.request, asked.deadline_s
         self._served = served
@@ -215,7 +215,7 @@ class ForwardedRequest:
             if attempt.answer is not None:
                 attempt.answer.close()
             if not attempt.counter.is_settled:
-                # What gave no token costs nothing, and nothing of it is estimated.
+                # A request without a token costs nothing and is not estimated.
                 self._call.is_usage_estimated = attempt.counter.first_token_s is not None
                 attempt.counter.settle_as_counted()
             attempt.watch.end(error)
@@ -298,7 +298,7 @@ def forwarded_bounds(request: Request, entry: CatalogueEntry) -> TokenBounds:
 
 
 def check_network(entry: CatalogueEntry, upstream: UpstreamEntry, who: Principal) -> None:
-    """Raises ``ForbiddenError`` where the model's or the caller's requests may not go there."""
+    """Raises ``ForbiddenError`` where the model or the caller may not use that network."""
     if not upstream.leaves_network:
         return
     whose = "" if who.may_leave_network else "this key"

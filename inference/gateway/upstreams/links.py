@@ -1,4 +1,4 @@
-"""This gateway's connections to upstreams: a pool for each, with as many places as its row allows.
+"""This gateway's connections to upstreams: a pool for each, as large as its row allows.
 
     UpstreamEntry ─▶ UpstreamLink ─┬▶ place()    waits while all are taken
                                    ├▶ watched()  refuses while it is left out, and probes it
@@ -69,7 +69,7 @@ class Watch:
 
 
 class UpstreamLink:
-    """``secret`` is open here alone, and in no ``repr``."""
+    """Only this class has ``secret`` in clear, and no ``repr`` shows it."""
 
     def __init__(
         self,
@@ -109,9 +109,9 @@ class UpstreamLink:
         *,
         until_s: float,
     ) -> UpstreamResponse:
-        """The answer for the caller to close: its head is there by then, and of a success some of
-        its body. ``url`` is of the upstream's origin; ``headers`` have the length of a body that is
-        streamed. Raises ``httpx2.TransportError``, ``TimeoutError``."""
+        """Returns the answer, for the caller to close, with its head and, if it succeeded, some of
+        its body. ``url`` is of the upstream's origin; ``headers`` have the length of a streamed
+        body. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         sent = [
             *self._headers,
             *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
@@ -138,7 +138,7 @@ class UpstreamLink:
             self.leave_place()
 
     async def take_place(self, *, timeout_s: float) -> None:
-        """Raises what ``place`` does."""
+        """Raises as ``place`` does."""
         self.num_open += 1
         try:
             await self._acquire(timeout_s)
@@ -198,7 +198,7 @@ class UpstreamLink:
         await self._transport.aclose()
 
     async def _probe(self) -> None:
-        """Keeps an upstream that is offline left out, at the cost of no client's request."""
+        """Checks an offline upstream, at the cost of no client's request."""
         while self.is_left_out:
             await asyncio.sleep(PROBE_AFTER_S)
             if await self._is_reachable():
@@ -226,7 +226,7 @@ class UpstreamLink:
                 retry_after_s=RETRY_AFTER_S,
             )
         if not self._places.locked():
-            await self._places.acquire()  # at once
+            await self._places.acquire()
             return
         self._num_waiting += 1
         try:

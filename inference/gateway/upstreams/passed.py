@@ -1,12 +1,11 @@
 """One request that is passed through (audio, images, moderation): permitted, reserved, sent to one
-of its model's upstreams, and metered by what it asks for or by what the upstream reports.
+of its model's upstreams, and metered by its parameters or the upstream's report.
 
     find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ PassedAnswer ─▶ bytes ─▶ settle the units used
                                             ▲            │
                                             └── leave ───┘ before the first byte
 
-An answer that has begun is charged: by the upstream's report, else by the estimate. One that has
-not costs nothing.
+An answer is charged once it has begun: by the upstream's report, else by the estimate.
 """
 
 from __future__ import annotations
@@ -203,7 +202,7 @@ def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
 
 
 def believed(reported: Usage | None, most: TokenBounds) -> Usage | None:
-    """``None``: nothing is reported, or more than can be."""
+    """``None``: nothing is reported, or more than possible."""
     if reported is None:
         return None
     is_within = reported.completion_tokens <= (most.output_tokens or 0)
@@ -242,7 +241,7 @@ class PassThroughConsumer(ApiConsumer):
         await pass_through(self.gateway, self.call, request, self)
 
     async def begin_events(self, *, type_: bytes) -> None:
-        """A stream of events follows. Where it breaks off, an error is its last one."""
+        """Starts a stream of events. Where it fails later, an error is its last one."""
         await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
 
     def _read_form(self) -> PassedRequest:

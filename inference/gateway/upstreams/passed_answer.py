@@ -4,8 +4,8 @@
                                                      │ from here on it is charged
                                                      └ a small JSON body is read whole before
 
-Time is bounded until the first part and between two, bytes as those of other answers. Nothing is
-read ahead: an upstream whose client reads slowly is read as slowly.
+Time is bounded until the first part and between two, bytes as in other answers. Nothing is read
+ahead: a slow client slows its upstream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TYPES = re.compile(
     r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
     r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
 )
-"""What speech, transcripts, images and verdicts come as. A page of HTML is no answer, and would run
+"""The types of speech, transcripts, images and verdicts. A page of HTML is no answer, and would run
 as one of this server's."""
 BINARY = "application/octet-stream"
 
@@ -139,7 +139,7 @@ class PassedAnswer:
         await self._reply.send_body(self._guard.rest(), last=True)
 
     def _begin(self) -> None:
-        """No other target answers it from now on, and it is charged."""
+        """It is charged from now on, and no other target answers it."""
         counter = self._call.usage_counter
         assert counter is not None, "an attempt that nothing counts"
         self.has_begun = True

@@ -4,8 +4,8 @@ over a new one.
     new: addresses ─▶ the proxy's CONNECT, where there is one ─▶ TLS ─▶ UpstreamConnection
 
 httpx2's own pool asks the kernel about each idle connection for each request: with 64 requests at
-once that took more than all else of a forwarded request. How many connections there are is the
-caller's to bound. Errors are httpx2's.
+once that took more than the rest of a forwarded request. The caller bounds the number of
+connections. Errors are httpx2's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class UpstreamTransport:
         with_part: bool = False,
     ) -> UpstreamResponse:
         """``headers`` are all that are sent, ``host`` and the body's length among them. Returns
-        once the answer's head is there, with some of its body where it is a success and
+        once the answer's head is read, with some of its body where it is a success and
         ``with_part`` is set; ``until_s``, on the event loop's clock, bounds that. Raises
         ``httpx2.TransportError``, ``TimeoutError``."""
         connection = self._taken()
@@ -180,7 +180,7 @@ class UpstreamTransport:
 
 
 class UpstreamResponse:
-    """An answer whose head is there, for its reader to close."""
+    """An answer whose head is read, for its reader to close."""
 
     def __init__(
         self,
