@@ -1,1 +1,1 @@
-"""Which hosts there are, what they can run, and where a request goes."""
+"""The hosts, their models, and the placement of requests."""

@@ -1,4 +1,4 @@
-"""Everything the fleet can refuse.
+"""The fleet's exceptions.
 
     FleetError
     ├── IllegalTransitionError        our bug: a lifecycle was moved against its table
@@ -57,7 +57,7 @@ class IllegalTransitionError(FleetError):
 
 
 class DeposedError(FleetError):
-    """Another control leads since: this one has written nothing."""
+    """Another control leads: this one has written nothing."""
 
     http_status = 503
     code = "control_deposed"
@@ -81,7 +81,7 @@ class UnknownNeuronError(FleetError):
 
 
 class NeuronAwayError(FleetError):
-    """The host belongs to the fleet and does not report now."""
+    """The host belongs to the fleet and is offline."""
 
     http_status = 503
     code = "neuron_away"
@@ -93,7 +93,7 @@ class NeuronAwayError(FleetError):
 
 
 class ModelRecoveringError(NeuronAwayError):
-    """The model can be held only by hosts that take no loads now."""
+    """The model is recovering on hosts that accept no loads now."""
 
     code = "model_recovering"
 
@@ -106,8 +106,8 @@ class InvitationError(FleetError):
 
 
 class NeuronAliveError(FleetError):
-    """The neuron is here: it is neither removed, as it would be there again a second later, nor
-    invited again without a word."""
+    """The neuron is online: removed, it would be back a second later, and a new invitation needs a
+    confirmation."""
 
     http_status = 409
     code = "neuron_alive"
@@ -149,7 +149,7 @@ class ModelHasAdaptersError(FleetError):
 
 
 class ModelAlreadyLoadedError(FleetError):
-    """The model is loaded already, or on its way."""
+    """The model is loaded or loading."""
 
     http_status = 409
     code = "already_loaded"
@@ -177,7 +177,7 @@ class CannotSleepError(FleetError):
 
 
 class PlanUnavailableError(FleetError):
-    """What the model's layers take is not known, or its kind is not planned."""
+    """The costs of the model's layers are unknown, or its kind is not planned."""
 
     http_status = 409
     code = "no_plan"
@@ -197,7 +197,7 @@ class BrokerUnavailableError(FleetError):
 
 
 class CatalogueValueError(FleetError):
-    """``field`` names the field of a catalogue model or alias that cannot hold its value."""
+    """``field`` names the invalid field of a catalogue model or alias."""
 
     http_status = 400
     code = "invalid_catalogue_value"
@@ -208,13 +208,13 @@ class CatalogueValueError(FleetError):
 
 
 class UpstreamValueError(CatalogueValueError):
-    """``field`` names the field of an upstream that cannot hold its value."""
+    """``field`` names the invalid field of an upstream."""
 
     code = "invalid_value"
 
 
 class ServedByUpstreamError(FleetError):
-    """The model has no files, so nothing of it is loaded or downloaded."""
+    """The model has no files, so it is neither loaded nor downloaded."""
 
     http_status = 409
     code = "served_by_upstream"
@@ -229,7 +229,7 @@ class UnknownUpstreamError(FleetError):
 
 
 class UpstreamInUseError(FleetError):
-    """Models of the catalogue are served by it."""
+    """Models of the catalogue use it."""
 
     http_status = 409
     code = "upstream_in_use"

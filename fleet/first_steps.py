@@ -1,7 +1,7 @@
-"""The dashboard's card that leads a new operator to a first answer, to hosts and to people: which
-of its steps are done, its refresh, and its buttons *make a key* and *hide*.
+"""The dashboard's card for a new operator: first answer, hosts, people. It shows which steps are
+done, refreshes, and has the buttons *make a key* and *hide*.
 
-Steps are derived from what there is: nothing else is stored.
+Steps are derived from existing rows: nothing else is stored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from metering.principal import BUILT_IN_ACCOUNTS
 FIRST_ACCOUNT = "team"
 MAX_ACCOUNTS = 50
 HIDDEN = "first_steps_hidden"
-"""The session's flag of a reader who wants the card no more."""
+"""The session's flag of a reader who has hidden the card."""
 KEY_NAME = "first key"
 MAKES_KEYS = "metering.add_apikey"
 MAKES_ACCOUNTS = "metering.add_account"
@@ -59,13 +59,13 @@ print(answer.choices[0].message.content)
 class FirstSteps:
     has_key: bool
     request_id: str
-    """The id of the newest request that was answered; empty: none was."""
+    """The id of the newest answered request; empty: none."""
     request_at: datetime | None
     has_host: bool
     """Whether there is a second host, or an invitation of one."""
     has_person: bool
     accounts: tuple[str, ...]
-    """The accounts that a key can be made for. Empty: ``FIRST_ACCOUNT`` is made with the key."""
+    """The accounts to make a key for. Empty: ``FIRST_ACCOUNT`` is made with the key."""
 
     @property
     def is_done(self) -> bool:
@@ -128,7 +128,7 @@ def _python(target: Target) -> str:
 
 
 def steps_context(request: HttpRequest) -> dict[str, Any]:
-    """The context of ``fleet/first_steps.html``; empty where the card is not to be shown."""
+    """The context of ``fleet/first_steps.html``; empty where the card is hidden."""
     if request.session.get(HIDDEN):
         return {}
     steps = first_steps()
@@ -151,7 +151,7 @@ def card(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def make_key(request: HttpRequest) -> HttpResponse:
-    """Answers with the key, which nothing keeps, in ready snippets."""
+    """Answers with snippets that contain the key, which is not stored."""
     name = request.POST.get("account") or FIRST_ACCOUNT
     account = Account.objects.filter(name=name).first()
     needed = [MAKES_KEYS] if account is not None else [MAKES_KEYS, MAKES_ACCOUNTS]
@@ -192,7 +192,7 @@ def hide(request: HttpRequest) -> HttpResponse:
 
 
 def first_model() -> str:
-    """One that is ready, else any of the catalogue; empty: there is none."""
+    """A ready model, else any of the catalogue; empty: none."""
     ready = Replica.objects.filter(status="ready", model__enabled=True)
     name = ready.order_by("model_name").values_list("model_name", flat=True).first()
     if name is None:

@@ -32,7 +32,7 @@ class NeuronStatus(TextChoices):
     AWAY = "away"
     DRAINING = "draining"
     REFUSED = "refused"
-    """The neuron is not admitted: it waits for an operator's click, or was refused by one."""
+    """The neuron is not admitted: it waits for an operator, or was refused by one."""
 
 
 NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {
@@ -53,8 +53,8 @@ NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {
 
 class RecordedReplicaStatus(TextChoices):
     """The status that a neuron reports, plus ``AWAY``: the neuron is silent, so the status is
-    unknown. There is no table of moves: a heartbeat is a sample, in which several steps look like
-    one. The neuron, which makes the steps, checks them."""
+    unknown. Without a transition table: a heartbeat is a sample, in which several steps look like
+    one. The neuron checks its steps."""
 
     LOADING = ReplicaStatus.LOADING.value
     READY = ReplicaStatus.READY.value
@@ -73,7 +73,7 @@ class LoadJobKind(TextChoices):
 
 
 LEAVING_KINDS = (LoadJobKind.UNLOAD, LoadJobKind.SLEEP)
-"""Jobs by which a replica gives its device's memory back; the others load."""
+"""Jobs by which a replica releases its device's memory; the others load."""
 
 
 class DownloadKind(TextChoices):
@@ -116,6 +116,7 @@ Status = TypeVar("Status", bound=TextChoices)
 def ensure_transition(
     transitions: Mapping[Status, frozenset[Status]], current: Status, target: Status
 ) -> None:
-    """Raises ``IllegalTransitionError`` unless the table has the step; staying put is no step."""
+    """Raises ``IllegalTransitionError`` for a step that is not in the table; staying put is no
+    step."""
     if target not in transitions[current]:
         raise IllegalTransitionError(f"{type(current).__name__}: {current} cannot become {target}")

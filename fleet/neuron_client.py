@@ -1,6 +1,6 @@
 """Sends Celery messages to neurons, for the services.
 
-Messages expire: a load that its neuron has not received in time has failed by then.
+Messages expire, and loads fail by then.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _sending_app() -> Any:
 
 
 app: Any = SimpleLazyObject(_sending_app)
-"""A Celery app without tasks, made for the first message. Celery takes a fifth of a second to
-import, and most gateways and commands that import this module at their start send nothing."""
+"""A Celery app without tasks, made for the first message: Celery takes a fifth of a second to
+import, and most gateways and commands send nothing."""
 
 
 def send_load(*, neuron_name: str, spec: LoadSpec) -> None:

@@ -1,5 +1,5 @@
-"""A noun that operators manage: where it is in the REST API, which fields it has, and how each is
-read from a command's text. Pure.
+"""A noun that operators manage: its path in the REST API, its fields, and their values in a
+command's text. Pure.
 
 Noun ─▶ rows, bodies and schemas of REST            fleet.api.rows
      └─▶ flags of add and change                   fleet.management.rows
@@ -50,7 +50,6 @@ Kind = Text | Word | Count | Number | Money | Flag | NeuronNames | Names | Momen
 
 
 def moment_of(value: str | None) -> datetime | None:
-    """Converts what ``Moment`` has checked."""
     if value is None:
         return None
     return _parsed_moment(value)
@@ -110,7 +109,7 @@ def expiry(text: str, *, now: datetime | None = None) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``name`` is the JSON's. ``flag`` is the command's, without dashes; empty: the name's."""
+    """``name`` is JSON's. ``flag`` is the command's, without dashes; empty: the name."""
 
     name: str
     kind: Kind
@@ -118,9 +117,9 @@ class Field:
     _: KW_ONLY
     flag: str = ""
     placeholder: str = ""
-    """How the command's help calls the value; empty: the flag in upper case."""
+    """The value's name in the command's help; empty: the flag in upper case."""
     is_required: bool = False
-    """Whether a row cannot be made without it."""
+    """Whether a new row needs it."""
     may_change: bool = True
     """Whether it can be changed once the row exists."""
 
@@ -130,14 +129,14 @@ class Field:
 
 
 def fixed(name: str, kind: Kind, help: str) -> Field:
-    """A field that a row cannot be made without, and that stays as it was made."""
+    """A required field that cannot change."""
     return Field(name, kind, help, is_required=True, may_change=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noun:
-    """``path`` is below ``/api/``; one row is at ``path/{id}``, where its ``id`` may hold slashes.
-    ``id_field`` is the row's field that holds the id, ``word`` what messages call it."""
+    """``path`` is below ``/api/``; one row is at ``path/{id}``, where its ``id`` may contain
+    slashes. ``id_field`` is the row's field with the id, ``word`` the noun in messages."""
 
     path: str
     word: str
@@ -145,14 +144,14 @@ class Noun:
     fields: tuple[Field, ...]
     filters: Mapping[str, str] = field(default_factory=dict)
     """Query parameters of the list, which are the flags of its command, with the rows' columns that
-    must have one of the values; empty: the list reads the parameter itself."""
+    must equal one of the values; empty: the list reads the parameter itself."""
     filter_help: Mapping[str, str] = field(default_factory=dict)
     """Help of the filters that are no lists of whole values."""
     id_help: str = ""
     id_metavar: str = ""
-    """How a command's help calls the id; empty: the field's name in upper case."""
+    """The id's name in a command's help; empty: the field's name in upper case."""
     id_pattern: str = ".+"
-    """What its ids match. No URL has another one."""
+    """A regular expression of its ids. No URL has another one."""
     id_of_word: Callable[[str], str] = str
     """The id in the user's input."""
 

@@ -1,4 +1,4 @@
-"""The fleet's nouns whose fields operators set. Models are in ``fleet.catalogue.settings``."""
+"""The fleet's nouns with fields that operators set. Models are in ``fleet.catalogue.settings``."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     what it is sent     frames and images                               read and delete
     gateways' signs     of life                                         look whether they are there
 
-It cannot read what gateways or other neurons have, nor their limits, nor list any keys. Needs Redis
+It cannot read keys of gateways or other neurons, nor their limits, nor list any keys. Needs Redis
 7, which has separate permissions to read and to write. The gateway's own user keeps its password.
 """
 
@@ -44,9 +44,9 @@ OWN_KEYS = (
     *("lease", "heartbeat", "held", "preparing", "downloads", "specs", "usage"),
     *("events:*", "log:*"),
 )
-"""What a neuron writes under its own prefix; ``usage`` is written by those of helexa 0.2.0."""
+"""A neuron's keys under its own prefix; ``usage`` is written by those of helexa 0.2.0."""
 SINCE_7_2 = ("client|setinfo",)
-"""An older Redis refuses a rule with a command that it does not know, and clients do without."""
+"""An older Redis refuses a rule with an unknown command, and clients do without."""
 
 
 def user_name(neuron: str) -> str:
@@ -60,9 +60,9 @@ def secret_hash(secret: str) -> str:
 def rules(
     neuron: str, secret_sha256: str, version: tuple[int, int], database: int = 0
 ) -> list[str]:
-    """Returns the arguments of ACL SETUSER for a Redis of that version. A name holds no character
-    that a pattern gives a meaning to. Patterns of keys hold in every database of Redis, so the user
-    may select ours alone: its writes to another one would not be measured."""
+    """Returns the arguments of ACL SETUSER for a Redis of that version. A name contains no
+    character that is special in a pattern. Patterns of keys hold in every database of Redis, so the
+    user may select ours alone: its writes to another one would not be measured."""
     commands = (*COMMANDS, *SINCE_7_2) if version >= (7, 2) else COMMANDS
     return [
         *("reset", "on", f"#{secret_sha256}"),
@@ -77,7 +77,7 @@ def rules(
 
 
 def invited_names(client: redis.Redis) -> set[str]:
-    """The neurons that have users of their own in Redis. Raises ``redis.RedisError``."""
+    """The neurons with Redis users of their own. Raises ``redis.RedisError``."""
     names = {name.decode() if isinstance(name, bytes) else name for name in client.acl_users()}
     return {name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX)}
 
@@ -85,8 +85,8 @@ def invited_names(client: redis.Redis) -> set[str]:
 def users_apply(
     client: redis.Redis, secrets: Mapping[str, str], *, again: Iterable[str] = ()
 ) -> None:
-    """Makes the users of ``secrets`` (neuron to hash) that are not there and those of ``again``,
-    and removes those of neurons that are not invited. Raises ``redis.RedisError``."""
+    """Makes the missing users of ``secrets`` (neuron to hash) and those of ``again``, and removes
+    those of neurons that are not invited. Raises ``redis.RedisError``."""
     there = invited_names(client)
     if wanted := [neuron for neuron in secrets if neuron not in there or neuron in again]:
         version = _version(client)

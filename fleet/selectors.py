@@ -1,7 +1,7 @@
 """Reads of the fleet's database. No writes, no Redis.
 
-The catalogue is read as a whole and kept for a second in the process: a gateway asks for every
-request. Services clear it at once in their own process; others see a change within that second.
+The catalogue is read as a whole and cached for a second: a gateway needs it for every request.
+Services clear the cache of their own process; others see a change within that second.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def catalogue_by_name() -> dict[str, CatalogueEntry]:
 
 
 def catalogue_state() -> CatalogueState:
-    """Models, offered or not, aliases and upstreams: what an import starts from and an export
-    writes. Not kept."""
+    """Models, offered or not, aliases and upstreams, for imports and exports. Not cached."""
     return CatalogueState(
         models={model.name: model.settings() for model in CatalogueModel.objects.all()},
         aliases=dict(Alias.objects.values_list("name", "model__name")),
@@ -55,7 +54,7 @@ def catalogue_cache_clear() -> None:
 
 
 def model_known(name: str) -> CatalogueModel:
-    """Offered or not. Raises ``UnknownModelError``."""
+    """Also a disabled one. Raises ``UnknownModelError``."""
     model = CatalogueModel.objects.filter(name=name).first()
     if model is None:
         raise UnknownModelError(f"There is no model named {name!r} in the catalogue")
@@ -92,7 +91,7 @@ def upstream_known(name: str) -> Upstream:
 
 
 def is_invited(neuron_name: str) -> bool:
-    """A line was printed for that neuron, and not revoked."""
+    """Whether it has an invitation that is not revoked."""
     return Invitation.objects.filter(neuron_name=neuron_name).exists()
 
 
@@ -116,13 +115,13 @@ def unload_job_is_active(model_name: str, neuron: Neuron) -> bool:
 
 
 def load_jobs_by_status() -> dict[str, int]:
-    """How many load jobs have each status; 0 where none has."""
+    """The number of load jobs with each status."""
     counted = LoadJob.objects.values_list("status").annotate(Count("pk")).order_by()
     return dict.fromkeys(LoadJobStatus.values, 0) | dict(counted)
 
 
 def models_of_upstream(name: str) -> list[CatalogueModel]:
-    """Which it answers for, by their source or a target, offered or not, sorted by name."""
+    """Its models, by their source or a target, offered or not, sorted by name."""
     is_source = Q(source__startswith=f"{UPSTREAM_PREFIX}{name}/")
     models = CatalogueModel.objects.filter(is_source | ~Q(targets=[])).order_by("name")
     return [model for model in models if name in model.settings().upstream_names]
@@ -170,6 +169,6 @@ catalogue_cache = CatalogueCache(_read_catalogue)
 
 
 def nameable_models() -> tuple[str, ...]:
-    """The names by which clients may ask for a model of the catalogue: models', then aliases'."""
+    """The names that clients may use for the catalogue's models: models', then aliases'."""
     models = CatalogueModel.objects.order_by("name").values_list("name", flat=True)
     return (*models, *Alias.objects.order_by("name").values_list("name", flat=True))

@@ -1,7 +1,7 @@
 """The control worker's periodic tasks: each reads the live fleet and calls services.
 
-Names and periods are in ``helexa_site.celery``. When Redis is away there is nothing to record and
-the next tick tries again.
+Names and periods are in ``helexa_site.celery``. When Redis is offline there is nothing to record
+and the next tick retries.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 watch = FleetWatch()
 idle_ticks = IdleTicks()
 samples = Samples()
-"""The figures of minutes that this process has seen and not stored yet."""
+"""Figures of minutes that are not stored yet."""
 CONNECTING_S = 15.0
-"""How long after a term's start a silent host may still be connecting: the start of a server, or of
-its Redis, is the hosts' too."""
+"""How long after a term's start a silent host may still be connecting: the server, or its Redis,
+may just have started."""
 
 
 @app.task(name=TASK_TICK)  # type: ignore[untyped-decorator]

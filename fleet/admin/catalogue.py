@@ -123,7 +123,7 @@ class CatalogueModelAdmin(HomePageAdmin):
         return page_of_model(obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Clients, neurons and jobs know a model by its name, so it stays."""
+        """The name is fixed: clients, neurons and jobs refer to it."""
         return ("name",) if obj is not None else ()
 
     def formfield_for_dbfield(

@@ -1,7 +1,7 @@
 """The forms of catalogue models and aliases. A model's follows the table of its settings.
 
-People write an amount of money as decimal USD, and the row holds micro-USD; they write names of
-neurons with commas or spaces between and targets line by line, and the row holds a list.
+Money is entered as decimal USD and stored as micro-USD; neurons' names are separated by commas or
+spaces and targets by lines, and both are stored as lists.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _folded(section: Section) -> _FieldOpts:
 
 
 def setting_field(name: str) -> forms.Field | None:
-    """The form's field of a setting that people write otherwise than its column holds it."""
+    """The form's field of a setting whose column holds another form than people write."""
     if name not in SETTINGS:
         return None
     setting = SETTINGS[name]

@@ -1,4 +1,4 @@
-"""Downloads: how each goes, refreshed while one looks; and what neurons have cached."""
+"""Downloads, with progress that refreshes, and the neurons' cached models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Adding a model from Hugging Face or a named source: name a repository or search, see what it
-offers and where that fits, choose."""
+"""Adding a model from Hugging Face or a named source: name a repository or search, see its models
+and where they fit, choose."""
 
 from __future__ import annotations
 

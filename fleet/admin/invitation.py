@@ -82,7 +82,8 @@ class InvitationAdmin(UnfoldAdmin):
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """The page with the line, which nothing keeps: not the session, no cache, no history."""
+        """The page with the line, which is stored nowhere: not in the session, a cache or the
+        history."""
         context = self.admin_site.each_context(request) | {
             "title": f"An invitation for {obj.neuron_name}",
             "opts": self.model._meta,

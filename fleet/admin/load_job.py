@@ -1,4 +1,4 @@
-"""Load jobs: how each load, unload and reload is going, refreshed while one looks."""
+"""Load jobs: the progress of each load, unload and reload, refreshed while the page is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Load, Unload, Reload, Sleep and Wake actions do, and the words they answer with."""
+"""The Load, Unload, Reload, Sleep and Wake actions, and their messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcome:
 
 
 def show_outcome(request: HttpRequest, outcome: Outcome) -> None:
-    """A message stays on its page, so that of a job states what has happened: it was started."""
+    """The message stays on its page, so a job's says only that it was started."""
     started = "Started: " if outcome.job_id else ""
     messages.add_message(request, outcome.level, f"{started}{outcome.message}")
 

@@ -145,7 +145,6 @@ class NeuronAdmin(HomePageAdmin, ReportedAdmin):
 
     @display(description="Free memory", ordering="free_memory_bytes")
     def free_memory(self, neuron: Neuron) -> str:
-        """The cell is empty where the neuron is away: the value is not known."""
         return "" if neuron.status == NeuronStatus.AWAY else size_text(neuron.free_memory_bytes)
 
     @display(description="Processor cores")

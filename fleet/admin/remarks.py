@@ -1,4 +1,4 @@
-"""What an operator should know of a model that has just been saved or deleted."""
+"""Notes for the operator on a model that has just been saved or deleted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.overview import fleet_overview
 
 QUANTISED = ("q4", "q5", "q6", "q8", "fp8")
-"""While loading: it takes less than its files."""
+"""Quantised while loading: it needs less memory than its files."""
 
 
 def outdated_replicas(model: CatalogueModel) -> list[Replica]:
-    """Loaded by another spec than the catalogue has now. Reads the replicas with their neurons, the
-    aliases and the measurements (prefetch them when looking at many)."""
+    """Replicas loaded by another spec than the catalogue's present one. Reads the replicas with
+    their neurons, the aliases and the measurements (prefetch them for many)."""
     replicas = list(model.replicas.all())
     if not replicas:
         return []
@@ -67,7 +67,8 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
 
 
 def no_host_remark(model: CatalogueModel) -> str:
-    """Returns a sentence that no host of the fleet can run it, and why; empty where one can."""
+    """Returns a sentence that no host of the fleet can run it, with the reason; empty where one
+    can."""
     lines = fleet_overview().models
     why = next((line.no_host for line in lines if line.name == model.name), "")
     return f"No host can run {model.name}: {why}" if why else ""
@@ -79,7 +80,7 @@ def _is_on_another_kind(settings: CatalogueSettings, replica: Replica) -> bool:
 
 
 def deleted_remark(model: CatalogueModel) -> str | None:
-    """What deleting the model does to replicas; asked for before the row is gone."""
+    """The effect of the deletion on replicas; call it before the row is deleted."""
     neurons = [replica.neuron.name for replica in model.replicas.all()]
     if not neurons:
         return None

@@ -123,7 +123,7 @@ class ReplicaAdmin(ReportedAdmin):
 
     @display(description="Spec", label=SPEC_LABELS)
     def spec_label(self, replica: Replica) -> str:
-        """Whether it was loaded by the spec that the catalogue has now."""
+        """Whether it was loaded by the catalogue's present spec."""
         entry = selectors.catalogue_find(replica.model_name)
         if entry is None:
             return NOT_OFFERED
@@ -148,12 +148,12 @@ class ReplicaAdmin(ReportedAdmin):
 
     @display(description="Quality")
     def quality(self, replica: Replica) -> str:
-        """What quantising while loading cost; nothing where the weights are as their file is."""
+        """The loss by quantising while loading; empty where the weights are as in their file."""
         return _reported(replica, "quality")
 
     @display(description="Context")
     def context(self, replica: Replica) -> str:
-        """Which bound it is, and where the others lie."""
+        """The limit in force, and the other limits."""
         return _reported(replica, "context_reason")
 
     @display(description="Memory")
@@ -212,7 +212,7 @@ def _job_url(job_id: str) -> str:
 
 
 def _live(replica: Replica, figure: str) -> str:
-    """A figure of this moment; empty where its neuron is away, as nothing is known of it."""
+    """A live figure; empty where its neuron is offline."""
     is_away = replica.neuron.status == NeuronStatus.AWAY
     return "" if is_away or replica.status == RecordedReplicaStatus.AWAY else figure
 

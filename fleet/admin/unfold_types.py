@@ -1,6 +1,5 @@
-"""What the admin's pages have in common: unfold's classes and decorators with their types, bases of
-pages and forms, actions that ask first, and links to other pages.
-"""
+"""Shared by the admin's pages: unfold's classes and decorators with their types, bases of pages and
+forms, actions that ask first, and links to other pages."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ __all__ = ["AnyForm", "UnfoldAdmin", "action", "display"]
 
 
 class HomePageAdmin(UnfoldAdmin):
-    """An object's page is its home: above the form stands everything else of it."""
+    """An object's page, with everything else about it above the form."""
 
     def home_context(self, obj: Any) -> dict[str, Any]:
         raise NotImplementedError
@@ -73,7 +72,7 @@ class ReadOnlyAdmin(UnfoldAdmin):
 
 
 class ReportedAdmin(ReadOnlyAdmin):
-    """A neuron is the source of truth, so there is nothing to add, change or delete here."""
+    """Reports of neurons: nothing to add, change or delete here."""
 
     list_before_template = "fleet/refreshing_list.html"
 
@@ -88,7 +87,7 @@ class CheckedForm(AnyForm):
         raise NotImplementedError
 
     def _post_clean(self) -> None:
-        """Django has filled the row. What the services refuse is shown at its field."""
+        """Shows refusals of the services at the field that Django has filled."""
         super()._post_clean()  # type: ignore[misc]
         if self.errors:
             return

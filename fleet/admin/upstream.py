@@ -84,7 +84,7 @@ class UpstreamAdmin(UnfoldAdmin):
         return self.fieldsets if obj is None else (*self.fieldsets, self.recorded)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Models name it, so its name stays."""
+        """The name is fixed: models refer to it."""
         shown = ("key_label", "model_names", "discovered_at", "requests")
         return shown if obj is None else ("name", *shown)
 

@@ -1,10 +1,8 @@
-"""What every view of the operator's API shares: who may, which parameters there are, pages,
-refusals.
+"""Shared by the views of the operator's API: permissions, parameters, pages, refusals.
 
-Closed by default. Of the fleet, reading needs the scope ``fleet:read`` or a staff session, writing
-``fleet:write`` or a staff session with the permission that the admin asks for (and its CSRF token).
-Accounts, keys and budgets have scopes of their own, and people need the admin's permission for
-reading them too.
+Closed by default. Reading the fleet needs the scope ``fleet:read`` or a staff session, writing
+``fleet:write`` or a staff session with the admin's permission (and its CSRF token). Accounts, keys
+and budgets have scopes of their own, and people need the admin's permission for reading them too.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ COMMAND_CALLER = Caller(principal=None, is_command=True)
 
 
 class Call(Protocol):
-    """What an operation reads of its caller: of REST framework's request, or of a command."""
+    """The caller's side of an operation: REST framework's request, or a command."""
 
     @property
     def method(self) -> str | None: ...
@@ -72,7 +70,7 @@ class Page(LimitOffsetPagination):
     max_limit = 1000
 
     def get_limit(self, request: Request) -> int:
-        """Raises ``ProblemError``: a page of another size than was asked for is none."""
+        """Raises ``ProblemError`` for a limit out of bounds, instead of another page size."""
         return number_in(request, "limit", self.default_limit, 1, self.max_limit)
 
     def get_offset(self, request: Request) -> int:
@@ -98,11 +96,11 @@ class Page(LimitOffsetPagination):
 
 
 class EqualFilters(BaseFilterBackend):
-    """A view's ``filters``: query parameter → field of the rows that must be one of its values,
-    which commas separate."""
+    """A view's ``filters``: query parameter → field of the rows that must equal one of its values,
+    separated by commas."""
 
     def filter_queryset(self, request: Request, queryset: Any, view: Any) -> Any:
-        """Raises ``ProblemError`` for a word that no row can have."""
+        """Raises ``ProblemError`` for a value that no row can have."""
         for name, field in view.filters.items():
             if name in request.query_params:
                 values = request.query_params[name].split(",")
@@ -127,7 +125,7 @@ class EqualFilters(BaseFilterBackend):
 
 
 def _words_of(queryset: Any, field: str) -> list[str]:
-    """All that the field may hold; empty where that is any text."""
+    """The field's possible values; empty where it is free text."""
     if queryset is None or not field:
         return []
     columns = {column.name: column for column in queryset.model._meta.get_fields()}
@@ -146,7 +144,7 @@ def _ensure_words(name: str, values: list[str], words: list[str]) -> None:
 
 class FleetView(GenericAPIView[Any]):
     """``permission_of``: the model, as ``fleet.alias``, whose permissions people need for writing,
-    each method its own; empty: the catalogue's. ``reads_by_permission``: for reading too."""
+    each method its own; empty: the catalogue's. ``reads_by_permission``: also for reading."""
 
     read_scope = Scope.FLEET_READ
     write_scope = Scope.FLEET_WRITE
@@ -158,7 +156,7 @@ class FleetView(GenericAPIView[Any]):
     filters: Mapping[str, str] = {}
     page_parameters: tuple[str, ...] = ("limit", "offset")
     post_removes = False
-    """Whether a POST may remove something, and so takes ``DRY_RUN``."""
+    """Whether a POST may remove something, and so has ``DRY_RUN``."""
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
@@ -168,9 +166,9 @@ class FleetView(GenericAPIView[Any]):
         self.ensure_known_parameters(request)
 
     def answer(self, call: Call, actions: Mapping[str, str], **ids: Any) -> Response:
-        """What the method answers to a command, refusals included. ``actions``: the view's methods
-        by HTTP method, where they have other names. Raises ``django.db.Error``: an operator at this
-        machine may read the reason."""
+        """Answers a command, refusals included. ``actions``: the view's methods by HTTP method,
+        where they have other names. Raises ``django.db.Error``: an operator at this machine may
+        read the reason."""
         self.request = cast(Request, call)  # for REST framework's mixins
         self.args, self.kwargs, self.format_kwarg = (), ids, None
         method = str(call.method).lower()
@@ -234,7 +232,7 @@ class FleetView(GenericAPIView[Any]):
 
 
 class ObjectView(FleetView):
-    """Answers one object, or a list that has no pages."""
+    """Answers one object, or a list without pages."""
 
     pagination_class = None
     serializer_class: Any = Serializer
@@ -257,8 +255,7 @@ def problem_of(error: FleetError) -> ProblemError:
 
 
 def body_of(call: Call, *known: str) -> dict[str, Any]:
-    """The JSON object of a request that has these fields and no others. Raises
-    ``ProblemError``."""
+    """The JSON object of a request, with these fields and no others. Raises ``ProblemError``."""
     body = call.data
     if not isinstance(body, dict):
         raise ProblemError(400, "invalid_json", "The body is to be a JSON object.")
@@ -279,7 +276,7 @@ def text_in(body: dict[str, Any], name: str) -> str:
 
 
 def flag_in(body: dict[str, Any], name: str) -> bool:
-    """False where it is not given. Raises ``ProblemError``."""
+    """False where it is missing. Raises ``ProblemError``."""
     value = body.get(name, False)
     if not isinstance(value, bool):
         raise ProblemError(400, "invalid_value", f"{name!r} is to be true or false.", param=name)
@@ -298,7 +295,7 @@ def seconds_in(body: dict[str, Any], name: str) -> int | None:
 
 
 def texts_in(body: dict[str, Any], name: str) -> list[str]:
-    """Empty where it is not given. Raises ``ProblemError``."""
+    """Empty where it is missing. Raises ``ProblemError``."""
     value = body.get(name, [])
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ProblemError(400, "invalid_value", f"{name!r} is to be a list of texts.", param=name)
@@ -317,7 +314,7 @@ def number_in(call: Call, name: str, default: int, least: int, most: int) -> int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandCall:
-    """A ``Call`` that only code of this process can make."""
+    """A ``Call`` within this process."""
 
     method: str
     query_params: QueryDict
@@ -327,10 +324,11 @@ class CommandCall:
 
 
 def command_answer(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-    """Calls an operation in this process: no HTTP, no authentication. Returns the status and the
-    JSON that a server answers at ``/api/{path}``, refusals included. Raises ``django.db.Error``.
+    """Calls an operation in this process: no HTTP, no authentication. Returns status and JSON as a
+    server would at ``/api/{path}``, refusals included. Raises ``django.db.Error``.
 
-    Commands find operations by URL, which they need for a server (``--url``) too."""
+    Commands find operations by URL, which they need for a server (``--url``) too.
+    """
     quoted, _, query = path.partition("?")
     found: Any = resolve(f"/api/{urllib.parse.unquote(quoted)}", API_URLS)
     call = CommandCall(

@@ -46,7 +46,7 @@ class AnonymousScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untype
 
 
 class DocumentView(FleetView):
-    """A refusal is no page and no YAML."""
+    """Refusals are JSON, neither a page nor YAML."""
 
     def handle_exception(self, exc: Exception) -> Response:
         self.request.accepted_renderer = JSONRenderer()
@@ -64,8 +64,8 @@ class SchemaView(DocumentView, SpectacularAPIView):
 
 
 class DocumentsView(DocumentView, SpectacularSwaggerSplitView):
-    """A page in the shell of all others. Its script comes by another answer, ``?script``: no page
-    runs a script that stands in it."""
+    """A page in the shell of all others. Its script is a separate answer, ``?script``: no page runs
+    inline scripts."""
 
     renderer_classes = SpectacularSwaggerSplitView.renderer_classes
     url_name = "api-schema"

@@ -1,4 +1,4 @@
-"""Downloads: a model's files to a neuron without loading it, and what neurons have cached."""
+"""Downloads: a model's files to a neuron without loading it, and the neurons' cached models."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Downloads(JobRows):
         responses={202: DownloadShape, 200: DryRunShape},
     )
     def create(self, call: Call) -> Response:
-        """A pull that is under way already is answered with itself. One that was cancelled or
-        broken off is resumed by the next."""
+        """A pull that is already running is answered with itself. One that was cancelled or broken
+        off is resumed by the next."""
         known = ("kind", "source", "model", "file", "revision", "neuron", "files")
         body = body_of(call, *known)
         kind = body.get("kind", DownloadKind.PULL.value)

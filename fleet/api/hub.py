@@ -1,5 +1,5 @@
-"""What Hugging Face or a named source has: its search, and what a repository offers and where that
-fits. A choice's ``settings``, with a name, are what ``POST /api/catalogue`` takes."""
+"""Hugging Face or a named source: its search, and a repository's models and where they fit. A
+choice's ``settings``, with a name, are a body for ``POST /api/catalogue``."""
 
 from __future__ import annotations
 

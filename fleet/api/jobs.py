@@ -1,4 +1,4 @@
-"""Load jobs: their history, how the present ones go, and starting them."""
+"""Load jobs: their history, their progress, and starting them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,14 @@ STARTED = inline_serializer(
 
 
 class EventStreamRenderer(JSONRenderer):
-    """A renderer for clients that accept nothing but event streams. Refusals are JSON all the
-    same."""
+    """A renderer for clients that accept only event streams. Refusals are JSON all the same."""
 
     media_type = "text/event-stream"
     format = "sse"
 
 
 class JobRows(RowsView):
-    """Rows of what neurons do, which end by themselves."""
+    """Rows of jobs."""
 
     serializer_class: Any
     queryset: QuerySet[Any]
@@ -65,7 +64,7 @@ class JobRows(RowsView):
         return found
 
     def accepted(self, row: Any) -> Response:
-        """A job whose message the broker did not take has failed by now: nothing was sent."""
+        """A job whose message the broker did not accept has failed by now."""
         if row.status == LoadJobStatus.FAILED:
             raise ProblemError(503, row.failure_code, row.failure_message)
         return Response(self.shown(row), status=202)
@@ -148,8 +147,7 @@ class ModelJobsView(FleetView):
         return jobs or self._nowhere(name)
 
     def _nowhere(self, name: str) -> list[LoadJob]:
-        """A model that is loaded nowhere needs no job. Raises ``UnknownModelError`` for a name of
-        no model."""
+        """A model that is not loaded needs no job. Raises ``UnknownModelError``."""
         selectors.model_known(name)
         return []
 
@@ -176,7 +174,7 @@ COMMENT_EVERY_S = 15.0
 async def job_events(
     look: Callable[[], dict[str, Any] | None], *, look_every_s: float = LOOK_EVERY_S
 ) -> AsyncIterator[bytes]:
-    """``look``: the job as it is now, ``None``: its row is gone. Ends with the job, also then."""
+    """``look``: reads the job, ``None``: its row is gone. Ends with the job, also then."""
     sent, quiet_s = "", 0.0
     while True:
         job = await sync_to_async(look)()

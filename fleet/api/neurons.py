@@ -26,7 +26,7 @@ state_schema = extend_schema(request=OpenApiTypes.OBJECT, responses=NeuronShape)
 
 
 class Neurons(RowsView):
-    """Every neuron that has reported, as it last did."""
+    """Every neuron that has reported, by its last report."""
 
     noun = NEURONS
     can = ("remove",)
@@ -42,7 +42,7 @@ class Neurons(RowsView):
         return found
 
     def destroy(self, call: Call, name: str) -> Response:  # type: ignore[override]
-        """Forgets a neuron that is away, with its load jobs."""
+        """Forgets a neuron that is offline, with its load jobs."""
         remove = partial(services.neuron_remove, actor=self.actor, neuron_name=name)
         return removed(call, self.actor, remove)
 
@@ -88,7 +88,7 @@ class DevicesView(FleetListView):
 
 
 class ReplicasView(FleetListView):
-    """Models as neurons have them loaded."""
+    """The models that neurons have loaded."""
 
     serializer_class = ReplicaShape
     queryset = Replica.objects.select_related("neuron")
@@ -160,7 +160,7 @@ class Invitations(RowsView):
 
 
 class PolicyView(FleetView):
-    """The fleet's policy. Where invited hosts reach Redis is what ``serve --share`` was given."""
+    """The fleet's policy. The address of Redis for invited hosts is that of ``serve --share``."""
 
     serializer_class = PolicyShape
     permission_of = "fleet.fleetpolicy"

@@ -1,5 +1,5 @@
 """The paths of the original system's neuron, per neuron, in its shapes: flat errors, loads that
-answer when they are through. The live ones read the neuron's last report."""
+answer when they have ended. The live ones read the neuron's last report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MIB = 1024**2
 UNKNOWN_BUILD = BuildInfo(git_sha="unknown", git_sha_long="", git_dirty=False, build_timestamp="")
 HARNESS = "helexa"
 STATUSES = {ReplicaStatus.READY: "loaded", ReplicaStatus.RECOVERING: "recovering"}
-"""Others are under way or gone; the activation path reports them."""
+"""Other states are transitional; the activation path reports them."""
 HAS_BEGUN = frozenset({ReplicaStatus.LOADING, ReplicaStatus.FAILED, *STATUSES})
 PREFLIGHT_KINDS = {
     "download_failed": "repo_fetch_failed",
@@ -87,7 +87,7 @@ def _report(name: str) -> NeuronHeartbeat | None:
 
 
 class ReportView(OriginalView):
-    """``shape``: the answer out of the neuron's last report."""
+    """``shape``: makes the answer from the neuron's last report."""
 
     shape: Callable[[NeuronHeartbeat], Any] | None = None
 
@@ -137,7 +137,7 @@ class LoadView(OriginalView):
         return Response(error, status=status)
 
     def _start(self, model: str, neuron: str, devices: list[str]) -> LoadJob:
-        """Start the load. Idle models may leave for it unless the caller named devices."""
+        """Starts the load. Idle models may be evicted for it unless the caller named devices."""
         try:
             return services.model_load_start(
                 actor=self.actor, model_name=model, neuron_name=neuron, devices=devices
@@ -212,7 +212,7 @@ def health(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
     def names(*statuses: ReplicaStatus) -> list[str]:
         return [state.model for state in heartbeat.replicas if state.status in statuses]
 
-    # A neuron that has restarted recovers what it had: that is loaded again.
+    # A restarted neuron recovers its models by loading them again.
     loading = names(ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
     known = {state.model for state in heartbeat.replicas if state.status in HAS_BEGUN}
     pending = [*loading[1:], *(name for name in _expected(heartbeat.name) if name not in known)]
@@ -343,8 +343,8 @@ def _limit_of(state: ReplicaState, report: LoadReport) -> ModelLimit:
 
 
 def _expected(name: str) -> list[str]:
-    """The models that this neuron is to load: ordered already, or kept loaded and placed here once
-    the control looks. Raises ``SnapshotUnavailableError``."""
+    """The models that this neuron is to load: ordered already, or kept loaded and placed here by
+    the control's next tick. Raises ``SnapshotUnavailableError``."""
     jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
     ordered = list(jobs.filter(neuron__name=name).values_list("model_name", flat=True))
     catalogue = selectors.catalogue_by_name()
@@ -369,4 +369,4 @@ PATHS = {
     "models/load": LoadView.as_view(),
     "models/unload": UnloadView.as_view(),
 }
-"""Each path below ``neurons/{name}/``, and what answers it."""
+"""View of each path below ``neurons/{name}/``."""

@@ -1,4 +1,4 @@
-"""The fleet at one look, engines' logs, settings, the audit and the version."""
+"""The fleet's overview, engines' logs, settings, the audit and the version."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OverviewView(ObjectView):
 
 
 class AssignmentsView(FleetListView):
-    """Derived from the catalogue's enabled models: there is nothing to change here."""
+    """Derived from the catalogue's enabled models, so read-only."""
 
     serializer_class = AssignmentShape
     queryset = CatalogueModel.objects.none()

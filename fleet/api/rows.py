@@ -1,4 +1,4 @@
-"""Rows of a noun over REST: one class has its list, its rows, and what else can be done to a row.
+"""Rows of a noun over REST: one class has its list, its rows, and the actions on a row.
 
     GET, POST            /api/aliases         list, add
     GET, PATCH, DELETE   /api/aliases/{name}  find, change, remove
@@ -73,9 +73,9 @@ class RowsSchema(ApiSchema):
 
 
 class RowsView(ViewSetMixin, ListModelMixin, FleetView):
-    """``can``: which of add, change and remove there are. ``id_part``: the route's part after the
-    noun's path. ``new_shape``: what a new row is shown as, where that differs; ``new_fields``:
-    fields of a POST that the noun's commands have no flags for."""
+    """``can``: which of add, change and remove exist. ``id_part``: the route's part after the
+    noun's path. ``new_shape``: the shape of a new row, where that differs; ``new_fields``: fields
+    of a POST without a flag in the noun's commands."""
 
     schema = RowsSchema()
     noun: ClassVar[Noun]
@@ -87,7 +87,7 @@ class RowsView(ViewSetMixin, ListModelMixin, FleetView):
     """The row of the URL's ids. Raises an error for one that does not exist."""
     add: Callable[[dict[str, Any]], Any]
     change: Callable[[Any, dict[str, Any]], Any]
-    """Returns the row as it is then; ``None``: as it was given."""
+    """Returns the changed row; ``None``: the given one."""
     remove: Callable[[Any], object]
 
     @property
@@ -148,7 +148,7 @@ DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only reports wh
 
 
 def removed(call: Call, actor: Actor, remove: Callable[[], object]) -> Response:
-    """204 once ``remove`` is done, or 200 with what it would do. Raises ``ProblemError``."""
+    """204 once ``remove`` is done, or 200 with its effects. Raises ``ProblemError``."""
     if not is_dry(call):
         remove()
         return Response(status=204)
@@ -156,7 +156,7 @@ def removed(call: Call, actor: Actor, remove: Callable[[], object]) -> Response:
 
 
 def would_response(actor: Actor, remove: Callable[[], object]) -> Response:
-    """200 with what ``remove`` would do."""
+    """200 with the effects of ``remove``."""
     return Response({"would": WouldShape(would(actor, remove), many=True).data})
 
 

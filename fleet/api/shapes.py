@@ -1,4 +1,4 @@
-"""What rows look like as JSON. Output only: bodies of writes are checked by the services."""
+"""Rows as JSON. Output only: services check the bodies of writes."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class CachedFileShape(serializers.Serializer[Any]):
 
 
 class CachedShape(serializers.Serializer[Any]):
-    """One revision of one source, as it lies on one neuron's disk."""
+    """One revision of one source on one neuron's disk."""
 
     neuron = serializers.CharField()
     source = serializers.CharField()  # type: ignore[assignment]
@@ -289,7 +289,7 @@ class AuditShape(RowShape):
 
 
 class AssignmentShape(serializers.Serializer[Any]):
-    """What should be loaded, as it follows from the catalogue."""
+    """The models that should be loaded, by the catalogue."""
 
     model = serializers.CharField()
     neurons = serializers.ListField(

@@ -1,4 +1,4 @@
-"""Upstreams: their rows, and what works of each."""
+"""Upstreams: their rows, and tests of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleet.nouns import UPSTREAMS
 
 
 class UpstreamShape(serializers.ModelSerializer[Upstream]):
-    """Never its key."""
+    """Without its key."""
 
     has_key = serializers.BooleanField(read_only=True)
     models = serializers.JSONField(
@@ -94,9 +94,8 @@ class Upstreams(RowsView):
     @action(detail=True, methods=["post"], serializer_class=ProbedShape)
     def test(self, call: Call, name: str) -> Response:
         """Sends it a few small requests, within a minute, and records the models that it lists.
-        ``model``: which one is asked; where it is not given, the first one that chats, by its name.
-        ``paid``: also tries moderation, speech, transcription and image generation, which may cost
-        money."""
+        ``model``: the model to test; by default the first one that chats, by its name. ``paid``:
+        also tries moderation, speech, transcription and image generation, which may cost money."""
         upstream = selectors.upstream_known(name)
         body = body_of(call, "model", "paid")
         model = text_in(body, "model") if "model" in body else ""

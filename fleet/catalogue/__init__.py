@@ -1,4 +1,4 @@
-"""What the operator offers, as plain data. No ORM, no clock, no I/O."""
+"""The operator's models as plain data. No ORM, no clock, no I/O."""
 
 from fleet.catalogue.entry import CatalogueEntry
 from fleet.catalogue.kinds import Section, Setting

@@ -25,26 +25,26 @@ TRAVELLING = tuple(name for name, setting in SETTINGS.items() if setting.travels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry(CatalogueSettings):
-    """What the operator offers under one name, resolved: ``name`` is never an alias."""
+    """A model on offer, resolved: ``name`` is never an alias."""
 
     name: str
     aliases: tuple[str, ...] = ()
     weight_bytes: int | None = None
-    """What its weights took when it was last loaded; ``None`` before the first load."""
+    """Size of its weights when it was last loaded; ``None`` before the first load."""
     costs: ModelCosts | None = None
-    """What its layers take; ``None`` while unknown."""
+    """Costs of its layers; ``None`` while unknown."""
     measured_loads: tuple[MeasuredLoad, ...] = ()
     """The last load on each neuron."""
     unloaded_from: tuple[str, ...] = ()
-    """Neurons that it was unloaded from although it is kept loaded: so many replicas less are
-    kept."""
+    """Neurons that it was unloaded from although it is kept loaded: fewer replicas are kept by as
+    many."""
     created_unix_s: int = 0
     upstream: UpstreamEntry | None = None
-    """Which answers for a model without files; ``None`` also where it has been removed."""
+    """Serves a model without files; ``None`` also where it has been removed."""
     target_upstreams: tuple[UpstreamEntry, ...] = ()
-    """The upstreams that its targets name; one that has been removed is left out."""
+    """The upstreams that its targets name, without removed ones."""
     upstream_prices: Mapping[str, Prices] = field(default_factory=dict)
-    """Prices by target's name, of those that have their upstream's: what it last named."""
+    """Prices by target's name, for targets with their upstream's prices, as it last named them."""
 
     @property
     def upstream_model(self) -> UpstreamModel | None:
@@ -92,7 +92,7 @@ class CatalogueEntry(CatalogueSettings):
         return self.upstream_prices[target.name] if named.are_upstreams else named.prices
 
     def lacks_prices_at(self, target: Target) -> bool:
-        """Whether the prices there are the upstream's, which names none."""
+        """Whether the target has its upstream's prices, and the upstream names none."""
         named = target.prices
         is_upstreams = named is not None and named.are_upstreams
         return is_upstreams and target.name not in self.upstream_prices
@@ -125,11 +125,11 @@ class CatalogueEntry(CatalogueSettings):
         values |= {"job_id": job_id, "model": self.name}
         if measured is not None:
             values["earlier_loads"] = measured.earlier_loads(neuron, self.kv_memory_bytes)
-        # As it is once it has travelled: seconds are floats there.
+        # Round-tripped as on the wire: seconds are floats there.
         return msgspec.convert(values, LoadSpec)
 
     def adapter_spec(self) -> AdapterSpec | None:
-        """What loads it, where it is an adapter; ``None`` for a model of its own."""
+        """The adapter's spec; ``None`` for a model of its own."""
         if self.base is None:
             return None
         return AdapterSpec(
@@ -137,6 +137,5 @@ class CatalogueEntry(CatalogueSettings):
         )
 
     def spec_digest(self) -> str:
-        """Returns the digest of the spec that the model would be loaded with now. A replica of
-        another digest is outdated."""
+        """The digest of the spec of a load now. A replica of another digest is outdated."""
         return spec_digest(self.load_spec(job_id="", neuron=""))

@@ -1,8 +1,8 @@
 """The declaration of one setting of a catalogue model: its kind, its place in forms, and the effect
 of a change.
 
-A kind checks a value and describes its problem. How a setting looks as a column, in a form
-or in models.toml follows from its kind. Pure.
+A kind checks a value and describes its problem. Column, form field and form in models.toml follow
+from the kind. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """``None`` where nothing is set; a text of several lines is empty then."""
+    """``None`` where nothing is set; an empty text where it has several lines."""
 
     max_length: int
     is_required: bool = False
@@ -49,7 +49,7 @@ class Word:
     synonyms: Mapping[str, str] = field(default_factory=dict)
 
     def canonical(self, value: Any) -> Any:
-        """A synonym as the word that it stands for; all else as it is."""
+        """Replaces a synonym by its word."""
         return self.synonyms.get(value.lower(), value) if isinstance(value, str) else value
 
     def problem(self, value: object) -> str | None:
@@ -115,7 +115,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class NeuronNames:
-    """Neurons that have joined, or that will."""
+    """Neurons, which need not have joined yet."""
 
     def problem(self, value: object) -> str | None:
         if not isinstance(value, tuple):
@@ -162,7 +162,7 @@ class Setting:
     travels: bool
     """Whether it is also a field of the load spec, under the same name."""
     decides_weights: bool
-    """Whether measurements of earlier loads do not hold for another value."""
+    """Whether a change makes measurements of earlier loads invalid."""
 
 
 def setting(

@@ -1,5 +1,3 @@
-"""Whether a loaded replica has the catalogue's present settings. Pure."""
-
 from __future__ import annotations
 
 from fleet.catalogue import CatalogueEntry

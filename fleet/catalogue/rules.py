@@ -1,4 +1,4 @@
-"""What the catalogue's values must be, alone and together.
+"""Checks of the catalogue's values, alone and together.
 
 Every check raises ``CatalogueValueError`` with the field that cannot hold its value. Pure, but for
 the names of hubs, which are this process's settings.
@@ -75,7 +75,6 @@ SETTINGS_OF_UPSTREAM_MODEL = frozenset(
 
 
 def check_settings(settings: CatalogueSettings) -> None:
-    """Each alone, then the rules that span fields."""
     for name, setting in SETTINGS.items():
         if problem := setting.kind.problem(getattr(settings, name)):
             raise CatalogueValueError(name, problem)
@@ -106,7 +105,7 @@ def check_name(name: str) -> None:
 
 
 def check_alias_name(name: str) -> None:
-    """Aliases stand in for other vendors' names, so capitals, ``/`` and ``:`` are allowed."""
+    """Aliases replace other vendors' names, so capitals, ``/`` and ``:`` are allowed."""
     if not ALIAS_PATTERN.fullmatch(name):
         raise CatalogueValueError(
             "name",
@@ -132,7 +131,7 @@ def whole_source(source: str) -> str:
 
 
 def check_source(source: str, name: str = "source") -> None:
-    """``scheme:rest`` of files. ``name``: the setting that it is the value of."""
+    """``scheme:rest`` of files. ``name``: the setting with this value."""
     scheme, colon, rest = source.partition(":")
     of_hubs = hub_schemes()
     if not colon or scheme not in (*of_hubs, *OTHER_SOURCES):
@@ -166,7 +165,7 @@ def check_sha256(digest: str) -> None:
 
 
 def check_adapter(settings: CatalogueSettings) -> None:
-    """An adapter has files and prices of its own; all else is its base's."""
+    """An adapter has files and prices of its own; everything else is its base's."""
     if settings.base is None:
         return
     if settings.source.startswith("pypi:"):

@@ -50,7 +50,7 @@ UNIT_OF_TASK: dict[Task, Unit] = {
     "images": "image",
     "moderation": "request",
 }
-"""What the requests of a task are metered by; empty: by tokens."""
+"""The unit of a task's requests; empty: tokens."""
 
 DEFAULT_MAX_PREFILL_S = 300
 """Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
@@ -436,7 +436,7 @@ class CatalogueSettings:
 
     @property
     def has_files(self) -> bool:
-        """This fleet may load it; otherwise upstreams alone serve it."""
+        """This fleet may load it; otherwise only upstreams serve it."""
         return upstream_of(self.source) is None
 
     @property
@@ -446,7 +446,7 @@ class CatalogueSettings:
 
     @property
     def prices(self) -> Prices | None:
-        """``None``: not priced, which costs nothing and is advertised as nothing."""
+        """``None``: not priced, so it is free and advertises no price."""
         return Prices.named(
             input=self.input_price_micro_usd,
             cached_input=self.cached_input_price_micro_usd,

@@ -59,7 +59,7 @@ class TargetPrices:
     units: UnitPrices | None = None
     """Prices of requests and units; ``None``: none are named."""
     are_upstreams: bool = False
-    """The prices that the upstream last named hold, and no others are here."""
+    """The prices are those that the upstream last named; none are here."""
 
 
 def parse_prices(words: list[str]) -> tuple[TargetPrices | None, list[str]]:
@@ -126,7 +126,7 @@ class When(StrEnum):
 MOST = {When.QUEUE_LONGER_THAN: 1_000_000, When.WAITING_LONGER_THAN: 86_400}
 """The conditions with a number, and its bound."""
 SPILLS = frozenset(MOST)
-"""The conditions that, where they hold, put a target before those ahead of it."""
+"""Conditions that move a target before those ahead of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class Target:
     weight: int | None = None
     """Neighbours with a weight and one condition share their requests by it."""
     prices: TargetPrices | None = None
-    """``None``: the model's hold."""
+    """``None``: the model's prices."""
 
     @property
     def is_own(self) -> bool:
@@ -152,7 +152,7 @@ class Target:
 
 
 class TargetError(ValueError):
-    """A text that is no target; its words are for users."""
+    """A text that is no target; the message is for users."""
 
 
 def parse_target(text: str) -> Target:

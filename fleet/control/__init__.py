@@ -1,1 +1,1 @@
-"""The control that leads, and what it remembers from tick to tick."""
+"""The leading control, and its state between ticks."""

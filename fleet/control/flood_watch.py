@@ -1,11 +1,11 @@
-"""Looks for invited neurons that flood Redis as soon as Redis grows, between the control's ticks.
+"""Detects invited neurons that flood Redis, between the control's ticks.
 
     every 20 ms: used_memory ── up by 8 MiB since the least ──▶ what each invited neuron has written
                                                                 └─ too much ─▶ it is cut off
 
-Redis has no bound of bytes for a user: a host writes until its user is removed, and a tick a second
-lets it write as much as its network carries. One number is asked for most of the time; keys are
-measured only when it has grown. While no host is invited, one query a second is all.
+Redis has no limit of bytes for a user: a host writes until its user is removed, and in the second
+between ticks that is as much as its network carries. The watch polls ``used_memory`` and measures
+keys only when it has grown. While no host is invited it polls once a second.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _warnings = ThrottledLog(logger, logging.WARNING, interval_s=3600.0)
 
 INTERVAL_S = 0.02
 PAUSE_S = 1.0
-"""After a look that failed, and between questions whether any host is invited."""
+"""After a failed poll, and between checks whether any host is invited."""
 LOOK_AFTER_BYTES = 8 * 1024 * 1024
-"""Half of what a neuron may hold beside its events."""
+"""Half of a neuron's limit beside its events."""
 
 
 class FloodWatch:
-    """``measure`` cuts off those that have written too much. ``client`` serves this thread alone:
-    it waits for nothing else."""
+    """``measure`` cuts off neurons that have written too much. ``client`` serves this thread
+    alone."""
 
     def __init__(self, client: redis.Redis, measure: Callable[[], object]) -> None:
         self._client = client
@@ -83,7 +83,7 @@ class FloodWatch:
             except redis.ResponseError as error:
                 _warnings.log("refused", f"Redis is not watched for floods, it refuses: {error}")
                 self._pause()
-            except (redis.RedisError, OSError):  # the control's ticks log that Redis is away
+            except (redis.RedisError, OSError):  # the control's ticks log that Redis is offline
                 self._pause()
 
     def _pause(self) -> None:

@@ -5,10 +5,10 @@
                      └── a leader that falls silent             └─ each write looks: another term?
                          is followed within seconds                 DeposedError, nothing is written
 
-The lease finds a leader quickly; it cannot stop one that was paused between two statements. The
-term can: it is counted in the database, and a transaction of a term that is over is rolled back.
-On PostgreSQL a new term waits for transactions of the old one, which end within
-``FROZEN_SESSION_S`` even if their process stands still. On SQLite a transaction is alone anyway.
+The lease elects a leader quickly, but cannot stop one that was paused between two statements. The
+term can: it is counted in the database, and a transaction of an older term is rolled back. On
+PostgreSQL a new term waits for transactions of the old one, which end within ``FROZEN_SESSION_S``
+even if their process hangs. On SQLite only one transaction runs at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 4.0
 RENEW_AFTER_S = 0.8
-"""The lease is renewed after so long: less than a tick."""
+"""Less than a tick."""
 FROZEN_SESSION_S = 3
 TERM_LOCK = 0x68656C65
 """PostgreSQL's advisory lock: shared by a term's transactions, exclusive to begin another."""
@@ -74,8 +74,8 @@ class Leadership:
         self._term_began_s: float | None = None
 
     def leads(self) -> bool:
-        """Renews the lease, or takes one that is free. While Redis does not answer nothing changes:
-        the term in the database holds. Raises ``django.db.Error``."""
+        """Renews the lease, or claims a free one. While Redis does not answer nothing changes: the
+        term in the database holds. Raises ``django.db.Error``."""
         now_s = self._clock()
         if self._leads and now_s - self._renewed_s < RENEW_AFTER_S:
             return True
@@ -101,8 +101,8 @@ class Leadership:
     @contextlib.contextmanager
     def fenced(self) -> Iterator[None]:
         """A transaction of this process' term. Raises ``DeposedError`` where that is over, and
-        nothing is written. A process that never led, because an operator runs one task by hand,
-        writes unfenced."""
+        nothing is written. A process that never led, such as a task run by hand, writes
+        unfenced."""
         with transaction.atomic():
             if self._term is not None:
                 self.leads()
@@ -110,7 +110,8 @@ class Leadership:
             yield
 
     def resign(self) -> None:
-        """Gives the lease back on the way out, so that another need not wait until it expires."""
+        """Releases the lease on shutdown, so that another control need not wait until it
+        expires."""
         self._leads = False
         with contextlib.suppress(redis.RedisError, OSError):
             self._client().eval(RELEASE, 1, CONTROL_LEADER, self.control_id)
@@ -148,7 +149,7 @@ class Leadership:
 
 
 this_control = Leadership(lambda: live.redis_client())
-"""Whether this process leads. What a tick writes, it writes inside ``this_control.fenced()``."""
+"""The ticks' writes are inside ``this_control.fenced()``."""
 
 
 def _execute(statement: str, *arguments: Any) -> None:

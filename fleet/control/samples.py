@@ -1,5 +1,6 @@
-"""Samples of queues and devices, one a second, summed by minute: the part of the series that no
-request contains. Kept in memory until their minute has ended; a control that ends loses the last.
+"""Samples of queues and devices, one a second, summed by minute: the part of the series that
+requests do not have. Kept in memory until their minute has ended; a control that exits loses the
+last.
 
     tick ── add ─▶ the present minute ─▶ ended minutes ── housekeeping ─▶ metering.series.store
 """
@@ -22,7 +23,7 @@ MAX_MINUTES = 60
 
 
 class Samples:
-    """``add`` is for the ticks' thread, the rest for that of housekeeping."""
+    """The ticks' thread calls ``add``, the housekeeping thread the rest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +43,7 @@ class Samples:
             logger.warning("samples of %d minutes are dropped: they cannot be stored", num_dropped)
 
     def ended(self, now_unix_s: float) -> dict[int, dict[SeriesKey, Figures]]:
-        """Figures of minutes that have ended, by their beginning: nothing is added to them."""
+        """Figures of complete minutes, by their beginning."""
         present = floor_s(now_unix_s, MINUTE_S)
         with self._lock:
             return {at: minute for at, minute in self._minutes.items() if at < present}

@@ -1,9 +1,8 @@
 """State of the control plane between ticks: since when each condition has held.
 
-    snapshots, gateways' reports ─▶ FleetWatch ─▶ who is absent, what waits, whose queue is long
+snapshots, gateways' reports ─▶ FleetWatch ─▶ absent neurons, waiting models, long queues
 
-It is kept in memory only: a control process that takes over starts to watch from scratch, and
-decides by its own observations. The time is an argument.
+It is kept in memory only: a control that takes over starts from scratch. The time is an argument.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from fleet.placement.reconcile import is_queue_long
 from inference.protocol.heartbeat import WaitingReport
 
 GATEWAY_SILENCE_S = 5.0
-"""A report that has not changed for so long is of a gateway that is gone."""
+"""A report that has not changed for this long is of a dead gateway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
     snapshot: FleetSnapshot
-    """The fleet, with the neurons that are absent for now."""
+    """The fleet, with absent neurons."""
     observed: Observed
     gone_gateways: tuple[str, ...]
 
@@ -36,10 +35,10 @@ class FleetWatch:
     def __init__(self) -> None:
         self._absences = Absences()
         self._beats: dict[str, tuple[int, float]] = {}
-        """The last beat of each gateway, and since when it is the last."""
+        """The last beat of each gateway, and when it changed."""
         self._long_since_s: dict[str, float] = {}
         self._time_slices_since_s: dict[TimeSlice, float] | None = None
-        """``None``: nothing has been seen yet, and what another control promised holds."""
+        """``None``: nothing was read yet, and the time slices of the previous control hold."""
 
     def look(
         self, snapshot: FleetSnapshot, reports: Mapping[str, WaitingReport], now_s: float

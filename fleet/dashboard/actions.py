@@ -1,4 +1,4 @@
-"""What the board's buttons do. A button's value is a verb and what it is about:
+"""The board's buttons. A button's value is a verb and its object:
 
 load model tiny      unload replica 17      drain neuron beast      cancel job 8f3c…
 """
@@ -36,7 +36,7 @@ GONE = Outcome(messages.WARNING, "That is not there any more")
 
 
 def act(user: AbstractUser, command: str) -> list[Outcome]:
-    """Run a command. Raises ``PermissionDenied``; an unknown command changes nothing."""
+    """Runs a command. Raises ``PermissionDenied``; an unknown command changes nothing."""
     verb, _, about = command.partition(" ")
     noun, _, name = about.partition(" ")
     found = COMMANDS.get((verb, noun))

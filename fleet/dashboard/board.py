@@ -53,7 +53,7 @@ RANKS = {
     "asleep": 3,
     "away": 4,
 }
-"""A model's status -> where it stands in the list."""
+"""A model's status -> its rank in the list."""
 LAST_RANK = 5
 
 JobsOfModels = dict[str, list[JobLine]]
@@ -74,8 +74,8 @@ class Board:
     refusals: tuple[RefusalLine, ...]
     audit: tuple[AuditRow, ...]
     steps: tuple[str, ...]
-    """What an operator whose fleet is empty does next, by its name; empty: nothing is missing. The
-    first key, request and people are steps of a card of their own: ``fleet.first_steps``."""
+    """Next steps of an operator whose fleet is empty, by name; empty: nothing is missing. The first
+    key, request and people are steps of another card: ``fleet.first_steps``."""
 
 
 def board_of(overview: FleetOverview, query: BoardQuery | None = None) -> Board:
@@ -277,8 +277,8 @@ def outdated_rows(lines: Iterable[OutdatedLine]) -> tuple[OutdatedRow, ...]:
 def _progress_of_model(
     jobs: Sequence[JobLine], explained: Explained = MappingProxyType({})
 ) -> tuple[ProgressRow, ...]:
-    """``jobs``, newest first. How an earlier job on the same neuron ended is out of date.
-    ``explained``: the failures that the replicas' rows state."""
+    """``jobs``, newest first: on one neuron only the newest counts. ``explained``: the failures
+    that the replicas' rows state."""
     newest: dict[str, JobLine] = {}
     for job in jobs:
         newest.setdefault(job.neuron, job)

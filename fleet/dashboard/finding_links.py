@@ -14,7 +14,7 @@ from fleet.dashboard.words import tone_of
 from fleet.overview import Attention
 
 MAX_ALONE = 2
-"""The largest number of objects with findings of one kind that have a line each."""
+"""The most findings of one kind that have a line each."""
 MAX_NAMED = 3
 GROUPS = {
     "neuron_away": "neurons that are away",
@@ -34,8 +34,8 @@ GROUPS = {
 
 
 def grouped(findings: Iterable[Attention]) -> tuple[Attention, ...]:
-    """The findings in their order. Many of one kind and level become one, which is about nothing in
-    particular: its text has their number and the first few names."""
+    """The findings in their order. Many of one kind and level become one, without an object: its
+    text has their number and the first few names."""
     groups: dict[tuple[str, str], list[Attention]] = {}
     for finding in findings:
         groups.setdefault((finding.level, finding.kind), []).append(finding)
@@ -88,7 +88,7 @@ FILTERS = {
     "neuron_refused": "?status__exact=refused",
     "model_failing": "?status__exact=failed",
 }
-"""Kind of finding -> the rows of its page that it counts, where it stands for many."""
+"""Kind of finding -> filter of its page, where it stands for many."""
 OF_A_NEURON = frozenset({"neuron_away", "neuron_refused", "neuron_problem"})
 OF_A_MODEL = frozenset({"model_failing", "outdated", "too_few_replicas", "no_host"})
 

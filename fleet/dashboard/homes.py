@@ -26,7 +26,7 @@ class ModelHome:
 
 
 def model_home(overview: FleetOverview, name: str, base: str = "") -> ModelHome:
-    """``base`` is the model that carries it, where it is an adapter."""
+    """``base``: an adapter's base model."""
     line = next((model for model in overview.models if model.name == name), None)
 
     def is_of_it(replica: ReplicaLine) -> bool:

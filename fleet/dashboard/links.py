@@ -1,4 +1,4 @@
-"""Addresses of the pages of models and neurons, by the names that everything else knows them by."""
+"""Addresses of the pages of models and neurons, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The neurons of the board: a line each, and unfolded their devices and replicas. Pure, but for the
+"""The board's neurons: a line each, with devices and replicas when unfolded. Pure, but for the
 addresses of the admin's pages."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleet.overview import DeviceLine, JobLine, NeuronLine, ReplicaLine
 
 NUM_COLORS = 6
 NUM_UNFOLDED = 3
-"""Neurons are unfolded in fleets of as many or fewer."""
+"""Fleets of at most this many have their neurons unfolded."""
 MAX_REPLICAS = 20
 AWAY = "away"
 ORDER = ("online", "draining", "refused", AWAY)
@@ -26,7 +26,7 @@ Jobs = Mapping[tuple[str, str], Sequence[JobLine]]
 
 
 def rank_of(neuron: NeuronLine) -> int:
-    """Problems first, then those that work. Those that are away come last: they are one finding."""
+    """Problems first, then healthy neurons, then offline ones, which are one finding."""
     if neuron.status == AWAY:
         return 5
     if neuron.problems or any(replica.status == "failed" for replica in neuron.replicas):
@@ -116,7 +116,7 @@ def _detail(neuron: NeuronLine) -> str:
 
 
 def color_of(model: str) -> str:
-    """The colour follows from the name alone: it stays when other models come and go."""
+    """Derived from the name alone: it stays when other models come and go."""
     return str(crc32(model.encode()) % NUM_COLORS)
 
 

@@ -1,7 +1,6 @@
-"""What a reader asked the board to show (searches, filters, folds, pages), and one page of a list.
-Pure.
+"""The board's query (searches, filters, folds, pages), and one page of a list. Pure.
 
-The address holds it, and so does the board itself: each refresh sends it back.
+It is in the address, and in the board: each refresh sends it back.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class BoardQuery:
     neurons: str = ""
     neurons_page: int = 1
     flipped: frozenset[str] = frozenset()
-    """Neurons that are folded where they would be unfolded, and the reverse."""
+    """Neurons folded where they would be unfolded, and the reverse."""
     kept_models: tuple[str, ...] = ()
     kept_neurons: tuple[str, ...] = ()
-    """The rows that the reader has before them: a refresh leaves each in its place."""
+    """The rows shown at present: a refresh leaves each in its place."""
 
     @classmethod
     def of(cls, query: QueryDict) -> Self:
-        """What cannot be read counts as not asked."""
+        """Unreadable values are ignored."""
         shown = query.get("shown", "")
         return cls(
             models=query.get("models", "").strip(),
@@ -54,7 +53,7 @@ class BoardQuery:
         )
 
     def url_query(self) -> str:
-        """The query of an address; empty where nothing was asked. Kept rows are no part of it."""
+        """The query of an address, without kept rows; empty where nothing is set."""
         asked = {
             "models": self.models,
             "shown": self.shown.value,
@@ -109,8 +108,8 @@ def page_of(
     kept: Sequence[str] = (),
 ) -> Listing[Line]:
     """The lines of the lowest rank first, each rank by name. ``kept`` are the names on this page so
-    far: they keep their order, whatever their rank is by now, and a line that is gone leaves its
-    place to lines of other pages. A page past the last one is the last one."""
+    far: they keep their order, whatever their rank is by now; lines of other pages replace missing
+    ones. A page past the last one is the last one."""
     ordered = sorted(lines, key=lambda line: (rank(line), line.name))
     num_pages = max(1, -(-len(ordered) // page_size))
     page = min(page, num_pages)

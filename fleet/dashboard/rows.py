@@ -1,4 +1,4 @@
-"""What the board's templates print: text that is ready, and numbers for its bars."""
+"""Data for the board's templates: finished texts, and numbers for its bars."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class ReplicaRow:
     tone: str
     devices: str
     running: str
-    """Empty, as the other figures, where its neuron is away."""
+    """Empty, like the other figures, where its neuron is offline."""
     waiting: str
     kv_percent: int | None
     tokens_per_s: str
     remark: str
     is_outdated: bool
     is_kept_loaded: bool
-    """The model would be loaded or woken again at once, so unload and sleep are refused."""
+    """The control would load or wake it again at once, so unload and sleep are refused."""
     lies_on_hosts: bool
     """Other neurons have stages of it: it may be unloaded, but not sleep or reload in place."""
     progress: ProgressRow | None
@@ -78,8 +78,8 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeuronRow:
-    """``devices`` and ``replicas`` are empty while it is folded; ``num_more`` replicas are not
-    shown although it is not."""
+    """``devices`` and ``replicas`` are empty while it is folded; otherwise ``num_more`` replicas
+    are hidden."""
 
     name: str
     url: str
@@ -90,7 +90,7 @@ class NeuronRow:
     detail: str
     is_unfolded: bool
     fold: str
-    """The query of the address at which it is folded, or unfolded."""
+    """The query of the address that folds or unfolds it."""
     devices: tuple[DeviceRow, ...]
     replicas: tuple[ReplicaRow, ...]
     num_more: int
@@ -123,8 +123,8 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagingRow:
-    """Which rows of a list are shown. ``words`` is empty where these are all; ``kept`` has their
-    names; ``previous`` and ``next`` are queries of addresses, empty at the ends."""
+    """Position in a list. ``words`` is empty where it has one page; ``kept`` has the names shown;
+    ``previous`` and ``next`` are queries of addresses, empty at the ends."""
 
     words: str
     page: int
@@ -146,7 +146,7 @@ class AuditRow:
     action: str
     object_id: str
     url: str
-    """The page of the object; empty: it has none."""
+    """The page of the object; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,5 +155,5 @@ class Tile:
     value: str
     detail: str = ""
     url: str = ""
-    """The page of what it counts; empty: there is none."""
+    """The page of the counted rows; empty: none."""
     is_of_money: bool = False

@@ -1,4 +1,4 @@
-"""The page on which the private Redis is opened to invited hosts, and closed again."""
+"""The page that opens and closes the private Redis to invited hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The board as a page, as the part of it that htmx asks for again, and its buttons."""
+"""The board as a page, as the part that htmx refreshes, and its buttons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHOWN_CHOICES = (
 
 
 def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """What the admin's index shows. unfold calls it."""
+    """The context of the admin's index. unfold calls it."""
     board = board_of(fleet_overview(), BoardQuery.of(request.GET))
     shown = {"title": "Dashboard", "board": board, "shown_choices": SHOWN_CHOICES}
     return context | shown | steps_context(request)
@@ -46,7 +46,7 @@ def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str
 
 @require_GET
 def board(request: HttpRequest) -> HttpResponse:
-    """``job``: the jobs whose notices the page shows; they are brought up to date."""
+    """``job``: the jobs whose notices the page shows, for a refresh."""
     jobs = job_lines_by_id(request.GET.getlist("job")[:MAX_FOLLOWED_JOBS])
     context = {"job_outcomes": list(map(job_outcome, jobs))}
     return _board(request, BoardQuery.of(request.GET), context)
@@ -54,8 +54,8 @@ def board(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def model(request: HttpRequest) -> HttpResponse:
-    """Leads to the page of the model of that ``name``, also where it is an alias; to replicas of
-    that name where the catalogue has lost it."""
+    """Redirects to the page of the model of that ``name`` or alias, or to replicas of that name if
+    the catalogue no longer has it."""
     name = request.GET.get("name", "")
     found = CatalogueModel.objects.filter(Q(name=name) | Q(aliases__name=name)).first()
     if found is None:
@@ -66,8 +66,8 @@ def model(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def neuron(request: HttpRequest) -> HttpResponse:
-    """Leads to the page of the neuron of that ``name``, as records have it: ``upstream:NAME`` is an
-    upstream. To the list where it has left."""
+    """Redirects to the page of the neuron of that ``name``, as in records: ``upstream:NAME`` is an
+    upstream. To the list if it is gone."""
     name = request.GET.get("name", "")
     if name.startswith(UPSTREAM_PREFIX):
         return _upstream(name.removeprefix(UPSTREAM_PREFIX))
@@ -103,8 +103,8 @@ def outdated(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
-    """The last lines of a model's engines, asked of their neuron. By name: a reload gives the
-    replica another row."""
+    """The last lines of a model's engines, read from their neuron. By name: a reload makes a new
+    row."""
     lines, problem = "", ""
     try:
         lines = "\n".join(engine_log(neuron, model).lines)
@@ -119,7 +119,7 @@ def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
 @require_POST
 def do(request: HttpRequest) -> HttpResponse:
     """A button of the board, or of a page that shows a part of it. Without scripts, which ask
-    before the button is sent, this asks; and the answer is the page again."""
+    before sending, this asks, and answers with the whole page."""
     command = request.POST.get("do", "")
     has_scripts = request.headers.get("hx-request") == "true"
     if not has_scripts and asks_first(command) and "sure" not in request.POST:
@@ -157,7 +157,7 @@ def _board(request: HttpRequest, query: BoardQuery, context: dict[str, Any]) -> 
 
 
 def _loaded_again(request: HttpRequest, outcomes: list[Outcome]) -> HttpResponse:
-    """The page's form of settings would undo the change when it is saved."""
+    """Reloads the page: its form of settings would undo the change when saved."""
     for outcome in outcomes:
         show_outcome(request, outcome)
     return HttpResponse(headers={"HX-Refresh": "true"})

@@ -1,4 +1,4 @@
-"""Numbers and statuses in words, as the board has them. Pure."""
+"""Numbers and statuses as the board's texts. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def asks_first(command: str) -> bool:
 
 
 def changes_settings(command: str) -> bool:
-    """Whether this command of a button changes what its page's form shows."""
+    """Whether this command changes settings in its page's form."""
     verb, _, _ = command.partition(" ")
     return verb in ("pin", "unpin")
 

@@ -2,6 +2,6 @@
 
     HubClient ──HubRepository──▶ offers_of ──Offer──▶ fits ──▶ a page, a command
 
-The client asks the hub; the rest is pure. No torch: architectures are judged by the config files.
-Import the client where it is used: huggingface_hub takes its time.
+Only the client queries the hub; the rest is pure. No torch: architectures are judged by the config
+files. Import the client where it is used: huggingface_hub is slow to import.
 """

@@ -1,7 +1,7 @@
 """Client of a hub: a repository's files and their metadata, and the search.
 
-HELEXA_SOURCES names hubs beside Hugging Face, HF_ENDPOINT another one in its place, and with
-HF_HUB_OFFLINE none is asked. Blocking; for threads.
+HELEXA_SOURCES names hubs beside Hugging Face, HF_ENDPOINT replaces it, and HF_HUB_OFFLINE turns
+queries off. Blocking; for threads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from inference.settings.storage import SOURCES
 TIMEOUT_S = 10.0
 """Bounds each read."""
 TOTAL_TIMEOUT_S = 30.0
-"""Bounds a question with all that it reads."""
+"""Bounds a query with all its reads."""
 MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
 GATED = (
@@ -79,8 +79,8 @@ class HubMatch:
 
 class HubClient:
     def __init__(self, scheme: str | None = None, *, endpoint: str | None = None) -> None:
-        """``scheme``: of a source that is known here; ``None``: the default one. ``endpoint``:
-        another one than the source's. Raises ``UnknownSourceError``."""
+        """``scheme``: of a known source; ``None``: the default one. ``endpoint``: replaces the
+        source's. Raises ``UnknownSourceError``."""
         self._source = source_known(scheme or default_scheme())
         own = self._source.endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         self._endpoint = endpoint or own
@@ -114,9 +114,10 @@ class HubClient:
     def described(
         self, name: str, revision: str | None, wanted: str | None, free_bytes: int, scratch: Path
     ) -> ModelFiles:
-        """What describes one model of a repository, in ``scratch``: config.json, or GGUF files that
-        are holes beyond their headers. ``wanted``, ``free_bytes``: as a load chooses among several.
-        Raises ``HubUnavailableError``, ``RepositoryUnknownError``, ``LoadError``."""
+        """Fetches the description of one model of a repository into ``scratch``: config.json, or
+        GGUF files that are holes beyond their headers. ``wanted``, ``free_bytes``: as a load
+        chooses among several. Raises ``HubUnavailableError``, ``RepositoryUnknownError``,
+        ``LoadError``."""
         with self._named(name, revision):
             try:
                 return within(
@@ -176,8 +177,8 @@ class HubClient:
         )
 
     def _safetensors_problem(self, info: ModelInfo, sizes: dict[str, int]) -> str | None:
-        """Why this build does not run them, by the rules of a load; ``None``: it does. Raises
-        ``GatedRepoError`` where the hub does not show their config."""
+        """The reason why this build does not run them, by the rules of a load; ``None``: it does.
+        Raises ``GatedRepoError`` where the hub hides their config."""
         if not any(SAFETENSORS_NAME.fullmatch(name) for name in sizes):
             return None
         small = {name for name, size in sizes.items() if 0 < size <= MAX_JSON_BYTES}

@@ -47,7 +47,7 @@ def fetch_header(
 def _fetch_rope_divisors(
     header: GGUFHeader, done: int, url: str, headers: Mapping[str, str], timeout_s: float
 ) -> None:
-    """A config is read with these numbers, which lie among the weights."""
+    """Reads the numbers that a config needs from among the weights."""
     info = header.tensors.get(ROPE_FREQUENCIES)
     if info is not None and info.offset + info.num_bytes > done:
         end = info.offset + info.num_bytes
@@ -57,8 +57,7 @@ def _fetch_rope_divisors(
 def _fetch(
     url: str, path: Path, first: int, end: int, headers: Mapping[str, str], timeout_s: float
 ) -> None:
-    """Writes bytes ``[first, end)`` of the file to their place. A server that sends more is not
-    read further."""
+    """Writes bytes ``[first, end)`` of the file to their place; reads no more than that."""
     wanted = {**headers, "Range": f"bytes={first}-{end - 1}"}
     with (
         get_session().stream(

@@ -1,5 +1,5 @@
-"""What a catalogue model's layers take, read from the files that describe it: the hub's by range,
-or those on this disk. Downloads nothing."""
+"""Costs of a catalogue model's layers, from the files that describe it: the hub's by range, or
+those on this disk. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inference.settings.storage import DATA_DIR
 
 
 def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
-    """``free_bytes``: by which a load would choose among quants. Raises ``PlanUnavailableError``,
+    """``free_bytes``: as a load would choose among quants. Raises ``PlanUnavailableError``,
     ``HubError``."""
     spec = entry.load_spec(job_id="", neuron="")
     from inference.loading.costs.read_costs import read_costs  # few processes need it

@@ -1,4 +1,4 @@
-"""What a repository offers, and on which neuron each would fit. Pure."""
+"""A repository's models, and the neurons where each would fit. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from inference.settings.storage import HUGGINGFACE
 
 MIB = 1024**2
 ROOM = 1.1
-"""What a loaded model takes of its files' size, with the least KV of use."""
+"""Memory of a loaded model relative to its files' size, with the least useful KV."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,7 @@ class HubRepository:
     sizes: Mapping[str, int]
     is_gated: bool = False
     gguf_architecture: str | None = None
-    """The architecture that the hub read in the headers of its GGUF files; ``None``: it is not
-    reported."""
+    """The architecture in the headers of its GGUF files, by the hub; ``None``: not reported."""
     safetensors_problem: str | None = None
     access_problem: str | None = None
     """Why the hub does not show them to us, in a sentence."""
@@ -48,7 +47,7 @@ class HubRepository:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One model of a repository. ``file`` is what the catalogue calls it: a quant, a file name, or
+    """One model of a repository. ``file`` is the catalogue's name for it: a quant, a file name, or
     ``None`` for the safetensors."""
 
     file: str | None
@@ -58,11 +57,11 @@ class Offer:
     """The names of the offer's weight files, and last of its ``projector``."""
     num_bytes: int
     problem: str | None
-    """Why this build does not run it; ``None``: nothing speaks against it."""
+    """Why this build does not run it; ``None``: no reason."""
     access_problem: str | None = None
     """Why the hub denies access, so that it is unknown whether this build runs it."""
     projector: str | None = None
-    """The mmproj file that is loaded with a GGUF, by which it reads images."""
+    """The mmproj file loaded with a GGUF, for images."""
 
     @property
     def vram_mb(self) -> int:
@@ -89,7 +88,7 @@ class NeuronFit:
 class Choice:
     offer: Offer
     fits: tuple[NeuronFit, ...]
-    """One for each neuron; empty where there is none."""
+    """One for each neuron."""
 
 
 def expected_vram_mb(num_bytes: int) -> int:
@@ -97,7 +96,7 @@ def expected_vram_mb(num_bytes: int) -> int:
 
 
 def offers_of(repository: HubRepository) -> tuple[Offer, ...]:
-    """The safetensors, then GGUFs by their size. Empty: it holds nothing that is read here."""
+    """The safetensors, then GGUFs by their size. Empty: no model that can be read."""
     dense = [name for name in repository.sizes if SAFETENSORS_NAME.fullmatch(name)]
     offers = [_dense_offer(repository, sorted(dense))] if dense else []
     variants = gguf_variants(repository.sizes)
@@ -120,8 +119,8 @@ def choices_of(
 def fits(
     offer: Offer, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
 ) -> tuple[NeuronFit, ...]:
-    """Whether it fits on each neuron: what placement would decide were that neuron the only one.
-    Of a host that is away, whether its devices are large enough."""
+    """Whether it fits on each neuron: placement's decision if that neuron were the only one. For an
+    offline host, whether its devices are large enough."""
     entry = CatalogueEntry(name="", source="", vram_mb=offer.vram_mb)
     here = [
         _fit(

@@ -1,1 +1,1 @@
-"""The fleet as Redis shows it: neurons' reports, their desired state, and a snapshot of both."""
+"""The fleet in Redis: neurons' reports, their desired state, and a snapshot of both."""

@@ -3,8 +3,8 @@
     silent, not leaving ─▶ absent for GRACE_S ─▶ forgotten: its models are loaded elsewhere
                               └─▶ reports again: no action
 
-A neuron that announced that it leaves is not waited for. Pure but for what it remembers: the time
-is an argument.
+A neuron that announced its shutdown is not waited for. Only state, no clock: the time is an
+argument.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from fleet.live.snapshot import Absence, FleetSnapshot, NeuronView
 
 GRACE_S = 10.0
-"""After its heartbeat has lapsed, which takes four seconds. Long enough for a host that stalls or a
-network that blinks, and shorter than most loads."""
+"""After its heartbeat has lapsed, which takes four seconds. Long enough for a stalled host or a
+short network failure, and shorter than most loads."""
 
 
 class Absences:

@@ -1,7 +1,7 @@
-"""Models that neurons have cached, by their download reports in Redis.
+"""Cached models by neuron, from their download reports in Redis.
 
-``inference.protocol.downloads`` has the report. A neuron writes its own every few seconds and when
-something changed; a report that is malformed or of another neuron is left out.
+``inference.protocol.downloads`` has the report. A neuron writes it every few seconds and on
+changes; a malformed report, or one of another neuron, is left out.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class CachedLine:
     files: tuple[dict[str, str | int], ...]
     used_by: tuple[str, ...]
     models: tuple[str, ...]
-    """The catalogue's models that are loaded from this source; empty: nothing there needs it."""
+    """The catalogue's models loaded from this source; empty: none needs it."""
     is_partial: bool
     missing: tuple[str, ...]
-    """Files that a download wanted and that are not whole."""
+    """Incomplete files of a download."""
     wanted_bytes: int
     partial_bytes: int
     last_used_unix_s: float | None
     disk_free_bytes: int
     disk_total_bytes: int
-    """Both sizes are those of the disk that downloads go to."""
+    """Both sizes are those of the download disk."""
 
     @property
     def last_used(self) -> datetime | None:
@@ -87,7 +87,7 @@ class CachedLine:
 
 
 def cached_list(neuron_name: str | None = None) -> tuple[CachedLine, ...]:
-    """What that neuron has cached, or all neurons have; those that are away are left out. Raises
+    """The cached models of that neuron, or of all; offline neurons are left out. Raises
     ``UnknownNeuronError``, ``SnapshotUnavailableError``."""
     if neuron_name is not None:
         names = [selectors.neuron_known(neuron_name).name]

@@ -1,7 +1,7 @@
-"""The catalogue, read as a whole and kept for a moment: a gateway looks at it for every request.
+"""Caches the whole catalogue for a moment: a gateway reads it for every request.
 
-One for each process, and the only one: a change is seen everywhere within ``CACHE_S``, which counts
-from before the read. Knows no ORM: the read is an argument.
+A process has only one: a change is seen everywhere within ``CACHE_S``, which counts from before the
+read. Knows no ORM: the read is an argument.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ CACHE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OfferedModels:
-    """The models that are enabled, and adapters whose base is. It is the same object until the
-    catalogue is read again."""
+    """The enabled models, and adapters whose base is enabled. The same object until the catalogue
+    is read again."""
 
     entries: tuple[CatalogueEntry, ...]
     by_name: dict[str, CatalogueEntry]
-    """Models that can be loaded: without aliases and adapters."""
+    """Loadable models: without aliases and adapters."""
     by_any_name: dict[str, CatalogueEntry]
     """An adapter also as ``base:adapter``."""
 
@@ -37,7 +37,7 @@ class OfferedModels:
 
 
 class CatalogueCache:
-    """Any thread may call. Two that find it old may both read."""
+    """Thread-safe. Two threads that find it expired may both read."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class CatalogueCache:
         self._last: tuple[float, OfferedModels] | None = None
 
     def kept(self) -> OfferedModels | None:
-        """``None``: nothing, or it is old. Reads nothing."""
+        """``None``: empty or expired. Reads nothing."""
         last = self._last
         if last is not None and self._clock() - last[0] < CACHE_S:
             return last[1]

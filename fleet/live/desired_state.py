@@ -1,16 +1,16 @@
-"""What the control plane publishes beside the heartbeats: the state that the operator wants of each
-neuron, with the last known facts of the host, and time slices.
+"""The control plane's publications: the operator's desired state of each neuron, with the last
+known facts of the host, and time slices.
 
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
                             neuron's name ─▶ DesiredState, POLICY_FIELD ─▶ AdmissionPolicy
 
-The rows are the truth. The hash is written again with every whole tick of the control, so a Redis
-that came back empty has it a second later.
+The rows are the truth. The control rewrites the hash with every whole tick, so a Redis that restarted
+empty has it a second later.
 
     control decides ─▶ helexa:turns ─▶ every gateway's snapshot ─▶ placement keeps the room
 
-A time slice is promised when replicas that are in use begin to drain, on devices that more models
-are requested for than fit. The room stays promised until the waiting model is loaded there.
+A time slice is given when replicas in use begin to drain, on devices with requests for more models
+than fit. Its memory stays reserved until the waiting model is loaded there.
 
 Pure: knows no Redis and no database.
 """
@@ -48,7 +48,7 @@ class AdmissionPolicy(StrEnum):
 
 
 class KnownDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device as its host last reported it."""
+    """A device by its host's last report."""
 
     kind: Literal["cpu", "cuda"]
     total_memory_bytes: int
@@ -56,14 +56,14 @@ class KnownDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class KnownHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the database knows of a host that has reported: it belongs to the fleet while it is
-    silent, too. Durations are as of the last publication, so clocks need not agree."""
+    """The database's facts of a host that has reported: it belongs to the fleet while it is
+    offline, too. Durations are as of the last publication, so clocks need not agree."""
 
     devices: tuple[KnownDevice, ...] = ()
     away_s: float | None = None
     """How long it has been silent; ``None``: it reports."""
     draining_s: float | None = None
-    """How long the operator has wished it drained; ``None``: it is not wished."""
+    """For how long the operator has drained it; ``None``: it is not drained."""
 
 
 class DesiredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,11 +121,10 @@ class TimeSlice(msgspec.Struct, frozen=True, kw_only=True):
     neuron: str
     devices: tuple[str, ...]
     device_bytes: int
-    """Promised on each of them, where ``stage_bytes`` has no other size."""
+    """Reserved on each of them, where ``stage_bytes`` has no other size."""
     stage_bytes: tuple[int, ...] = ()
-    """The bytes promised on each, in their order, where the model is divided over them."""
+    """The bytes reserved on each, in their order, where the model is divided over them."""
     evicted: tuple[str, ...] = msgspec.field(default=(), name="victims")
-    """The models that are evicted for it."""
     age_s: float = 0.0
     """Seconds since the slice was given."""
 

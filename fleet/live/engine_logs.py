@@ -1,4 +1,4 @@
-"""The last lines of an engine's log, asked of its neuron through Redis.
+"""The last lines of an engine's log, from its neuron through Redis.
 
 Celery task neuron.tell_log ─▶ the neuron ─▶ one answer in a list of its own ─▶ LPOP
 """
@@ -23,7 +23,7 @@ from inference.redis_connections import MAX_VALUE_BYTES
 
 ANSWER_TIMEOUT_S = 3.0
 POLL_INTERVAL_S = 0.05
-"""An answer is measured before it is read, which a blocking pop would not do."""
+"""The answer's size is checked before it is read, which a blocking pop cannot do."""
 MAX_ANSWER_BYTES = MAX_VALUE_BYTES
 DEFAULT_LINES = 100
 

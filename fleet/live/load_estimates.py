@@ -1,7 +1,7 @@
-"""How far a load is, and how long it still takes, by the last load of that model on that neuron.
+"""Estimates a load's progress and remaining time by the last load of that model on that neuron.
 
-Pure. An engine starts, reads headers and warms up without a rate to go by: what the last load took
-is all that is known then. Once this one takes longer, the rate of its stage speaks, if it has one.
+Pure. An engine starts, reads headers and warms up without a rate: then only the last load's
+duration is known. Once this load takes longer, the rate of its stage counts, if it has one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LoadEstimate:
     """Estimates of a load; ``None``: unknown."""
 
     share: float | None = None
-    """How much of the whole load is done, 0 to 1."""
+    """The completed share of the whole load, 0 to 1."""
     left_s: float | None = None
 
 

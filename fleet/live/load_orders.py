@@ -4,7 +4,7 @@
 
 A neuron may report any replica in its heartbeat. Without this check a false report would attract
 the model's requests, prompts included, and block real loads. An order is a signature that only
-gateways and the control plane can make, for one model on one neuron; it is stored in the load spec.
+gateways and the control plane can make, for one model on one neuron; the load spec contains it.
 Placement, pages and load jobs ignore a replica without one.
 """
 
@@ -33,8 +33,8 @@ class LoadOrders:
         return hmac.digest(self._secret, f"{neuron}\n{model}".encode(), "sha256").hex()[:NUM_HEX]
 
     def ordered(self, heartbeat: NeuronHeartbeat) -> tuple[NeuronHeartbeat, list[str]]:
-        """The heartbeat without replicas and held stages that lack a valid order, and the models of
-        those."""
+        """The heartbeat without replicas and held stages that lack a valid order, and their
+        models."""
 
         others: list[str] = []
 
@@ -54,5 +54,4 @@ class LoadOrders:
 
 @cache
 def load_orders() -> LoadOrders:
-    """Returns the orders that this process' fleet signs and checks."""
     return LoadOrders(settings.SECRET_KEY)

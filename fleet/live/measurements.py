@@ -16,7 +16,7 @@ from inference.protocol.load import EarlierLoads, PrefillSpeed
 DeviceKind = Literal["cpu", "cuda"]
 
 SHORTEST_CONTEXT_TOKENS = 256
-"""A neuron refuses a model for which not even so much KV fits."""
+"""A neuron refuses a model if KV of this length does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,29 +28,29 @@ class MeasuredLoad:
     load_bytes: int
     """All but KV: weights, tables, the activations of the largest step."""
     process_bytes: int
-    """What the engine process itself takes beside that."""
+    """Memory of the engine process itself, beside that."""
     kv_token_bytes: int
-    """What one token's keys and values take over all layers; 0 for a model without KV."""
+    """KV bytes of one token over all layers; 0 for a model without KV."""
     memory_correction_bytes: int
-    """What an estimate from the files falls short by."""
+    """Bytes by which an estimate from the files is too low."""
     load_s: float | None = None
     """Seconds from its engine's start until it was loaded; ``None`` where they were not
     measured."""
     prefill_speed: PrefillSpeed | None
     """Average over the requests since; ``None`` where there were none."""
     context_tokens: int | None = None
-    """The limit that was enforced; ``None`` where it was not recorded."""
+    """The enforced limit; ``None`` where it was not recorded."""
     capabilities: tuple[str, ...] | None = None
-    """What it could do; ``None`` where it was not recorded."""
+    """``None`` where they were not recorded."""
 
     def needed_bytes(self, kv_memory_bytes: int | None) -> int:
-        """What must be free for another such load, with that KV or with the least of use."""
+        """Free bytes needed for another such load, with that KV or with the least useful."""
         kv_bytes = self.kv_token_bytes * SHORTEST_CONTEXT_TOKENS
         return self.load_bytes + self.process_bytes + (kv_memory_bytes or kv_bytes)
 
     def earlier_loads(self, neuron: str, kv_memory_bytes: int | None = None) -> EarlierLoads:
-        """Returns what this load predicts of one on ``neuron`` with that KV. Speed is the machine's
-        own and does not carry over to another."""
+        """The prediction of a load on ``neuron`` with that KV. Speeds of other machines are left
+        out."""
         return EarlierLoads(
             device_kind=self.device_kind,
             needed_bytes=self.needed_bytes(kv_memory_bytes),

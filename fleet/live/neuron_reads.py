@@ -1,10 +1,10 @@
-"""Reads what a neuron has written to Redis, never more than a bound in bytes.
+"""Reads neurons' values in Redis, with a limit in bytes.
 
-A neuron may write anything of any size and type under its own keys. A text is read up to its bound;
-of anything else scripts that gateways and controls run measure it in Redis before it is read, so an
-oversized value costs its reader nothing. A value of another type is an error of that neuron alone.
+A neuron may write values of any size and type under its own keys. A text is read up to its limit;
+other values are measured in Redis by a script before they are read, so an oversized value costs its
+reader nothing. A value of another type is an error of that neuron alone.
 
-A ``Read`` is a command for a pipeline of either kind of client, and what its reply means.
+A ``Read`` is a command for a pipeline of either kind of client, with its reply's decoder.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ for i = 2, #ARGV do
 end
 return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
 """
-"""KEYS: the hash. ARGV: the most bytes that one field may hold, the fields. Returns their values,
-or how many bytes one holds where that is too many."""
+"""KEYS: the hash. ARGV: the most bytes of one field, the fields. Returns their values, or the
+number of bytes where that is too many."""
 
 READ_HASH = """
 local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
@@ -36,8 +36,8 @@ if num_bytes and num_bytes > tonumber(ARGV[1]) then
 end
 return redis.call('HGETALL', KEYS[1])
 """
-"""KEYS: the hash. ARGV: the most bytes it may take. Returns names and values in turns, or how many
-bytes it takes where that is too many."""
+"""KEYS: the hash. ARGV: the most bytes. Returns alternating names and values, or the number of
+bytes where that is too many."""
 
 POP_ITEM = """
 local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', '0')
@@ -46,12 +46,12 @@ if num_bytes and num_bytes > tonumber(ARGV[1]) then
 end
 return redis.call('LPOP', KEYS[1])
 """
-"""KEYS: the list. ARGV: the most bytes it may take. Returns its first item, which leaves it, or how
-many bytes the list takes where that is too many."""
+"""KEYS: the list. ARGV: the most bytes. Removes and returns its first item, or returns the list's
+number of bytes where that is too many."""
 
 
 class NeuronValueError(Exception):
-    """A neuron's value in Redis is larger than anybody reads, or of another type."""
+    """A neuron's value in Redis is over the limit, or of another type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Read(Generic[Value]):
     decode: Callable[[Any], Value]
 
     def value(self, reply: Any) -> Value:
-        """What the command's reply holds. Raises ``NeuronValueError`` for what its neuron alone is
-        to blame for, and an error of Redis as it is."""
+        """Decodes the command's reply. Raises ``NeuronValueError`` for the neuron's faults; errors
+        of Redis as they are."""
         if isinstance(reply, Exception):
             if "WRONGTYPE" in str(reply):
                 raise NeuronValueError(f"{self.key} is of another type") from reply
@@ -83,7 +83,7 @@ class Read(Generic[Value]):
 
 
 def text_read(key: str, *, max_bytes: int) -> Read[bytes | None]:
-    """``None`` where there is none."""
+    """``None`` where it does not exist."""
 
     def decode(reply: Any) -> bytes | None:
         data = reply.encode() if isinstance(reply, str) else bytes(reply)
@@ -95,23 +95,23 @@ def text_read(key: str, *, max_bytes: int) -> Read[bytes | None]:
 
 
 def fields_read(key: str, fields: Sequence[str], *, max_bytes: int) -> Read[list[bytes | None]]:
-    """Fields of a hash, each of which may hold ``max_bytes``."""
+    """Fields of a hash, of at most ``max_bytes`` each."""
     return Read(("EVAL", READ_FIELDS, 1, key, max_bytes, *fields), key, max_bytes, list)
 
 
 def hash_read(key: str, *, max_bytes: int) -> Read[dict[bytes, bytes]]:
-    """``max_bytes`` is the bound of the whole hash."""
+    """``max_bytes``: of the whole hash."""
     return Read(("EVAL", READ_HASH, 1, key, max_bytes), key, max_bytes, _as_dict)
 
 
 def item_pop(key: str, *, max_bytes: int) -> Read[bytes | None]:
-    """The first item of a list; ``max_bytes`` is the bound of the whole list."""
+    """The first item of a list; ``max_bytes``: of the whole list."""
     return Read(("EVAL", POP_ITEM, 1, key, max_bytes), key, max_bytes, lambda reply: reply)
 
 
 def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value | NeuronValueError]:
-    """Runs the reads in one round trip; one neuron's fault is returned in place of its value.
-    Raises ``redis.RedisError``."""
+    """Runs the reads in one round trip; a neuron's fault is returned in place of its value. Raises
+    ``redis.RedisError``."""
     pipeline: Any = client.pipeline(transaction=False)
     for read in reads:
         pipeline.execute_command(*read.command)
@@ -121,7 +121,7 @@ def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value |
 async def run_reads_async(
     client: redis.asyncio.Redis, reads: Sequence[Read[Value]]
 ) -> list[Value | NeuronValueError]:
-    """Does what ``run_reads`` does, for an asynchronous client."""
+    """``run_reads`` for an asynchronous client."""
     pipeline = client.pipeline(transaction=False)
     for read in reads:
         pipeline.execute_command(*read.command)

@@ -4,7 +4,7 @@
         └─▶ GETRANGE of their heartbeats
 
 Two round trips; the building is shared and pure. A heartbeat's key expires a few seconds after the
-neuron falls silent, so what can be read is alive by Redis' clock alone.
+neuron falls silent, so an existing one is alive by Redis' clock alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = ThrottledLog(logger, logging.WARNING)
 
 REDIS_TIMEOUT_S = 5.0
 MAX_NEURONS = 1000
-"""Those that spoke last; a neuron that writes names that are not its own fills no more."""
+"""The most recent ones: a neuron that registers false names cannot exceed this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class LiveFleet:
     time_slices: tuple[TimeSlice, ...] = ()
 
     def snapshot(self, before: FleetSnapshot | None = None) -> FleetSnapshot:
-        """``before``: its desired states are used if Redis has lost them. Unreadable reports are
-        left out: their neurons count as away."""
+        """``before``: its desired states are used if Redis has lost them. Neurons with unreadable
+        reports count as offline."""
         known = NO_DESIRED_STATES if before is None else before.desired_states
         heartbeats = [report.heartbeat for report in self.reports if report.heartbeat is not None]
         return build_snapshot(heartbeats, self.desired_states or known, self.time_slices)
@@ -89,8 +89,8 @@ def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
 
 
 def read_live_fleet(client: redis.Redis) -> LiveFleet:
-    """Every neuron's report, whole, for those who record them. Raises ``SnapshotUnavailableError``
-    when Redis does not answer."""
+    """Every neuron's whole report. Raises ``SnapshotUnavailableError`` when Redis does not
+    answer."""
     try:
         names, desired_states, time_slices = _names_states_slices(_ask_for_names(client).execute())
         payloads = run_reads(client, _heartbeat_reads(names))
@@ -100,7 +100,7 @@ def read_live_fleet(client: redis.Redis) -> LiveFleet:
 
 
 def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
-    """What waits at each gateway, by the gateway's id; one that is gone may be among them. Raises
+    """Waiting requests by gateway's id; dead gateways may be among them. Raises
     ``SnapshotUnavailableError``."""
     try:
         fields: dict[bytes | str, bytes] = client.hgetall(keys.WAITING)  # type: ignore[assignment]
@@ -119,8 +119,8 @@ def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
 def publish_time_slices(
     client: redis.Redis, time_slices: Sequence[TimeSlice], gone_gateways: Sequence[str] = ()
 ) -> None:
-    """Publish the time slices to every gateway, and delete the reports of gateways that are gone.
-    Raises ``SnapshotUnavailableError``."""
+    """Publishes the time slices to every gateway, and deletes the reports of dead gateways. Raises
+    ``SnapshotUnavailableError``."""
     try:
         pipeline = client.pipeline(transaction=False)
         pipeline.set(
@@ -155,7 +155,7 @@ def _ask_for_names(client: Any) -> Any:
 def _names_states_slices(
     replies: Sequence[Any],
 ) -> tuple[list[str], DesiredStates | None, tuple[TimeSlice, ...]]:
-    """The names of neurons that have spoken, and of those that were invited to."""
+    """The names of neurons that have reported or were invited."""
     spoken, fields, time_slices = replies
     desired_states = decode_desired_states(fields)
     names = {name.decode(errors="replace") if isinstance(name, bytes) else name for name in spoken}

@@ -1,4 +1,4 @@
-"""Who is refused and why: what all gateways have counted together."""
+"""Refused callers with reasons, summed over all gateways."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
 
 
 def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
-    """By code, without requests that broke a worker, which are counted beside the refusals and have
-    failed: see ``metering.ledger.entries``."""
+    """By code, without requests that crashed a worker, which are counted beside the refusals and
+    have failed: see ``metering.ledger.entries``."""
     plain = by_code(counts)
     return {one: number for one, number in plain.items() if one.code not in COUNTED_BY_KEY}
 
 
 def read_counts(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
-    """All counts of so many hours, the present one included; at most a day. Raises
+    """Counts of the last ``hours``, the present one included; at most a day. Raises
     ``redis.RedisError``."""
     pipeline = client.pipeline(transaction=False)
     for key in newest_keys(time.time(), hours):

@@ -1,7 +1,7 @@
 """Parses one neuron's report, or refuses it with the reason. Pure.
 
 A neuron may be of another version, broken or hostile. Its report affects itself alone: a refused
-report counts as none, and its neuron's row has the reason.
+report is ignored, and its neuron's row has the reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEXT_LENGTHS = {
 }
 MAX_INTEGER = 2**63 - 1
 MAX_CONTEXT_TOKENS = 2**24
-"""Longer than any context. Where no cap applies, it bounds what a neuron may bill for a request."""
+"""Longer than any context. Without a cap, it bounds a neuron's bill for a request."""
 INTEGERS = {
     "index": 2**15 - 1,
     **dict.fromkeys(("context_tokens", "max_output_tokens"), MAX_CONTEXT_TOKENS),
@@ -67,7 +67,7 @@ NEVER_NEGATIVE = INTEGERS.keys() | {
 DIVISORS = {"patch_px", "merge", "max_pixels"}
 """Gateways divide by them."""
 MAX_UNIX_S = 2.0**36
-"""The year 4147, which every database has."""
+"""The year 4147, which every database can store."""
 MAX_REPORT_BYTES = 1024 * 1024
 MAX_NAME_LENGTH = 100
 MAX_DEVICES = 64
@@ -168,14 +168,14 @@ def read_report(
 
 
 def log_refusal(name: str, why: str) -> str:
-    """Log the refusal once, and return it as the neuron's problem."""
+    """Logs the refusal once, and returns it as the neuron's problem."""
     problem = f"its report is refused: {why[:300]}"
     _log.log(name, f"neuron {name[:MAX_NAME_LENGTH]}: {problem}")
     return problem
 
 
 def _ordered(heartbeat: NeuronHeartbeat, orders: LoadOrders) -> NeuronHeartbeat:
-    """The heartbeat with its ordered replicas alone, and a problem that names the others."""
+    """The heartbeat with ordered replicas only, and a problem that names the others."""
     ordered, others = orders.ordered(heartbeat)
     if not others:
         return heartbeat
@@ -210,6 +210,6 @@ def _understood(name: str, payload: bytes) -> NeuronHeartbeat:
 
 
 _log = ThrottledLog(logger, logging.WARNING, interval_s=600.0, max_messages=5)
-"""Reports come each second, or five times that, and a hostile neuron's differ each time."""
+"""Reports come up to five times a second, and a hostile neuron's differ each time."""
 _last_read: dict[str, tuple[bytes | NeuronValueError, Report]] = {}
-"""Gateways look several times between two reports."""
+"""Gateways read several times between two reports."""

@@ -2,7 +2,7 @@
 
     NeuronHeartbeat*, DesiredStates ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
 
-Pure: no ORM, no Redis, no clock. A neuron that is not in here is away.
+Pure: no ORM, no Redis, no clock. A neuron that is missing here is offline.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ class ReplicaView:
     job_id: str
     status: ReplicaStatus
     status_age_s: float
-    """Seconds since it came to this status, by the neuron's own clock, so hosts need not agree on
-    the time."""
+    """Seconds in this status, by the neuron's own clock, so hosts need not agree on the time."""
     num_restarts: int = 0
     num_failed_loads: int = 0
-    """Loads of it that failed there in a row, the last one included."""
+    """Consecutive failed loads there, the last one included."""
     is_unchanged: bool = False
-    """The load failed, and nothing that could make the next one succeed has changed since."""
+    """The load failed, and nothing has changed since that could make the next one succeed."""
     in_flight: int = 0
     queue_depth: int = 0
     kv_blocks_used: int = 0
@@ -70,25 +69,25 @@ class ReplicaView:
     last_forward_age_s: float | None = None
     """``None``: no forward pass yet."""
     engine_age_s: float | None = None
-    """Seconds since the engine of its load under way was started."""
+    """Seconds since the engine of the current load was started."""
     progress: LoadProgress | None = None
     report: LoadReport | None = None
     capabilities: tuple[Capability, ...] = ()
-    """What the loaded model can do; empty until it is loaded."""
+    """Empty until it is loaded."""
     max_output_tokens: int | None = None
     failure: LoadFailure | None = None
     spec_digest: str = ""
-    """The digest of the spec that it was loaded from; empty where the neuron does not report it."""
+    """The digest of its load's spec; empty where the neuron does not report it."""
     devices: tuple[str, ...] = ()
     memory_bytes: int | None = None
     """Most device memory that the model may allocate; ``None`` where it was not measured. For a
-    sleeping model: the memory that it still holds."""
+    sleeping model: the memory it still uses."""
     host_memory_bytes: int = 0
-    """Held by the weights of one that is asleep, beside that."""
+    """Host memory of a sleeping model's weights, beside that."""
     last_used_age_s: float | None = None
-    """``None``: it was not used since it was loaded."""
+    """``None``: unused since it was loaded."""
     sleep_refused_age_s: float | None = None
-    """Seconds since it was last to fall asleep and could not; ``None``: never."""
+    """Seconds since it last refused to sleep; ``None``: never."""
 
     @property
     def num_requests(self) -> int:
@@ -96,7 +95,7 @@ class ReplicaView:
 
     @property
     def is_idle(self) -> bool:
-        """Whether, by its neuron's last report, no request runs in it or waits for it."""
+        """Whether it has no running or waiting request, by its neuron's last report."""
         return self.num_requests == 0
 
     @property
@@ -113,14 +112,14 @@ class ReplicaView:
 
     @property
     def stage_age_s(self) -> float:
-        """An upper bound of the present load stage's duration so far: stages before the engine's,
-        such as a download, do not count."""
+        """An upper bound of the load stage's duration so far: stages before the engine's, such as a
+        download, do not count."""
         return self.status_age_s if self.engine_age_s is None else self.engine_age_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStageView:
-    """A stage that a neuron holds for the engine of another one."""
+    """A stage on a neuron for another neuron's engine."""
 
     neuron: str
     stage: HeldStage
@@ -140,21 +139,22 @@ class NeuronView:
     replicas: tuple[ReplicaView, ...]
     problems: tuple[str, ...] = ()
     cuda_unavailable: str = ""
-    """Why its cards cannot be used; empty where they can, and where it has none."""
+    """Why its cards cannot be used; empty where they can, or where it has none."""
     is_draining: bool = False
-    """The operator drains it, or the neuron is leaving: no new loads, and requests only for models
-    that are on their way to another neuron."""
+    """The operator drains it, or it is shutting down: no new loads, and requests only for models
+    that are moving to another neuron."""
     is_leaving: bool = False
-    """It ends by itself soon and refuses new requests."""
+    """It is shutting down and refuses new requests."""
     thread_problems: tuple[str, ...] = ()
-    """What broke in its process lately, or hangs, in words."""
+    """Recent failures and hanging threads of its process, in words."""
     is_ready: bool = True
     """``False``: it lacks threads that requests need. Nothing is placed or routed there."""
     is_admitted: bool = True
     speaks_our_protocol: bool = True
-    """False: its build is too old or too new for this one. Nothing is placed or routed there."""
+    """``False``: its build is too old or too new for this one. Nothing is placed or routed
+    there."""
     stage_host: str = ""
-    """The host at which engines of other neurons reach its stages; empty: it holds none."""
+    """The address of its stages for other neurons' engines; empty: it has none."""
     held_stages: tuple[HeldStageView, ...] = ()
 
     @property
@@ -174,7 +174,7 @@ class NeuronView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """A neuron that has just fallen silent, as it was."""
+    """A neuron that has just fallen silent, by its last report."""
 
     neuron: NeuronView
     silent_s: float
@@ -189,9 +189,9 @@ class FleetSnapshot:
     """The desired states as last published, also of neurons that are not in the snapshot."""
 
     absent: tuple[Absence, ...] = ()
-    """What they hold is expected back."""
+    """Their replicas are expected back."""
     time_slices: tuple[TimeSlice, ...] = ()
-    """Room that is promised to models that wait for it."""
+    """Memory reserved for models that wait for it."""
 
     @cached_property
     def by_model(self) -> Mapping[str, tuple[ReplicaView, ...]]:
@@ -220,7 +220,7 @@ class FleetSnapshot:
         return self._by_name.get(name)
 
     def absent_holders(self, model: str) -> tuple[str, ...]:
-        """The neurons that held it when they fell silent, and are expected back."""
+        """Absent neurons that held it, and are expected back."""
         return tuple(
             absence.neuron.name
             for absence in self.absent

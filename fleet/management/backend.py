@@ -1,4 +1,4 @@
-"""How commands reach the fleet: the REST API of a server, or the same views in this process.
+"""The commands' access to the fleet: the REST API of a server, or the same views in this process.
 
 --url, --key (HELEXA_URL, HELEXA_API_KEY) ─▶ RestBackend
 neither                                   ─▶ LocalBackend, with the database of this machine
@@ -31,19 +31,18 @@ from metering.management.output import database_words
 
 TIMEOUT_S = 60.0
 NO_ANSWER = (OSError, ValueError, HTTPException)
-"""What asking may fail with where there is no server, or another one than was meant."""
+"""Errors where no server runs, or another one than meant."""
 PAGE = 500
 OR_A_SERVER = "--url asks a running server instead."
 
 
 class Backend(Protocol):
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The JSON of ``/api/{path}``. Raises ``CommandError`` with the reason of a refusal."""
+        """Returns the JSON of ``/api/{path}``. Raises ``CommandError`` with the reason of a
+        refusal."""
         ...
 
-    def understood(self) -> AbstractContextManager[None]:
-        """Returns the context in which that JSON is read."""
-        ...
+    def understood(self) -> AbstractContextManager[None]: ...
 
 
 class RefusedError(CommandError):
@@ -57,7 +56,7 @@ class RefusedError(CommandError):
 
 
 class Server:
-    """Requests to one server, with a key. ``hint``: what to look at where it does not answer."""
+    """Requests to one server, with a key. ``hint``: for the error where it does not answer."""
 
     def __init__(self, url: str, key: str | None, *, timeout_s: float, hint: str = "") -> None:
         self.url = url.rstrip("/")
@@ -130,8 +129,8 @@ class LocalBackend:
 
 @contextmanager
 def understood(url: str) -> Iterator[None]:
-    """Wraps the reading of that server's JSON. Raises ``CommandError`` where it is something else
-    than this version's answer."""
+    """Wraps the reading of that server's JSON. Raises ``CommandError`` where it is not this
+    version's answer."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -151,7 +150,7 @@ def backend_of(options: dict[str, Any]) -> Backend:
     url = options["url"] or URL.read(os.environ)
     if not url:
         if options["key"]:
-            # Of nouns that have a key themselves, which --on-key names.
+            # For nouns with a key of their own, which --on-key names.
             has_keys = any(name.endswith("_key") for name in options)
             meant = "; rows of one key: --on-key" if has_keys else ""
             raise CommandError(f"--key is the caller's key for --url (or HELEXA_URL){meant}")
@@ -184,7 +183,7 @@ def _json(content: bytes) -> Any:
 
 
 def refusal_of(error: urllib.error.HTTPError) -> str:
-    """Why a server refused, from its response, which may break off."""
+    """The reason in a server's refusal, whose response may be incomplete."""
     try:
         content = error.read()
     except NO_ANSWER:
@@ -193,7 +192,7 @@ def refusal_of(error: urllib.error.HTTPError) -> str:
 
 
 def refusal_text(status: int, content: bytes) -> str:
-    """Why, in the words of whichever of our APIs answered."""
+    """The reason, from the error of any of our APIs."""
     try:
         problem = json.loads(content)
         if isinstance(error := problem.get("error"), dict):

@@ -1,4 +1,4 @@
-"""A streamed chat over ``/v1/chat/completions``: what a newcomer asks first."""
+"""A streamed chat over ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ChatClient:
         self._server = Server(url, key, timeout_s=TIMEOUT_S, hint=hint)
 
     def model_to_ask(self) -> str:
-        """One that is loaded, else the first that is offered, of those that may chat: what a model
-        can do is not known before it was loaded. Raises ``CommandError``."""
+        """A loaded model, else the first on offer, among those that may chat: capabilities are
+        unknown before a first load. Raises ``CommandError``."""
         cards = self.model_cards()
         if not cards:
             raise CommandError(f"No model is offered yet: {program()} models add offers one")
@@ -93,7 +93,7 @@ class ChatClient:
         return Answer("".join(parts), num_tokens, clock() - first_s)
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-        """Raises ``CommandError`` where the server goes away meanwhile."""
+        """Raises ``CommandError`` where the server disconnects meanwhile."""
         try:
             for line in lines:
                 if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):

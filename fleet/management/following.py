@@ -1,4 +1,4 @@
-"""Following jobs until they have ended, in words."""
+"""Prints the progress of jobs until they have ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def follow(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[dict[str, Any]]:
-    """The jobs as they ended. Raises ``CommandError`` when one did not succeed."""
+    """Returns the ended jobs. Raises ``CommandError`` when one did not succeed."""
     ended, reported = [], ""
     for job in jobs:
         while job["finished_at"] is None:
@@ -69,7 +69,7 @@ Show = Callable[[dict[str, Any]], None]
 
 
 def follow_download(backend: Backend, download: dict[str, Any], stream: Any) -> dict[str, Any]:
-    """The download as it ended; an interrupt cancels it. Raises ``CommandError`` when it did not
+    """Returns the ended download; an interrupt cancels it. Raises ``CommandError`` when it did not
     succeed."""
     path = f"downloads/{download['id']}"
     with _shown(stream) as show:

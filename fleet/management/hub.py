@@ -1,4 +1,4 @@
-"""``models search``, and what ``models add`` shows of a repository to choose from."""
+"""``models search``, and the choices that ``models add`` shows of a repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from metering.management.output import table_text
 
 
 def add_file_arguments(parser: ArgumentParser) -> None:
-    """``--file`` and ``--revision``: which files of a source."""
     for name in ("file", "revision"):
         text = SETTINGS[name].help_text.removesuffix(".")
         parser.add_argument(f"--{name}", help=text[0].lower() + text[1:])

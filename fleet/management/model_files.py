@@ -80,7 +80,7 @@ class Cached(Subcommand):
                 returncode=ExitCode.NOT_FOUND,
             )
         if run.options["dry_run"]:
-            for row in rows:  # what the deletion would be refused for, this is
+            for row in rows:  # the reasons to refuse a deletion hold here too
                 run.backend.ask("POST", "downloads?dry_run=true", _deletion(row))
             run.show({"would": rows}, "\n".join(map(_would_line, rows)))
             return
@@ -94,7 +94,7 @@ def _deletion(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_words(words: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every revision where none is named. The name of a model means what it is loaded from."""
+    """Every revision where none is named. A model's name stands for its source."""
     return [
         row for row in rows if words in {*_names(row["source"], row["revision"]), *row["models"]}
     ]

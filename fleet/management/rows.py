@@ -1,5 +1,5 @@
-"""Commands of subcommands, and those that every noun has: list, show, add, change, remove, and what
-else is done to a row.
+"""Commands of subcommands, and those that every noun has: list, show, add, change, remove, and
+other actions on a row.
 
 Noun ─▶ flags ─▶ JSON body ─▶ Backend ─▶ the noun's rows in the API ─▶ the service
 """
@@ -32,7 +32,7 @@ FILTER = "filter_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a subcommand is run with."""
+    """Arguments of a subcommand."""
 
     options: dict[str, Any]
     backend: Backend
@@ -46,9 +46,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Subcommand:
-    """Something that is done to one row, as a base class.
+    """Base of an action on one row.
 
-    ``aliases``: other words for it, which earlier releases had."""
+    ``aliases``: its names in earlier releases.
+    """
 
     noun: Noun
     help: str
@@ -116,8 +117,8 @@ class ListRows(Subcommand):
 
 @dataclass(frozen=True, kw_only=True)
 class ShowRow(Subcommand):
-    """``tables``: fields of the row that are lists of rows themselves. ``hidden``: fields that
-    only JSON has."""
+    """``tables``: fields of the row that are lists of rows themselves. ``hidden``: fields that only
+    JSON has."""
 
     tables: Mapping[str, Columns] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
@@ -141,7 +142,7 @@ class ShowRow(Subcommand):
 
 @dataclass(frozen=True, kw_only=True)
 class AddRow(Subcommand):
-    """``positional``: fields that are given by their place."""
+    """``positional``: fields given by their position."""
 
     positional: tuple[str, ...] = ()
     name: str = "add"
@@ -202,8 +203,8 @@ class RemoveRow(Subcommand):
 
 @dataclass(frozen=True, kw_only=True)
 class DoToRow(Subcommand):
-    """``POST`` to the action of the subcommand's name below the row's path. ``line``: its answer
-    in words."""
+    """``POST`` to the action of the subcommand's name below the row's path. ``line``: its answer in
+    words."""
 
     line: Callable[[Row], str] = str
 
@@ -232,7 +233,7 @@ def rows_text(columns: Columns, rows: Iterable[Row]) -> str:
 
 
 def row_path(noun: Noun, row_id: object) -> str:
-    """Raises ``CommandError`` for what no row can be named."""
+    """Raises ``CommandError`` for an impossible name."""
     if not re.fullmatch(noun.id_pattern, str(row_id)):
         hint = f": give its {noun.id_field}, {noun.id_help}" if noun.id_help else ""
         reason = f"There is no {noun.word} {str(row_id)!r}{hint}"
@@ -248,7 +249,7 @@ def add_id_argument(parser: ArgumentParser, noun: Noun) -> None:
 def add_field_arguments(
     parser: ArgumentParser, fields: Iterable[Field], *, required: bool = False
 ) -> None:
-    """Adds a flag for each field. One that is not given is not in the options."""
+    """Adds a flag for each field. Flags that are not given are missing from the options."""
     for one in fields:
         parser.add_argument(
             one.option,
@@ -288,7 +289,7 @@ def add_filter_arguments(parser: ArgumentParser, noun: Noun) -> None:
 
 
 def list_path(noun: Noun, options: dict[str, Any]) -> str:
-    """The list's path, with the filters that were given."""
+    """The list's path, with the given filters."""
     given = {word: options[FILTER + word] for word in noun.filters}
     query = urlencode({word: value for word, value in given.items() if value is not None})
     return f"{noun.path}?{query}" if query else noun.path
@@ -299,7 +300,7 @@ def add_dry_run_argument(parser: ArgumentParser) -> None:
 
 
 def removed(run: Run, path: str) -> bool:
-    """Delete the row at ``path``; with ``--dry-run`` only show the effects."""
+    """Deletes the row at ``path``; with ``--dry-run`` only shows the effects."""
     if not run.options["dry_run"]:
         run.backend.ask("DELETE", path)
         return True

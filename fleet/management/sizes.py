@@ -1,4 +1,4 @@
-"""Numbers of bytes as people read them, on pages as in commands."""
+"""Byte counts as text, for pages and commands."""
 
 from __future__ import annotations
 

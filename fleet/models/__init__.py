@@ -1,4 +1,4 @@
-"""What the database holds of the fleet. Rows only: every write goes through ``fleet.services``."""
+"""The fleet's tables. Rows only: every write goes through ``fleet.services``."""
 
 from fleet.models.catalogue import Alias, CatalogueModel
 from fleet.models.job import Download, LoadJob, LoadMeasurement

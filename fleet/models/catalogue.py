@@ -1,4 +1,4 @@
-"""What the operator offers: catalogue models, and other names for them."""
+"""Catalogue models and their aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a catalogue model's settings, and what the database itself refuses.
+"""The columns and constraints of a catalogue model's settings.
 
 Derived from the table in ``fleet.catalogue.settings``.
 """
@@ -49,7 +49,7 @@ class CatalogueColumns(models.Model):
         return CatalogueSettings(**self.setting_values())
 
     def assign(self, values: Mapping[str, SettingValue]) -> None:
-        """Set columns without saving. Raises ``TypeError`` for an unknown setting."""
+        """Sets columns without saving. Raises ``TypeError`` for an unknown setting."""
         for name, value in values.items():
             if name not in SETTINGS:
                 raise TypeError(f"a catalogue model has no setting named {name!r}")
@@ -62,7 +62,7 @@ class CatalogueColumns(models.Model):
 
 
 def stored(kind: Kind, value: Any) -> Any:
-    """The value of a setting, as its column holds it."""
+    """A setting's value in its column's form."""
     if isinstance(kind, Text):
         return "" if value is None else value
     if isinstance(kind, Word):
@@ -71,7 +71,7 @@ def stored(kind: Kind, value: Any) -> Any:
 
 
 def restored(kind: Kind, value: Any) -> Any:
-    """What a column holds, as a value of the setting."""
+    """A column's value as the setting's."""
     if isinstance(kind, Text) and not kind.has_lines:
         return value or None
     return tuple(value) if isinstance(value, list) else value
@@ -99,8 +99,8 @@ def _constraint(name: str, setting: Setting) -> tuple[str, models.Q | None]:
 
 
 def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
-    """Each that may not be null has a default in the database as well: while an upgrade rolls, an
-    older release adds models and knows nothing of newer settings."""
+    """Columns that may not be null have a default in the database as well: while an upgrade rolls,
+    an older release adds models without the newer settings."""
     options: dict[str, Any] = {"help_text": setting.help_text}
     if setting.label:
         options["verbose_name"] = setting.label

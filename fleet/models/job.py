@@ -1,4 +1,4 @@
-"""What neurons are asked to do, and what it took: load jobs, downloads, measurements of loads."""
+"""Jobs of neurons (loads and downloads), and measurements of loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
 
 
 class Job(models.Model):
-    """A job moves along the table in ``fleet.lifecycles``, and ``fleet.services`` moves it."""
+    """A job moves along the table in ``fleet.lifecycles``, by ``fleet.services``."""
 
     requested_by = models.CharField(max_length=150, blank=True)
     status = models.CharField(
@@ -79,8 +79,8 @@ LEAVING = models.Q(kind__in=LEAVING_KINDS)
 
 class LoadJob(Job):
     """A load, reload, unload or sleep of a model on a neuron. At most one load or reload of a model
-    is active on a neuron, and at most one unload or sleep beside it: a load under way ends when its
-    neuron has dropped it, not when that was asked for. ``fleet.services`` moves jobs along the
+    is active on a neuron, and at most one unload or sleep beside it: a running load ends when its
+    neuron has dropped it, not when that was requested. ``fleet.services`` moves jobs along the
     table in ``fleet.lifecycles``. The id is a UUID because neurons remember it across restarts and
     databases."""
 

@@ -1,5 +1,5 @@
-"""Hosts: neurons, their devices and replicas as heartbeats last described them, and what operators
-decide of them.
+"""Hosts: neurons, their devices and replicas by their last heartbeats, and operators' decisions on
+them.
 
 Desired states and invitations are by name: a neuron may be expected before it has reported.
 """
@@ -56,7 +56,7 @@ class Neuron(models.Model):
 
 
 class Device(models.Model):
-    """Something a model can be loaded on: a CUDA device, or the host's CPUs together."""
+    """A device that models are loaded on: a CUDA device, or the host's CPUs together."""
 
     neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="devices")
     kind = models.CharField(max_length=8, choices=[("cpu", "CPU"), ("cuda", "CUDA")])
@@ -88,8 +88,8 @@ class Device(models.Model):
 
 
 class Replica(models.Model):
-    """A row stands while its neuron reports the replica. ``model_name`` is the neuron's word;
-    ``model`` is empty when the catalogue does not (or no longer) have it."""
+    """A row exists while its neuron reports the replica. ``model_name`` is as reported; ``model``
+    is empty when the catalogue does not (or no longer) have it."""
 
     neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="replicas")
     model_name = models.CharField(max_length=100)
@@ -196,7 +196,7 @@ class NeuronWish(models.Model):
 
 
 class FleetPolicy(models.Model):
-    """One row, of key 1: what holds for the fleet as a whole."""
+    """The fleet's policy: one row, of key 1."""
 
     admission = models.CharField(
         max_length=16,

@@ -1,4 +1,4 @@
-"""Endpoints of others, which answer for models that no neuron holds."""
+"""Endpoints of others, which serve models that no neuron holds."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ class Upstream(models.Model):
         return bool(self.sealed_secret)
 
     def prices_of(self, model: str) -> Prices | None:
-        """The prices that it last named of that model of its; ``None``: it names none."""
+        """Its last reported prices of that model; ``None``: none."""
         for known in self.known_models:
             if known["id"] == model:
                 return KnownModel(**known).prices
         return None
 
     def entry(self) -> UpstreamEntry:
-        """The row's frozen twin, for what knows no database."""
+        """The row as frozen data, for code without a database."""
         return UpstreamEntry(
             name=self.name,
             url=self.url,

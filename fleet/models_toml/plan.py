@@ -37,7 +37,7 @@ class CatalogueState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange:
-    """``before`` and ``after`` as a models.toml would have them."""
+    """``before`` and ``after`` as in a models.toml."""
 
     setting: str
     key: str
@@ -70,15 +70,14 @@ class Plan:
     aliases: tuple[Change, ...]
     upstreams: tuple[Change, ...]
     notes: tuple[Remark, ...]
-    """Settings of the file that are not honoured, or not as in the original."""
+    """Settings of the file that are ignored, or differ from the original."""
     unchanged: tuple[str, ...]
     """Models of the file that equal the catalogue's."""
     problems: tuple[Remark, ...]
-    """Why entries are refused. While there are any, nothing is imported."""
+    """Invalid entries. While there are any, nothing is imported."""
     left_alone: tuple[str, ...]
     """Models, aliases and upstreams that the file does not name."""
     wanted: Mapping[str, CatalogueSettings]
-    """The models of the file."""
     wanted_upstreams: Mapping[str, UpstreamEntry]
 
     @property
@@ -91,7 +90,7 @@ class Plan:
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
     def lines(self) -> Iterator[str]:
-        """One for each change, note or problem, and for what stays as it is; for people."""
+        """One for each change, note or problem, and for unchanged entries; for people."""
         for upstream in self.upstreams:
             yield from upstream.lines("upstream")
         for model in self.models:
@@ -109,8 +108,8 @@ class Plan:
 
 
 def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Plan:
-    """``prune``: what the file does not name is removed. Refuses entries that contradict what
-    stays beside them."""
+    """``prune``: removes everything that the file does not name. Refuses entries that contradict
+    the rest of the catalogue."""
     upstreams = {one.name: one for one in document.upstreams}
     others = CatalogueState(
         models=_others(state.models, {one.name for one in document.models} | document.refused),

@@ -75,8 +75,6 @@ class ModelsTomlError(FleetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenModel:
-    """``id`` is the file's; ``name`` is the catalogue's."""
-
     id: str
     name: str
     settings: CatalogueSettings
@@ -92,7 +90,7 @@ class Document:
     alias_lines: Mapping[str, int]
     upstreams: tuple[UpstreamEntry, ...] = ()
     problems: tuple[Remark, ...] = ()
-    """Why entries are refused. Those are not among the models."""
+    """Reasons of refused entries, which are not among the models."""
     refused: frozenset[str] = frozenset()
     """Names and ids of the refused entries."""
 
@@ -216,8 +214,8 @@ class _Reader:
 
 
 class _Entry:
-    """One entry of ``[[models]]`` while it is read. ``problems`` and ``notes`` are pairs of a key
-    and a message; ``models`` are the names of earlier entries with their ids."""
+    """One entry of ``[[models]]`` being read. ``problems`` and ``notes`` are pairs of a key and a
+    message; ``models`` are the names of earlier entries with their ids."""
 
     def __init__(self, flat: dict[str, Any], models: Mapping[str, str]) -> None:
         self._flat = {key: value for key, value in flat.items() if not _is_unset(key, value)}
@@ -251,7 +249,7 @@ class _Entry:
         return None if self.problems else settings
 
     def _try(self, check: Callable[[], None], key: str = "") -> None:
-        """``key``: where the problem is, if it is not the key of the refused setting."""
+        """``key``: of the problem, where that is not the refused setting's."""
         try:
             check()
         except CatalogueValueError as error:
@@ -286,7 +284,7 @@ class _Entry:
             self._values.setdefault("output_price_micro_usd", 0)
 
     def _read_ranks(self) -> None:
-        """The original shares a model by as many ranks as it has cards."""
+        """The original divides a model into as many ranks as it has cards."""
         number = self._values.get("min_devices", 1)
         if isinstance(number, int) and number > 1 and "tensor_parallel" not in self._values:
             self._values["tensor_parallel"] = number
@@ -294,7 +292,7 @@ class _Entry:
             self.notes.append(("min_devices", message))
 
     def _read_source(self) -> None:
-        """A whole source, or the original's: the name of a scheme, of which the id is the rest."""
+        """A whole source, or the original's: a scheme, with the id as the rest."""
         given = self._flat.get("source") or default_scheme()
         if not isinstance(given, str):
             self.problems.append(("source", f"{given!r} is not text"))
@@ -304,8 +302,8 @@ class _Entry:
         self._try(lambda: check_model_source(source))
 
     def _read_quant(self) -> None:
-        """The original's ``quant`` names a GGUF file for a model on one card, by a part of the
-        file's name, and what weights are quantized to for a model that spans cards."""
+        """The original's ``quant`` names a GGUF file by a part of its name for a model on one card,
+        and the quantization of weights for a model that spans cards."""
         quant = self._flat.get("quant", "")
         if quant == "":
             return
@@ -357,8 +355,8 @@ def _upstream_problems(raw: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _flattened(entry: dict[str, Any]) -> dict[str, Any]:
-    """``{"limit": {"context": 1}}`` as ``{"limit.context": 1}``. What should be a table and is not
-    keeps its own name, which no setting has."""
+    """``{"limit": {"context": 1}}`` as ``{"limit.context": 1}``. A value in place of a table keeps
+    its own name, which no setting has."""
     flat: dict[str, Any] = {}
     for key, value in entry.items():
         if key in toml.TABLES and isinstance(value, dict):
@@ -373,8 +371,8 @@ def _is_unset(key: str, value: Any) -> bool:
 
 
 def _free_name(given: str, *taken: Mapping[str, object]) -> str:
-    """The name of an id beside other models and aliases: of two repositories of one base name the
-    second keeps its organisation. ``taken``: names with the ids that they stand for."""
+    """The name of an id beside other models and aliases: of two repositories with one base name the
+    second keeps its organisation. ``taken``: names with their ids."""
     name = toml.name_of_id(given)
     is_free = all(owners.get(name, given) == given for owners in taken)
     return name if is_free else toml.slug(given)
@@ -384,7 +382,7 @@ def _line_numbers(text: str) -> tuple[list[dict[str, int]], dict[str, int]]:
     """The lines of each model's keys, and of the aliases; of the header under an empty key.
 
     TOML parsers give values without their lines. This finds ``[[models]]``, ``[aliases]`` and keys
-    at the start of a line; a file that is written otherwise has no line numbers.
+    at the start of a line; other files have no line numbers.
     """
     models: list[dict[str, int]] = []
     aliases: dict[str, int] = {}

@@ -28,7 +28,7 @@ KEY_OF_SETTING = {name: name for name in SETTINGS} | {
     "request_price_micro_usd": "cost.request",
     "unit_price_micro_usd": "cost.unit",
 }
-"""Dots are for keys of a table. Settings that the original has no key for have their own name."""
+"""Dots separate keys of tables. Settings without a key in the original have their own name."""
 SETTING_OF_KEY = {key: name for name, key in KEY_OF_SETTING.items()}
 TABLES = ("limit", "cost")
 KNOWN_KEYS = SETTING_OF_KEY.keys() | {
@@ -41,7 +41,7 @@ KNOWN_KEYS = SETTING_OF_KEY.keys() | {
 }
 OUR_HARNESS = "helexa"
 NOT_SET = "none"
-"""TOML has no null: how a number is left open whose default is another."""
+"""TOML has no null: this unsets a number whose default is another."""
 MICRO_PLACES = 6
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -57,7 +57,7 @@ GGUF_QUANTS = "Q2_K to Q6_K, Q4_0 to Q8_0, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, Q1_0, 
 
 
 def from_toml(name: str, value: Any) -> Any:
-    """Converts to a setting's value; a wrong type is left for the setting's own check. Raises
+    """Converts to a setting's value; the setting's own check refuses wrong types. Raises
     ``ValueError`` for a price that is no whole number of micro-USD."""
     kind = SETTINGS[name].kind
     match kind:

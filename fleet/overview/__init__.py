@@ -1,9 +1,9 @@
-"""The whole fleet at one look: for the dashboard, the status command and the REST answer.
+"""An overview of the fleet for the dashboard, the status command and the REST API.
 
-    database, Redis ─▶ fleet_overview() ─▶ FleetOverview ▷ lines, and what needs attention first
+database, Redis ─▶ fleet_overview() ─▶ FleetOverview ▷ lines, and findings by urgency
 
-Live where Redis answers, else as it was last recorded. A fixed number of queries, whatever the size
-of the fleet.
+Live where Redis answers, else the last recorded state. A fixed number of queries for any size of
+fleet.
 """
 
 from fleet.overview.attention import attention

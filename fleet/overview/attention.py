@@ -1,4 +1,4 @@
-"""What an operator should look at first. Pure: lines in, findings out, the most urgent first."""
+"""Findings for the operator. Pure: lines in, findings out, the most urgent first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metering.selectors import BudgetStatus
 
 DISK_LOW_SHARE = 0.10
 DISK_FULL_SHARE = 0.02
-"""The share of a disk that is left when no model of any size can be fetched to it."""
+"""The free share of a disk at which no model of any size can be downloaded."""
 
 
 LIMIT_CODES = frozenset({"rate_limit_exceeded", "budget_reserved", "insufficient_quota"})
@@ -28,10 +28,11 @@ LIMITS: dict[str, str] = {
     Cause.STORED: "a limit of what it may keep here: files, batches or responses",
 }
 UNKNOWN_LIMIT = "its limits or its budget"
-"""Of gateways before 0.3.0, which counted no causes."""
+"""For gateways before 0.3.0, which counted no causes."""
 MAX_REFUSED = 5
 BROKEN_WORKERS_NOTICED = 3
-"""How many requests of one key must have ended an engine or a neuron, in this hour and the last."""
+"""So many requests of one key must have crashed an engine or a neuron, in this hour and the
+last."""
 
 
 def attention(
@@ -43,8 +44,8 @@ def attention(
     version: str,
     refused: Mapping[Refused, int] | None = None,
 ) -> tuple[Attention, ...]:
-    """``version`` is the one of this process; ``budgets`` are those of which little is left;
-    ``refused`` is how often whose requests were, lately."""
+    """``version`` is this process'; ``budgets`` are those of which little is left; ``refused``
+    counts recent refusals."""
     found = [
         *_of_redis(is_live),
         *_of_neurons(neurons),
@@ -142,8 +143,7 @@ def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
 
 
 def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Iterator[Attention]:
-    """Accounts that a limit stops, and whose budget is not listed already: the few that are stopped
-    most."""
+    """The accounts stopped most by a limit, without those whose budget is already listed."""
     found = [
         (number, one.account, LIMITS.get(one.cause, UNKNOWN_LIMIT))
         for one, number in refused.items()

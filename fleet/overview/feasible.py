@@ -1,7 +1,7 @@
-"""Which models no host of the fleet could ever run, whatever else is loaded there. Pure.
+"""Finds models that no host of the fleet could ever run, even if empty. Pure.
 
-Hosts that are away count: they belong to the fleet. A model with an unknown need could run on any
-host with the kind of device that it asks for.
+Offline hosts count: they belong to the fleet. A model with an unknown need could run on any host
+with the required kind of device.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ ONLINE = "online"
 
 
 def why_no_host(entry: CatalogueEntry, neurons: Sequence[NeuronLine]) -> str:
-    """Why no host can run the model, in words; empty where one can, or where there is no host."""
+    """The reason why no host can run the model, in words; empty where one can, or where there is no
+    host."""
     allowed = [one for one in _allowed(entry, neurons) if one.status != REFUSED]
     why = why_unmet(Needs(entry), {one.name: _devices(one) for one in allowed})
     return f"it {why}" if neurons and why else ""
 
 
 def why_not_now(entry: CatalogueEntry, neurons: Sequence[NeuronLine]) -> str:
-    """The hosts that could run the model, where none of them takes a load now; empty where one
+    """The hosts that could run the model, where none of them accepts a load now; empty where one
     does, or where no host ever could."""
     needs = Needs(entry)
     able = [

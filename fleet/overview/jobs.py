@@ -1,4 +1,4 @@
-"""Reads load jobs under way or just ended, and models that want a reload."""
+"""Reads load jobs that are active or have just ended, and models that need a reload."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job_lines(*, models: Collection[str] | None = None) -> tuple[JobLine, ...]:
 
 
 def job_lines_by_id(ids: Collection[str]) -> tuple[JobLine, ...]:
-    """The jobs of these ids that exist, oldest first. Other texts than ids of jobs are skipped."""
+    """The existing jobs of these ids, oldest first. Other texts are skipped."""
     known = [UUID(one) for one in ids if UUID_TEXT.fullmatch(one)]
     rows = LoadJob.objects.filter(pk__in=known).select_related("neuron")
     return tuple(map(_job_line, rows.order_by("created_at")))

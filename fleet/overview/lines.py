@@ -1,4 +1,4 @@
-"""What an overview is made of: plain data, ready to be shown. Pure."""
+"""The parts of an overview: plain data, ready to be shown. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from metering.selectors import MinuteSums
 
 
 class Level(StrEnum):
-    """How urgent a finding is, in the order in which findings are shown."""
+    """How urgent a finding is, in the order of display."""
 
     URGENT = "urgent"
     """Clients are not served, or soon will not be."""
     WARNING = "warning"
     NOTICE = "notice"
-    """The fleet has no fault: there is something to do or to know."""
+    """No fault: something to do, or information."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """What one replica holds of a device. Of ranks, equal parts are on each."""
+    """A replica's memory on a device. Ranks have equal parts on each."""
 
     model: str
     num_bytes: int
@@ -44,10 +44,10 @@ class DeviceLine:
     id: str
     name: str
     total_memory_bytes: int
-    """The memory that its neuron may use."""
+    """The memory limit of its neuron."""
     free_memory_bytes: int
     installed_memory_bytes: int | None = None
-    """All of it, where an operator's limit is less."""
+    """The physical memory, where an operator's limit is less."""
     held: tuple[HeldMemory, ...] = ()
     utilization_percent: int | None = None
     temperature_c: int | None = None
@@ -69,11 +69,11 @@ class ReplicaLine:
     decode_tokens_per_s: float
     failure: str = ""
     host_memory_bytes: int = 0
-    """The weights of a replica that sleeps take it."""
+    """Used by the weights of a sleeping replica."""
     adapters: tuple[str, ...] = ()
     """Loaded beside it."""
     device_bytes: Mapping[str, int] = field(default_factory=dict)
-    """What a divided model takes of each device."""
+    """A divided model's bytes on each device."""
     lies_on_hosts: bool = False
     """Other neurons have stages of it: it neither sleeps nor is reloaded in place."""
 
@@ -101,9 +101,9 @@ class NeuronLine:
     replicas: tuple[ReplicaLine, ...]
     held_stages: tuple[HeldStageLine, ...] = ()
     coming_back: tuple[str, ...] = ()
-    """Models from before its drain that other neurons may hold until they are here again."""
+    """Models from before its drain that other neurons may hold until they are back."""
     disk_total_bytes: int | None = None
-    """The size of the disk that downloads go to. ``None``: the neuron does not report it."""
+    """Size of the download disk. ``None``: the neuron does not report it."""
     disk_free_bytes: int | None = None
 
 
@@ -113,14 +113,14 @@ class ModelLine:
     status: str
     pinned: bool
     replicas: int
-    """How many are ready."""
+    """The number of ready ones."""
     min_replicas: int
     max_replicas: int
     has_outdated: bool = False
     may_reload: bool = False
     """Whether its outdated replicas may be reloaded in place."""
     no_host: str = ""
-    """Why no host of the fleet can run it; empty where one can."""
+    """The reason why no host of the fleet can run it; empty where one can."""
     not_now: str = ""
     """The hosts that could run it, where each of them drains or is offline."""
 
@@ -176,16 +176,16 @@ class RefusalLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOverview:
     is_live: bool
-    """False: Redis does not answer, and this is the last recorded state."""
+    """``False``: Redis does not answer, and this is the last recorded state."""
     attention: tuple[Attention, ...]
-    """The most urgent first; empty: all is as it should be."""
+    """The most urgent first; empty: no problems."""
     neurons: tuple[NeuronLine, ...]
     models: tuple[ModelLine, ...]
     jobs: tuple[JobLine, ...]
-    """The jobs under way, then those that have just ended, newest first."""
+    """The active jobs, then those that have just ended, newest first."""
     downloads: tuple[DownloadLine, ...]
     minutes: tuple[MinuteSums, ...]
-    """The traffic of the last half hour, oldest first; the last minute is not over."""
+    """The traffic of the last half hour, oldest first; the last minute is incomplete."""
     refusals: tuple[RefusalLine, ...]
     """The refusals of this hour and the one before, the most frequent first."""
     requests_today: int

@@ -1,4 +1,4 @@
-"""Reads the overview: the rows in one query each, and what only Redis knows."""
+"""Reads the overview: each table in one query, and live state from Redis."""
 
 from __future__ import annotations
 
@@ -297,9 +297,9 @@ class LiveReadings:
     devices: Mapping[tuple[str, str], DeviceLine] = field(default_factory=dict)
     """The devices' readings, by neuron and device."""
     disks: Mapping[str, CacheReport] = field(default_factory=dict)
-    """What neurons report of their disks, by name."""
+    """The neurons' disks, by name."""
     refused: Mapping[Refused, int] = field(default_factory=dict)
-    """How many requests of whom and why, in this hour and the last."""
+    """Refused requests by caller and reason, in this hour and the last."""
 
 
 NO_READINGS = LiveReadings()

@@ -3,7 +3,7 @@
 CatalogueEntry ─▶ files that describe it ─▶ ModelCosts ─▶ the plan, and what else would fit
                   in the hub, or on this disk
 
-Plans follow placement's rules (``placement.devices.staged``): what is shown can be loaded.
+Plans follow placement's rules (``placement.devices.staged``), so each can be loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inference.protocol.load import LoadSpec
 
 MIB = 1024**2
 FEWER_TOKENS = (4096, 256)
-"""Plans with room for so many tokens follow where none has room for ``KV_TOKENS``."""
+"""Plans for fewer tokens, where none has room for ``KV_TOKENS``."""
 WHAT_LOADS_DO = (
     "A model that one device could hold, were nothing else loaded, is not divided: other models "
     "leave for it. With spread fleet a model lies on several hosts where no one host could hold it"
@@ -42,7 +42,7 @@ class Alternative:
 class PlannedModel:
     costs: ModelCosts
     kv_tokens: int
-    """Each plan has room for the keys and values of at least so many tokens."""
+    """Each plan has room for the keys and values of at least as many tokens."""
     plan: StagePlan | None
     refusal: StageRefusal | None
     alternatives: tuple[Alternative, ...]
@@ -72,8 +72,8 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
 def _devices(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, is_empty: bool = False
 ) -> list[StageDevice]:
-    """The devices that the model may be on. ``is_empty``: as if nothing were loaded. Processors
-    that share their memory with a card are left out."""
+    """The devices that the model may use. ``is_empty``: as if nothing were loaded. Processors that
+    share their memory with a card are left out."""
     least_bytes = (entry.min_device_vram_mb or 0) * MIB
     found = []
     for neuron in snapshot.neurons:
@@ -99,7 +99,7 @@ def _devices(
 
 
 def _tokens(spec: LoadSpec, costs: ModelCosts) -> tuple[int, ...]:
-    """Returns how many tokens of keys and values to plan for, the most wanted number first."""
+    """Numbers of tokens of keys and values to plan for, in order of preference."""
     if spec.kv_memory_bytes is not None:
         token_bytes = sum(layer.kv_token_bytes.cuda for layer in costs.layers)
         return (spec.kv_memory_bytes // max(1, token_bytes),)
@@ -130,7 +130,7 @@ class Planning:
         )
 
     def _spread(self, entry: CatalogueEntry, kv_tokens: int) -> Spread:
-        """The least that could hold the model, were nothing loaded, of what its entry allows."""
+        """The fewest empty devices that could hold the model and that its entry allows."""
         if why_not_divided(entry) or self._could_hold("device", kv_tokens):
             return "device"
         is_wide = entry.spread == "fleet" and len(self.lending) > 1

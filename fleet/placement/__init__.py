@@ -1,5 +1,4 @@
-"""Decides where models and requests go, and what leaves for them. Pure: snapshots in, decisions
-out.
+"""Places models and requests, and chooses evictions. Pure: snapshots in, decisions out.
 
 place        one request: Route | Load | Wait | Reject
 route        the same, for a model that is loaded

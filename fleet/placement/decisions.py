@@ -1,4 +1,4 @@
-"""What placement decides: about one request, and about the whole fleet in a tick of the control."""
+"""Placement's decisions: on one request, and on the whole fleet in a tick of the control."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fleet.live.desired_state import TimeSlice
 from inference.protocol.load import StageSpec
 
 Catalogue = Mapping[str, CatalogueEntry]
-"""Every enabled model by its name: what evictable models are worth."""
+"""Every enabled model by its name, for the priorities of evictable models."""
 
 
 def stage_evictions(stages: Sequence[StageSpec]) -> tuple[tuple[str, str], ...]:
-    """The neuron and the model of each that leaves for stages on other neurons; each once."""
+    """Neuron and model of each eviction for stages on other neurons; each once."""
     found = ((stage.neuron, model) for stage in stages for model in stage.evict)
     return tuple(dict.fromkeys(found))
 
@@ -28,16 +28,16 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """``devices`` are where on that neuron, ``evict`` names the models that must leave it first;
-    ``stages`` have those of other neurons."""
+    """``devices`` are on that neuron, ``evict`` names models to evict there first; ``stages`` have
+    those of other neurons."""
 
     neuron: str
     model: str
     devices: tuple[str, ...] = ()
     stages: tuple[StageSpec, ...] = ()
-    """How its layers are divided over those; empty: they are not."""
+    """Its layers' division over those; empty: undivided."""
     predicted_tokens_per_s: float | None = None
-    """One request's, by the plan of those stages."""
+    """Of one request, by the plan of those stages."""
     evict: tuple[str, ...] = ()
 
     @property
@@ -55,10 +55,9 @@ class Wait:
     reason: str
     eta_s: float | None = None
     share: float | None = None
-    """How much of the load that is waited for is done, 0 to 1; ``None``: it is unknown."""
+    """The completed share of the awaited load, 0 to 1; ``None``: unknown."""
     needs_time_slice: bool = False
-    """Whether only replicas that are in use could make room, so that the model waits for a time
-    slice."""
+    """Whether only replicas in use could make room, so that the model needs a time slice."""
     is_for_drain: bool = False
     """Whether the model waits for the end of its host's drain."""
 
@@ -73,7 +72,7 @@ class Wait:
 class Reject:
     """``code`` is no_neuron, not_enough_memory, model_recovering, load_failed (each a 503), or the
     code of a failure that no retry cures; ``message`` is for the client. ``retry_after_s`` is None
-    where a retry makes no sense until the operator changes something."""
+    where only a change by the operator helps."""
 
     code: str
     message: str
@@ -88,7 +87,8 @@ Decision = Route | Load | Wait | Reject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unload:
-    """Drain and unload. ``reason`` is written for people. ``at_once``: its requests end."""
+    """Drain and unload. ``reason`` is written for people. ``at_once``: its requests are
+    cancelled."""
 
     neuron: str
     model: str
@@ -98,7 +98,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Drain, then give the device back and keep the weights. ``reason`` is written for people."""
+    """Drain, then release the device and keep the weights. ``reason`` is written for people."""
 
     neuron: str
     model: str
@@ -117,34 +117,33 @@ class Waiting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
     loading: frozenset[tuple[str, str]] = frozenset()
-    """(model, neuron) of loads that are under way: a heartbeat may not show them yet."""
+    """(model, neuron) of active loads, which no heartbeat may show yet."""
     unloading: frozenset[tuple[str, str]] = frozenset()
-    """(model, neuron) of unloads that are under way; those that fall asleep are among them."""
+    """(model, neuron) of active unloads and sleeps."""
     to_restore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Keys are neurons. Values are the models that were loaded there before a drain, or before they
-    made room for another model, and that are not loaded again yet; the last used first."""
+    """Keys are neurons. Values are models that were loaded there before a drain, or before they
+    were evicted for another model, and that are not loaded again yet; the last used first."""
     evicting: frozenset[tuple[str, str]] = frozenset()
-    """(model, neuron) of replicas that leave for loads under way."""
+    """(model, neuron) of replicas being evicted for active loads."""
     overdue: frozenset[str] = frozenset()
-    """Neurons whose drain was to be over by now: what still runs there ends."""
+    """Neurons whose drain should have ended: requests still running there are cancelled."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
-    """How many loads of each model have failed in a row."""
+    """Consecutive failed loads of each model."""
     failed_age_s: Mapping[str, float] = field(default_factory=dict)
-    """How long ago the last of them failed."""
+    """Seconds since the last of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     queue_long_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which each model's queue has been long on all its replicas without a break."""
+    """For how many seconds each model's queue has been long on all its replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``time_slices`` are all that are under way now, those that have just been given among them.
-    ``restored`` are models, by neuron, that are loaded there again after its drain, or that cannot
-    be."""
+    """``time_slices`` are all active ones, including new ones. ``restored`` are models, by neuron,
+    that are loaded there again after its drain, or that cannot be."""
 
     actions: tuple[Action, ...] = ()
     time_slices: tuple[TimeSlice, ...] = ()
@@ -160,10 +159,9 @@ class Assignment:
     max_replicas: int
     priority: int
     idle_ttl_s: int | None
-    """Replicas beyond the least go after so long without a request; ``None``: they stay until
-    their room is needed."""
+    """Replicas beyond the least are removed after this long without a request; ``None``: they stay
+    until their memory is needed."""
     idle_action: IdleAction = "unload"
-    """How they go."""
 
 
 def assignment_of(entry: CatalogueEntry) -> Assignment:

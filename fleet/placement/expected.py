@@ -1,6 +1,6 @@
-"""A snapshot as it will look once decisions show in heartbeats.
+"""Applies decisions to a snapshot before heartbeats show them.
 
-A caller that makes several decisions on one snapshot applies each before the next one. Pure.
+Callers apply each decision before making the next. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def with_time_slices(snapshot: FleetSnapshot, time_slices: Iterable[TimeSlice]) 
 
 
 def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> FleetSnapshot:
-    """What it evicts is gone, and its own memory is taken."""
+    """Removes its evictions, and adds its own memory."""
     neuron = snapshot.neuron(load.neuron)
     if neuron is None:
         return snapshot
@@ -81,7 +81,7 @@ def _with_stage(neuron: NeuronView, stage: StageSpec) -> NeuronView:
 
 
 def _taken_bytes(load: Load, entry: CatalogueEntry) -> dict[str, int]:
-    """What the load takes of each device of its own neuron; 0 where unknown."""
+    """The load's bytes on each device of its own neuron; 0 where unknown."""
     if load.stages:
         return {stage.device: stage.memory_bytes for stage in load.stages if not stage.neuron}
     kind: DeviceKind = "cpu" if "cpu" in load.devices else "cuda"

@@ -1,4 +1,4 @@
-"""What failed loads forbid: when one may be tried again, and where."""
+"""Back-off after failed loads: when one may be retried, and where."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_progress import TOO_LARGE
 
 FAILED_LOAD_BACKOFF_S = 30.0
-"""A load that failed on a neuron is not tried there again for this long; after each further failure
-in a row for twice as long."""
+"""A load that failed on a neuron is not retried there for this long; after each further consecutive
+failure for twice as long."""
 BACKOFF = Backoff(first_s=FAILED_LOAD_BACKOFF_S, max_s=600.0)
 UNFIT_BACKOFF_S = 5.0
 """The same for the first load that did not fit and reported its need: by then that is recorded, and
 the next one goes where so much is free, or evicts."""
 DOES_NOT_FIT = "does_not_fit"
 LOST_ITS_ROOM = "lost_its_room"
-"""The replicas to evict were in use after all. This is no failure: the load is retried."""
+"""The replicas to evict were in use after all. No failure: the load is retried."""
 LOCAL_SOURCE = "path:"
 LOCAL_FAILURES = frozenset({"exceeds_device", "repo_fetch_failed"})
-"""Permanent on that neuron; another one may be larger, or have a token that may read it."""
+"""Permanent on that neuron; another one may be larger, or have a token for the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedLoads:
-    """The failed loads of one model. They decide where it is not tried now, and give the
-    reasons."""
+    """The failed loads of one model, for the choice of neurons and the reasons of refusals."""
 
     recent: tuple[ReplicaView, ...] = ()
     unfit: tuple[ReplicaView, ...] = ()
     """Recent failures that reported their need and are retried soon."""
     unchanged: tuple[ReplicaView, ...] = ()
-    """Loads that would fail again until something is freed on their neuron."""
+    """Loads that would fail again until memory is freed on their neuron."""
     permanent: tuple[ReplicaView, ...] = ()
-    """Loads that are not tried again until the model's files or entry change."""
+    """Loads that are not retried until the model's files or entry change."""
     everywhere: ReplicaView | None = None
-    """One of those that would be the same on every neuron."""
+    """One of those that would fail the same on every neuron."""
 
     @property
     def neurons(self) -> frozenset[str]:
@@ -53,8 +52,8 @@ class FailedLoads:
 
     @property
     def neurons_as_stages(self) -> frozenset[str]:
-        """Neurons where it is not tried divided over devices. A failure of the whole model that
-        lacked memory on one of them does not count."""
+        """Neurons excluded for stages. A failure of the whole model that lacked memory on one of
+        them does not count."""
         failed = (*self.recent, *self.unchanged, *self.permanent)
         return frozenset(replica.neuron for replica in failed if not _lacked_a_device(replica))
 
@@ -76,7 +75,7 @@ def with_reported_costs(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) 
 
 
 def failed_loads(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> FailedLoads:
-    """``replicas`` are the model's own. Those that were asked for by another spec do not count."""
+    """``replicas`` are the model's own. Loads of another spec do not count."""
     failed = [replica for replica in replicas if replica.status is ReplicaStatus.FAILED]
     if not failed:
         return NONE_FAILED
@@ -116,7 +115,7 @@ def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
     the model there is smaller."""
     failure = failed.failure
     if len(failed.devices) > 1 and entry.tensor_parallel == 1 and entry.costs is not None:
-        return False  # what one stage lacked
+        return False  # one stage's need
     if failure is None or failure.code != DOES_NOT_FIT or failure.needed_bytes is None:
         return False
     kind: DeviceKind = "cpu" if "cpu" in failed.devices else "cuda"

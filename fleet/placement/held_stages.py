@@ -1,4 +1,4 @@
-"""Models whose stages lie on several neurons: their placement, and the next step of a load. Pure.
+"""Models with stages on several neurons: placement, and the next step of a load. Pure.
 
 LOADING, LISTENING, READY without a replica ─▶ the load is under way, or its rest is ending
 FAILED a short while ago ───────────────────▶ that neuron is left out meanwhile
@@ -24,7 +24,7 @@ from inference.protocol.load import StageSpec
 from inference.protocol.load_progress import LoadFailure, LoadProgress
 
 FAILED_STAGE_BACKOFF_S = 30.0
-"""A neuron that could not hold a stage is not asked for one of the same model for so long."""
+"""A neuron that could not hold a stage is left out for the same model for this long."""
 PERMANENT_BACKOFF_S = 600.0
 """The same where its next try would fail too, until its files or its entry change."""
 UNKNOWN = LoadFailure(code="unknown", message="no reason was given")
@@ -46,7 +46,7 @@ def stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
 
 
 def failing_stages(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[HeldStageView, ...]:
-    """Stages that failed so lately that their neurons are left out."""
+    """Stages that failed so recently that their neurons are left out."""
     digest = entry.spec_digest()
     return tuple(
         one
@@ -59,8 +59,7 @@ def failing_stages(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[Held
 
 
 def stage_failed(entry: CatalogueEntry, failing: Sequence[HeldStageView]) -> Reject:
-    """The refusal while only neurons that just failed have room. The first to be asked again
-    speaks for all."""
+    """The refusal while only neurons that just failed have room, from the first to be retried."""
     first = min(failing, key=lambda one: (_retry_in_s(one), one.neuron))
     failure = first.stage.failure or UNKNOWN
     return Reject(
@@ -73,7 +72,7 @@ def stage_failed(entry: CatalogueEntry, failing: Sequence[HeldStageView]) -> Rej
 
 
 def stage_neurons(replica: ReplicaView) -> frozenset[str]:
-    """The neurons beside its own that hold stages of a replica."""
+    """The other neurons that hold stages of a replica."""
     stages = () if replica.report is None else replica.report.stages
     return frozenset(stage.neuron for stage in stages if stage.neuron)
 
@@ -93,19 +92,19 @@ class StageLoad:
     neuron: str
     stages: Sequence[StageSpec]
     is_late: bool
-    """Whether it was ordered so long ago that every neuron has picked its order up."""
+    """Whether every neuron must have received its order by now."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagesListen:
     addresses: Mapping[int, str]
-    """The addresses of the stages of other neurons, by their numbers."""
+    """The addresses of other neurons' stages, by number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagesLoading:
     progress: LoadProgress | None
-    """That of the stage that comes next, with a line about each; ``None``: none reports yet."""
+    """Of the next stage, with a line about each; ``None``: none reports yet."""
 
 
 def next_step(
@@ -132,8 +131,8 @@ def next_step(
 def unwanted_stages(
     snapshot: FleetSnapshot, active_jobs: Collection[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Neuron, model and job id of held stages that are to be released. ``active_jobs``: ids of the
-    loads under way, read after the snapshot."""
+    """Neuron, model and job id of stages to release. ``active_jobs``: ids of the active loads, read
+    after the snapshot."""
     for one in snapshot.held_stages():
         stage = one.stage
         if not one.is_failed and stage.job_id not in active_jobs and not _is_used(one, snapshot):
@@ -141,8 +140,8 @@ def unwanted_stages(
 
 
 def _is_used(one: HeldStageView, snapshot: FleetSnapshot) -> bool:
-    """Whether an engine has it, or will. A stage that has its layers ends with its engine by
-    itself; where that neuron is silent, it is left to that."""
+    """Whether an engine uses it, or will. A stage that has its layers ends with its engine by
+    itself; a silent neuron is left to that."""
     stage = one.stage
     engine = snapshot.neuron(stage.engine_neuron)
     replica = None if engine is None else engine.replica_of(stage.model)
@@ -164,7 +163,7 @@ def _failure(
         return None
     failure = held.stage.failure or UNKNOWN
     message = f"{_where(stage)} of {stage.neuron}: {failure.message}"
-    # What one stage lacked is no need of the whole model.
+    # One stage's need is not that of the whole model.
     return msgspec.structs.replace(failure, message=message, needed_bytes=None, costs=None)
 
 

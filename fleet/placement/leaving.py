@@ -1,10 +1,10 @@
-"""Which replicas leave the neurons that they are on, and why. Pure.
+"""Decides which replicas leave their neurons, and why. Pure.
 
     its neuron drains, or one that holds a stage of it ─▶ no new requests, but while it moves
     its model's pinned_on names other neurons          ─▶ it serves until another one does
     its model is not offered, or it is one too many, or idle for long ─▶ it is surplus
 
-The control moves what is to leave, placement routes by it, and loads that operators order go by it.
+The control moves these replicas; routing and operators' loads take it into account.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from inference.protocol.heartbeat import ReplicaStatus
 DRAINS = "its neuron drains"
 MISPLACED = "its pinned_on names other neurons"
 UNKNOWN_GRACE_S = 30.0
-"""How long a replica stays that the catalogue does not offer: the control may be behind."""
+"""How long a replica stays that the catalogue does not offer: the control's data may be older."""
 SETTLED_S = 10.0
 """How long each of several replicas must have been ready before one is surplus."""
 EXTRA_IDLE_S = 60.0
-"""A second replica goes when it has been idle for so long, or for its model's idle time."""
+"""A second replica is unloaded when it has been idle for this long, or for its model's idle
+time."""
 
 
 def why_it_leaves(entry: CatalogueEntry, replica: ReplicaView, snapshot: FleetSnapshot) -> str:
@@ -38,7 +39,7 @@ def why_it_leaves(entry: CatalogueEntry, replica: ReplicaView, snapshot: FleetSn
 
 
 def drains(replica: ReplicaView, snapshot: FleetSnapshot) -> bool:
-    """Whether its neuron takes no loads, or another one that holds a stage of it drains."""
+    """Whether its neuron accepts no loads, or another one that holds a stage of it drains."""
     own = snapshot.neuron(replica.neuron)
     others = (snapshot.neuron(name) for name in stage_neurons(replica))
     return (
@@ -49,7 +50,7 @@ def drains(replica: ReplicaView, snapshot: FleetSnapshot) -> bool:
 
 
 def staying(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[ReplicaView]:
-    """The model's replicas that are loaded, or will be, and are not to leave."""
+    """The model's loaded or loading replicas that are to stay."""
     return [
         replica
         for replica in snapshot.replicas_of(entry.name)
@@ -60,8 +61,8 @@ def staying(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[ReplicaView]
 def why_not_loaded_on(
     entry: CatalogueEntry, neuron: NeuronView, snapshot: FleetSnapshot, loading: Collection[str]
 ) -> str:
-    """Why the control would undo a load there, in words; empty: it would not. ``loading``: the
-    neurons to which a load of the model is on its way."""
+    """Why the control would undo a load there, in words; empty: it would not. ``loading``: neurons
+    where a load of the model has begun."""
     if not neuron.may_load:
         return f"{neuron.name} {_state(neuron)}"
     if entry.pinned_on and neuron.name not in entry.pinned_on:
@@ -93,8 +94,8 @@ def _state(neuron: NeuronView) -> str:
 def taking_requests(
     entry: CatalogueEntry, ready: Sequence[ReplicaView], snapshot: FleetSnapshot
 ) -> Sequence[ReplicaView]:
-    """Those of ``ready`` that take new requests. A load elsewhere ends, so what drains serves until
-    then; without one it takes none, or the drain would never end."""
+    """Those of ``ready`` that accept new requests. While a load elsewhere runs, draining replicas
+    serve; without one they accept none, or the drain would never end."""
     loaded = staying(entry, snapshot)
     if here := [replica for replica in ready if replica in loaded]:
         return here
@@ -117,16 +118,16 @@ def surplus_leaves(
     may_sleep: Callable[[ReplicaView], bool] = lambda replica: False,
     homes: Collection[str] = (),
 ) -> Unload | Sleep | None:
-    """``ready`` are the model's replicas that are READY on neurons that stay. ``room_bytes``: what
-    one has and could have where it is. ``may_sleep``: whether one can, and its host has room.
-    ``homes`` are neurons to which it has just come back after their drain: what stood in for it
-    leaves at once."""
+    """``ready`` are the model's READY replicas on neurons that stay. ``room_bytes``: a replica's
+    present and possible memory there. ``may_sleep``: whether it can, and its host has memory.
+    ``homes`` are neurons to which it has just come back after their drain: its substitutes leave at
+    once."""
     if len(ready) <= assignment.min_replicas or not ready:
         return None
 
     def keeps(replica: ReplicaView) -> tuple[bool, bool, int, bool, float, str]:
-        """Sort key, least valuable first: an older spec, then a substitute for a neuron's own,
-        then the least room, then the longest idle."""
+        """Sort key, least valuable first: an older spec, then a substitute for a neuron's own, then
+        the least memory, then the longest idle."""
         idle_s = idle_age_s(replica)
         return (
             replica.spec_digest == digest,

@@ -1,4 +1,4 @@
-"""Decides where a request for a model goes. Pure: an entry and a snapshot in, one decision out.
+"""Places a request for a model. Pure: an entry and a snapshot in, one decision out.
 
     READY replica ────────────▶ Route    the conversation's own, else the least busy
     LOADING or RECOVERING ────▶ Wait     a load is under way, or its neuron blinks
@@ -14,16 +14,15 @@
     its host is away ─────────▶ Reject   model_recovering, with when its host is expected back
     else ─────────────────────▶ Reject   with the reason and when to come back, if ever
 
-No ORM, no Redis, no clock: ages come with the snapshot. Performing a decision is others' work.
+No ORM, no Redis, no clock: ages come with the snapshot. Others perform the decision.
 
 Of several ready replicas a request goes to the one of its conversation.
 
     hint ─▶ rendezvous: the replica that this conversation's prefix belongs to, unless it is over
             the bound ─▶ the next hash's ─▶ … ─▶ the least busy
 
-Every gateway comes to the same answer without asking the others, so that a conversation's turns
-meet in one prefix cache. Source of the bound: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing
-with Bounded Loads".
+Every gateway computes the same answer, so that a conversation's turns share one prefix cache.
+Source of the bound: Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads".
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ from fleet.placement.returning import UnavailableHost, awaited_host, returning_h
 from inference.protocol.heartbeat import ReplicaStatus
 
 GONE_ETA_S = 5.0
-"""Estimated seconds for a neuron that fell silent: by then it is back, or the model is loaded
-elsewhere."""
+"""For a neuron that fell silent: by then it is back, or the model is loaded elsewhere."""
 
 
 def place(
@@ -62,7 +60,7 @@ def place(
     tries_again: bool = False,
 ) -> Decision:
     """``catalogue`` has the priorities of other models; without it nothing is evicted.
-    ``tries_again``: an operator asks for a load, so earlier failures are ignored."""
+    ``tries_again``: an operator requested the load, so earlier failures are ignored."""
     if routed := route(entry, snapshot, hint=hint):
         return routed
     replicas = _reachable(snapshot, entry.name)
@@ -114,8 +112,8 @@ def route(
     hint: RoutingHint | None = None,
     sent: Mapping[str, int] | None = None,
 ) -> Route | None:
-    """``None``: no replica serves it now. ``sent`` counts, by neuron, requests for it that were
-    sent there and that no heartbeat shows yet."""
+    """``None``: no replica serves it now. ``sent`` counts, by neuron, requests sent there that no
+    heartbeat shows yet."""
     ready = serving(entry, snapshot)
     if not ready:
         return None
@@ -147,7 +145,7 @@ def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
 
 
 def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
-    """The READY replicas that requests go to (``fleet.placement.leaving``): those of an older spec
+    """The READY replicas for new requests (``fleet.placement.leaving``): those of an older spec
     only while none of the present one serves."""
     ready = _with_status(_reachable(snapshot, entry.name), ReplicaStatus.READY)
     serving = taking_requests(entry, ready, snapshot)
@@ -248,7 +246,7 @@ def _wait_for_time_slice(entry: CatalogueEntry, candidate: PlacementCandidate) -
 
 
 BALANCE = 1.25
-"""A replica may have so many times the mean of what all have outstanding, and ``SLACK`` more."""
+"""A replica's limit is this many times the mean of all outstanding requests, plus ``SLACK``."""
 SLACK = 1
 """Few requests are no load worth a prefix."""
 
@@ -278,7 +276,8 @@ def choose_replica(ready: Sequence[ReplicaView], hint: RoutingHint | None) -> Re
 
 
 def rendezvous(prefix: bytes, neuron: str) -> bytes:
-    """The neuron with the highest is the prefix' own; when one goes, only its prefixes move."""
+    """The neuron with the highest score owns the prefix; when one leaves, only its prefixes
+    move."""
     return hashlib.blake2b(neuron.encode(), key=prefix[:64], digest_size=8).digest()
 
 
@@ -293,7 +292,7 @@ def place_on(
     snapshot: FleetSnapshot,
     catalogue: Catalogue | None = None,
 ) -> Load | Reject:
-    """Ignores earlier failures: the operator wants it there."""
+    """Ignores earlier failures: the operator chose the neuron."""
     here = FleetCapacity(snapshot, catalogue).only(neuron.name)
     held = neuron.replica_of(entry.name)
     entry = with_reported_costs(entry, [held] if held is not None else [])

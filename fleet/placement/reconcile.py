@@ -9,16 +9,16 @@
     its drain is over ─▶ Load there the models from before the drain, as room allows
     models that wait ──▶ time slices
 
-Each action is seen by those after it, as if its load had begun. A tick starts a few loads at most:
-the next one is a second away.
+Each action takes the earlier ones into account. A tick starts a few loads at most: the next one is
+a second away.
 
 A time slice is for models that do not fit together and are both in use:
 
     a model waits ─▶ the time slices of those in use there end ─▶ they are drained, and the room is
                      promised to the one that has waited longest ─▶ its load begins its time slice
 
-It serves all requests that wait by then and lasts ``time_slice_s`` at least, so models do not
-thrash. A model waits for at most one slice of each model that has waited longer.
+It serves all requests waiting by then and lasts ``time_slice_s`` at least, so models do not thrash.
+A model waits for at most one slice of each model that has waited longer.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 MAX_LOADS_A_TICK = 8
 BACKOFF = Backoff(first_s=10.0, max_s=600.0)
-"""After failures of an assigned model in a row."""
+"""After consecutive failures of an assigned model."""
 QUEUE_LONG_S = 10.0
-"""A queue that has been long for this long calls for another replica."""
+"""A queue that has been long for this long gets another replica."""
 LONG_QUEUE = 4
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
 NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
 MOVE_IDLE_S = 2.0
-"""A replica that is not required leaves a draining neuron when it is idle for so long, and is no
-reason for evictions."""
+"""A replica that is not required leaves a draining neuron when it is idle for this long, and evicts
+nothing."""
 MAX_PROMISE_S = 180.0
-"""How long room stays promised. Drains end within two minutes."""
+"""How long memory stays promised. Drains end within two minutes."""
 
 
 def reconcile(
@@ -102,7 +102,7 @@ class _Tick:
         self._actions: list[Action] = []
         self._num_loads = 0
         self._pending: defaultdict[str, set[str]] = defaultdict(set)
-        """The neurons to which a load of each model is on its way, unseen in the snapshot."""
+        """The neurons where a load of each model has begun that the snapshot does not show."""
         for model, neuron in jobs.loading:
             view = snapshot.neuron(neuron)
             if view is not None and view.replica_of(model) is None:
@@ -130,7 +130,7 @@ class _Tick:
         )
 
     def _restore_drained(self) -> dict[str, frozenset[str]]:
-        """Load the models from before a drain, or from before an eviction. Returns, by neuron, the
+        """Loads the models from before a drain, or from before an eviction. Returns, by neuron, the
         models that are settled."""
         restored = {}
         for name, models in self._jobs.to_restore.items():
@@ -142,15 +142,15 @@ class _Tick:
         return restored
 
     def _is_restored(self, neuron_name: str, model: str) -> bool:
-        """Whether it is there again, with nothing that stood in for it left, or cannot be. Begins
-        its load where that is to be."""
+        """Whether it is back, with all its substitutes gone, or cannot be. Begins its load if it is
+        due."""
         entry = self._catalogue.get(model)
         if entry is None:
             return True
         replicas = self._snapshot.replicas_of(model)
         held = next((one for one in replicas if one.neuron == neuron_name), None)
         if held is not None and (model, neuron_name) in self._jobs.evicting:
-            return False  # it has not left yet
+            return False  # not unloaded yet
         if held is not None:
             there = {one.neuron for one in replicas if one.status in SERVES_SOON}
             is_alone = len(there | self._pending[model]) <= assignment_of(entry).max_replicas
@@ -184,7 +184,7 @@ class _Tick:
             self._load_one_more(entry, assignment)
 
     def _load_one_more(self, entry: CatalogueEntry, assignment: Assignment) -> None:
-        """Orders one load that needs no eviction; one at a time."""
+        """Orders one load without an eviction; one at a time."""
         held = [r for r in self._snapshot.replicas_of(entry.name) if r.status in HELD]
         is_under_way = any(r.status is not ReplicaStatus.READY for r in held)
         if len(held) < assignment.max_replicas and not is_under_way:
@@ -203,22 +203,22 @@ class _Tick:
                     self._move(entry, replica, why)
 
     def _move(self, entry: CatalogueEntry, replica: ReplicaView, why: str) -> None:
-        """Moves it without a gap where there is room; it leaves once its requests are done. What
-        drains leaves without room elsewhere, too, unless it is to be kept loaded."""
+        """Moves it without a gap where there is room; it is unloaded once its requests are done. A
+        draining replica leaves without room elsewhere, too, unless it is to be kept loaded."""
         elsewhere = staying(entry, self._snapshot)
         is_idle = (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S
         if any(other.status is ReplicaStatus.READY for other in elsewhere):
             if is_idle:
                 self._unload(_leaving(replica, f"{why}, and another one has it"))
         elif elsewhere or self._pending[entry.name] or entry.effective_min_replicas:
-            return  # what is to be kept is missing, and has been looked at
+            return  # a missing kept model was handled already
         elif is_idle and why == DRAINS:
             self._unload(_leaving(replica, why))
         else:
             self._load(entry, may_evict=not is_idle)
 
     def _end(self, replica: ReplicaView) -> None:
-        """Ends it with its requests, also where it is being unloaded: that waits for them."""
+        """Unloads it with its requests, also where an unload already waits for them."""
         if replica.status is not ReplicaStatus.FAILED:
             why = f"{DRAINS}, and the time for that is over"
             ends = Unload(neuron=replica.neuron, model=replica.model, reason=why, at_once=True)
@@ -226,7 +226,7 @@ class _Tick:
             self._snapshot = with_unload(self._snapshot, replica.neuron, replica.model)
 
     def _give_time_slices(self, wanted: Mapping[str, Waiting]) -> None:
-        """Who has waited longest comes first."""
+        """The model that has waited longest comes first."""
         for model in sorted(wanted, key=lambda name: (-wanted[name].oldest_s, name)):
             given = time_slice_given(model, self._snapshot, self._catalogue)
             if given is not None:
@@ -238,7 +238,7 @@ class _Tick:
                     self._unload(unload)
 
     def _num_missing(self, entry: CatalogueEntry) -> int:
-        """What a neuron holds that has just fallen silent is expected back."""
+        """Counts the replicas of briefly absent neurons as present."""
         held = {replica.neuron for replica in staying(entry, self._snapshot)}
         held |= self._pending[entry.name] | set(self._snapshot.absent_holders(entry.name))
         return entry.effective_min_replicas - len(held)
@@ -308,7 +308,7 @@ def _leaving(replica: ReplicaView, reason: str) -> Unload:
 def time_slices_kept(
     time_slices: Sequence[TimeSlice], snapshot: FleetSnapshot, waiting: Mapping[str, Waiting]
 ) -> tuple[TimeSlice, ...]:
-    """The time slices whose model still waits and has not got its room yet."""
+    """The time slices whose model still waits and is not placed yet."""
     return tuple(
         time_slice
         for time_slice in time_slices
@@ -322,7 +322,7 @@ def time_slices_kept(
 def time_slice_given(
     model: str, snapshot: FleetSnapshot, catalogue: Catalogue
 ) -> tuple[TimeSlice, tuple[Unload, ...]] | None:
-    """The time slice that a waiting model gets now, and the unloads for it; ``None``: not yet."""
+    """The time slice for a waiting model, with the unloads for it; ``None``: not yet."""
     entry = catalogue.get(model)
     if entry is None or any(time_slice.model == model for time_slice in snapshot.time_slices):
         return None

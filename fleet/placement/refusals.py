@@ -1,4 +1,4 @@
-"""Refusals of placement: why a model cannot be loaded now, as text and numbers for the client."""
+"""Placement's refusals: why a model cannot be loaded now, as text and numbers for the client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
 
 
 def _model_id(entry: CatalogueEntry) -> str:
-    """The source as clients see it: a host's local paths are left out."""
+    """The source for clients, without a host's local paths."""
     return f"path:{entry.name}" if entry.source.startswith(LOCAL_SOURCE) else entry.source
 
 
@@ -67,9 +67,9 @@ def refuse(
     only: Collection[str] = (),
     division: Division | None = None,
 ) -> Reject:
-    """``returning`` are hosts that could hold it once they are back: while there are any, it is
-    refused for now and not for good. ``only``: the neurons that count, where not all do.
-    ``division``: the entry's on ``capacity``, where it was made already."""
+    """``returning`` are hosts that could hold it once they are back: while there are any, the
+    refusal is temporary. ``only``: the neurons that count, where not all do. ``division``: the
+    entry's on ``capacity``, if made already."""
     if failed.recent:
         return _load_failed(entry, failed.recent)
     short = _short(entry, capacity, failed, division)
@@ -91,7 +91,7 @@ def refuse(
 
 
 def _barred(entry: CatalogueEntry, capacity: FleetCapacity) -> Reject | None:
-    """A broken driver is the host's state: the model comes back with its cards."""
+    """A broken driver is the host's state: the model is available again with its cards."""
     for neuron, why in capacity.barred(entry).items():
         if neuron in (entry.pinned_on or (neuron,)):
             return Reject(
@@ -224,7 +224,7 @@ def _is_limited(capacity: FleetCapacity, neuron: str, device: str) -> bool:
 def _lacking(
     needs: Needs, kind: DeviceKind, neuron: str, devices: Sequence[DeviceCapacity]
 ) -> tuple[bool, int, str, str, int, int, int] | None:
-    """The bytes missing on the decisive device. ``None``: nothing with a number."""
+    """The missing bytes on the decisive device. ``None``: nothing with a number."""
     needed = needs.device_bytes(neuron, kind)
     if needed is None or len(devices) < needs.num_devices:
         return None
@@ -243,7 +243,7 @@ def _lacking(
 
 
 def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
-    """No host takes loads of it. One that was refused or revoked is not waited for."""
+    """No host accepts loads of it. Refused or revoked hosts are not waited for."""
     states = snapshot.desired_states.by_neuron
     hosts = entry.pinned_on or tuple(sorted(states))
     refused = [
@@ -268,9 +268,9 @@ def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
 def unmet_devices(
     entry: CatalogueEntry, snapshot: FleetSnapshot, model_id: str, only: Collection[str] = ()
 ) -> Reject | None:
-    """Refuses a model for good that asks for devices which no host of the fleet has. ``only``: the
-    neurons that count, where not all do. ``None``: a host has such devices, or it is unknown which
-    devices a host has."""
+    """Refuses a model permanently whose required devices no host of the fleet has. ``only``: the
+    neurons that count, where not all do. ``None``: a host has such devices, or hosts' devices are
+    unknown."""
     known: dict[str, Devices] = {
         neuron.name: neuron.devices for neuron in snapshot.neurons if neuron.is_admitted
     }

@@ -1,8 +1,8 @@
-"""Hosts that belong to the fleet and could hold a model, also those that take no loads now.
+"""Hosts of the fleet that could hold a model but accept no loads now.
 
-A host that drains, restarts or is silent is still the fleet's, with the devices last known of it: a
-model that only such a host can hold is refused with the time at which to ask again, and never for
-good. Pure.
+A host that drains, restarts or is silent still belongs to the fleet, with its last reported
+devices: a model that only such a host can hold is refused with a time to retry, never permanently.
+Pure.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Devices = Sequence[DeviceInfo | KnownDevice]
 KIND_NAMES: dict[DeviceKind, str] = {"cuda": "card", "cpu": "processor"}
 MIN_RETURN_S = 5.0
 MAX_RETURN_S = 300.0
-"""A host is expected to be away for as long again as it has been, within these bounds."""
+"""A host is expected back after as long again as it has been offline, within these bounds."""
 DRAIN_WAIT_S = 600.0
-"""Requests wait for a host that drains, restarts meanwhile and is resumed. One that has been
-draining for longer is not expected back soon."""
+"""Requests wait for a host that drains, restarts meanwhile and is resumed. A longer drain is not
+expected to end soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnavailableHost:
     """``state`` is for the client's message; ``since_s``: seconds in that state, ``None`` if
-    unknown. ``is_awaited``: an operator drains it, and has not for long: requests wait for it."""
+    unknown. ``is_awaited``: an operator has drained it recently: requests wait for it."""
 
     name: str
     devices: Devices
@@ -54,7 +54,7 @@ class UnavailableHost:
 
 
 def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
-    """The hosts that are admitted and take no loads now, with the devices last known of them."""
+    """The admitted hosts that accept no loads now, with their last reported devices."""
     for neuron in snapshot.neurons:
         if neuron.is_admitted and not neuron.may_load:
             desired = snapshot.desired_states.of(neuron.name)
@@ -85,8 +85,8 @@ def _is_awaited(desired: DesiredState) -> bool:
 def returning_hosts(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, excluded: Collection[str] = ()
 ) -> list[UnavailableHost]:
-    """Returns the hosts that may hold the model and have devices as many and as large as it asks
-    for, the first to return first. ``excluded`` are hosts that have refused it for good."""
+    """Hosts that may hold the model and have the required devices, the first to return first.
+    ``excluded`` are hosts that have refused it permanently."""
     needs = Needs(entry)
     found = [
         host
@@ -101,7 +101,7 @@ def returning_hosts(
 def awaited_host(
     returning: Sequence[UnavailableHost], replicas: Sequence[ReplicaView], snapshot: FleetSnapshot
 ) -> UnavailableHost | None:
-    """The host that requests wait for: one that drains with ``replicas`` of the model or a part of
+    """The host that requests wait for: a draining one with ``replicas`` of the model or a part of
     one, else one of ``returning``."""
     holders = {name for one in replicas for name in (one.neuron, *stage_neurons(one))}
     holding = (host for host in unavailable_hosts(snapshot) if host.name in holders)
@@ -109,8 +109,8 @@ def awaited_host(
 
 
 def is_large_enough(needs: Needs, neuron: str, devices: Devices) -> bool:
-    """Whether the devices of one neuron are as many and as large as a model needs, whole or
-    divided over them, ignoring what they hold. If the need is unknown, their number decides."""
+    """Whether one neuron has enough large devices for the model, whole or divided over them,
+    ignoring their load. If the need is unknown, their number decides."""
     for kind in needs.kinds:
         least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
         sizes = [device.total_memory_bytes for device in devices if device.kind == kind]
@@ -137,7 +137,7 @@ def _wanted(needs: Needs) -> str:
 
 
 def _closest(needs: Needs, hosts: Mapping[str, Devices]) -> str:
-    """What the host that comes closest has of as many devices as are needed."""
+    """Bytes of the closest host's devices, as many as needed."""
     found = [
         (sorted(((one.total_memory_bytes, one.name) for one in of_kind), reverse=True), name)
         for name, devices in hosts.items()

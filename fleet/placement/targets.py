@@ -1,4 +1,4 @@
-"""Which target of a model a request goes to, and whether it may be retried after a failure. Pure.
+"""Chooses a request's target, and decides whether it may be retried after a failure. Pure.
 
     own, box/m when queue_longer_than 4, cloud/m when waiting_longer_than 5
 
@@ -6,10 +6,10 @@
     own's queue is over 4 ─▶ box/m     a spill-over that holds goes before those ahead of it
     it waited for 5 s ─▶ cloud/m       the last spill-over that holds is taken
 
-Targets that are ``left_out`` (tried, or not allowed) do not count, also not as the ones before a
-condition: without any before it, a condition with a number holds. Neighbours with one condition and
-a weight are equals: of those that are ready, else of all, the one with the fewest requests for its
-weight is taken.
+Targets that are ``left_out`` (tried, or not allowed) are ignored, also by conditions: without a
+target before it, a condition with a number holds. Neighbours with one condition and a weight are
+equals: of those that are ready, else of all, the one with the fewest requests for its weight is
+chosen.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNACCEPTED = frozenset(
     }
 )
 """Codes that neurons send before they submit a request to an engine, and that the gateway sets for
-neurons that went away."""
+neurons that went offline."""
 
 
 def may_place_again(code: str, *, is_accepted: bool, num_attempts: int) -> bool:
@@ -59,10 +59,10 @@ class TargetState:
 class Chosen:
     index: int
     wait_s: float | None
-    """How long it may have waited for a place there, from the request's start; ``None``: as long
-    as any request may."""
+    """How long it may have waited for a place there, from the request's start; ``None``: no limit
+    of its own."""
     gives_way: bool = False
-    """Another target is due then, and this one may be taken again after it."""
+    """Another target is due then, and this one may be chosen again after it."""
 
 
 def choose_target(
@@ -73,7 +73,7 @@ def choose_target(
     left_out: Collection[int] = (),
     is_patient: bool = False,
 ) -> Chosen | None:
-    """``None``: none of them holds. ``is_patient``: the request waits rather than spill over."""
+    """``None``: no condition holds. ``is_patient``: the request waits rather than spill over."""
     before: list[int] = []
     chosen: list[int] = []
     for group in _groups(targets):
@@ -125,8 +125,8 @@ def _holds(target: Target, state: TargetState, queues: Sequence[int], waited_s: 
 def _wait_s(
     targets: Sequence[Target], index: int, waited_s: float, left_out: Collection[int]
 ) -> float | None:
-    """Returns the waiting time in seconds at which the first target behind ``index`` opens;
-    ``None`` where longer waiting opens none."""
+    """The waiting time in seconds at which the first target behind ``index`` opens; ``None`` where
+    longer waiting opens none."""
     limits = [
         target.limit
         for i, target in enumerate(targets)
@@ -174,13 +174,13 @@ OF_UPSTREAMS = frozenset(
         "unsupported_parameter",
     }
 )
-"""The codes of an upstream that may answer later, does not answer as it should, or has no such
+"""Codes of an upstream that may answer later, does not answer as it should, or has no such
 field."""
 
 
 def may_fail_over(code: str, status: int, *, is_own: bool, is_sent: bool) -> bool:
-    """Whether a request that failed so, before its first token, may be sent to its next target.
-    ``is_sent``: to an engine or an upstream, which may have begun it."""
+    """Whether a request that failed with ``code``, before its first token, may be sent to its next
+    target. ``is_sent``: to an engine or an upstream, which may have begun it."""
     if not is_own:
         return code in OF_UPSTREAMS
     if code in NEVER_RAN:

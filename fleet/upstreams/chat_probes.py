@@ -1,7 +1,6 @@
-"""Probes of chats and of counting tokens: one small request each, whose answer may be anything
-well-formed.
+"""Probes of chats and of counting tokens: one small request each; any well-formed answer will do.
 
-Dialects differ in how they write a request and in where its answer stands: ``CHATS`` has that.
+``CHATS`` has the dialects' forms of requests and answers.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Asking:
         max_bytes: int = MAX_BYTES,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """Raises ``UpstreamUnavailableError``, also where the status is no success."""
+        """Raises ``UpstreamUnavailableError``, also for a status that is no success."""
         return self._asked(url, timeout_s, max_bytes, json=body)
 
     def upload(self, url: str, fields: dict[str, str], file: tuple[str, bytes, str]) -> Answer:
@@ -110,14 +109,14 @@ def _anthropic_blocks(body: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """How a dialect writes a chat. Each of ``stream``, ``tools`` and ``schema`` are fields of a
-    request; ``message`` finds the answer's message, with ``content`` and ``tool_calls``."""
+    """A dialect's chat. ``stream``, ``tools`` and ``schema`` are fields of a request; ``message``
+    finds the answer's message, with ``content`` and ``tool_calls``."""
 
     path: str
     always: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": MAX_TOKENS})
     stream: Mapping[str, Any]
     stream_marks: tuple[bytes, bytes]
-    """What a stream holds, and what it holds with usage."""
+    """Bytes that occur in a stream, and in one with usage."""
     stream_type: str = ""
     tools: Mapping[str, Any]
     must_call: bool = True
@@ -222,7 +221,7 @@ def _images(asking: Asking) -> str:
 
 
 def _counting(asking: Asking) -> str:
-    """vLLM, SGLang and helexa count a chat, as clients ask for it; llama-server counts text."""
+    """vLLM, SGLang and helexa count a chat, llama-server text."""
     chat = {"model": asking.model, "messages": [{"role": "user", "content": HELLO}]}
     match asking.dialect:
         case "ollama":

@@ -1,11 +1,11 @@
-"""Which models an upstream has, with the limits and prices that it names.
+"""Lists an upstream's models, with the limits and prices that it names.
 
     openai     GET {url}/models       vLLM, llama-server, helexa and OpenRouter name limits too
     anthropic  GET {url}/v1/models
     ollama     GET {url}/api/tags
 
-``models_of`` is pure. What an endpoint names in another form than is known is left out, and no
-address that stands in its answer is fetched.
+``models_of`` is pure. Values of unknown form are left out, and no address from an answer is
+fetched.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KnownModel:
     context_tokens: int | None = None
     max_output_tokens: int | None = None
     input_price_micro_usd: int | None = None
-    """The price of a million tokens, as the next two are."""
+    """Per million tokens, like the next two."""
     cached_input_price_micro_usd: int | None = None
     output_price_micro_usd: int | None = None
 
@@ -119,8 +119,8 @@ def _count(tables: Iterable[dict[str, Any]], names: Iterable[str]) -> int | None
 
 
 def _prices(row: dict[str, Any]) -> dict[str, int | None]:
-    """The prices that a row names. OpenRouter writes them as text, in USD for one token; helexa as
-    numbers, in USD for a million."""
+    """A row's prices. OpenRouter writes them as text, in USD for one token; helexa as numbers, in
+    USD for a million."""
     for table, tokens, names in (
         ("pricing", 1, ("prompt", "input_cache_read", "completion")),
         ("cost", MILLION, ("input", "cache_read", "output")),

@@ -19,13 +19,13 @@ class UpstreamEntry:
 
     name: str
     url: str
-    """Without a slash at its end."""
+    """Without a final slash."""
     dialect: Dialect = "openai"
     sealed_secret: str = field(default="", repr=False)
-    """Empty: it is sent none."""
+    """Empty: no key is sent."""
     leaves_network: bool = False
     concurrency: int = DEFAULT_CONCURRENCY
-    """How many requests each gateway sends it at once; the others wait."""
+    """The most requests of each gateway at once; the others wait."""
     connect_timeout_s: int = DEFAULT_CONNECT_TIMEOUT_S
     first_token_timeout_s: int = DEFAULT_FIRST_TOKEN_TIMEOUT_S
     token_timeout_s: int = DEFAULT_TOKEN_TIMEOUT_S

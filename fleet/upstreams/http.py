@@ -1,8 +1,8 @@
-"""How an upstream is reached: its client's options, and one bounded exchange for discovery and
-probes. The gateway's streams have the same options.
+"""Access to an upstream: its client's options, which the gateway's streams share, and one bounded
+exchange for discovery and probes.
 
-A client follows no redirect and reads no proxy from the environment. Bodies are read as they come:
-an endpoint that compresses them is not understood, so none can grow in memory.
+A client follows no redirect and reads no proxy from the environment. Compressed bodies are not
+decoded, so none can grow in memory.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def exchange(
     max_bytes: int,
     **sent: Any,
 ) -> Answer:
-    """One request with ``sent``, the body as httpx2 names it. Its answer has at most ``max_bytes``
-    and comes whole within ``timeout_s``. Raises ``UpstreamUnavailableError``, whose message holds
-    nothing that the endpoint sent."""
+    """Sends one request with ``sent``, the body as httpx2 names it. Its answer has at most
+    ``max_bytes`` and must be complete within ``timeout_s``. Raises ``UpstreamUnavailableError``,
+    whose message has nothing that the endpoint sent."""
     import httpx2
 
     until_s = time.monotonic() + timeout_s

@@ -1,13 +1,12 @@
-"""What works of an upstream's API: small requests of its own, each bounded in bytes and time.
+"""Tests an upstream's API by small requests, each bounded in bytes and time.
 
     models ─▶ stream ─▶ tools ─▶ schema ─▶ images ─▶ counting ─▶ paid ones, where asked for
 
-A probe that an endpoint refuses does not work there; one that was not sent is ``None``. Details are
-our words and the endpoint's status, and none of its text.
+A refused probe does not work there; one that was not sent is ``None``. Details are our words and
+the endpoint's status, without its text.
 
-Paid ones are of what passes through to endpoints of OpenAI's dialect (moderation, speech,
-transcripts and images), the cheapest first. Each needs a model of its own, which is found among the
-listed ones by its name.
+Paid ones are for endpoints of OpenAI's dialect (moderation, speech, transcripts and images), the
+cheapest first. Each needs its own model, which is chosen from the list by name.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ NAMES = {
 NO_CHAT = re.compile(r"embed|rerank|bge|babbage|davinci|realtime|sora|codex", re.IGNORECASE)
 """Names of models that do not chat, beside those of ``NAMES``."""
 TIME_LIMIT_S = 50.0
-"""All probes take as long at most: shorter than commands wait for a server's answer."""
+"""For all probes: less than commands wait for a server's answer."""
 MODELS = "models"
 
 
@@ -58,7 +57,7 @@ def chat_model(listed: Sequence[str]) -> str:
 
 
 def model_for(what: str, listed: Iterable[str]) -> str:
-    """The first listed model that is named like one of that probe; empty: none is. Pure."""
+    """The first listed model with a name for that probe; empty: none. Pure."""
     return next((name for name in listed if NAMES[what].search(name)), "")
 
 
@@ -142,8 +141,7 @@ def probe(
     entry: UpstreamEntry, secret: str, *, model: str = "", tries_paid: bool = False
 ) -> Probed:
     """``model``: empty tests the first listed one that chats, by its name. ``tries_paid``: also
-    what may cost money, with ``model``, else with those that are named like one. Raises
-    nothing."""
+    paid probes, with ``model``, else with models of fitting names. Raises nothing."""
     until_s = time.monotonic() + TIME_LIMIT_S
     try:
         with opened(entry, secret) as client:
@@ -177,8 +175,7 @@ def _paid(
     listed: Sequence[str] | None,
     until_s: float,
 ) -> list[Probe]:
-    """``model``: the one to ask; empty: one of ``listed`` for each. ``listed``: ``None`` where none
-    is to be asked."""
+    """``model``: to test; empty: one of ``listed`` for each. ``listed``: ``None``: test none."""
     found: list[Probe] = []
     for what, step in PAID_STEPS.items():
         asked = "" if listed is None else model or model_for(what, listed)

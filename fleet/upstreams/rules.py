@@ -1,4 +1,4 @@
-"""What the values of an upstream must be. Pure.
+"""Checks an upstream's values. Pure.
 
 Every check raises ``UpstreamValueError`` with the field that cannot hold its value.
 """
@@ -21,11 +21,11 @@ MAX_SECRET_LENGTH = 4096
 MAX_CONCURRENCY = 10_000
 MAX_TIMEOUT_S = 3600
 WITHOUT_A_WORD = ("repetition_window",)
-"""Sampling defaults that no dialect has a word for."""
+"""Sampling defaults that no dialect has."""
 UNTRANSLATED_DEFAULTS: Mapping[Dialect, tuple[str, ...]] = {
     "anthropic": ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 }
-"""The sampling defaults that a dialect has no word for, beside ``WITHOUT_A_WORD``."""
+"""The sampling defaults that a dialect lacks, beside ``WITHOUT_A_WORD``."""
 MAX_TEMPERATURES: Mapping[Dialect, float] = {"anthropic": 1.0}
 
 
@@ -61,7 +61,7 @@ def check_secret(secret: str) -> None:
 
 
 def untranslated_defaults(dialect: Dialect, defaults: Mapping[str, Any]) -> list[str]:
-    """Which of a model's sampling defaults, by name, no request to such an upstream can have."""
+    """The names of a model's sampling defaults that no request to such an upstream can have."""
     found = []
     for name in (*WITHOUT_A_WORD, *UNTRANSLATED_DEFAULTS.get(dialect, ())):
         value = defaults.get(name)
@@ -74,7 +74,7 @@ def untranslated_defaults(dialect: Dialect, defaults: Mapping[str, Any]) -> list
 
 
 def origin(url: str) -> tuple[str, str | None, int | None]:
-    """Whom a secret is sent to: scheme, host and port."""
+    """The receiver of a secret: scheme, host and port."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
 

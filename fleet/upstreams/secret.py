@@ -1,8 +1,8 @@
 """Seals a secret under the server's signing key, for the database: an upstream's, or those of a
 load's links.
 
-Without that key the database gives no secret away. A server whose signing key is another one since
-cannot open earlier ones: an upstream's has to be set again.
+The database alone reveals no secret. A server with a new signing key cannot open earlier ones: an
+upstream's has to be set again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``manage.py chat [MODEL]``: talk to a model in the terminal; a pipe is one question."""
+"""``manage.py chat [MODEL]``: talk to a model in the terminal; piped input is one question."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Command(QuickCommand):
         if options["system"]:
             messages.append({"role": "system", "content": options["system"]})
         if not sys.stdin.isatty():
-            question = sys.stdin.read().removesuffix("\n")  # of echo, as shells take it off
+            question = sys.stdin.read().removesuffix("\n")
             if not question.strip():
                 raise CommandError(
                     "Nothing was asked: pipe a question in, or run this in a terminal"
@@ -77,7 +77,7 @@ class Command(QuickCommand):
         self.stderr.write(_speed(answer))
 
     def _write(self, text: str) -> None:
-        """Escape control characters for a terminal, since a model or its host may send any. Piped
+        """Escapes control characters for a terminal, since a model or its host may send any. Piped
         output is unchanged."""
         if self.stdout.isatty():
             text = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

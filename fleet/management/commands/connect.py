@@ -89,7 +89,7 @@ def _target(client: str, options: dict[str, Any]) -> Target:
 
 
 def _write(client: str, found: ClientSettings) -> str:
-    """The outcome in words. Raises ``CommandError``; the file is then as it was."""
+    """The outcome in words. Raises ``CommandError``, and leaves the file unchanged then."""
     if found.file is None:
         raise CommandError(
             f"{client} has no settings file to write: paste what {program()} connect {client} "

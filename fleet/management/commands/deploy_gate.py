@@ -30,19 +30,20 @@ WORD = "pineapple"
 NUMBERED = "{question} (question {number})"
 MAX_TOKENS = 512
 NO_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-"""A model's own penalties keep it from the words of the question, and the answer is one of them."""
+"""A model's own penalties lower the probability of words in the question, and the answer is one of
+them."""
 MAX_REASON = 200
 REQUEST_TIMEOUT_S = 600.0
 BUSY_STATUSES = (429, 503)
 BUSY_RETRY_S = 5.0
 BUSY_LIMIT_S = 360.0
-"""How long a model that refuses for being busy is asked again."""
+"""How long a busy model is retried."""
 POLL_INTERVAL_S = 2.0
 ABSENT_LIMIT_S = 30.0
-"""How long a server that has never answered is waited for. One that has is waited for as loads
+"""How long to wait for a server that has never answered. One that has is waited for as loads
 are."""
 NO_SERVER = (0, 502, 503, 504)
-"""Statuses of a server, or of a proxy before it, that is offline now."""
+"""Statuses of an offline server, or of a proxy before it."""
 NOTHING_KNOWN: Mapping[str, Any] = {"is_live": False, "neurons": [], "jobs": []}
 MAX_TRIES = 12
 """Questions to a model of several neurons until one of them reached the neuron in question."""
@@ -59,7 +60,7 @@ class Loaded:
 
 
 class Fleet(Protocol):
-    """How the gate sees the fleet. Every method raises ``RefusedError``."""
+    """The gate's view of the fleet. Every method raises ``RefusedError``."""
 
     def overview(self) -> Mapping[str, Any]: ...
 
@@ -104,18 +105,18 @@ class GatewayFleet:
 class Gate:
     fleet: Fleet
     neuron: str | None
-    """``None``: each model is asked once, wherever it is answered."""
+    """``None``: each model is tested once, on any neuron."""
     ready_limit_s: float
     report: Callable[[str], object]
     model: str | None = None
-    """``None``: all that are loaded."""
+    """``None``: all loaded models."""
     question: str = QUESTION
     word: str = WORD
     clock: Callable[[], float] = field(default=time.monotonic)
     sleep: Callable[[float], object] = field(default=time.sleep)
 
     def problems(self, expected: Sequence[Loaded]) -> list[str]:
-        """Empty: green."""
+        """Empty: all are well."""
         if closed := self._wait(expected):
             return closed
         ready = ready_now(self.fleet.overview(), self.neuron)
@@ -134,7 +135,7 @@ class Gate:
         return problems
 
     def _wait(self, expected: Sequence[Loaded]) -> list[str]:
-        """Why the gate stays closed; empty once all that is expected is ready."""
+        """Why the gate stays closed; empty once all expected models are ready."""
         deadline_s = self.clock() + self.ready_limit_s
         absent_at_s = self.clock() + min(ABSENT_LIMIT_S, self.ready_limit_s)
         reported: list[str] = []
@@ -157,7 +158,7 @@ class Gate:
             self.sleep(POLL_INTERVAL_S)
 
     def _poll(self) -> tuple[Mapping[str, Any], str | None]:
-        """The fleet, and why the server does not answer: it may be restarted itself."""
+        """The fleet, and why the server does not answer: it may be restarting itself."""
         try:
             return self.fleet.overview(), None
         except RefusedError as error:
@@ -166,10 +167,10 @@ class Gate:
             return NOTHING_KNOWN, str(error)
 
     def _problem(self, one: Loaded, *, is_embedding: bool) -> str | None:
-        """Why the model is not green; ``None``: it is, on that neuron where one is named."""
+        """The model's problem; ``None``: it answers, on that neuron where one is named."""
         before = None if self.neuron is None else self.fleet.last_used(one)
         for number in itertools.count(1):
-            # Other words each time: the first ones' prefix may be at home with another neuron.
+            # Varies the words: another neuron may have the prefix cached.
             numbered = NUMBERED.format(question=self.question, number=number)
             question = self.question if number == 1 else numbered
             problem = self._unless_busy(one.model, question, is_embedding)
@@ -188,7 +189,7 @@ class Gate:
         return False
 
     def _unless_busy(self, model: str, question: str, is_embedding: bool) -> str | None:
-        """The problem of one answer; a busy model is asked again."""
+        """The problem of one answer; a busy model is retried."""
         deadline_s = self.clock() + BUSY_LIMIT_S
         while True:
             try:
@@ -233,8 +234,8 @@ class Gate:
 
 
 def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Loaded]:
-    """The replicas that are ready, on that neuron or on all, without those that stand in until
-    their model is back on another neuron."""
+    """The ready replicas, on that neuron or on all, without stand-ins for a model that is moving
+    back."""
     home = {
         model: line["name"]
         for line in overview["neurons"]
@@ -254,14 +255,14 @@ def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Lo
 def missing(
     overview: Mapping[str, Any], expected: Sequence[Loaded], neuron: str | None = None
 ) -> list[str]:
-    """Why the gate is still closed, in words; empty: it may ask."""
+    """Why the gate is still closed, in words; empty: it may test."""
     ready = set(ready_now(overview))
     reasons = [f"{one} is not ready" for one in expected if one not in ready]
     return [*reasons, *_offline(overview, neuron), *_loading(overview, neuron)]
 
 
 def failures(overview: Mapping[str, Any], neuron: str | None = None) -> list[str]:
-    """Failed loads, which waiting does not mend."""
+    """Failed loads, for which waiting is no use."""
     return [
         f"{replica['model']} failed on {line['name']}: {replica['failure']}"
         for line in overview["neurons"]
@@ -284,8 +285,7 @@ def _offline(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
 
 
 def _loading(overview: Mapping[str, Any], neuron: str | None) -> Iterator[str]:
-    """Models that are being loaded. Pinned ones that a neuron loads by itself are in no earlier
-    list."""
+    """Models that are loading. Pinned ones that a neuron loads by itself are in no earlier list."""
     for job in overview["jobs"]:
         if job["status"] in ACTIVE and neuron in (None, job["neuron"]):
             yield f"{job['kind']} of {job['model']} on {job['neuron']} is {job['status']}"

@@ -34,7 +34,7 @@ class Command(QuickCommand):
         except SchemaError as error:
             raise CommandError(str(error)) from error
         except DatabaseError:
-            pass  # it is offline: requests get an error, and it may come back
+            pass  # the database is offline: requests get an error until it is back
         finally:
             connection.close()
         if options["host"] != (CONFIG.listen_host or DEFAULT_HOST):
@@ -43,7 +43,7 @@ class Command(QuickCommand):
             )
         with uncollected():
             from inference.gateway.server.run import (
-                run,  # refusals do not wait for its imports
+                run,
             )
 
         run(options["host"], options["port"])

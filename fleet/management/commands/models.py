@@ -272,8 +272,8 @@ def _stages(plan: dict[str, Any]) -> str:
 
 
 def setting_of(words: str) -> tuple[str, Any]:
-    """Reads ``SETTING=VALUE``: the setting's name, and its value by its kind. An empty value leaves
-    the setting open, or is its default where it cannot be open. Raises ``CommandError``."""
+    """Reads ``SETTING=VALUE``: the setting's name, and its value by its kind. An empty value unsets
+    it, or restores its default. Raises ``CommandError``."""
     name, equals, text = words.partition("=")
     if not equals or name not in SETTINGS:
         raise CommandError(f"{words!r} is not SETTING=VALUE with one of {', '.join(SETTINGS)}")

@@ -32,7 +32,7 @@ EFFECTS = {
     "admit": "is admitted: it takes loads and requests",
     "refuse": "is refused: it gets no more loads and requests",
 }
-"""What each of the commands brings about."""
+"""The effect of each command."""
 
 
 class SetDesiredState(DoToRow):
@@ -64,7 +64,7 @@ class Drain(SetDesiredState):
 
 
 def what_runs(neuron: Mapping[str, Any]) -> str:
-    """The end of the sentence: what still runs there, or that the neuron is away."""
+    """The end of the sentence: the models still running there, or that the neuron is offline."""
     if neuron["status"] == "away":
         return ", once it is back: it is away now"
     at_work = ", ".join(map(_at_work, neuron["at_work"]))
@@ -79,7 +79,7 @@ def _at_work(replica: Mapping[str, Any]) -> str:
 
 
 class Invite(AddRow):
-    """The line alone goes to standard output."""
+    """Only the line goes to standard output."""
 
     def show(self, run: Run, row: Row) -> None:
         if not run.options["json"]:

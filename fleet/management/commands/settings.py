@@ -8,7 +8,7 @@ from fleet.nouns import SETTINGS
 
 
 class ListSettings(ListRows):
-    """Reads this command's own environment where no server is named."""
+    """Reads this process' own environment where no server is named."""
 
     def run(self, run: Run) -> None:
         super().run(run)

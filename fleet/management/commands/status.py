@@ -1,4 +1,4 @@
-"""``manage.py status``: the fleet at one look; exit code 1 while something is wrong."""
+"""``manage.py status``: an overview of the fleet; exit code 1 while something is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helexa_site.quick_command import QuickCommand
 from metering.management.output import errors_on_one_line, json_text, table_text
 
 NOTICE = "notice"
-"""The level of findings with which nothing is wrong."""
+"""The level of findings that are no problem."""
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -110,7 +110,7 @@ def _finding_text(finding: dict[str, Any]) -> str:
 
 
 def _jobs_text(jobs: list[dict[str, Any]]) -> str:
-    """A row a job; below the table the notes of jobs, as that one is a move."""
+    """A row a job, with the jobs' notes below the table."""
     rows = [
         [job["kind"], job["model"], job["neuron"], job["status"], job["stage"], _percent(job)]
         for job in jobs

@@ -1,4 +1,4 @@
-"""What each client needs to use a server: its variables, its settings file, its start. Pure.
+"""Each client's settings for a server: variables, settings file, command. Pure.
 
 docs/clients.md shows the same settings; a test compares the two. Sources: the clients' own
 documentation.
@@ -14,21 +14,21 @@ from types import MappingProxyType
 from typing import Any
 
 ANY_KEY = "not-needed-on-loopback"
-"""Clients insist on a key where the server needs none."""
+"""Clients require a key where the server needs none."""
 PROVIDER = "helexa"
 KEY_VARIABLE = "HELEXA_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model of a server, as ``GET /v1/models`` shows it."""
+    """A model of a server, as in ``GET /v1/models``."""
 
     url: str
-    """The server's address, without a path and without a slash at its end."""
+    """The server's address, without a path and without a final slash."""
     model: str
     key: str = ANY_KEY
     context_tokens: int | None = None
-    """``None``: no load and no setting has shown it yet."""
+    """``None``: not known before a load."""
     output_tokens: int | None = None
 
     @property
@@ -38,7 +38,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """``values`` are merged into what it has: JSON, or TOML where its name ends in ``.toml``."""
+    """``values`` are merged into the file: JSON, or TOML where its name ends in ``.toml``."""
 
     path: str
     """The file's path below the home folder."""
@@ -51,14 +51,14 @@ class ClientSettings:
     """Variables of the shell that starts the client."""
     file: SettingsFile | None = None
     is_file_alone_enough: bool = False
-    """The environment without the file is enough too."""
+    """The file works without the environment."""
     instead_of_file: Mapping[str, str] = field(default_factory=dict)
-    """Variables with which it starts as with the file."""
+    """Variables that replace the file."""
     pasted_text: str = ""
-    """The text of a file in a folder that only the client knows: ``pasted_into`` names it."""
+    """Text for a file in a folder that only the client knows: ``pasted_into`` names it."""
     pasted_into: str = ""
     command: tuple[str, ...] = ()
-    """Starts it with these settings. Empty: it is no program of a terminal."""
+    """Starts it with these settings. Empty: it has no command."""
     notes: tuple[str, ...] = ()
 
 
@@ -126,7 +126,7 @@ def codex(target: Target) -> ClientSettings:
 
 
 def _flag(name: str, value: object) -> str:
-    """JSON strings and whole numbers are TOML's too."""
+    """JSON strings and whole numbers are valid TOML."""
     return f"{name}={json.dumps(value)}"
 
 
@@ -256,7 +256,7 @@ def _checked(card: Card, writing: Sequence[Card], client: str) -> Card:
 
 
 def _lacks(card: Card, client: str) -> str | None:
-    """Abilities that only a first load shows count as there; limits do not."""
+    """Capabilities that are unknown before a first load count as present; limits do not."""
     if client in NEED_TOOLS and card.get("tool_call") is False:
         return f"{client} sends tools, and the chat template of {card['id']} has no place for them"
     if client in NEED_LIMITS and not card.get("limit"):

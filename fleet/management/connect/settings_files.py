@@ -1,4 +1,4 @@
-"""Merging settings into a client's own file, of which everything else stays. Pure."""
+"""Merges settings into a client's own file and leaves the rest unchanged. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _merged(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 
 
 def merged_toml(text: str, values: Mapping[str, Any]) -> str:
-    """New keys stand above the text, new tables below it; the text keeps its comments. Raises
+    """New keys go above the text, new tables below it; the text keeps its comments. Raises
     ``UnmergeableError`` where a key has another value."""
     try:
         found = tomllib.loads(text)
@@ -66,7 +66,7 @@ def merged_toml(text: str, values: Mapping[str, Any]) -> str:
 
 
 def _toml(value: str | int) -> str:
-    """JSON strings and whole numbers are TOML's too."""
+    """JSON strings and whole numbers are valid TOML."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -93,6 +93,6 @@ def exports(settings: ClientSettings) -> list[str]:
 
 
 def merged(file: SettingsFile, text: str) -> str:
-    """``text`` is the file's so far. Raises ``UnmergeableError``."""
+    """``text``: the file's present content. Raises ``UnmergeableError``."""
     merge = merged_toml if file.path.endswith(".toml") else merged_json
     return merge(text, file.values)

@@ -1,1 +1,1 @@
-"""Devices as placement sees them: replicas on them, candidates for eviction, and free room."""
+"""Devices for placement: replicas on them, candidates for eviction, and free memory."""

@@ -1,5 +1,4 @@
-"""Finds the devices a model could go to: those with room for it, or with room once idle replicas
-have left.
+"""Finds devices for a model: with free memory, or with memory that evictions free.
 
     free         room now                                       the snuggest where it can do all
     evicting     room once idle, unpinned replicas have left    where least is lost
@@ -29,7 +28,7 @@ from fleet.placement.devices.sleeping import Asleep, waking_bytes
 from inference.protocol.load import StageSpec
 
 Capacities = Mapping[str, Sequence[DeviceCapacity]]
-"""The devices of one kind that a model may go to, by their neuron."""
+"""The devices of one kind that a model may use, by their neuron."""
 MayGo = Callable[[EvictionCandidate], bool]
 
 
@@ -41,13 +40,13 @@ class PlacementCandidate:
     devices: tuple[str, ...]
     device_bytes: int | None
     evicted: tuple[EvictionCandidate, ...] = ()
-    """The replicas that leave ``neuron``; each of ``stages`` names those that leave its own."""
+    """The evictions on ``neuron``; each of ``stages`` names its own."""
     is_promised: bool = False
-    """Another model comes first."""
+    """Another model has priority."""
     stages: tuple[StageSpec, ...] = ()
-    """How the model's layers are divided over the devices; empty: they are not."""
+    """The model's division over the devices; empty: undivided."""
     predicted_tokens_per_s: float | None = None
-    """One request's, by the plan of those stages."""
+    """Of one request, by the plan of those stages."""
 
     @property
     def evict(self) -> tuple[str, ...]:
@@ -55,7 +54,7 @@ class PlacementCandidate:
 
     @property
     def ready_in_s(self) -> float:
-        """Seconds until the last of the evicted may leave."""
+        """Seconds until all evictions are possible."""
         first = MIN_TIME_SLICE_S if self.is_promised else 0.0
         return max((one.in_s for one in self.evicted), default=0.0) + first
 
@@ -69,8 +68,8 @@ def evictions_for(
     evictables: Sequence[EvictionCandidate],
     may_go: Callable[[EvictionCandidate], bool],
 ) -> tuple[EvictionCandidate, ...] | None:
-    """The least valuable replicas that free enough, without unneeded ones; ``None``: all of them
-    are not enough."""
+    """The least valuable replicas that free enough, without superfluous ones; ``None``: all
+    together are not enough."""
     chosen: list[EvictionCandidate] = []
     freed = 0
     for evictable in evictables:
@@ -105,15 +104,15 @@ def going_now(entry: CatalogueEntry) -> MayGo:
 
 
 def going_later(entry: CatalogueEntry) -> MayGo:
-    """Also chooses replicas that may leave for the model only after their time slice."""
+    """Also chooses replicas that may be evicted only after their time slice."""
     return lambda one: one.priority <= entry.effective_priority
 
 
 def free_candidate(
     needs: Needs, kind: DeviceKind, capacities: Capacities
 ) -> PlacementCandidate | None:
-    """On the fullest devices that have all the wanted memory (context and sequences), else on the
-    roomiest."""
+    """On the fullest devices with all the wanted memory (context and sequences), else on those with
+    most."""
     best: tuple[tuple[bool, int, str, str], PlacementCandidate] | None = None
     for neuron, devices in capacities.items():
         each = needs.device_bytes(neuron, kind)
@@ -144,8 +143,8 @@ def evicting_candidate(
 def time_slice_candidate(
     needs: Needs, kind: DeviceKind, capacities: Capacities
 ) -> PlacementCandidate | None:
-    """The candidate with room soonest, if replicas leave after their time slice: a device without
-    promises, else one that another model has first."""
+    """The candidate with room soonest, after time slices: a device without promises, else one that
+    is promised to another model."""
     may_go = going_later(needs.entry)
     unpromised = _cleared(needs, kind, capacities, may_go)
     if (found := min(unpromised, key=_soonest_first, default=None)) is not None:
@@ -190,7 +189,7 @@ def _together(
     cleared: list[tuple[str, tuple[EvictionCandidate, ...]]],
     num_devices: int,
 ) -> PlacementCandidate:
-    """The devices that lose least. Replicas that lie on several of them leave once."""
+    """The devices with the least loss. Replicas on several of them are evicted once."""
     least = sorted(cleared, key=lambda device: (loss_of(device[1]), device[0]))[:num_devices]
     evicted = {one.replica.model: one for _, found in least for one in found}
     return PlacementCandidate(
@@ -199,9 +198,9 @@ def _together(
 
 
 def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
-    """Orders devices; less is better. Those with all that is wanted come first, the fullest before
-    the others, so that large ones stay free for large models; of those with less, the roomiest. A
-    model of unknown size tries the roomiest first."""
+    """Orders devices; less is better. Those with all the wanted memory come first, the fullest
+    before the others, so that large ones stay free for large models; of those with less, the one
+    with most. A model of unknown size tries that first."""
     if needed_bytes is None:
         return (False, -free_bytes)
     is_tight = free_bytes < needs.wanted_bytes(needed_bytes)
@@ -219,8 +218,8 @@ def _loss(candidate: PlacementCandidate) -> tuple[int, float, str, tuple[str, ..
 def waking_candidate(
     entry: CatalogueEntry, asleep: Asleep, capacity: FleetCapacity, kind: DeviceKind, may_go: MayGo
 ) -> PlacementCandidate | None:
-    """The neuron on which the model, which sleeps there, could wake soonest, once replicas that
-    ``may_go`` have left. One divided over cards and processors counts as one on cards."""
+    """The neuron on which the sleeping model could wake soonest, after evictions of replicas that
+    ``may_go``. One divided over cards and processors counts as one on cards."""
     found: list[PlacementCandidate] = []
     for replica in asleep.wakeable:
         here = [

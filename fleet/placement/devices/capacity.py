@@ -1,4 +1,4 @@
-"""The devices of a snapshot as placement sees them: what is free, and which replicas may leave.
+"""The devices of a snapshot: free memory, and replicas that may be evicted.
 
     FleetSnapshot, Catalogue ──FleetCapacity──▶ DeviceCapacity* ▷ EvictionCandidate*
                                                                      least valuable first
@@ -21,8 +21,8 @@ from fleet.placement.devices.sleeping import COST_OF_WAKING, may_sleep
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 IDLE_TIME_SLICE_S = 5.0
-"""How long a ready replica stays even if it is unused: the requests that it was loaded for are on
-their way. Two models that displace each other each stay at least this long."""
+"""How long a ready replica stays even if it is unused: the requests for its load are on their way.
+Two models that displace each other each stay at least this long."""
 QUIET_S = 1.5
 """How long it must have been idle: a request may be on its way that no heartbeat shows yet."""
 MIN_TIME_SLICE_S = 30.0
@@ -33,23 +33,23 @@ that a card that models share in time slices computes for at least two thirds of
 
 COST_OF_MOVING = 0.5
 """The cost, where a load from files is 1, of evicting a model that fits into free memory elsewhere:
-the load is made there, and no request waits for it."""
+it is loaded there, and no request waits for it."""
 
 UNKNOWN_MODEL_PRIORITY = -1
 """The priority of a model that the catalogue does not offer (any more): no request can name it."""
 
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
 REPLACEABLE = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
-"""Replicas that do not keep their model from being loaded or woken on that neuron."""
+"""Replicas that do not prevent a load or wake of their model on that neuron."""
 RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
 """Replicas in these states may be idle."""
 
 
 @dataclass(slots=True)
 class EvictionCandidate:
-    """A replica that may leave its devices, now or later. ``freed_bytes`` is on each of them;
-    ``in_s`` is how soon it may leave, 0: now; ``loss`` is how often it may be expected to be asked
-    for again, in times a second."""
+    """A replica that may be evicted from its devices, now or later. ``freed_bytes`` is on each of
+    them; ``in_s`` is the time until that, 0: now; ``loss`` is the expected rate of requests for it,
+    times its cost."""
 
     replica: ReplicaView
     priority: int
@@ -57,14 +57,13 @@ class EvictionCandidate:
     in_s: float
     is_idle: bool
     goes_now: bool
-    """Idle, and its time slice is over: it may be evicted."""
     loss: float
 
 
 @dataclass(slots=True)
 class DeviceCapacity:
-    """``evictables`` are those that may go, the least valuable first. ``claims`` are bytes that are
-    promised to a model for its time slice. Not to be changed."""
+    """``evictables`` are the evictable replicas, the least valuable first. ``claims`` are bytes
+    that are promised to a model for its time slice. Not to be changed."""
 
     neuron: NeuronView
     info: DeviceInfo
@@ -78,19 +77,17 @@ class DeviceCapacity:
 
     @property
     def could_be_free(self) -> int:
-        """Bytes of the device that models could have, were none on it."""
+        """The device's bytes for models, if it were empty."""
         held = sum(freed_on(one, self.name, self.neuron) for one in self.neuron.replicas)
         return min(self.info.total_memory_bytes, self.info.free_memory_bytes + held)
 
 
 class FleetCapacity:
-    """The devices of one snapshot: their replicas, and how each could get free memory."""
-
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
-        """``catalogue`` gives the priorities of replicas. Without one no replica may be evicted."""
+        """``catalogue`` has the priorities of replicas. Without one no replica may be evicted."""
         self._catalogue = catalogue
         self._most_free: dict[tuple[DeviceKind, str], int] = {}
-        """The most that one device of a kind has free, by kind and neuron."""
+        """The most free bytes on one device of a kind, by kind and neuron."""
         for neuron in snapshot.neurons:
             for info in neuron.devices if neuron.may_load else ():
                 where = (info.kind, neuron.name)
@@ -103,12 +100,12 @@ class FleetCapacity:
         claims: dict[tuple[str, str], list[tuple[str, int]]] = {}
         for time_slice in snapshot.time_slices:
             if self._num_held.get(time_slice.model):
-                continue  # it has what it was promised
+                continue  # its promise is fulfilled
             for name in time_slice.devices:
                 claim = (time_slice.model, time_slice.promised_on(name))
                 claims.setdefault((time_slice.neuron, name), []).append(claim)
         self.by_kind: dict[DeviceKind, dict[str, list[DeviceCapacity]]] = {"cuda": {}, "cpu": {}}
-        """The devices of each neuron that may load, by its name."""
+        """The devices of each neuron that accepts loads, by its name."""
         self.without_cards: dict[str, str] = {}
         for neuron in snapshot.neurons:
             if neuron.may_load:
@@ -117,13 +114,12 @@ class FleetCapacity:
                 self._add(neuron, claims)
 
     def barred(self, entry: CatalogueEntry) -> Mapping[str, str]:
-        """Neurons whose processors the model does not go to, with why: their cards cannot be used,
-        and it was not offered for processors."""
+        """Neurons whose processors the model may not use, with the reason: their cards are
+        unavailable, and it is not enabled for processors."""
         return {} if entry.device == "cpu" else self.without_cards
 
     def only(self, neuron: str) -> FleetCapacity:
-        """Returns the candidates on that neuron alone. Models' values still follow from the whole
-        fleet."""
+        """The candidates on that neuron alone. Models' values still follow from the whole fleet."""
         alone = copy(self)
         alone.by_kind = {
             kind: {name: here for name, here in by_name.items() if name == neuron}
@@ -159,7 +155,7 @@ class FleetCapacity:
             self.by_kind[info.kind].setdefault(neuron.name, []).append(here)
 
     def _evictable(self, replica: ReplicaView, neuron: NeuronView) -> EvictionCandidate | None:
-        """``None``: it must not be evicted, or holds no memory."""
+        """``None``: it must not be evicted, or uses no memory."""
         if self._catalogue is None or replica.status is ReplicaStatus.FAILED:
             return None
         entry = self._catalogue.get(replica.model)
@@ -180,7 +176,7 @@ class FleetCapacity:
     def _cost(
         self, replica: ReplicaView, neuron: NeuronView, entry: CatalogueEntry | None
     ) -> float:
-        """What it takes to have it as it is again, a load from files being 1."""
+        """The cost of restoring it, where a load from files is 1."""
         if replica.status is ReplicaStatus.ASLEEP:
             return 1.0 - COST_OF_WAKING
         if may_sleep(replica, neuron):
@@ -189,7 +185,6 @@ class FleetCapacity:
         return COST_OF_MOVING if can_move else 1.0
 
     def _is_kept(self, replica: ReplicaView, least_replicas: int) -> bool:
-        """A model keeps as many replicas as it should have at least."""
         return (
             least_replicas > 0
             and replica.status in HELD
@@ -212,7 +207,7 @@ _last: tuple[FleetSnapshot, Catalogue | None, FleetCapacity] | None = None
 
 
 def capacity_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> FleetCapacity:
-    """The last one is kept: all requests that wait are placed on one snapshot."""
+    """Cached for the last snapshot: all waiting requests are placed on one."""
     global _last
     if _last is None or _last[0] is not snapshot or _last[1] is not catalogue:
         _last = (snapshot, catalogue, FleetCapacity(snapshot, catalogue))
@@ -230,7 +225,7 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
 
 
 def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
-    """Bytes that become free on that device of its neuron once it has left; 0 where unknown."""
+    """Bytes freed on that device of its neuron by its eviction; 0 where unknown."""
     if replica.report is not None and replica.report.stage_memory and replica.memory_bytes:
         if replica.status is ReplicaStatus.ASLEEP and replica.report.asleep is not None:
             return replica.report.asleep.on(device)
@@ -243,8 +238,7 @@ def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
 
 
 def freed_bytes(replica: ReplicaView) -> int:
-    """Bytes that become free on each of its devices once it has left, where they are alike; 0 where
-    unknown."""
+    """Bytes freed on each of its devices by its eviction, where they are alike; 0 where unknown."""
     total = replica.memory_bytes
     if total is None:
         report = replica.report
@@ -260,7 +254,7 @@ def idle_age_s(replica: ReplicaView) -> float | None:
 
 
 def time_slice_s(replica: ReplicaView) -> float:
-    """How long it keeps its place while it is in use and others wait for it."""
+    """How long it stays while it is in use and others wait for it."""
     load_s = replica.report.load_seconds if replica.report else 0.0
     return min(MAX_TIME_SLICE_S, max(MIN_TIME_SLICE_S, TIME_SLICE_LOADS * load_s))
 

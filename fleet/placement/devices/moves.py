@@ -1,12 +1,12 @@
-"""Which idle models move to other devices when they have to leave for a load.
+"""Moves idle models to other devices when they are evicted for a load.
 
     free memory in pieces:  a [ old 10 | free 6 ]   b [ free 12 ]      new needs 14
     the load, and a move:   a [ new 14          ]   b [ old 10 | ]     nothing is evicted
 
 A load that evicts is decided first. An evicted model is loaded elsewhere if memory is free there
 without another eviction, however long ago it was used. Busy and pinned models never move, nor those
-that can sleep where they are, or that another neuron has as well. Evictions prefer models that can
-move (``FleetCapacity``). Pure.
+that can sleep in place, or that another neuron has as well. Evictions prefer models that can move
+(``FleetCapacity``). Pure.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from inference.protocol.heartbeat import ReplicaStatus
 
 
 def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
-    """The loads elsewhere of what leaves for ``load``, each seen by the next. None evicts. One on
-    the same neuron, on another device of it, can begin once the model has left."""
+    """The loads elsewhere of models evicted for ``load``; each takes the earlier ones into account.
+    None evicts. One on the same neuron, on another device of it, begins once the model is
+    unloaded."""
     entry = catalogue.get(load.model)
     if entry is None or snapshot.neuron(load.neuron) is None:
         return ()
@@ -43,7 +44,7 @@ def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tupl
 
 
 def _is_worth_moving(moved: CatalogueEntry, neuron: NeuronView, expected: FleetSnapshot) -> bool:
-    """``neuron``: as it is before it leaves."""
+    """``neuron``: before the eviction."""
     replica = neuron.replica_of(moved.name)
     if replica is None or replica.status is not ReplicaStatus.READY:
         return False

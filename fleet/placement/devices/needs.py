@@ -1,4 +1,4 @@
-"""What a model asks of devices: which kinds, how many, how large, and how many bytes on each."""
+"""A model's requirements: kinds, number and size of devices, and bytes on each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleet.placement.stages.layer_memory import WANTED_CONTEXTS, whole_bytes
 MIB = 1024**2
 
 USUAL_CONTEXT_TOKENS = 32 * 1024
-"""The context that is wanted of a model whose catalogue entry bounds none."""
+"""The assumed context of a model whose catalogue entry has no limit."""
 UNKNOWN_SHARE = 0.25
 UNKNOWN_BYTES = 2 * 1024**3
 """KV memory wanted while no load has measured the bytes per token: a part of the model's need, plus
@@ -45,7 +45,7 @@ class Needs:
         return entry.needed_memory_bytes(neuron, kind)
 
     def least_device_bytes(self, kind: DeviceKind) -> int | None:
-        """The least bytes per device over all neurons; ``None`` while unknown."""
+        """The smallest bytes per device over all neurons; ``None`` while unknown."""
         neurons = {"", *(load.neuron for load in self.entry.measured_loads)}
         known = (self.device_bytes(neuron, kind) for neuron in neurons)
         return min((size for size in known if size is not None), default=None)
@@ -55,9 +55,8 @@ class Needs:
         return None if total is None else -(-total // self.num_devices)
 
     def wanted_bytes(self, device_bytes: int) -> int:
-        """Free bytes wanted on a device where the model needs ``device_bytes``: enough for
-        ``WANTED_CONTEXTS`` contexts at once. A KV size that the operator set is part of the
-        need."""
+        """Free bytes wanted on a device for a model that needs ``device_bytes``: enough for
+        ``WANTED_CONTEXTS`` contexts at once. The operator's KV size is part of the need."""
         if self.entry.kv_memory_bytes is not None:
             return device_bytes
         token_bytes = max((one.kv_token_bytes for one in self.entry.measured_loads), default=0)

@@ -1,4 +1,4 @@
-"""Finds where on the fleet a model could be loaded now, or what it would have to wait for."""
+"""Finds devices where a model could be loaded now, or after time slices."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from fleet.placement.returning import is_large_enough
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """``candidate`` has room now or after evictions; else ``after_time_slices`` has it once those
-    of the replicas in use there are over."""
+    """``candidate`` has memory now or after evictions; else ``after_time_slices`` has it once the
+    time slices of replicas in use are over."""
 
     candidate: PlacementCandidate | None = None
     after_time_slices: PlacementCandidate | None = None
     division: Division | None = None
-    """How the model may be divided, where that was looked for and there is no room."""
+    """The model's division, where one was tried and does not fit."""
 
 
 NO_ROOM = Room()
@@ -51,10 +51,11 @@ def find_room(
     asleep: Asleep = NONE_ASLEEP,
 ) -> Room:
     """``excluded`` are neurons that hold the model already, or failed to load it;
-    ``excluded_as_stages`` those that it does not go to divided either, ``None``: the same. Where it
-    sleeps it wakes, or waits to. Cards before processors: what a card could have after a wait does
-    not go to a processor at once. Of those that have room, or make it, one that wakes goes
-    first. What no device could hold is divided, over devices of one neuron or of several."""
+    ``excluded_as_stages`` are excluded for stages, ``None``: the same. A sleeping model wakes where
+    it is, or waits to. Cards come before processors: a model that a card could hold after a wait
+    does not go to a processor at once. Among devices with memory, now or after evictions, waking
+    comes first. A model that no device could hold is divided, over devices of one neuron or of
+    several."""
     needs = Needs(entry)
     if asleep.neurons:
         excluded = {*excluded, *asleep.neurons}
@@ -92,8 +93,8 @@ def _divided_room(division: Division, excluded: Collection[str], *, may_evict: b
 
 
 def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:
-    """The neurons that take loads and whose devices are as many and as large as it asks for,
-    whatever is on them."""
+    """The neurons that accept loads and have the required number and size of devices, ignoring
+    their load."""
     needs = Needs(entry)
     return tuple(
         neuron.name

@@ -1,7 +1,7 @@
-"""Which replicas sleep, and which could. Pure.
+"""Finds replicas that sleep, and those that could. Pure.
 
-A replica that sleeps holds next to nothing of its device, and its weights in the host's memory.
-Waking it is a load that takes a fraction of the time; it counts as that wherever loads are weighed.
+A sleeping replica uses almost no device memory, and keeps its weights in the host's memory. Waking
+it counts as a load of a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fleet.live.snapshot import NeuronView, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 
 COST_OF_WAKING = 0.2
-"""The part of a load from files that waking takes: at most a fifth of its time."""
+"""The cost of waking relative to a load from files: at most a fifth of its time."""
 HOST_SHARE_KEPT = 0.1
 SLEEP_AGAIN_S = 60.0
-"""How long after its neuron refused a model does not sleep by itself. Until then an idle one is
+"""How long a model does not sleep by itself after its neuron refused. Until then an idle one is
 unloaded."""
 WAKE_AGAIN_S = 5.0
-"""After it could not be woken: what took its room shows in heartbeats by then."""
+"""After a failed wake: by then heartbeats show what uses the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Asleep:
     """The replicas of one model that sleep by its present spec."""
 
     neurons: frozenset[str] = frozenset()
-    """Where it sleeps: on these it is woken, never loaded from files."""
+    """Neurons where it sleeps: there it is woken, never loaded from files."""
     wakeable: tuple[ReplicaView, ...] = ()
 
 
@@ -78,7 +78,7 @@ def waking_bytes(replica: ReplicaView, device: str) -> int:
 
 
 def may_sleep(replica: ReplicaView, neuron: NeuronView) -> bool:
-    """Whether it can, and its host has room for its weights."""
+    """Whether it can sleep, and its host has memory for its weights."""
     report = replica.report
     if replica.status is not ReplicaStatus.READY or report is None or report.asleep is None:
         return False

@@ -1,4 +1,4 @@
-"""Divides a model that no device could hold: runs of its layers on devices of one neuron, or of
+"""Divides a model that no device could hold into layer ranges on devices of one neuron, or of
 several. Pure.
 
     no device could hold it ──▶ plan_stages on free memory
@@ -56,15 +56,15 @@ def why_not_divided(entry: CatalogueEntry) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A model that no device of ``capacity`` could hold, and may be divided."""
+    """A model that no device of ``capacity`` could hold, and that may be divided."""
 
     needs: Needs
     costs: ModelCosts
     capacity: FleetCapacity
     devices: Sequence[DeviceCapacity]
-    """The devices that stages may be on, by their neurons' names."""
+    """The devices for stages, by their neurons' names."""
     spread: Spread = "host"
-    """``fleet`` where it may lie on several neurons, and none of them could hold it alone."""
+    """``fleet`` where it may use several neurons, and none of them could hold it alone."""
 
     @classmethod
     def of(cls, needs: Needs, capacity: FleetCapacity) -> Division | None:
@@ -80,17 +80,17 @@ class Division:
         return replace(division, devices=lending, spread="fleet")
 
     def free(self, excluded: Collection[str]) -> PlacementCandidate | None:
-        """A neuron, not of ``excluded``, whose devices have room now, or several that have it
-        together. The engine's is that of the first stage."""
+        """A neuron, not in ``excluded``, whose devices have memory now, or several that have it
+        together. The engine is on the neuron of the first stage."""
         return self._candidate(excluded, self._free_bytes, KV_TOKENS_TRIED, nothing_goes)
 
     def evicting(self, excluded: Collection[str]) -> PlacementCandidate | None:
-        """Such with room once replicas have left that may go now."""
+        """The same after evictions that are possible now."""
         return self._cleared(excluded, going_now(self.needs.entry))
 
     def after_time_slices(self, excluded: Collection[str]) -> PlacementCandidate | None:
-        """A neuron with room once replicas have left after their time slices. A time slice is of
-        one neuron: nothing in use leaves for a model on several."""
+        """A neuron with memory after time slices. Only one: no replica in use is evicted for a
+        model on several neurons."""
         if self.spread == "fleet":
             return None
         yielding = going_later(self.needs.entry)
@@ -117,7 +117,7 @@ class Division:
 
     @property
     def _asked_tokens(self) -> int | None:
-        """How many tokens the memory that the operator set for keys and values holds."""
+        """The tokens for which the operator's KV memory has room."""
         if self.needs.entry.kv_memory_bytes is None:
             return None
         token_bytes = sum(layer.kv_token_bytes.cuda for layer in self.costs.layers)
@@ -182,8 +182,8 @@ class Division:
     def _has_memory(
         self, excluded: Collection[str], free_bytes: Callable[[DeviceCapacity], int]
     ) -> bool:
-        """Whether devices that may have it together have memory for its weights. A plan is made
-        only then: over a hundred hosts it takes milliseconds, also one that is refused."""
+        """Whether the devices together have memory for its weights. A plan is made only then: over
+        a hundred hosts it takes milliseconds, also one that is refused."""
         kinds = self.needs.kinds
         least_bytes = min(map(self.costs.outer_bytes.on, kinds)) + sum(
             min(layer.weight_bytes.on(kind) + layer.expert_bytes.on(kind) for kind in kinds)
@@ -233,8 +233,7 @@ def could_be_free(device: DeviceCapacity) -> int:
 
 
 def _usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
-    """The devices that stages may be on. Processors that share memory with a card have none of
-    their own."""
+    """The devices for stages. Processors that share memory with a card have none of their own."""
     barred = capacity.barred(needs.entry)
     names = {name for by_name in capacity.by_kind.values() for name in by_name}
     for name in sorted(names.intersection(needs.entry.pinned_on or names).difference(barred)):
@@ -254,9 +253,9 @@ def could_be_whole(
     capacity: FleetCapacity,
     size_of: Callable[[DeviceCapacity], int] | None = None,
 ) -> bool:
-    """Whether a device that the model may be on would have room for all of it. ``size_of``: a
-    device's bytes; ``None``: what it could have, were no other model there. ``False`` where neither
-    the model's need nor its layers are known."""
+    """Whether a device that the model may use has room for all of it. ``size_of``: a device's
+    bytes; ``None``: if no other model were there. ``False`` where neither the model's need nor its
+    layers are known."""
     entry, size_of = needs.entry, size_of or could_be_free
     for kind in needs.kinds:
         barred: Mapping[str, str] = capacity.barred(entry) if kind == "cpu" else {}
@@ -274,13 +273,13 @@ def could_be_whole(
 
 
 def held_stages(entry: CatalogueEntry, replica: ReplicaView | None) -> tuple[StageSpec, ...]:
-    """How the replica is divided, for a reload of the same layers where it is; empty: it is whole,
-    or its weights are others now."""
+    """The replica's division, for a reload of the same layers in place; empty: it is whole, or its
+    weights have changed."""
     report = None if replica is None else replica.report
     if report is None or len(report.stage_memory) < 2 or why_not_divided(entry):
         return ()
     if any(one.neuron for one in report.stages):
-        return ()  # stages on other neurons follow from free memory
+        return ()  # stages on other neurons are placed by free memory
     num_layers = report.stages[-1].layers[1]
     if entry.costs is None or len(entry.costs.layers) != num_layers:
         return ()
@@ -293,8 +292,8 @@ def held_stages(entry: CatalogueEntry, replica: ReplicaView | None) -> tuple[Sta
 def are_large_enough_together(
     needs: Needs, neuron: str, devices: Sequence[DeviceInfo | KnownDevice]
 ) -> bool:
-    """Whether the model, divided over them, would fit on devices of one neuron, ignoring what they
-    hold. Where it is unknown what its layers take, their sizes together decide."""
+    """Whether the model, divided over them, would fit on devices of one neuron, ignoring their
+    load. While its layers' costs are unknown, the devices' total size decides."""
     entry = needs.entry
     usable = [
         one
@@ -324,8 +323,8 @@ def to_weigh(
     needs: Needs, capacity: FleetCapacity, excluded: Collection[str]
 ) -> PlacementCandidate | None:
     """A neuron that tries the whole model, which fits no device by the operator's estimate and may
-    be divided: that neuron weighs its layers. ``None`` where their costs are known, or a load has
-    shown what the whole needs."""
+    be divided: that neuron measures its layers. ``None`` where their costs are known, or a load has
+    shown the whole model's need."""
     entry = needs.entry
     if entry.costs is not None or entry.measured_loads or why_not_divided(entry):
         return None

@@ -1,4 +1,4 @@
-"""Plans a model as stages: runs of layers on the devices of one or several hosts. Pure.
+"""Plans a model as stages: layer ranges on the devices of one or several hosts. Pure.
 
     ModelCosts, StageDevice* ──plan_stages──▶ StagePlan ▷ Stage*  with blocks and tokens/s
                                               StageRefusal        the missing bytes and where

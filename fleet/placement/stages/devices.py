@@ -1,4 +1,4 @@
-"""Devices and links as plans see them, and their speeds where nothing was measured yet. Pure.
+"""Devices and links of plans, and their speeds where nothing was measured yet. Pure.
 
 Speeds are makers' figures, of which steps reach a part (``REACHED``). Sources: NVIDIA's data sheets
 and architecture papers of each card (memory bandwidth; dense bfloat16 or, before Ampere, float16 in
@@ -63,9 +63,9 @@ BY_NAME: Mapping[str, Speed] = {
     "RTX A6000": Speed(768 * GB, 155 * TERA),
     "GB10": Speed(273 * GB, 125 * TERA),
 }
-"""A word of the driver's name for the card; the first that matches counts."""
+"""A part of the driver's name for the card; the first match counts."""
 LAYER_S: Mapping[Kind, float] = {"cuda": 10e-6, "cpu": 20e-6}
-"""What each layer takes beside memory and arithmetic: launches, and threads that meet."""
+"""Seconds a layer adds to memory and arithmetic: launches, and threads that meet."""
 LOCAL = Link(50e-6, 10 * GB)
 """Between devices of one host: two copies through its memory."""
 NETWORK = Link(200e-6, 0.117 * GB)

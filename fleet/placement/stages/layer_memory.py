@@ -1,4 +1,4 @@
-"""How many layers a device has room for, wherever they lie in the model. Pure.
+"""Counts the layers that a device has room for, wherever they are in the model. Pure.
 
 layers   a a a b a a a b      a window of n layers takes at most windows[n] bytes:
          └─ n=3 ─┘            so many fit whichever run of layers a stage gets
@@ -16,17 +16,16 @@ from inference.loading.costs.model_costs import Kind, LayerCost, ModelCosts
 
 BLOCK_TOKENS = 32
 NUM_STATES = 17
-"""The number of states that a recurrent layer keeps: one for each of 16 requests and the empty
-one."""
+"""A recurrent layer's states: one for each of 16 requests and the empty one."""
 MIB = 1024**2
 LEAST_TOKENS = 256
-"""An engine needs keys and values of as many tokens."""
+"""The fewest tokens of keys and values for an engine."""
 WANTED_CONTEXTS = 4
-"""A load wants memory for so many full contexts at once: more helps little, and large devices stay
+"""Full contexts at once that a load wants memory for: more helps little, and large devices stay
 free for large models."""
 STAGE_BYTES: dict[Kind, int] = {"cpu": 512 * MIB, "cuda": 1024 * MIB}
-"""The memory of a stage's process and its libraries; on a card also what allocators leave
-unused."""
+"""The memory of a stage's process and its libraries; on a card also the allocators' unused
+memory."""
 
 
 class LayerMemory:
@@ -64,7 +63,7 @@ class LayerMemory:
 
 
 def whole_bytes(costs: ModelCosts, kind: Kind, kv_tokens: int = LEAST_TOKENS) -> int:
-    """What a device of that kind needs for all layers, as far as their files show it."""
+    """Bytes of all layers on a device of that kind, by their files."""
     kv_bytes = sum(
         kv_tokens * layer.kv_token_bytes.on(kind) + NUM_STATES * layer.state_bytes
         for layer in costs.layers
@@ -74,7 +73,7 @@ def whole_bytes(costs: ModelCosts, kind: Kind, kv_tokens: int = LEAST_TOKENS) ->
 
 
 def _windows(sizes: Sequence[int]) -> list[int]:
-    """``[n]``: the most that any n neighbours take. Never less for more of them."""
+    """``[n]``: the most bytes of any n neighbours. Never decreases."""
     if len(set(sizes)) == 1:
         return [sizes[0] * number for number in range(len(sizes) + 1)]
     sums = [0, *accumulate(sizes)]

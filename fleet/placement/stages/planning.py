@@ -34,7 +34,7 @@ from inference.loading.costs.model_costs import ModelCosts
 
 MANY = 16
 TOKENS_PER_REQUEST = 1024
-"""The number of tokens whose keys and values a request is taken to have."""
+"""The assumed tokens of keys and values of a request."""
 
 
 def step_s(times: StepTimes, shares: Sequence[Share], num_rows: float = 1) -> float:
@@ -70,7 +70,7 @@ def _links_s(times: StepTimes, shares: Sequence[Share], num_rows: float) -> floa
 
 
 Spread = Literal["device", "host", "fleet"]
-"""The most that one replica may lie on."""
+"""The widest extent of one replica."""
 KV_TOKENS = MANY * TOKENS_PER_REQUEST
 
 
@@ -81,7 +81,7 @@ def plan_stages(
     spread: Spread = "fleet",
     kv_tokens: int = KV_TOKENS,
 ) -> StagePlan | StageRefusal:
-    """``kv_tokens``: that every stage has room for. The plan does not depend on the order of
+    """``kv_tokens``: the room on every stage. The plan does not depend on the order of
     ``devices``."""
     memory, times = LayerMemory(costs, kv_tokens), StepTimes(costs)
     candidates = candidates_of(memory, times, devices)
@@ -94,7 +94,7 @@ def plan_stages(
 
 
 def _whole_on_a_card(candidates: Sequence[Candidate], num_layers: int) -> Found | None:
-    """The one with the shortest step; of like ones the first."""
+    """The one with the shortest step; of equals the first."""
     whole = [
         one for one in candidates if one.device.kind == "cuda" and one.most_as_first >= num_layers
     ]
@@ -157,7 +157,7 @@ def _with_firsts(shares: Sequence[Share]) -> list[tuple[Share, int]]:
 
 
 def _wanted_blocks(memory: LayerMemory) -> int:
-    """Returns the number of blocks that can be used; more would stay empty."""
+    """The number of usable blocks."""
     wanted_tokens = max(memory.kv_tokens, WANTED_CONTEXTS * memory.costs.context_tokens)
     return -(-wanted_tokens // BLOCK_TOKENS)
 
@@ -217,7 +217,7 @@ def _refusal(memory: LayerMemory, candidates: Sequence[Candidate], spread: Sprea
 
 
 def _rooms(candidates: Sequence[Candidate]) -> tuple[Room, ...]:
-    """The most layers first. The device that loses least by that has the outer tensors."""
+    """The most layers first. The device that loses least by them has the outer tensors."""
     first = min(candidates, key=lambda one: one.most - one.most_as_first)
     rooms = [
         Room(
@@ -236,8 +236,7 @@ def _layers_of(rooms: Collection[Room]) -> int:
 
 
 KV_TOKENS_TRIED = (KV_TOKENS, 4096, LEAST_TOKENS)
-"""A division is wanted that has room for so many tokens of keys and values; with less room it is
-for fewer."""
+"""Numbers of tokens of keys and values to plan for, in order of preference."""
 
 
 def divided(
@@ -247,7 +246,7 @@ def divided(
     spread: Spread = "host",
 ) -> StagePlan | StageRefusal:
     """The plan over devices of one neuron, or with ``spread`` fleet of several. ``tokens`` are
-    numbers of tokens of keys and values, the most wanted first. A plan of one stage, on a device
+    numbers of tokens of keys and values, in order of preference. A plan of one stage, on a device
     that cannot hold the model though its layers' estimate fits, is divided as well."""
     found: StagePlan | StageRefusal | None = None
     for kv_tokens in tokens:
@@ -259,7 +258,7 @@ def divided(
 
 
 def least_bytes(costs: ModelCosts, stage: Stage, kv_tokens: int) -> int:
-    """What the stage needs on its device with keys and values of so many tokens."""
+    """The stage's bytes on its device with keys and values of so many tokens."""
     layers = costs.layers[stage.first_layer : stage.last_layer]
     token_bytes = sum(layer.kv_token_bytes.on(stage.kind) for layer in layers)
     state_bytes = NUM_STATES * sum(layer.state_bytes for layer in layers)

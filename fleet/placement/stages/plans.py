@@ -1,4 +1,4 @@
-"""What planning returns: stages with predictions, or the missing bytes. Plain data."""
+"""Results of planning: stages with predictions, or the missing bytes. Plain data."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Stage:
 class StagePlan:
     stages: tuple[Stage, ...]
     num_blocks: int
-    """The number of KV blocks on every stage: the smallest stage decides."""
+    """KV blocks on every stage: the smallest stage decides."""
     kv_tokens: int
     step_s: float
     """Seconds of one stream's step: its stages and the links between them."""
     tokens_per_s: float
-    """One stream's."""
+    """Of one stream."""
     tokens_per_s_of_many: float
-    """All streams' together, of ``MANY`` requests."""
+    """Of ``MANY`` requests together."""
     num_running: int
-    """How many of those requests the blocks hold at once."""
+    """The number of those requests whose blocks fit at once."""
 
     @property
     def neurons(self) -> tuple[str, ...]:
@@ -73,8 +73,7 @@ class Room:
 class StageRefusal:
     num_layers: int
     needed_bytes: int
-    """The bytes that cards must have for weights, and for the KV of the tokens that were asked
-    for."""
+    """The bytes that cards must have for weights, and for the KV of the planned tokens."""
     kv_bytes: int
     missing_bytes: int
     """Weights and KV of the layers that no device has room for."""

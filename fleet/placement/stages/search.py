@@ -3,9 +3,9 @@
     fastest first      cuda:0 ───────── cuda:1 ──────────── cpu
     a set of devices   filled           filled              the rest
 
-A set is filled from its fastest device on, which also has the outer tensors; the last one takes
-the rest. Branch and bound over all sets: a branch whose layers would take longer than the best
-plan, even if links took no time, is cut. So another device never makes the best plan slower.
+A set is filled from its fastest device on, which also has the outer tensors; the last one gets the
+rest. Branch and bound over all sets: a branch whose layers alone would take longer than the best
+plan is cut. So another device never makes the best plan slower.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Candidate:
     device: StageDevice
     layer_s: float
     head_s: float
-    """What it takes more as the first stage."""
+    """Additional seconds as the first stage."""
     most: int
     most_as_first: int
 
@@ -69,8 +69,8 @@ class Found:
 
 
 def least_s(candidates: Iterable[Candidate], left: int) -> float | None:
-    """Returns the seconds that ``left`` layers take at least on these devices, the fastest first,
-    were links free; ``None``: there is no room."""
+    """A lower bound of the seconds for ``left`` layers on these devices, the fastest first, without
+    links; ``None``: there is no room."""
     seconds = 0.0
     for one in candidates:
         num_layers = min(left, one.most)
@@ -84,7 +84,6 @@ class Search:
     def __init__(
         self, memory: LayerMemory, times: StepTimes, candidates: Sequence[Candidate]
     ) -> None:
-        """``candidates``: as ``candidates_of`` sorts them."""
         self._num_layers = len(memory.costs.layers)
         self._candidates = list(candidates)
         self._local_s = times.local_s(1)
@@ -95,7 +94,7 @@ class Search:
         self._num_nodes = 0
 
     def run(self, best: Found | None = None) -> Found | None:
-        """``best``: what has to be beaten. ``None``: nothing fits."""
+        """``best``: to be improved on. ``None``: nothing fits."""
         self._best, self._num_nodes = best, 0
         if not self._may_win(0, self._num_layers, 0.0, []):
             return best
@@ -118,7 +117,7 @@ class Search:
 
     def _extend(self, index: int, left: int, seconds: float, shares: list[Share]) -> None:
         """Adds one device from ``index`` on, and others after it, for the ``left`` layers.
-        ``seconds``: of the layers that have their place."""
+        ``seconds``: of the placed layers."""
         for at in range(index, len(self._candidates)):
             self._num_nodes += 1
             if self._num_nodes > MAX_NODES or not self._may_win(at, left, seconds, shares):
@@ -133,7 +132,7 @@ class Search:
                 self._extend(at + 1, left - most, spent_s + most * one.layer_s, more)
 
     def _start(self, one: Candidate, seconds: float, shares: Sequence[Share]) -> tuple[float, int]:
-        """The seconds with those of the outer tensors, and how many layers it has room for."""
+        """The seconds including the outer tensors, and the number of layers it has room for."""
         return (seconds, one.most) if shares else (seconds + one.head_s, one.most_as_first)
 
     def _offer(self, shares: Sequence[Share], seconds: float) -> None:
@@ -142,8 +141,8 @@ class Search:
             self._best = Found(tuple(shares), seconds)
 
     def _may_win(self, at: int, left: int, seconds: float, shares: Sequence[Share]) -> bool:
-        """Whether these layers could be done sooner than by the best plan; ``False`` also where the
-        devices from ``at`` on have no room for them."""
+        """Whether these layers could be faster than the best plan; ``False`` also where the devices
+        from ``at`` on have no room for them."""
         if self._best is not None and len(shares) > 1:
             seconds += least_links_s(shares, self._local_s, self._network_s)
         bound_s = least_s(self._candidates[at:], left)

@@ -1,8 +1,8 @@
-"""How long a step takes on a device, from bytes read and numbers multiplied. Pure.
+"""Predicts a step's time on a device, from bytes read and numbers multiplied. Pure.
 
 A decode step reads a stage's weights once and each row's keys and values; whichever takes longer,
 reading or multiplying, decides. Every layer counts as the model's average one, so that predictions
-do not depend on which run of layers a stage gets.
+do not depend on a stage's layer range.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from fleet.placement.stages.devices import LAYER_S, LOCAL, Link, Speed, StageDev
 from inference.loading.costs.model_costs import Kind, ModelCosts
 
 ROW_BYTES = 2
-"""The bytes of one feature of a hidden row on its way: bfloat16."""
+"""The bytes of one feature of a hidden row on a link: bfloat16."""
 CONTEXT_TOKENS = 512
-"""Whose keys and values each row reads."""
+"""The tokens whose keys and values each row reads."""
 
 
 class StepTimes:
@@ -58,7 +58,7 @@ class StepTimes:
         return LOCAL.latency_s + self._hidden_bytes(num_rows) / LOCAL.bytes_per_s
 
     def network_s(self, link: Link, num_rows: float) -> float:
-        """The part of a neuron of the ways to and from it: half of a way is the other end's."""
+        """A neuron's share of the links to and from it: half of a link belongs to the other end."""
         return link.latency_s + self._hidden_bytes(num_rows) / link.bytes_per_s
 
     def _hidden_bytes(self, num_rows: float) -> float:
@@ -68,7 +68,7 @@ class StepTimes:
         return self._weight_bytes[kind] + num_rows * self._row_bytes[kind]
 
     def _read_experts(self, kind: Kind, num_rows: float) -> float:
-        """Bytes of the experts that at least one row goes through, where rows choose evenly."""
+        """Bytes of the experts that at least one row uses, where rows choose evenly."""
         untouched = float((1 - self._costs.active_share) ** num_rows)
         return self._expert_bytes[kind] * (1 - untouched)
 

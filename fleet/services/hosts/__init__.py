@@ -1,1 +1,1 @@
-"""Neurons and their hosts: heartbeats, what operators decide of them, and invitations."""
+"""Neurons and their hosts: heartbeats, operators' decisions, and invitations."""

@@ -1,13 +1,13 @@
-"""Shutting out an invited neuron that writes what no honest one does.
+"""Shuts out an invited neuron that misbehaves.
 
     gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
     control: too many bytes or keys in Redis, ───┘                     its page has the reason
              written by it, sent to it and left
              there, or held by its connections
 
-Redis has no bound of bytes for a user, so the control measures what each invited neuron has
-written, what gateways sent to it, and what its connections hold. A neuron with the fleet's own
-password cannot be shut out of Redis: its faults are logged.
+Redis has no limit of bytes for a user, so the control measures the keys of each invited neuron, the
+gateways' messages to it, and its connections' buffers. A neuron with the fleet's own password
+cannot be shut out of Redis: its faults are logged.
 """
 
 from __future__ import annotations
@@ -42,37 +42,35 @@ from metering.services.audit import audit_entry_create
 logger = logging.getLogger(__name__)
 
 MAX_STREAM_BYTES = 16 * 1024 * 1024
-"""The most bytes of events that a neuron may leave for one gateway that is alive. An honest neuron
-leaves 8 MiB (``MAX_UNREAD_BYTES``) unread, which take up to a fourth more in Redis."""
+"""The most bytes of unread events of a neuron for one live gateway. An honest neuron leaves 8 MiB
+(``MAX_UNREAD_BYTES``), which take up to a fourth more in Redis."""
 MAX_NEURON_BYTES = 128 * 1024 * 1024
-"""What one neuron may have written to Redis, with the events for all its gateways."""
+"""The most bytes of a neuron's keys, with the events for all its gateways."""
 MAX_STATE_BYTES = 16 * 1024 * 1024
-"""What of that may be other than events. An honest neuron's take some 7 MiB at most: 4 of its
-downloads, 1 of its heartbeat, and its engines' logs, lists of requests and load messages."""
+"""The most bytes of these beside events. An honest neuron's are some 7 MiB: 4 of its downloads, 1
+of its heartbeat, and its engines' logs, lists of requests and load messages."""
 MAX_ABANDONED_BYTES = 32 * 1024 * 1024
-"""The most bytes of events for gateways that are not alive: an honest neuron leaves 8 MiB of each,
-until it sees that they are gone."""
+"""The most bytes of events for dead gateways: an honest neuron leaves 8 MiB of each, until it
+detects that they are dead."""
 MAX_NEURON_KEYS = 1000
 """An honest one has six, and a stream for each gateway."""
 MAX_SCANNED_KEYS = 20_000
-"""The most keys that one look goes through; the rest is looked at when a neuron with too many keys
-is gone."""
+"""The most keys of one scan; the next one, without the neuron with too many keys, sees the rest."""
 MAX_UNTAKEN_BYTES = 1024 * 1024 * 1024
-"""Frames and images that gateways sent to one neuron and that it has not taken."""
+"""The most bytes of unread frames and images for one neuron."""
 MAX_CONNECTION_BYTES = 16 * 1024 * 1024
-"""The most bytes in all connections of one neuron: commands that it has sent in part, and answers
-of Redis that it asked for and does not read. An honest one reads and writes 4 MiB at once."""
+"""The most bytes in all connections of one neuron: incomplete commands, and unread replies. An
+honest one reads and writes 4 MiB at once."""
 MAX_CONNECTIONS = 500
 """The most connections of one neuron. An honest one has some twenty; Redis has 10,000 for all,
 unless it is set."""
 EXCESS_FOR_S = 10.0
-"""How long there may be more of both: a burst is no fault of an honest neuron, which takes frames
-within a second and reads images while it prepares their requests."""
+"""How long there may be more of both: an honest neuron reads frames within a second, and images
+while it prepares their requests."""
 KEYS_A_READ = 500
 
 _excess_since_s: dict[tuple[str, str], float] = {}
-"""The time since which this process has seen more than that, by neuron and what there is too much
-of."""
+"""Since when this process has seen more than that, by neuron and kind of excess."""
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ class NeuronKeys:
 
 
 def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
-    """Whether this call shut it out: it was invited, and has not been shut out before."""
+    """Whether this call shut it out: it was invited, and had not been shut out before."""
     reason = reason[:300]
     _end_connections(neuron_name)
     with transaction.atomic():
@@ -102,8 +100,8 @@ def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
 
 
 def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
-    """Cuts off the invited neurons that hold too much of Redis; returns how many. ``now_s`` is on a
-    clock that never goes back."""
+    """Cuts off the invited neurons with too much data in Redis; returns their number. ``now_s`` is
+    on a clock that never goes back."""
     invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
     if not invited:
         return 0
@@ -127,8 +125,8 @@ def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
 
 
 def flooding_neurons_cut_off(*, client: redis.Redis) -> int:
-    """Cuts off invited neurons for what they have written alone, which has no grace period; returns
-    how many. Raises ``redis.RedisError``."""
+    """Cuts off invited neurons for their own keys alone, without a grace period; returns their
+    number. Raises ``redis.RedisError``."""
     invited = set(Invitation.objects.filter(cut_off_at=None).values_list("neuron_name", flat=True))
     if not invited:
         return 0
@@ -234,8 +232,8 @@ def _num_bytes(client: redis.Redis, names: Sequence[bytes]) -> int:
 
 
 def _end_connections(neuron_name: str) -> None:
-    """Removes the neuron's Redis user at once: until the database has noted the cut-off, a host
-    that floods Redis writes as fast as it can. If noting it fails, the control's next tick makes
+    """Removes the neuron's Redis user at once: until the database has recorded the cut-off, a host
+    that floods Redis writes as fast as it can. If recording fails, the control's next tick makes
     the user again."""
     try:
         live.redis_client().acl_deluser(user_name(neuron_name))

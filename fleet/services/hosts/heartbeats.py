@@ -1,8 +1,8 @@
 """Records the neurons' heartbeats in the database: rows follow heartbeats, never the other way.
 
-Runs each second for every neuron, so an idle fleet costs reads only: a row is written when
-something in it changed, and otherwise about every ten seconds for ``last_seen_at`` and the free
-memory. Each write is idempotent and stands alone; the next tick records what one missed.
+Runs each second for every neuron, so an idle fleet costs reads only: a row is written on changes,
+and otherwise about every ten seconds for ``last_seen_at`` and the free memory. Each write is
+idempotent and independent; the next tick repairs a missed one.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ logger = logging.getLogger(__name__)
 
 REFRESH_EVERY = timedelta(seconds=10)
 DRAIN_SETTLES_AFTER = timedelta(seconds=3)
-"""Two heartbeats and what a gateway's snapshot may be old."""
+"""Two heartbeats and the age of a gateway's snapshot."""
 
 
 def report_record(*, report: Report) -> bool:
-    """Whether it was recorded. Whatever is wrong with a report is its neuron's problem and no other
-    neuron's; a database that is away is everybody's, and raised."""
+    """Whether it was recorded. A faulty report is its neuron's problem alone; an offline database
+    is everybody's, and raised."""
     problem = report.problem
     if report.heartbeat is not None:
         try:
@@ -78,8 +78,8 @@ def report_record(*, report: Report) -> bool:
 
 
 def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
-    """Brings the neuron, its devices and its replicas up to date, advances its load jobs and keeps
-    how fast its prompts go."""
+    """Updates the neuron, its devices and its replicas, advances its load jobs and stores its
+    prefill speed."""
     now = timezone.now()
     desired = desired_state_of_first_sight(heartbeat.name)
     neuron = _neuron_record(heartbeat, desired, now)
@@ -97,8 +97,8 @@ def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
 
 
 def neuron_mark_away(*, neuron: Neuron) -> bool:
-    """Mark the neuron and its replicas away: their state is unknown. Returns whether this call
-    marked it. Raises ``IllegalTransitionError`` when it is away already."""
+    """Marks the neuron and its replicas offline: their state is unknown. Returns whether this call
+    marked it. Raises ``IllegalTransitionError`` when it is offline already."""
     ensure_transition(NEURON_TRANSITIONS, NeuronStatus(neuron.status), NeuronStatus.AWAY)
     now = timezone.now()
     marked = Neuron.objects.filter(pk=neuron.pk, status=neuron.status).update(
@@ -117,8 +117,8 @@ def neuron_mark_away(*, neuron: Neuron) -> bool:
 
 
 def problem_record(name: str, problem: str) -> None:
-    """Record the problem on the row of a neuron whose report is refused. Creates the row if it is
-    missing, so that the operator finds it. An invalid name gets none."""
+    """Records the problem on the row of a neuron whose report is refused. Creates a missing row, so
+    that the operator finds it. An invalid name gets none."""
     if not NEURON_NAME.fullmatch(name):
         return
     now = timezone.now()
@@ -200,9 +200,9 @@ def _status(heartbeat: NeuronHeartbeat, desired: NeuronWish) -> NeuronStatus:
 def _drained_at(
     neuron: Neuron, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
 ) -> datetime | None:
-    """Returns since when a draining neuron has run nothing; ``None``: it does not drain, or is
-    busy. Nothing is returned before ``DRAIN_SETTLES_AFTER``: gateways must have read the drain, and
-    requests sent until then must show in a report."""
+    """Since when a draining neuron has been idle; ``None``: it does not drain, or is busy. Not
+    before ``DRAIN_SETTLES_AFTER``: gateways must have read the drain, and requests sent until then
+    must show in a report."""
     if desired.drain_wanted_at is None or now - desired.drain_wanted_at < DRAIN_SETTLES_AFTER:
         return None
     is_busy = any(_is_busy(state) for state in heartbeat.replicas)
@@ -266,7 +266,7 @@ COUNTS = (
     "num_drafted_tokens",
     "num_accepted_drafts",
 )
-"""What a replica's row has of its ``EngineStats``, by the same names."""
+"""The columns of a replica's row that are fields of its ``EngineStats``."""
 NO_WORK: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "decode_tokens_per_s": 0.0}
 
 
@@ -286,11 +286,11 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
     }
     if state.last_used_unix_s is not None:
         values["last_used_at"] = _moment(state.last_used_unix_s)
-    if state.stats is None:  # it sleeps, or its engine is gone
+    if state.stats is None:  # it sleeps, or its engine has exited
         return values | {"adapters": [], **NO_WORK}
     values["adapters"] = list(state.stats.adapters)
     values |= {name: getattr(state.stats, name) for name in COUNTS}
-    # An engine that is idle reports the speed of its last seconds of work.
+    # An idle engine reports the speed of its last seconds of work.
     rate = state.stats.decode_tokens_per_s if state.stats.in_flight else 0.0
     return values | {"decode_tokens_per_s": round(rate, 1)}
 
@@ -319,7 +319,7 @@ def _write(row: models.Model, values: dict[str, Any]) -> None:
     for name in changed:
         setattr(row, name, values[name])
     if changed:
-        # A row that was deleted meanwhile is not created again.
+        # A deleted row is not created again.
         of_same_kind = type(row)._default_manager.filter(pk=row.pk)
         of_same_kind.update(**{name: values[name] for name in changed})
 

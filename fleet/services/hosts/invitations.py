@@ -1,8 +1,8 @@
-"""Inviting hosts: a row, a Redis user that is made from it, and a line to paste on the host. And
-opening the private Redis of a running ``serve`` to them.
+"""Invites hosts: a row, its Redis user, and a line to paste on the host. Also opens the private
+Redis of a running ``serve`` to them.
 
-Only that Redis, which ``serve`` has made, is opened: one of the operator's own is theirs to open.
-Its address is kept in the data directory, so that the next ``serve`` opens it again.
+Only ``serve``'s own Redis is opened; operators open theirs themselves. The address is stored in the
+data directory, so that the next ``serve`` opens it again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LET_IT_LISTEN = (
 """The packages run no ``serve``: their Redis is Debian's."""
 
 _applied: dict[str, str] = {}
-"""The hash that this process has applied, by neuron: an upgrade may bring other rules."""
+"""The hashes applied by this process, by neuron: an upgrade may bring other rules."""
 DEFAULT_SHARE_PORT = 31315
 LEAST_SHARE_PORT, MAX_SHARE_PORT = 1024, 65535
 
@@ -55,10 +55,9 @@ LEAST_SHARE_PORT, MAX_SHARE_PORT = 1024, 65535
 def neuron_invite(
     *, actor: Actor, neuron_name: str, address: str | None = None, again: bool = False
 ) -> str:
-    """The line for ``manage.py neuron --join``. An earlier line of that name is void: ``again``
-    says so of a host that is connected by it. ``address`` is where the host reaches Redis,
-    ``HOST:PORT``, where it is another than is known. Raises ``InvitationError``,
-    ``NeuronAliveError``."""
+    """The line for ``manage.py neuron --join``. It voids an earlier line of that name: ``again``
+    confirms that for a host connected by it. ``address``: of Redis for the host, ``HOST:PORT``,
+    where it differs from the stored one. Raises ``InvitationError``, ``NeuronAliveError``."""
     if not NEURON_NAME.fullmatch(neuron_name):
         raise InvitationError(
             f"{neuron_name!r} is no neuron's name: letters, digits, '.', '_' and '-', 63 at most"
@@ -104,8 +103,8 @@ def invitation_check(*, address: str | None = None) -> str | None:
 
 
 def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
-    """Cuts the host off: its Redis user is gone, and its connections with it, and the fleet does
-    not expect it back. Raises ``UnknownNeuronError``."""
+    """Cuts the host off: removes its Redis user and its connections, and the fleet does not expect
+    it back. Raises ``UnknownNeuronError``."""
     with transaction.atomic():
         num_deleted, _ = Invitation.objects.filter(neuron_name=neuron_name).delete()
         if not num_deleted:
@@ -117,9 +116,8 @@ def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
 
 
 def redis_users_apply() -> bool:
-    """Redis has the users of the invitations that hold, and no others of neurons. Where it is
-    away, or this process may not, the control's next tick does. Returns whether any holds, or is to
-    be removed still."""
+    """Makes Redis' users match the valid invitations. Where Redis is offline, or this process may
+    not, the control's next tick does it. Returns whether any is valid, or still to be removed."""
     invited = Invitation.objects.filter(cut_off_at=None)
     wanted = dict(invited.values_list("neuron_name", "secret_sha256"))
     if not wanted and not _applied and not _may_have_users():
@@ -136,8 +134,7 @@ def redis_users_apply() -> bool:
 
 
 def share_record(*, actor: Actor, address: str, is_tls: bool, certificate: str) -> None:
-    """Records where invited hosts reach the private Redis from now on; an empty address:
-    nowhere."""
+    """Records the address of the private Redis for invited hosts; empty: none."""
     values = {
         "share_address": address,
         "share_is_tls": is_tls,
@@ -187,7 +184,7 @@ def _is_here(host: str | None) -> bool:
 
 
 def _ensure_redis_can() -> None:
-    """Refuses a Redis that is too old. One that does not answer is left to the control's log."""
+    """Refuses a Redis that is too old. If it does not answer, the control logs that."""
     try:
         problem = version_problem(live.redis_client())
     except (redis.RedisError, OSError):
@@ -211,8 +208,8 @@ class Sharing:
     problem: str | None
     """Why no host could use an invitation; ``None``: one could."""
     address: str
-    """The address at which invited hosts reach the private Redis; empty: it is not open, or Redis
-    is another one."""
+    """The address of the private Redis for invited hosts; empty: it is not open, or Redis is
+    another one."""
     can_open: bool
     can_close: bool
     addresses: tuple[str, ...]
@@ -257,8 +254,8 @@ def redis_share(*, actor: Actor, host: str, port: int) -> None:
 
 
 def redis_unshare(*, actor: Actor) -> None:
-    """Closes what ``redis_share`` has opened; hosts that are connected stay until their connection
-    ends. Raises ``InvitationError``."""
+    """Closes it again; connected hosts stay until their connection ends. Raises
+    ``InvitationError``."""
     _ensure_private()
     if find_share(_redis_dir()) is None:
         raise InvitationError("it was not opened from here: start serve without --share")
@@ -287,7 +284,7 @@ def _ensure_private() -> None:
 
 
 def _is_private() -> bool:
-    """Whether Redis is the one that ``serve`` has made in this data directory."""
+    """Whether Redis is ``serve``'s own in this data directory."""
     try:
         url: str = (_redis_dir() / URL_FILE).read_text()
     except OSError:

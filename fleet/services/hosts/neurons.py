@@ -1,5 +1,5 @@
 """The operator's actions on neurons: drain, admit, refuse, remove. Each desired state is a row,
-audited, and published in Redis when it is committed."""
+audited, and published in Redis on commit."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ RESTORED_STATUSES = (
     RecordedReplicaStatus.ASLEEP,
     RecordedReplicaStatus.AWAY,
 )
-"""What has one of them when a drain begins is loaded again after it."""
+"""Models with one of these when a drain begins are loaded again after it."""
 
 
 def neuron_drain(*, actor: Actor, neuron_name: str, within_s: int | None = None) -> NeuronWish:
-    """Place no new loads or requests there; running ones finish, or are ended after ``within_s``.
-    A second drain sets that anew. Raises ``UnknownNeuronError``."""
+    """Places no new loads or requests there; running ones finish, or are cancelled after
+    ``within_s``. A second drain sets that anew. Raises ``UnknownNeuronError``."""
     now = timezone.now()
     wanted = NeuronWish.objects.filter(neuron_name=neuron_name).exclude(drain_wanted_at=None)
     since = wanted.values_list("drain_wanted_at", flat=True).first()
@@ -68,7 +68,7 @@ def neurons_overdue(*, now: datetime) -> frozenset[str]:
 
 
 def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """End a drain: the control plane loads the models from before it again. Raises
+    """Ends a drain: the control plane loads the models from before it again. Raises
     ``UnknownNeuronError``."""
     return _set_desired(
         actor, "neuron.resume", neuron_name, drain_wanted_at=None, drain_ends_at=None
@@ -76,8 +76,8 @@ def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) -> None:
-    """These are there again, or cannot be: they are no longer to be loaded there. Does nothing
-    where the neuron drains once more meanwhile."""
+    """These are back, or cannot be: they are no longer to be loaded there. Does nothing where the
+    neuron drains again meanwhile."""
     resumed = NeuronWish.objects.select_for_update().filter(drain_wanted_at=None)
     with transaction.atomic():
         desired = resumed.filter(neuron_name=neuron_name).first()
@@ -90,7 +90,7 @@ def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) ->
 
 
 def neuron_models_to_restore_add(*, neuron_name: str, model_names: Collection[str]) -> None:
-    """These leave the neuron for another model, and are loaded there again once they have left."""
+    """These are evicted for another model, and loaded there again after it."""
     with transaction.atomic():
         NeuronWish.objects.get_or_create(neuron_name=neuron_name)
         desired = NeuronWish.objects.select_for_update().get(neuron_name=neuron_name)
@@ -107,8 +107,8 @@ def models_to_restore() -> dict[str, tuple[str, ...]]:
 
 
 def _models_to_restore(neuron_name: str) -> list[str]:
-    """Returns the models loaded there now, without those that stand in for another neuron, and
-    those still missing there since the last drain."""
+    """The models loaded there now, without substitutes for another neuron, and those still missing
+    there since the last drain."""
     loaded = Replica.objects.filter(neuron__name=neuron_name, status__in=RESTORED_STATUSES)
     loaded = loaded.exclude(model_name__in=_at_home_elsewhere(neuron_name))
     by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
@@ -130,12 +130,12 @@ def neuron_admit(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_refuse(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """Place and route nothing there; running requests finish. Raises ``UnknownNeuronError``."""
+    """Places and routes nothing there; running requests finish. Raises ``UnknownNeuronError``."""
     return _set_desired(actor, "neuron.refuse", neuron_name, admission=Admission.REFUSED.value)
 
 
 def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """Admit a neuron before it has reported, unless the operator has decided on it already."""
+    """Admits a neuron before it has reported, unless the operator has decided on it already."""
     with transaction.atomic():
         desired, created = NeuronWish.objects.get_or_create(neuron_name=neuron_name)
         if created:
@@ -145,9 +145,9 @@ def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = False) -> None:
-    """Forget a neuron that is away: its rows, its load jobs, and its keys in Redis. One
-    that was invited may come back, unless its invitation goes as well.
-    Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
+    """Forgets an offline neuron: its rows, its load jobs, and its keys in Redis. An invited one may
+    come back, unless its invitation is removed as well. Raises ``UnknownNeuronError``,
+    ``NeuronAliveError``."""
     if live.is_reporting(neuron_name):
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
     with transaction.atomic():
@@ -176,7 +176,7 @@ def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = Fal
 
 
 def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
-    """Sets the policy for neurons that have not been seen yet; the others keep their admission."""
+    """Sets the policy for new neurons; the others keep their admission."""
     with transaction.atomic():
         known = set(NeuronWish.objects.values_list("neuron_name", flat=True))
         NeuronWish.objects.bulk_create(
@@ -206,7 +206,7 @@ def desired_state_of_first_sight(neuron_name: str) -> NeuronWish:
 
 
 def desired_states_publish() -> None:
-    """Write all desired states to Redis. If Redis is offline, the control's next tick does."""
+    """Writes all desired states to Redis. If Redis is offline, the control's next tick does."""
     fields = encode_desired_states(desired_states_read())
     try:
         pipeline = live.redis_client().pipeline(transaction=True)

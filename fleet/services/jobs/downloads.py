@@ -1,10 +1,9 @@
-"""Downloads: fetching a model's files to a neuron, cancelling that, and deleting files.
+"""Downloads: fetches a model's files to a neuron, cancels that, and deletes files.
 
     download_start ─▶ PENDING ─▶ the neuron's report moves it ─▶ SUCCEEDED | FAILED | CANCELLED
     download_cancel ─────────────▶ the neuron ends it; its files stay, and the next pull resumes it
 
-Whether the disk has room is asked by the neuron
-once it knows the size, before it fetches anything.
+The neuron checks the disk's free space once it knows the size, before it fetches anything.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def download_start(
     neuron_name: str | None = None,
     pinned_on: Sequence[str] = (),
 ) -> Download:
-    """The active pull of these files on that neuron: a new one, or the one that is there. With no
-    neuron named: one of ``pinned_on``, or any, by what lies there and how much room it has.
+    """The active pull of these files on that neuron, new or existing. With no neuron named: one of
+    ``pinned_on``, or any, by cached files and free space.
 
     Raises ``CatalogueValueError``, ``UnknownNeuronError``, ``NeuronAwayError``,
     ``PlacementRefusedError``, ``SnapshotUnavailableError``.
@@ -113,7 +112,7 @@ def download_start(
 def model_download_start(
     *, actor: Actor, model_name: str, neuron_name: str | None = None
 ) -> Download:
-    """What a load of this model of the catalogue would fetch. Raises ``UnknownModelError``, and as
+    """Downloads the files for a load of this model. Raises ``UnknownModelError``, and as
     ``download_start``."""
     alias = Alias.objects.select_related("model").filter(name=model_name).first()
     model = selectors.model_known(model_name) if alias is None else alias.model
@@ -139,7 +138,7 @@ def download_delete_start(
     revision: str = "",
     files: Sequence[str] = (),
 ) -> Download:
-    """Deletes what a neuron has cached, as its report names it. Raises ``UnknownNeuronError``,
+    """Deletes cached files of a neuron, named as in its report. Raises ``UnknownNeuronError``,
     ``CachedModelNotFoundError``, ``CachedModelInUseError``, ``SnapshotUnavailableError``."""
     neuron = selectors.neuron_known(neuron_name)
     report = read_cache_reports(live.redis_client(), [neuron.name]).get(neuron.name)
@@ -167,7 +166,7 @@ def download_delete_start(
 
 
 def download_cancel(*, actor: Actor, download: Download) -> Download:
-    """It ends when its neuron has ended it. The message is sent once the transaction commits.
+    """It ends when its neuron has stopped it. The message is sent once the transaction commits.
     Raises ``JobCannotBeCancelledError``, ``BrokerUnavailableError``."""
     if not download.is_active:
         raise JobCannotBeCancelledError(f"The download has ended: it {download.status}")
@@ -187,7 +186,7 @@ def download_cancel(*, actor: Actor, download: Download) -> Download:
 
 
 def _send_cancel_or_undo(download: Download, entry: AuditEntry) -> None:
-    """A cancellation that Redis does not take is none. Raises ``BrokerUnavailableError``."""
+    """Undoes a cancellation that Redis does not accept. Raises ``BrokerUnavailableError``."""
     try:
         neuron_client.send_cancel_pull(neuron_name=download.neuron.name, job_id=str(download.pk))
     except BrokerUnavailableError:
@@ -214,9 +213,8 @@ def download_neuron(
     reports: Mapping[str, CacheReport],
     wanted: Collection[str] = (),
 ) -> str | None:
-    """Returns a neuron that already has files of ``source``, else the one whose disk has most room.
-    Pure. ``wanted``: the neurons that the model is for; empty: any. ``None``: no such neuron takes
-    downloads now."""
+    """A neuron with files of ``source``, else the one with most free space. Pure. ``wanted``: the
+    neurons that the model is for; empty: any. ``None``: no such neuron accepts downloads now."""
 
     def worth(name: str) -> tuple[bool, int]:
         report = reports.get(name)
@@ -280,7 +278,7 @@ def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
 
 
 def downloads_expire(*, now: datetime | None = None) -> int:
-    """Fail the active downloads that no neuron works on. Returns their number."""
+    """Fails the active downloads that no neuron works on. Returns their number."""
     now = now or timezone.now()
     failures = ((download, _abandoned(download, now)) for download in selectors.downloads_active())
     return sum(
@@ -303,7 +301,7 @@ def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
 
 def _advance(download: Download, state: CacheJobState | None, now: datetime) -> None:
     if state is None:
-        if download.reported_at is not None:  # a report from before it was asked for has it not
+        if download.reported_at is not None:  # reports from before it was requested do not have it
             job_end(job=download, status=LoadJobStatus.FAILED, failure=LOST)
         return
     values = _progress_values(download, state.progress)

@@ -1,7 +1,7 @@
 """Load jobs: load and unload a model on a neuron, cancel a job, expire abandoned ones.
 
 ``steps`` has their rows, ``moves`` their progress, ``reloads`` the reloads, ``model_loads`` the
-loads that placement decided.
+loads decided by placement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 PICKUP_TIMEOUT = timedelta(seconds=neuron_client.LOAD_EXPIRES_S + 10)
 SILENCE_TIMEOUT = timedelta(seconds=15)
-"""How long a running job's neuron may be away, or not speak of the job, before it has failed."""
+"""A running job fails when its neuron is offline, or does not report it, for this long."""
 
 
 def load_job_start(
@@ -68,11 +68,11 @@ def load_job_start(
     may_divide: bool = False,
     evict: Sequence[str] = (),
 ) -> LoadJob:
-    """The active job for this model on this neuron: a new one, or the one that is there and loads
-    the same. ``stages``: how its layers are divided over the devices; ``predicted_tokens_per_s``:
-    one request's, by their plan; stages on other neurons are ordered first. ``may_divide``:
-    placement chose the devices, so a model that turns out too large for one may lie on several.
-    ``evict``: models that must leave the neuron first.
+    """The active job for this model on this neuron: a new one, or one that loads the same.
+    ``stages``: its layers' division over the devices; ``predicted_tokens_per_s``: of one request,
+    by their plan; stages on other neurons are ordered first. ``may_divide``: placement chose the
+    devices, so a model that turns out too large for one may lie on several. ``evict``: models to
+    unload there first.
 
     The message is sent once the transaction commits; the neuron replaces a replica with another
     spec. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
@@ -107,13 +107,12 @@ def unload_job_start(
     is_planned: bool = False,
     at_once: bool = False,
 ) -> LoadJob:
-    """The active unload of this model on this neuron: a new one, or the one that is there. The
-    neuron drains the replica, or drops the load that is under way; that load's job ends when it
-    has, or at once where it waits for stages of other neurons. Works for models that the catalogue
-    no longer has. An adapter leaves its base's engine once no request uses it. ``is_planned``: what
-    should be loaded has been seen to, so that a pinned model's surplus copy may go, as does one
-    where ``pinned_on`` does not want it. ``at_once``:
-    its requests end, also where an unload that waits for them is under way.
+    """The active unload of this model on this neuron, new or existing. The neuron drains the
+    replica, or cancels its load; that load's job ends with it, or at once where it waits for stages
+    of other neurons. Works for models that the catalogue no longer has. An adapter is removed from
+    its base's engine once no request uses it. ``is_planned``: by the control, which may unload a
+    pinned model's surplus replica, or one outside ``pinned_on``. ``at_once``: cancels its requests,
+    also those that an active unload waits for.
 
     Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
     """
@@ -134,7 +133,7 @@ def unload_job_start(
     if not jobs.exists() and not replicas.exists():
         raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
     for load in jobs.exclude(stage_links=""):
-        stage_load_call_off(job=load)  # its neuron does not know of it yet
+        stage_load_call_off(job=load)  # its neuron has not received it yet
     send = send_unload_at_once if at_once else send_unload
     active = job_create(actor=actor, job=job, send=send)
     if at_once and active is not job:
@@ -143,8 +142,8 @@ def unload_job_start(
 
 
 def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
-    """The unload also of a model that is kept loaded, which stays unloaded until it is wanted
-    again. Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``."""
+    """Also unloads a model that is kept loaded, which stays unloaded until it is wanted again.
+    Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``."""
     with transaction.atomic():
         job = unload_job_start(
             actor=actor, model_name=model_name, neuron_name=neuron_name, is_planned=True
@@ -154,8 +153,8 @@ def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> 
 
 
 def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
-    """Unloads for each neuron that has the model or is loading it; also after the catalogue has
-    lost it. Raises ``ModelPinnedError``."""
+    """Unloads on each neuron that has or is loading the model, also after its removal from the
+    catalogue. Raises ``ModelPinnedError``."""
     return [
         unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron.name)
         for neuron in _neurons_with(model_name)
@@ -179,9 +178,9 @@ def _neurons_with_adapter(adapter: CatalogueModel) -> list[Neuron]:
 
 
 def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
-    """The unload that ends it: of what it is loading, or of its replacement elsewhere. A reload
-    that waits for its turn is ended at once, and is the answer itself. Raises
-    ``JobCannotBeCancelledError``, ``ModelPinnedError``."""
+    """The unload that ends it, there or of its replacement elsewhere. A reload that waits for its
+    turn ends at once, and is itself returned. Raises ``JobCannotBeCancelledError``,
+    ``ModelPinnedError``."""
     if not job.is_active:
         raise JobCannotBeCancelledError(f"{job} has ended: it {job.status}")
     if job.kind in LEAVING_KINDS:
@@ -195,7 +194,7 @@ def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
 
 
 def load_jobs_expire(*, now: datetime | None = None) -> int:
-    """Fail the active jobs that no neuron works on. Returns their number."""
+    """Fails the active jobs that no neuron works on. Returns their number."""
     now = now or timezone.now()
     failures = ((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
     return sum(

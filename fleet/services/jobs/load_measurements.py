@@ -1,8 +1,8 @@
-"""What the fleet records of a model beside the operator's settings: what its loads took, how fast
-prompts go on each neuron, and where it was unloaded to stay so.
+"""Records of a model beside its settings: its loads' memory, its prefill speed on each neuron, and
+where it is to stay unloaded.
 
-The memory is written when a load job succeeds. The speed is a live average that the engine keeps;
-its row follows when it has moved by a tenth, so requests cost few writes and an idle fleet none.
+The memory is written when a load job succeeds. The speed is the engine's running average; its row
+is written when it has changed by a tenth, so requests cost few writes and an idle fleet none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inference.protocol.load_report import LoadReport
 logger = logging.getLogger(__name__)
 
 NEWS = 0.1
-"""How far a speed must have moved to be written."""
+"""The relative change of a speed that is written."""
 
 
 def load_measurement_record(
@@ -36,15 +36,15 @@ def load_measurement_record(
     report: LoadReport,
     capabilities: Sequence[str] = (),
 ) -> None:
-    """An engine that did not measure what it took leaves nothing to record, nor does a model of
-    several stages: what those took of their devices is no measure of a load of one."""
+    """Does nothing for an engine that did not measure its memory, or a model of several stages,
+    whose parts are no measure of a load of one."""
     if report.actual_bytes == 0 or report.stages:
         return
     values = _memory_values(report) | {
         "context_tokens": report.context_tokens,
         "capabilities": list(capabilities),
     }
-    # Of the same model on another device of that neuron, whose speed was another.
+    # From another device of that neuron, with another speed.
     elsewhere = LoadMeasurement.objects.filter(model=model, neuron=neuron)
     elsewhere.exclude(device_kind=values["device_kind"]).delete()
     LoadMeasurement.objects.update_or_create(model=model, neuron=neuron, defaults=values)
@@ -54,8 +54,8 @@ def load_measurement_record(
 def load_need_record(
     *, model: CatalogueModel, neuron: Neuron, device: str, needed_bytes: int
 ) -> None:
-    """Record the need of a load that did not fit, if no load has measured it yet, so that placement
-    knows how much to evict. A later, larger need replaces it."""
+    """Records the need of a load that did not fit, if no load has measured it yet, so that
+    placement knows how much to evict. A later, larger need replaces it."""
     load_bytes = max(0, needed_bytes - (model.entry().kv_memory_bytes or 0))
     reported: dict[str, Any] = {
         "device_kind": device.partition(":")[0],
@@ -80,8 +80,8 @@ def weight_bytes_record(*, model: CatalogueModel, weight_bytes: int) -> None:
 
 
 def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
-    """Record what the layers of a model take that did not fit on one device, so that placement can
-    plan stages of it. Costs that no model has are logged and left out: neurons report them."""
+    """Records the layers' costs of a model that did not fit on one device, so that placement can
+    plan stages. Impossible costs are logged and ignored: neurons report them."""
     try:
         unpacked(costs)
     except ValueError as error:
@@ -151,7 +151,7 @@ def _write_speed(row: LoadMeasurement, state: ReplicaState) -> None:
 
 
 def model_keep_unloaded(*, model_name: str, neuron_name: str) -> None:
-    """The control does not load the model again for its own sake."""
+    """The control does not load the model again by itself."""
     model = CatalogueModel.objects.filter(name=model_name).first()
     if model is None or not model.settings().is_kept_loaded:
         return

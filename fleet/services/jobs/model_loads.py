@@ -1,10 +1,10 @@
-"""Loads a model, puts it to sleep and wakes it: on request, where placement decides or on a named
-neuron; or as placement decided in a gateway or in the control plane.
+"""Loads a model, puts it to sleep and wakes it: on request, on a named neuron or by placement; or
+as placement decided in a gateway or in the control plane.
 
-Loads are started one at a time for each model. Two gateways may decide on snapshots that differ by
-a heartbeat, and choose different neurons. So the model's row is locked while loads of it that are
-under way anywhere are looked up. What leaves for a load moves to where memory is free
-(``fleet.placement.devices.moves``); both jobs' notes name it.
+Loads are started one at a time for each model: two gateways may decide on snapshots that differ by
+a heartbeat, and choose different neurons. So the model's row is locked while its active loads are
+read. Evicted models move to free memory (``fleet.placement.devices.moves``); both jobs' notes name
+it.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def model_load_start(
     neuron_name: str | None = None,
     devices: Sequence[str] = (),
 ) -> LoadJob:
-    """A load on that neuron, or else where it fits, which wakes it where it sleeps; the load that
-    is under way; or the reload of a replica with an earlier spec. An adapter's base is loaded: the
-    adapter itself is with the first request for it. A load on named ``devices`` evicts nothing. A
-    load that failed, for good too, is tried again.
+    """A load on that neuron, or else where it fits, which wakes it where it sleeps; the active
+    load; or the reload of a replica with an earlier spec. An adapter's base is loaded: the adapter
+    follows with its first request. A load on named ``devices`` evicts nothing. Earlier failures are
+    ignored.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``NeuronAwayError``, ``ModelRecoveringError``, ``ModelAlreadyLoadedError``,
@@ -83,7 +83,7 @@ def model_load_start(
         return _load_on(actor, entry, neuron_name, snapshot, devices)
     catalogue = selectors.catalogue_by_name()
     decision = place(entry, snapshot, catalogue=catalogue)
-    if isinstance(decision, Reject):  # the operator may have mended it
+    if isinstance(decision, Reject):  # the operator may have repaired it
         entry = _weighed(entry, snapshot, decision)
         decision = place(entry, snapshot, catalogue=catalogue, tries_again=True)
     match decision:
@@ -106,7 +106,7 @@ def model_load_start(
 
 def _weighed(entry: CatalogueEntry, snapshot: FleetSnapshot, rejected: Reject) -> CatalogueEntry:
     """The entry, with the costs of its layers where no device could hold it and they are unknown:
-    it may be divided. The entry itself where no files of it can be read from here."""
+    it may be divided. The entry itself where its files cannot be read from here."""
     if rejected.code != "exceeds_device" or entry.costs is not None or why_not_divided(entry):
         return entry
     devices = [one for neuron in snapshot.neurons for one in neuron.devices]
@@ -127,8 +127,8 @@ def _load_on(
     snapshot: FleetSnapshot,
     devices: Sequence[str],
 ) -> LoadJob:
-    """Idle models leave for it where that makes room. A neuron that holds the model already
-    chooses the devices itself."""
+    """Evicts idle models where that makes room. A neuron that holds the model already chooses the
+    devices itself."""
     neuron = reporting_neuron(neuron_name, snapshot)
     loading = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
     on_its_way = loading.filter(model_name=entry.name).values_list("neuron__name", flat=True)
@@ -157,8 +157,8 @@ def _load_on(
 
 
 def _check_one_host(entry: CatalogueEntry, held: ReplicaView | None) -> None:
-    """Raises ``PlacementRefusedError`` where another spec would replace a replica whose stages lie
-    on several hosts."""
+    """Raises ``PlacementRefusedError`` where another spec would replace a replica with stages on
+    several hosts."""
     if held is None or held.spec_digest in ("", entry.spec_digest()) or not stage_neurons(held):
         return
     raise PlacementRefusedError(
@@ -189,8 +189,8 @@ def _check_device_sizes(entry: CatalogueEntry, neuron: NeuronView, devices: Sequ
 
 
 def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False) -> LoadJob:
-    """The job of ``load``, or the one by which the model is being loaded somewhere already, unless
-    it ``may_be_one_more`` than that. Raises as ``load_job_start``."""
+    """The job of ``load``, or an active load of the model anywhere, unless it ``may_be_one_more``.
+    Raises as ``load_job_start``."""
     moves = _moves_of(load)
     with transaction.atomic():
         CatalogueModel.objects.select_for_update().filter(name=load.model).first()
@@ -214,8 +214,8 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
 
 
 def _moves_of(load: Load) -> tuple[Load, ...]:
-    """They are decided before the load is sent: what it evicts may leave at once, and is then no
-    longer seen as idle."""
+    """Decided before the load is sent: models evicted by it may begin to unload at once, and no
+    longer count as idle."""
     if not load.evictions:
         return ()
     try:
@@ -227,7 +227,7 @@ def _moves_of(load: Load) -> tuple[Load, ...]:
 
 
 def _start_moves(actor: Actor, moves: tuple[Load, ...], load: Load, job: LoadJob) -> None:
-    """Start them. A refused move is dropped: the model is loaded again at its next request."""
+    """Starts them. A refused move is skipped: the model is loaded again at its next request."""
     try:
         for move in moves:
             left = [neuron for neuron, model in load.evictions if model == move.model]
@@ -258,8 +258,8 @@ def _note(job: LoadJob, words: str) -> None:
 def sleep_job_start(
     *, actor: Actor, model_name: str, neuron_name: str, is_planned: bool = False
 ) -> LoadJob:
-    """The active sleep of this model on this neuron: a new one, or the one that is there. The
-    neuron waits for its requests first. ``is_planned``: what should be loaded has been seen to.
+    """The active sleep of this model on this neuron, new or existing. The neuron waits for its
+    requests first. ``is_planned``: by the control.
 
     Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``CannotSleepError``,
     ``ModelPinnedError``, ``SnapshotUnavailableError``.
@@ -323,8 +323,8 @@ def check_may_sleep(model_name: str, neuron_name: str, snapshot: FleetSnapshot) 
 
 
 def _neurons(model_name: str, status: ReplicaStatus, word: str) -> list[str]:
-    """Returns the neurons whose replica has this status by their last heartbeats: a client whose
-    request was just answered finds the model ready, though no row of it is recorded yet."""
+    """The neurons whose replica has this status by their last heartbeats, which are newer than its
+    rows: a client whose request was just answered expects the model to be ready."""
     snapshot = live.read_snapshot_sync(live.redis_client())
     names = [one.neuron for one in snapshot.replicas_of(model_name) if one.status is status]
     if not names:

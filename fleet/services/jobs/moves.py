@@ -50,7 +50,7 @@ from inference.protocol.load_progress import (
 logger = logging.getLogger(__name__)
 
 OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
-"""A heartbeat that is read so long after a job was asked for was written after it."""
+"""A heartbeat read this long after a job was requested was written after it."""
 
 
 def load_job_advance(
@@ -60,8 +60,8 @@ def load_job_advance(
     now: datetime,
     snapshot: Callable[[], FleetSnapshot],
 ) -> None:
-    """Move an active job to the status that its neuron reports. ``state``: the replica of the job's
-    model there; ``None``: there is none. ``snapshot``: of the neuron, as it reports it."""
+    """Moves an active job to the status that its neuron reports. ``state``: the replica of the
+    job's model there; ``None``: there is none. ``snapshot``: of the neuron, as it reports it."""
     if job.kind == LoadJobKind.UNLOAD:
         _unload_advance(job, state, now)
     elif job.kind == LoadJobKind.SLEEP:
@@ -73,7 +73,7 @@ def load_job_advance(
 
 
 def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: datetime) -> None:
-    """``base``: of the model that the job's adapter is loaded beside; ``None``: it is gone."""
+    """``base``: of the model with the job's adapter; ``None``: it is gone."""
     stats = None if base is None else base.stats
     if stats is None or job.model_name not in stats.adapters:
         job_end(job=job, status=LoadJobStatus.SUCCEEDED)
@@ -111,10 +111,10 @@ def _load_advance(
 def _load_divide(
     job: LoadJob, costs: PackedCosts, snapshot: Callable[[], FleetSnapshot], now: datetime
 ) -> bool:
-    """Whether the load continues, divided over devices of its neuron that have room now: its model
-    turned out too large for the one that placement had chosen."""
+    """Whether the load continues, divided over devices of its neuron with free memory: its model
+    turned out too large for the chosen one."""
     if job.stages:
-        return True  # its neuron has not taken up yet that it was divided
+        return True  # its neuron has not received the division yet
     model, neuron = job.model, job.neuron.name
     if not job.may_divide or model is None or job.spec_digest != model.entry().spec_digest():
         return False
@@ -142,7 +142,7 @@ def _load_divide(
 
 def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> None:
     if job.model is None or job.stages:
-        return  # what a stage lacked is no need of the whole model
+        return  # one stage's need is not that of the whole model
     if failure.costs is not None and job.spec_digest == job.model.entry().spec_digest():
         layer_costs_record(model=job.model, costs=failure.costs)
     if failure.needed_bytes is None or not state.devices:
@@ -156,8 +156,8 @@ def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> Non
 
 
 def _is_what_was_asked_for(job: LoadJob, state: ReplicaState) -> bool:
-    """Another job loaded it, by the spec that this one sent too. Not while it is on its way out,
-    and never for a reload, which wants it loaded again."""
+    """Another job loaded it, by this job's spec. Not while it is being unloaded, and never for a
+    reload."""
     return (
         job.kind == LoadJobKind.LOAD
         and job.spec_digest != ""
@@ -167,9 +167,9 @@ def _is_what_was_asked_for(job: LoadJob, state: ReplicaState) -> bool:
 
 
 def _was_ready(job: LoadJob, state: ReplicaState) -> bool:
-    """Whether the job's own replica became READY and fell asleep between two heartbeats. A job
-    that waited for READY would stay active, and would be the answer to every request to wake it."""
-    if state.status is ReplicaStatus.DRAINING:  # to sleep, which only a READY one does
+    """Whether the job's own replica became READY and fell asleep between two heartbeats. A job that
+    waited for READY would stay active, and would be the answer to every request to wake it."""
+    if state.status is ReplicaStatus.DRAINING:  # only a READY one can sleep
         return state.report is not None and not selectors.unload_job_is_active(
             job.model_name, job.neuron
         )
@@ -194,8 +194,8 @@ def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
 def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
     if state is None or _was_asked_for_later(job, state.job_id):
         overtaken = [one for one in _loads_before(job) if one.pk != job.pk]
-        # A load that the neuron has not taken up shows in no heartbeat, nor does one that came
-        # after the heartbeat that was read.
+        # A heartbeat lacks a load that the neuron has not received yet, or that is newer than the
+        # heartbeat.
         if overtaken and now - job.created_at < OLD_HEARTBEAT:
             return
         with transaction.atomic():
@@ -259,7 +259,7 @@ def _replaced_unload(job: LoadJob, now: datetime) -> None:
 
 
 def _reload_in_turn(job: LoadJob, now: datetime) -> None:
-    """Make it a reload in place. The caller that wins the claim sends the message, once."""
+    """Makes it a reload in place. The caller that claims it sends the message, once."""
     values = {"started_at": now, "reported_at": now, "replacement": None}
     if job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
         job_send(job=job, send=send_reload)

@@ -1,7 +1,7 @@
-"""Bringing about what the control has decided: loads, unloads and time slices.
+"""Carries out the control's decisions: loads, unloads and time slices.
 
-Deciding is ``fleet.placement.reconcile``'s. Here are what the database knows of jobs, and the
-effects. Each action stands alone: one that is refused is decided again at the next tick.
+``fleet.placement.reconcile`` decides. Here are the database's jobs, and the effects. Each action is
+independent: a refused one is decided again at the next tick.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from metering.actor import CONTROL
 logger = logging.getLogger(__name__)
 
 FAILURES_SINCE = timedelta(seconds=2 * BACKOFF.max_s)
-"""Older failures put off nothing."""
+"""Older failures delay nothing."""
 
 
 def fleet_plan(*, watched: Watched, time_slices: tuple[TimeSlice, ...]) -> Plan:
-    """What one tick decides. Writes nothing and holds no lock: thinking about a large fleet takes
-    tens of milliseconds. ``time_slices`` are those that are under way."""
+    """The decisions of one tick. Writes nothing and holds no lock: deciding on a large fleet takes
+    tens of milliseconds. ``time_slices`` are the active ones."""
     # Read again: an older read lacks a model that was just unloaded to stay so.
     selectors.catalogue_cache_clear()
     return reconcile(
@@ -62,7 +62,7 @@ def plan_begin(*, plan: Plan) -> None:
 
 
 def jobs_known() -> Jobs:
-    """Loads and unloads under way, and the failures in a row of each assigned model."""
+    """Active loads and unloads, and the consecutive failures of each assigned model."""
     loading: set[tuple[str, str]] = set()
     unloading: set[tuple[str, str]] = set()
     evicting: set[tuple[str, str]] = set()

@@ -30,8 +30,8 @@ from metering.actor import Actor
 
 
 def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
-    """The active load or reload of this model on this neuron by the catalogue's present spec: a
-    new one, or the one that is there. Its ``note`` describes how it is done.
+    """The active load or reload of this model on this neuron by the catalogue's present spec, new
+    or existing. Its ``note`` names the way.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``NeuronAwayError``, ``ReplicaNotFoundError``, ``PlacementRefusedError``,
@@ -75,7 +75,7 @@ def model_reload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 
 def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
-    """Pure. Where it is to be loaded first, or why it is reloaded in place."""
+    """Where it is loaded first, or why it is reloaded in place. Pure."""
     neuron = snapshot.neuron(neuron_name)
     replica = neuron.replica_of(entry.name) if neuron is not None else None
     if replica is None or replica.status is not ReplicaStatus.READY:
@@ -99,7 +99,7 @@ def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
 
 def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) -> None:
     """Raises ``PlacementRefusedError`` for a replica with stages on several hosts: those end with
-    its engine, and where they go next follows from the memory that is free then."""
+    its engine, and are placed anew by the memory that is free then."""
     neuron = snapshot.neuron(neuron_name)
     replica = None if neuron is None else neuron.replica_of(model_name)
     if replica is not None and (others := stage_neurons(replica)):

@@ -1,13 +1,13 @@
-"""Loads whose stages lie on several neurons: orders the stages, then the engine, and releases what
-no load and no engine has any more.
+"""Loads with stages on several neurons: orders the stages, then the engine, and releases unused
+stages.
 
     load_job_start ─▶ identities, an order for each other neuron ─▶ their heartbeats: it listens
     each tick      ─▶ all listen: the engine's load, with their addresses and certificates
                    ─▶ one failed: the job fails, and the others are released
     unload, cancel ─▶ the engine was not ordered yet: the job ends, and all are released
 
-Deciding is ``fleet.placement.held_stages``'s. Identities are made for one load. Each secret goes to
-its own neuron alone; the engine's waits in the job's row, encrypted, until its stages listen.
+``fleet.placement.held_stages`` decides. Identities are made for one load. Each secret goes to its
+own neuron alone; the engine's waits in the job's row, encrypted, until its stages listen.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def spans_neurons(stages: Sequence[StageSpec]) -> bool:
 
 
 def stage_orders(job: LoadJob) -> Send:
-    """Makes the identities of the job's links, and returns what sends the orders of its stages on
-    other neurons. The job is to be saved before that."""
+    """Makes the identities of the job's links, and returns a function that sends the orders of its
+    stages on other neurons. Save the job before calling that."""
     far = {index: stage for index, stage in enumerate(job.stage_specs) if stage.neuron}
     identities = {index: new_identity() for index in far}
     links = StageLinks(
@@ -104,7 +104,7 @@ def stage_loads_advance(*, snapshot: FleetSnapshot, now: datetime | None = None)
 
 
 def stage_load_call_off(*, job: LoadJob) -> bool:
-    """Ends a load whose engine has not been ordered yet; the next tick of the control releases its
+    """Ends a load whose engine has not been ordered yet; the control's next tick releases its
     stages. ``False``: its neuron has the engine's order, or the load has ended."""
     with transaction.atomic():
         unordered = LoadJob.objects.filter(pk=job.pk).exclude(stage_links="")
@@ -115,8 +115,8 @@ def stage_load_call_off(*, job: LoadJob) -> bool:
 
 
 def held_stages_release(*, snapshot: FleetSnapshot) -> None:
-    """Has neurons end the stages that no load and no engine has. What a message does not reach is
-    asked again at the next tick."""
+    """Orders neurons to end the stages without a load or an engine. A lost message is repeated at
+    the next tick."""
     if not any(True for _ in snapshot.held_stages()):
         return
     jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
@@ -154,8 +154,8 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
 
 
 def _with_links(spec: LoadSpec, links: StageLinks) -> LoadSpec:
-    """The spec, with the certificate of each stage of another neuron, and without what leaves for
-    it there: that is for its own order."""
+    """The spec, with the certificate of each stage of another neuron, and without that neuron's
+    evictions: its own order has those."""
     stages = [
         msgspec.structs.replace(stage, certificate=links.certificates.get(index, ""), evict=[])
         for index, stage in enumerate(spec.stages)

@@ -3,9 +3,8 @@
     job_create ─▶ PENDING ─▶ RUNNING ─▶ SUCCEEDED, FAILED, CANCELLED
        └─▶ message, once the transaction commits
 
-The table of steps is ``LOAD_JOB_TRANSITIONS``; ``moves`` decides on them by what neurons report.
-Every step is claimed by one conditional UPDATE on the status that it starts from. A caller that
-changes no row has lost the claim and does nothing.
+The table of steps is ``LOAD_JOB_TRANSITIONS``; ``moves`` decides on them by the neurons' reports.
+One conditional UPDATE on the old status claims a step; a caller that changes no row does nothing.
 
 The database holds one active load or reload for a model and neuron, and one active unload or sleep.
 A request for an active job returns that job; a load with another spec replaces it.
@@ -41,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 AnyJob = TypeVar("AnyJob", bound=Job)
 Send = Callable[[LoadJob], None]
-"""Sends a job's message. Raises ``BrokerUnavailableError``, as each of those below."""
+"""Sends a job's message. Raises ``BrokerUnavailableError``, like those below."""
 
 REPORTED_AT_EVERY = timedelta(seconds=5)
 NOT_SENT = LoadFailure(
@@ -72,7 +71,7 @@ def job_claim(*, job: Job, status: LoadJobStatus, values: Mapping[str, Any]) -> 
 def job_report(
     *, job: Job, values: Mapping[str, Any], now: datetime, is_running: bool = True
 ) -> None:
-    """Records that the job's neuron spoke of it: ``values`` are the columns that changed."""
+    """Records that the job's neuron reported it: ``values`` are the columns that changed."""
     if is_running and job.status == LoadJobStatus.PENDING:
         values = {**values, "started_at": now, "reported_at": now}
         job_claim(job=job, status=LoadJobStatus.RUNNING, values=values)
@@ -109,7 +108,7 @@ def send_drop_adapter(job: LoadJob) -> None:
 
 
 def send_reload(job: LoadJob) -> None:
-    """Send a reload. A neuron replaces only a replica with another spec, so one with the same spec
+    """Sends a reload. A neuron replaces only a replica with another spec, so one with the same spec
     is unloaded first."""
     replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
     if replica is None or replica.spec_digest in ("", job.spec_digest):
@@ -136,9 +135,9 @@ def spec_of(job: LoadJob) -> LoadSpec:
 
 
 def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
-    """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
-    transaction commits. Raises ``UnknownNeuronError`` or ``UnknownModelError`` where one was
-    removed meanwhile."""
+    """The active job that does the same, or ``job``, saved; ``send`` runs once the transaction
+    commits. Raises ``UnknownNeuronError`` or ``UnknownModelError`` where one was removed
+    meanwhile."""
     if job.kind not in LEAVING_KINDS:
         job.spec_digest = spec_digest(spec_of(job))
         if job.model is not None:
@@ -175,7 +174,7 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
 
 
 def _active_beside(job: LoadJob) -> LoadJob | None:
-    """The one that the database allows no second beside."""
+    """The active job that excludes a second one."""
     active = selectors.load_jobs_active().filter(model_name=job.model_name, neuron=job.neuron)
     if job.kind in LEAVING_KINDS:
         return active.filter(kind__in=LEAVING_KINDS).first()
@@ -183,9 +182,8 @@ def _active_beside(job: LoadJob) -> LoadJob | None:
 
 
 def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
-    """Whether the active job does what the new one would. Not a load that was cancelled since or
-    has another spec; not a sleep if the model shall be unloaded; not an unload if it shall
-    sleep."""
+    """Whether the active job does the same. Not a load that was cancelled since or has another
+    spec; not a sleep in place of an unload, or the reverse."""
     if job.kind in LEAVING_KINDS:
         return active.kind in (job.kind, LoadJobKind.UNLOAD)
     return active.spec_digest == job.spec_digest and not selectors.unload_job_is_active(
@@ -211,8 +209,8 @@ def job_end(
     failure: LoadFailure | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether this call ended it; False when it had moved on meanwhile. ``values``: other columns.
-    Raises ``IllegalTransitionError``."""
+    """Whether this call ended it; ``False`` when it had moved on meanwhile. ``values``: other
+    columns. Raises ``IllegalTransitionError``."""
     now = timezone.now()
     changes: dict[str, Any] = {**(values or {}), "finished_at": now}
     if isinstance(job, LoadJob):
@@ -231,7 +229,7 @@ def job_end(
 
 def job_send(*, job: AnyJob, send: Callable[[AnyJob], None]) -> None:
     """Sends the job's message once the transaction commits: a control that is deposed, or whose
-    database breaks, has sent nothing. A job whose message the broker does not take has failed."""
+    database fails, has sent nothing. A job whose message the broker does not accept has failed."""
     transaction.on_commit(partial(_send_or_fail, job, send), robust=True)
 
 
@@ -246,7 +244,7 @@ def _send_or_fail(job: AnyJob, send: Callable[[AnyJob], None]) -> None:
 def load_job_progress(
     *, job: LoadJob, progress: LoadProgress | None, now: datetime, detail: str = ""
 ) -> None:
-    """Records how far its neuron is; ``detail``, in words, where that has no progress."""
+    """Records its progress; ``detail``, in words, where its neuron reports none."""
     values = _progress_values(job, progress, now)
     if detail and detail != job.progress_detail:
         values["progress_detail"] = detail
@@ -280,7 +278,7 @@ def wait_for_job(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether it has ended by then; ``job`` is as it was last seen."""
+    """Whether it has ended by then; ``job`` is refreshed."""
     deadline_s = clock() + timeout_s
     while job.is_active:
         if clock() >= deadline_s:

@@ -1,1 +1,1 @@
-"""What requests name: the catalogue's models and aliases, and upstreams."""
+"""The catalogue's models and aliases, and upstreams."""

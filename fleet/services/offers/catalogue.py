@@ -51,8 +51,8 @@ ROOM_FOR_A_NUMBER = 4
 
 
 def catalogue_model_create(*, actor: Actor, name: str, **values: SettingValue) -> CatalogueModel:
-    """``values`` are settings by name (``fleet.catalogue.settings``); those left out have their
-    defaults. Raises ``CatalogueValueError`` naming the field that cannot hold its value."""
+    """``values`` are settings by name (``fleet.catalogue.settings``); the others have their
+    defaults. Raises ``CatalogueValueError`` naming the invalid field."""
     model = CatalogueModel(name=name)
     model.assign(values)
     with transaction.atomic():
@@ -72,7 +72,7 @@ def catalogue_model_update(
     *, actor: Actor, model: CatalogueModel, changed_fields: list[str]
 ) -> None:
     """Writes the named fields of an edited row. Other files, another dtype, quantization or
-    kv_dtype make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
+    kv_dtype invalidate the measured size, so it is deleted. Raises ``CatalogueValueError``."""
     update_fields = [*changed_fields, "updated_at"]
     is_another = bool(DECIDE_WEIGHTS & set(changed_fields))
     if is_another:
@@ -94,7 +94,7 @@ def catalogue_model_update(
 
 
 def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
-    """Delete the model with its aliases, and unload it everywhere; its jobs stay. If a neuron
+    """Deletes the model with its aliases, and unloads it everywhere; its jobs stay. If a neuron
     misses the message, the control plane unloads the model later, since it is no longer offered.
     Raises ``ModelHasAdaptersError``."""
     with transaction.atomic():
@@ -186,7 +186,7 @@ def _target_prices_check(settings: CatalogueSettings) -> None:
 
 
 def _named_upstream_check(name: str, settings: CatalogueSettings, field: str) -> None:
-    """``field`` names it. Raises ``CatalogueValueError``."""
+    """``field``: the field that names it. Raises ``CatalogueValueError``."""
     upstream = Upstream.objects.filter(name=name).first()
     if upstream is None:
         raise CatalogueValueError(field, f"There is no upstream named {name!r}")
@@ -254,8 +254,7 @@ def alias_check(*, alias: Alias) -> None:
 
 
 def default_model_ensure(*, actor: Actor) -> CatalogueModel:
-    """The small model that a fresh installation serves. A row that is there is left as the
-    operator made it."""
+    """The small model of a fresh installation. An existing row is left as it is."""
     existing = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).first()
     if existing is not None:
         return existing
@@ -272,8 +271,8 @@ def default_model_ensure(*, actor: Actor) -> CatalogueModel:
 
 
 def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
-    """``default_model_ensure`` for each start: ``None`` where an operator deleted the model, who
-    would find it back in the catalogue and in memory otherwise."""
+    """``default_model_ensure`` for each start: ``None`` where an operator deleted the model, which
+    otherwise would be back in the catalogue and in memory."""
     deletions = AuditEntry.objects.filter(action=DELETION, object_id=DEFAULT_MODEL_NAME)
     is_there = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).exists()
     if not is_there and deletions.exists():
@@ -284,9 +283,9 @@ def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
 def pulled_model_offer(
     *, actor: Actor, source: str, file: str | None, called: str, num_bytes: int
 ) -> CatalogueModel:
-    """The model of the catalogue that has these files, a new one where none has. ``called`` is an
-    alias of it, where that name is free and can be one. ``num_bytes``: what the files take; 0:
-    unknown. One that the operator has disabled stays so. Raises ``CatalogueValueError``."""
+    """The model of the catalogue that has these files, a new one where none has. ``called`` becomes
+    an alias of it, if that name is free and valid. ``num_bytes``: size of the files; 0: unknown. A
+    disabled one stays so. Raises ``CatalogueValueError``."""
     same = CatalogueModel.objects.filter(source=source, file=file or "", revision="", base="")
     with transaction.atomic():
         model = same.order_by("-enabled", "created_at").first()

@@ -1,6 +1,6 @@
-"""Imports a models.toml: the plan that the operator has seen, in one transaction.
+"""Imports a models.toml: the plan that the operator confirmed, in one transaction.
 
-Each change is made by the service that makes it one by one, so rules and audit are the same.
+Each change calls the service for single changes, so rules and audit are the same.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from metering.actor import Actor
 def catalogue_import(
     *, actor: Actor, document: Document, prune: bool = False, seen: str | None = None
 ) -> Plan:
-    """Make the catalogue match the document. Returns the changes: none, the second time. ``seen``
-    is the digest of the plan that was agreed to.
+    """Makes the catalogue match the document. Returns the changes: none, the second time. ``seen``
+    is the digest of the confirmed plan.
 
     Raises ``ModelsTomlError``, ``CatalogueValueError``; ``CatalogueChangedError`` where the plan
-    is no longer the one that was seen. Then nothing has changed.
+    differs from the confirmed one. Then nothing has changed.
     """
     with transaction.atomic():
         plan = plan_import(document, selectors.catalogue_state(), prune=prune)
@@ -45,9 +45,9 @@ def catalogue_import(
 
 
 def _apply(actor: Actor, plan: Plan) -> None:
-    """Names are freed before they are given, and a base is there as long as its adapters. An
-    upstream is there as long as its models; it is brought inside before them, and let outside
-    after them."""
+    """Names are freed before they are used again, and a base exists as long as its adapters. An
+    upstream exists as long as its models; it joins the network before them, and leaves it after
+    them."""
     inside = [one for one in plan.upstreams if not _is_outside(plan, one)]
     for upstream in inside:
         _upstream_set(actor, upstream, plan)
@@ -69,7 +69,7 @@ def _apply(actor: Actor, plan: Plan) -> None:
 
 
 def _is_outside(plan: Plan, change: Change) -> bool:
-    """One that is added is there before the models that name it."""
+    """A new upstream exists before the models that name it."""
     if change.action == "remove":
         return True
     return change.action == "change" and plan.wanted_upstreams[change.name].leaves_network
