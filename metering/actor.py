@@ -1,4 +1,4 @@
-"""Who changes something: a person, a key, or a part of the system."""
+"""The author of a change: a person, a key, or a part of the system."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """``name``: the user's name or the key's prefix; of a command the operating system's user and
-    the host; parts of the system have none."""
+    """``name``: the user's name or the key's prefix; for a command the operating system's user and
+    the host; empty for parts of the system."""
 
     kind: ActorKind
     name: str = ""
@@ -32,7 +32,7 @@ class Actor:
 def _user_and_host() -> str:
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # containers run as numbers that have no name
+    except KeyError:  # containers run as unnamed user ids
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 

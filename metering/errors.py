@@ -1,4 +1,4 @@
-"""Everything metering can refuse.
+"""Metering's exceptions.
 
     MeteringError
     ├── QuotaExceededError          a hard cap leaves no room for the request
@@ -35,10 +35,10 @@ class MeteringError(Exception):
 
 
 class QuotaExceededError(MeteringError):
-    """``retry_after_s`` is when the window ends; ``None`` where waiting does not help: a balance
-    does not come back by itself, and what passes the whole cap never fits. ``is_reserved``: only
-    reservations of running requests are in the way, which settle in seconds. ``needed`` and
-    ``left`` are in ``unit`` (``tokens`` or ``micro_usd``). ``owner``: ``key`` or ``account``."""
+    """``retry_after_s`` is when the window ends; ``None`` where waiting does not help: for a
+    balance, or a request over the whole cap. ``is_reserved``: only reservations of running requests
+    exceed it, which settle in seconds. ``needed`` and ``left`` are in ``unit`` (``tokens`` or
+    ``micro_usd``). ``owner``: ``key`` or ``account``."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class QuotaExceededError(MeteringError):
 
 class RateLimitedError(MeteringError):
     """``subject`` is the key's prefix or the account whose ``limit`` it was. ``retry_after_s`` is
-    ``None`` where waiting does not help. ``state`` is what the caller has left; ``None`` where
+    ``None`` where waiting does not help. ``state`` is the caller's remaining limits; ``None`` where
     the check did not need it."""
 
     def __init__(
@@ -98,8 +98,8 @@ class DirectoryUnavailableError(MeteringError):
 
 
 class KeyRefusedError(MeteringError):
-    """``account`` and ``key`` (its public prefix) are the sender's, empty where the sender is not
-    known: nobody else has shown the whole key."""
+    """``account`` and ``key`` (its public prefix) are the sender's, empty where the whole key was
+    not shown."""
 
     def __init__(self, message: str, *, account: str = "", key: str = "") -> None:
         super().__init__(message)
@@ -120,8 +120,8 @@ class ExpiredKeyError(KeyRefusedError):
 
 
 class DisabledAccountError(KeyRefusedError):
-    """A 401 as well: the key opens nothing any more, whatever is asked for with it. A 403 would
-    imply that it may be used for other requests."""
+    """A 401 as well: the key is useless, whatever is requested with it. A 403 would imply that it
+    may be used for other requests."""
 
 
 class NoAccountError(MeteringError):

@@ -1,4 +1,4 @@
-"""Addresses of the pages of what records name: accounts, keys, requests, objects of the audit."""
+"""Addresses of the pages of accounts, keys, requests and audited objects."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def key_url(prefix: str) -> str:
 
 
 def request_url(request_id: str) -> str:
-    """Returns the address of the request's record, which may be deleted before the ledger's entry
-    is."""
+    """The address of the request's record, which may be deleted before the ledger's entry."""
     return reverse("request", args=[request_id])
 
 
@@ -38,7 +37,7 @@ AUDITED: Mapping[str, Callable[[str], str]] = {
 
 
 def audited_url(action: str, object_id: str) -> str:
-    """The page of what an entry of the audit is about; empty: it has none."""
+    """The page of an audit entry's object; empty: it has none."""
     noun, _, verb = action.partition(".")
     has_ended = verb in ENDS and noun != "key"
     return "" if has_ended or noun not in AUDITED else AUDITED[noun](object_id)

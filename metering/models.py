@@ -1,9 +1,9 @@
-"""What the database holds of metering: who pays (accounts, the people in them, their API keys, the
-hard caps on both), and what happened (ledger entries and their hourly sums, request records and
-captured bodies, series, the audit).
+"""Metering's tables: payers (accounts, the people in them, their API keys, the hard caps on both),
+and records (ledger entries and their hourly sums, request records and captured bodies, series, the
+audit).
 
-``metering.services`` writes the former, but for what is spent and reserved, which is the ledger's.
-In the latter, accounts, keys and models are names, not foreign keys: a row outlives what it names.
+``metering.services`` writes the former, except the spent and reserved amounts, which the ledger
+writes. In the latter, accounts, keys and models are names, not foreign keys: rows outlive them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACCOUNT_NAME = RegexValidator(
 
 
 class LimitedModel(models.Model):
-    """Limits per minute and at once; empty means none. Until when bodies are captured."""
+    """Limits per minute and at once, empty: none; and until when bodies are captured."""
 
     requests_per_minute = models.PositiveIntegerField(
         null=True, blank=True, validators=[MinValueValidator(1)]
@@ -97,7 +97,7 @@ class Membership(models.Model):
 
 
 class ApiKey(LimitedModel):
-    """Shown once when it is made; kept as a keyed hash behind its public prefix."""
+    """Shown once when it is made; stored as a keyed hash behind its public prefix."""
 
     prefix = models.CharField(max_length=16, primary_key=True)
     digest = models.CharField(max_length=64, editable=False)
@@ -134,8 +134,8 @@ class ApiKey(LimitedModel):
 
 
 class Revision(models.Model):
-    """One row that counts changes of accounts, keys and budgets: gateways read it to know when
-    what they remember is out of date."""
+    """One row that counts changes of accounts, keys and budgets: gateways read it to detect that
+    their caches are out of date."""
 
     number = models.PositiveBigIntegerField(default=0)
 
@@ -201,7 +201,7 @@ class Reservation(models.Model):
 
 
 class GatewayLease(models.Model):
-    """A gateway renews it while it lives; what a gateway without one has reserved is swept."""
+    """A gateway renews it while it lives; without one its reservations are swept."""
 
     gateway_id = models.CharField(max_length=64, primary_key=True)
     lease_until_unix_s = models.BigIntegerField()
@@ -276,9 +276,8 @@ class UsageHour(models.Model):
 
 
 class RequestRecord(RequestColumns):
-    """One row for each request that reached a gateway, refused ones too: for people who look for a
-    request. ``end_user`` and ``code`` are null where there is none, so that the partial indexes
-    over them are small."""
+    """One row for each request that reached a gateway, refused ones too. ``end_user`` and ``code``
+    are null where there is none, so that the partial indexes over them are small."""
 
     request_id = models.UUIDField(unique=True)
     at = models.DateTimeField(help_text="When it ended.")
@@ -310,10 +309,10 @@ class RequestRecord(RequestColumns):
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [
-            # What follows the time is compared within the index, so that two filters which match
-            # many rows each, and none together, do not read those rows. PostgreSQL takes two
-            # names that never meet for ones that often do, and walks back in time for the first
-            # of them: the index by time has every name.
+            # Columns after the time are compared within the index, so that two filters which match
+            # many rows each, and none together, do not read those rows. PostgreSQL assumes that two
+            # names which never meet often do, and walks back in time for the first of them: the
+            # index by time has every name.
             models.Index(fields=["at", "account", "model", "neuron", "status"], name="request_at"),
             models.Index(
                 fields=["account", "at", "key", "model", "neuron"], name="request_account"

@@ -1,4 +1,4 @@
-"""Money between people and integers: US dollars as text, micro-USD inside. Pure; never a float."""
+"""Money: US dollars as text for people, micro-USD inside. Pure; never a float."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def usd_text(micro_usd: int) -> str:
 
 
 def cost_text(micro_usd: int) -> str:
-    """An amount spent, as people write it: ``$1,234.57``, to the cent. Less than a cent is printed
-    exactly."""
+    """An amount spent: ``$1,234.57``, to the cent. Less than a cent is printed exactly."""
     if micro_usd < MICRO_USD_PER_CENT:
         return usd_text(micro_usd)
     cents = (micro_usd + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
@@ -60,8 +59,8 @@ def amount_words(unit: str, amount: int) -> str:
 
 
 def cap_of(unit: str, word: str) -> int:
-    """A budget's cap as a person wrote it: dollars, or whole tokens. Raises ``ValueError`` with
-    a message for people."""
+    """A budget's cap from a person's text: dollars, or whole tokens. Raises ``ValueError`` with a
+    message for people."""
     if unit == MICRO_USD:
         return micro_usd_of(word)
     if not (word.isascii() and word.isdigit() and len(word) < 20):

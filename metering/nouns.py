@@ -1,4 +1,4 @@
-"""Metering's nouns whose fields operators set: accounts, who belongs to them, keys and budgets."""
+"""Metering's nouns with fields that operators set: accounts, members, keys and budgets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from metering.services.keys import DEFAULT_SCOPES, MAX_NAME_CHARS
 
 
 def prefix_of_word(word: str) -> str:
-    """Returns the prefix of a whole key, so that no URL or log line holds a key; any other word as
-    it is."""
+    """The prefix of a whole key, so that no URL or log line holds a key; any other word as it
+    is."""
     return prefix_of(word) or word
 
 

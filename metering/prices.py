@@ -1,4 +1,5 @@
-"""What requests cost. Pure integers: micro-USD, and micro-USD per million tokens or units."""
+"""Prices and costs of requests. Pure integers: micro-USD, and micro-USD per million tokens or
+units."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class Prices:
     def named(
         cls, *, input: int | None, cached_input: int | None, output: int | None
     ) -> Prices | None:
-        """The prices that are named; ``None`` without one of the prompt or of the answer. Cached
-        tokens cost as others do unless theirs is named."""
+        """The given prices; ``None`` without one of the prompt or of the answer. Cached tokens cost
+        as others do unless theirs is given."""
         if input is None or output is None:
             return None
         return cls(
@@ -33,7 +34,7 @@ class Prices:
         )
 
     def less(self, percent: int) -> Prices:
-        """Each rounded up, so that nothing that has a price becomes free but by all of it."""
+        """Each rounded up, so that a discount below 100 % makes no price zero."""
         if percent == 0:
             return self
         return Prices(
@@ -54,15 +55,15 @@ class Prices:
         return -(-total // TOKENS_PER_PRICE)
 
     def most_micro_usd(self, *, prompt_tokens: int, completion_tokens: int) -> int:
-        """What so many tokens can cost at most, whatever the prefix cache holds."""
+        """An upper bound of the cost, whatever the prefix cache holds."""
         dearest = max(self.input_micro_usd, self.cached_input_micro_usd)
         total = prompt_tokens * dearest + completion_tokens * self.output_micro_usd
         return -(-total // TOKENS_PER_PRICE)
 
     def affordable_output_tokens(self, *, micro_usd: int, prompt_tokens: int) -> int | None:
-        """How many output tokens ``micro_usd`` buys beside the prompt at its dearest: the largest
-        number for which ``most_micro_usd`` is no more. Negative where the prompt alone is dearer;
-        ``None``: any number, because they are free."""
+        """How many output tokens ``micro_usd`` buys beside the prompt at its highest price: the
+        largest number for which ``most_micro_usd`` is no more. Negative where the prompt alone
+        costs more; ``None``: any number, because they are free."""
         dearest = max(self.input_micro_usd, self.cached_input_micro_usd)
         left = micro_usd * TOKENS_PER_PRICE - prompt_tokens * dearest
         if left < 0:
@@ -75,7 +76,7 @@ FREE = Prices()
 
 @dataclass(frozen=True, slots=True)
 class DearestPrices:
-    """Several prices of which one will hold: whatever is reserved is enough for each of them."""
+    """Several prices of which one will hold: a reservation covers each of them."""
 
     each: tuple[Prices, ...]
 
@@ -94,7 +95,7 @@ class DearestPrices:
 
 
 def highest(prices: Collection[Prices]) -> Prices:
-    """Returns a price of each kind that none of them is above. ``prices``: at least one."""
+    """The highest price of each kind. ``prices``: at least one."""
     return Prices(
         input_micro_usd=max(one.input_micro_usd for one in prices),
         cached_input_micro_usd=max(one.cached_input_micro_usd for one in prices),
@@ -103,12 +104,12 @@ def highest(prices: Collection[Prices]) -> Prices:
 
 
 Unit = Literal["", "request", "second", "character", "image"]
-"""What a request without tokens is metered by; empty: it has tokens."""
+"""The unit of a request without tokens; empty: it has tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metered:
-    """How much a request without tokens used, or may use at most, and what that costs."""
+    """The units that a request without tokens used, or may use at most, and their cost."""
 
     unit: Unit = ""
     num_units: int = 0
@@ -120,7 +121,7 @@ NOT_METERED = Metered()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitPrices:
-    """Micro-USD per million requests, and per million of what each request is metered by."""
+    """Micro-USD per million requests, and per million units."""
 
     request_micro_usd: int = 0
     unit_micro_usd: int = 0

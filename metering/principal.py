@@ -1,8 +1,8 @@
-"""Who asks, as plain data. Pure: no ORM, no clock, no I/O.
+"""The identity of a caller, as plain data. Pure: no ORM, no clock, no I/O.
 
 A key or a person identifies a principal; an account pays for it. Names are the identifiers:
-accounts by their slug, keys by their public prefix, so that both can be read wherever they turn
-up (logs, metrics, the ledger, what travels to a neuron).
+accounts by their slug, keys by their public prefix, so that both are readable everywhere (logs,
+metrics, the ledger, messages to neurons).
 """
 
 from __future__ import annotations
@@ -65,29 +65,28 @@ account's limits."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """``key`` is the public prefix of the API key, ``""`` where none was used. ``models`` are the
-    names of those that it may use, ``None`` for all: an alias stands for the model that it points
-    to when somebody asks. ``budgets`` are the ids of the hard caps on
-    its key and its account."""
+    names of the permitted models, ``None`` for all: an alias stands for its present model.
+    ``budgets`` are the ids of the hard caps on its key and its account."""
 
     account: str
     key: str = ""
     scopes: frozenset[Scope] = ALL_SCOPES
     models: frozenset[str] | None = None
     weight: int = 1
-    """Its account's share where principals wait for the same engine."""
+    """Its account's share of a contended engine."""
     is_anonymous: bool = False
     budgets: tuple[int, ...] = ()
     key_limits: RateLimits = field(default_factory=RateLimits)
     account_limits: RateLimits = field(default_factory=RateLimits)
     expires_unix_s: float | None = None
     names_end_user: bool = False
-    """Its clients are trusted to name whom they ask for."""
+    """Its clients are trusted to name their end user."""
     may_leave_network: bool = True
     """Its requests may go to upstreams outside, where the model's may."""
     capture_until_unix_s: float | None = None
     """An operator stores the bodies of its requests until then."""
     is_self_test: bool = False
-    """``serve`` asks whether the model answers: neither billed nor counted."""
+    """``serve``'s test of the model: neither billed nor counted."""
 
     def may_use(self, model: NamedModel) -> bool:
         return self.models is None or not self.models.isdisjoint((model.name, *model.aliases))
@@ -106,4 +105,4 @@ class Principal:
 
 
 SELF_TEST = Principal(account=SHARED_ACCOUNT, is_self_test=True)
-"""``serve`` itself, which asks the default model a question once it is loaded."""
+"""``serve`` itself, which tests the default model once it is loaded."""

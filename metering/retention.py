@@ -1,5 +1,5 @@
-"""Forgets old ledger entries, request records and captured bodies. The ledger's hourly sums stay:
-reports are made of them."""
+"""Deletes old ledger entries, request records and captured bodies. The ledger's hourly sums stay,
+for reports."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from metering.models import CapturedRequest, LedgerEntry, RequestRecord
 
 ROWS_PER_BATCH = 500
 CAPTURES_PER_BATCH = 10
-"""Each may hold a megabyte of bodies, prompt and text."""
+"""Each may have a megabyte of bodies, prompt and text."""
 MAX_BATCHES = 400
-"""How many batches one call deletes: the control has other work. The next call continues."""
+"""Batches of one call: the control has other work. The next call continues."""
 PAUSE_S = 0.02
-"""Between two batches: SQLite's other writers get their turn."""
+"""Between two batches, for SQLite's other writers."""
 
 
 def ledger_entries_forget(

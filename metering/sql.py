@@ -1,6 +1,6 @@
-"""Inserts of many rows, and values as SQLite and PostgreSQL both hold them.
+"""Inserts of many rows, and values that both SQLite and PostgreSQL can store.
 
-For what each request writes: models and their queries would cost more than the database does.
+For the writes of each request: models and their queries would cost more than the database.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ EPOCH = datetime(1970, 1, 1)
 MAX_INT64 = 2**63 - 1
 
 Value = int | str | msgspec.Raw | None
-"""``Raw``: JSON, of a column that holds it."""
+"""``Raw``: JSON, for a column of JSON."""
 Row = Sequence[Value]
 
 
 def insert_rows(
     cursor: CursorWrapper, table: str, columns: Sequence[str], rows: Sequence[Row], then: str = ""
 ) -> None:
-    """``then`` ends the statement: what to do in conflicts, and what is returned.
+    """``then`` ends the statement: its ``ON CONFLICT`` and ``RETURNING``.
 
     PostgreSQL gets the rows as one JSON parameter, because psycopg quotes each parameter in Python.
     """
@@ -61,7 +61,7 @@ def stored_moment(unix_us: int) -> str:
 
 
 def stored_text(text: str, max_chars: int) -> str:
-    """Cut to what a column holds. A client's JSON may hold lone surrogates and NULs, which are no
+    """Cut to the column's size. A client's JSON may hold lone surrogates and NULs, which are no
     text of either database."""
     if len(text) > max_chars:
         text = text[:max_chars]
@@ -75,7 +75,7 @@ def bounded(number: int, most: int = ...) -> int: ...
 @overload
 def bounded(number: int | None, most: int = ...) -> int | None: ...
 def bounded(number: int | None, most: int = MAX_INT64) -> int | None:
-    """A number that a column holds: one row that a database refuses would hold up its batch."""
+    """Limited to the column's range: one refused row would block its batch."""
     if number is None or 0 <= number <= most:
         return number
     return 0 if number < 0 else most

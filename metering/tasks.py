@@ -1,6 +1,5 @@
 """The control worker's periodic tasks for the ledger. Names and periods are in
-``helexa_site.celery``. When Redis or the database is away the next tick tries again.
-"""
+``helexa_site.celery``. When Redis or the database is offline the next tick retries."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ sweep_pause = SweepPause(this_control)
 
 @app.task(name=TASK_SWEEP_ORPHANS)  # type: ignore[untyped-decorator]
 def sweep_orphans() -> None:
-    """Releases what they had reserved, once the database has answered for a while."""
+    """Releases dead gateways' reservations, once the database has answered for a while."""
     try:
         if sweep_pause.is_over:
             reservations_sweep(client=live.redis_client(), now_unix_s=time.time())

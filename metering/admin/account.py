@@ -1,4 +1,4 @@
-"""Accounts: lists, and each with its people and budgets."""
+"""Accounts: lists, and pages with their people and budgets."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class AccountAdmin(HomePageAdmin):
         return page_of_account(obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """The ledger knows an account by its name, so it stays."""
+        """The name is fixed: the ledger refers to it."""
         return ("name",) if obj is not None else ()
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """One at a time, and only where nothing hangs on it; others can be disabled."""
+        """One at a time, and only where nothing refers to it; others can be disabled."""
         if obj is not None and (obj.name in BUILT_IN_ACCOUNTS or obj.keys.exists()):
             return False
         return super().has_delete_permission(request, obj)
@@ -137,7 +137,7 @@ class AccountAdmin(HomePageAdmin):
 
 
 def memberships_save(actor: Actor, formset: Any) -> None:
-    """A row whose person was changed is one person who leaves and one who comes."""
+    """A row whose person was changed is one removal and one addition."""
     formset.save(commit=False)
     for membership in formset.deleted_objects:
         services.membership_remove(actor=actor, membership=membership)
@@ -218,7 +218,7 @@ def _sums_by_key(account: str, period: UsagePeriod) -> dict[str, UsageSums]:
 
 
 def _key_rows(account: Account, used: Mapping[str, UsageSums], now_unix_s: float) -> list[KeyRow]:
-    """Those used last come first, then those that never were; revoked ones come last."""
+    """The last used first, then unused ones; revoked ones come last."""
     keys = account.keys.order_by(
         F("revoked_at").asc(nulls_first=True),
         F("last_used_at").desc(nulls_last=True),

@@ -1,4 +1,4 @@
-"""Budgets: on their own page, and below the account or key that they are on."""
+"""Budgets: on their own page, and below their account or key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end", "request
 
 
 class BudgetForm(CheckedForm):
-    """``amount`` is the cap as people write it: whole tokens, or dollars."""
+    """``amount`` is the cap for people: whole tokens, or dollars."""
 
     amount = forms.CharField(
         label="Cap",
@@ -56,8 +56,8 @@ class BudgetForm(CheckedForm):
                 self.fields["unit"].disabled = True
 
     def _get_validation_exclusions(self) -> set[str]:
-        """Leaves the table's constraints to ``check_row``, which reports the same in words for
-        people, and at its field."""
+        """Leaves the table's constraints to ``check_row``, whose messages are for people, at their
+        field."""
         excluded: set[str] = super()._get_validation_exclusions()  # type: ignore[misc]
         return excluded | {"account", "key", "window_s"}
 
@@ -92,7 +92,7 @@ def requests_link(budget: Budget) -> SafeString:
 
 
 class BudgetStatusColumns:
-    """How budgets stand now: a window that is over counts as begun again."""
+    """Present amounts of budgets: a window that is over counts as begun again."""
 
     @display(description="Cap", ordering="cap")
     def cap_now(self, budget: Budget) -> str:

@@ -110,7 +110,7 @@ class ApiKeyAdmin(UnfoldAdmin):
         return self.fieldsets if obj is None else (*self.fieldsets, self.recorded)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """The ledger bills by it: a key stays in its account."""
+        """The account is fixed: the ledger bills by it."""
         return RECORDED if obj is None else ("account", *RECORDED)
 
     def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
@@ -154,7 +154,8 @@ class ApiKeyAdmin(UnfoldAdmin):
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """The page with the key, which nothing keeps: not the session, no cache, no history."""
+        """The page with the key, which is stored nowhere: not in the session, a cache or the
+        history."""
         context = self.admin_site.each_context(request) | {
             "title": "A new API key",
             "opts": self.model._meta,

@@ -18,13 +18,13 @@ from metering.requests.shown import duration_text, shown_id
 
 
 class RecordAdmin(ReadOnlyAdmin):
-    """A record is final. The number of all rows is not counted: there are many."""
+    """Records are final. All rows are not counted: there are many."""
 
     show_full_result_count = False
 
 
 class KeyNames(UnfoldAdmin):
-    """A column with the key's prefix and its name. Records have the prefix alone."""
+    """A column with the key's prefix and its name: records have only the prefix."""
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         names = ApiKey.objects.filter(prefix=OuterRef("key")).values("name")[:1]

@@ -1,6 +1,6 @@
 """People who log in: their passwords, rights and accounts.
 
-The admin's own forms, in unfold's looks; what its history keeps goes into the audit as well.
+The admin's own forms, in unfold's looks; entries of its history go into the audit as well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ADDS_MEMBERS = "metering.add_membership"
 
 
 class AccountInline(TabularInline):
-    """The account whose budget the person asks from. Without one they see no playground."""
+    """The account whose budget the person uses in the playground. Without one they see none."""
 
     model = Membership
     extra = 0
@@ -60,7 +60,7 @@ class AccountInline(TabularInline):
 
 
 class NewUserForm(UserForm):
-    """Adds a user without a password: it is theirs to choose."""
+    """Adds a user without a password, who chooses it."""
 
     class Meta:
         model = User
@@ -171,7 +171,8 @@ class UserAdmin(BaseUserAdmin, UnfoldAdmin):
         return super().log_deletions(request, queryset)
 
     def _invitations(self, request: HttpRequest, users: list[User]) -> HttpResponse:
-        """Nothing keeps the links: a browser's cache has them no longer than the page is open."""
+        """The links are not stored, and a browser's cache has them no longer than the page is
+        open."""
         context = self.admin_site.each_context(request) | {
             "title": "An invitation",
             "opts": self.model._meta,
@@ -200,8 +201,8 @@ class GroupAdmin(DjangoGroupAdmin, UnfoldAdmin):
 
 
 def _changed(message: Any) -> list[str]:
-    """What the admin's history names and ``AUDITED`` does not hold: other fields, without their
-    values, and accounts."""
+    """Changes in the admin's history that ``AUDITED`` lacks: other fields, without their values,
+    and accounts."""
     if not isinstance(message, list):
         return [str(message)] if message else []
     labels = {_label(name) for name in AUDITED}

@@ -1,7 +1,7 @@
-"""Accounts, who belongs to them, and their hard caps.
+"""Accounts, their members, and their hard caps.
 
-Keys need ``accounts:read`` and ``accounts:write``, people the permissions that the admin asks
-for."""
+Keys need ``accounts:read`` and ``accounts:write``, people the admin's permissions.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Accounts(RowsView, AccountingView):
         return services.account_create(actor=self.actor, **values)
 
     def change(self, account: Account, values: dict[str, Any]) -> None:
-        """The fields that are given. The keys of a disabled account are refused from then on."""
+        """Changes the given fields. The keys of a disabled account are refused from then on."""
         fields = assigned(account, values)
         services.account_update(actor=self.actor, account=account, changed_fields=fields)
 
@@ -91,7 +91,7 @@ class Members(RowsView, AccountingView):
 
 
 class Budgets(RowsView, AccountingView):
-    """Budgets as they stand now, in the order in which they were made."""
+    """Budgets with their present amounts, in the order in which they were made."""
 
     noun = BUDGETS
     serializer_class = BudgetShape

@@ -1,8 +1,8 @@
-"""Who asks the REST API: a key, a person with a session, or an anonymous caller where no key is
+"""Callers of the REST API: a key, a person with a session, or an anonymous caller where no key is
 required.
 
-The same records as the gateway's directory, read from the database for each request: these pages
-are read now and then, and by threads.
+The same records as the gateway's directory, read from the database for each request, which are few
+and in threads.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal, Sco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """``principal`` is ``None`` for a person who belongs to no account. ``accounts``: whose usage
-    they may read; ``None``: everybody's."""
+    """``principal`` is ``None`` for a person without an account. ``accounts``: whose usage they may
+    read; ``None``: everybody's."""
 
     principal: Principal | None
     username: str | None = None
     roles: tuple[tuple[str, str], ...] = ()
-    """A person's accounts, with their role in each."""
+    """A person's role in each of their accounts."""
     accounts: frozenset[str] | None = frozenset()
 
     is_command: bool = False
     """``manage.py`` on a machine with the database: its user may do everything."""
 
     def has(self, scope: Scope) -> bool:
-        """Of a key or a command: people have permissions instead."""
+        """For keys and commands; people have permissions instead."""
         return self.is_command or (self.principal is not None and self.principal.has(scope))
 
     @property
@@ -64,7 +64,7 @@ Found = tuple[AbstractUser | AnonymousUser, Caller]
 
 class KeyAuthentication(BaseAuthentication):
     """``Authorization: Bearer KEY`` or ``x-api-key: KEY``. An unknown key is refused also where no
-    key is required: SDKs, which send placeholders, ask nothing here."""
+    key is required: SDKs, which send placeholders, do not call this API."""
 
     def authenticate(self, request: Request) -> Found | None:
         given = presented_keys(
@@ -116,7 +116,7 @@ def _caller(principal: Principal) -> Caller:
 
 
 def _prefix_of(key: str) -> str | None:
-    """``None`` for what neither has the form of a key nor was imported."""
+    """``None`` for a text that has no key's form and was not imported."""
     if prefix := prefix_of(key):
         return prefix
     prefix = imported_prefix(key, digest_secret(settings.SECRET_KEY))
@@ -159,6 +159,5 @@ def _person(user: AbstractUser, account: str | None) -> Caller:
 
 
 def _header(request: Request, name: str) -> bytes:
-    """The header as it was sent."""
     text: str = request.headers.get(name, "")
     return text.encode("latin-1", "replace")

@@ -25,7 +25,7 @@ from metering.services import DEFAULT_SCOPES, Cap
 
 STATUSES = ("active", "expired", "disabled", "revoked")
 COLUMNS = {"models": "model_names"}
-"""Fields that the table calls otherwise."""
+"""Fields with another name in the table."""
 CAP_FIELDS = ("unit", "cap", "window", "window_s")
 
 
@@ -97,7 +97,7 @@ class Keys(RowsView, AccountingView):
         return Response(shown, status=201, headers=SHOWN_ONCE)
 
     def change(self, key: ApiKey, values: dict[str, Any]) -> None:
-        """The fields that are given. A revoked key stays as it is."""
+        """Changes the given fields. A revoked key stays as it is."""
         if key.revoked_at is not None:
             raise ProblemError(409, "key_revoked", f"{key.prefix} was revoked: make another key.")
         self.ensure_may_grant(values.get("scopes", []))

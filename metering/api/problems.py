@@ -49,7 +49,7 @@ ROUTE_PART = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
 class ProblemError(Exception):
-    """``retry_after_s`` is for a 503 with a known wait; other 503s answer one second."""
+    """``retry_after_s`` is for a 503 with a known wait; for others it is one second."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class ProblemError(Exception):
 
 
 def ensure_no_nul(query: QueryDict) -> None:
-    """PostgreSQL stores no such text, and its error would read as a database that does not answer.
-    Raises ``ProblemError``."""
+    """PostgreSQL stores no such text, and its error would look like an offline database. Raises
+    ``ProblemError``."""
     for name, values in query.lists():
         if any("\0" in value for value in values):
             raise ProblemError(400, "invalid_value", f"A NUL is in {name!r}.", param=name)
@@ -95,7 +95,7 @@ NOT_FOUND: dict[type[MeteringError], str] = {
     UnknownRequestError: "request",
     UnknownUserError: "user",
 }
-"""What each of these could not find."""
+"""The noun that each of these could not find."""
 
 
 def problem_response(error: Exception, context: dict[str, Any]) -> Response:
@@ -121,8 +121,8 @@ def problem_response(error: Exception, context: dict[str, Any]) -> Response:
 
 
 def note_refusal(request: object, problem: ProblemError, error: Exception) -> None:
-    """Notes for the gateway, which records the answer, why it refuses and whom. A command has no
-    request that could be recorded."""
+    """Notes the reason and the caller for the gateway, which records the answer. A command has no
+    request to record."""
     asked = getattr(request, "_request", None)
     if not isinstance(asked, ASGIRequest):
         return

@@ -1,5 +1,5 @@
-"""``/api/requests``: what became of each request. Operators see all, people those of their
-accounts, a key its own."""
+"""``/api/requests``: the records of requests. Operators see all, people those of their accounts, a
+key its own."""
 
 from __future__ import annotations
 

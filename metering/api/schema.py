@@ -1,7 +1,7 @@
 """The refusals of every operation in the OpenAPI document of ``/api/``.
 
-REST framework knows what a view answers, not what it raises; every refusal is a problem, whose
-status is one of these.
+REST framework describes a view's answers, not its exceptions; every refusal is a problem with one
+of these statuses.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ ROWS: dict[str, Any] = {
     "type": "array",
     "items": {"type": "object", "additionalProperties": {}},
 }
-"""An array of objects whose fields follow the rows."""
+"""An array of objects whose fields depend on the rows."""
 
 
 class Problem(serializers.Serializer[Any]):
-    """RFC 9457."""
-
     type = serializers.CharField()
     title = serializers.CharField()
     status = serializers.IntegerField()

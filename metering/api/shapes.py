@@ -1,4 +1,4 @@
-"""What accounts, members, keys and budgets look like as JSON. Output only."""
+"""Accounts, members, keys and budgets as JSON. Output only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AMOUNT = "In the unit."
 
 
 class BudgetShape(serializers.Serializer[Any]):
-    """A budget as it stands now: a window that is over counts as begun again."""
+    """A budget with its present amounts: a window that is over counts as begun again."""
 
     id = serializers.IntegerField()
     account = serializers.CharField(allow_null=True)

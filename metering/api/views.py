@@ -48,10 +48,10 @@ class UnknownUrlView(ObjectView):
     filter_backends = ()
 
     def ensure_may(self, call: Call) -> None:
-        """Every caller that was identified may ask."""
+        """Every identified caller may."""
 
     def ensure_known_parameters(self, call: Call) -> None:
-        """There are none."""
+        pass
 
     def get(self, call: Call) -> Response:
         raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
@@ -60,7 +60,7 @@ class UnknownUrlView(ObjectView):
 
 
 class MeView(APIView):
-    """Who the caller is, and how far each of their budgets is used."""
+    """The caller's identity, and the use of each of their budgets."""
 
     @extend_schema(responses=OpenApiTypes.OBJECT)
     def get(self, request: Request) -> Response:

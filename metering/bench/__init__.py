@@ -1,4 +1,4 @@
-"""helexa-bench: how fast endpoints are, build by build.
+"""helexa-bench: measures endpoints' speed, build by build.
 
     choosing ─▶ targets (client, probing) ─▶ sweep ─▶ measuring ─▶ store ─▶ runs
     runs ─▶ results (cells) ─▶ comparison, summaries ─▶ api, pages, report

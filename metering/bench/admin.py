@@ -1,4 +1,4 @@
-"""Whom the bench measures, and how. Its results have pages of their own."""
+"""The bench's targets and plan. Its results have pages of their own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ else:
 
 
 class CheckedForm(ModelForm):
-    """Checks the row as it would be saved."""
-
     def check(self) -> None:
         """Raises ``BenchValueError``."""
         raise NotImplementedError
@@ -78,7 +76,7 @@ class BenchTargetAdmin(UnfoldAdmin):
 
 @admin.register(SweepPlan)
 class SweepPlanAdmin(UnfoldAdmin):
-    """One row, which is there once it was saved; until then the defaults hold."""
+    """One row, which exists once it was saved; until then the defaults hold."""
 
     form = PlanForm
     list_display = ("__str__", "samples_per_version", "max_tokens", "interval")

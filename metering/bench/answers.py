@@ -51,8 +51,8 @@ class Answer:
 
     @property
     def prefill_tps(self) -> float | None:
-        """Tokens per second by the server's clock, else by the client's, which counts the way there
-        and back."""
+        """Tokens per second by the server's clock, else by the client's, which includes the
+        network."""
         if self.timing and self.timing.prefill_ms and self.timing.prefill_tokens:
             return self.timing.prefill_tokens / self.timing.prefill_ms * 1000
         computed = (self.prompt_tokens or 0) - (self.cached_tokens or 0)
@@ -60,7 +60,7 @@ class Answer:
 
     @property
     def queue_wait_ms(self) -> float | None:
-        """The time to the first token without the prompt's computing."""
+        """The time to the first token without the prefill."""
         if self.first_s is None or self.timing is None or self.timing.prefill_ms is None:
             return None
         return max(0.0, self.first_s * 1000 - self.timing.prefill_ms)

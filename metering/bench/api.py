@@ -84,14 +84,12 @@ class BenchView(FleetView):
                 raise ProblemError(400, "unknown_parameter", detail, param=name)
 
     def word(self, name: str, *, is_needed: bool = False) -> str:
-        """Raises ``ProblemError``."""
         word: str = self.request.query_params.get(name, "")
         if "\x00" in word or (is_needed and not word):
             raise ProblemError(400, "invalid_value", f"{name} is needed.", param=name)
         return word
 
     def number(self, name: str, default: int, *, most: int) -> int:
-        """Raises ``ProblemError``."""
         word = self.word(name)
         if not word:
             return default
@@ -111,7 +109,7 @@ class HealthView(BenchView):
 
 
 class DimensionsView(BenchView):
-    """What there are results of."""
+    """The targets, builds, models and scenarios with results."""
 
     def get(self, call: Call) -> Response:
         runs = BenchRun.objects.order_by()

@@ -1,8 +1,8 @@
 """``helexa-bench.toml`` in the original's format. Pure.
 
-The original's ``chat:<n>`` sent the same prompt each time, so that a prefix cache served it: a size
-of its becomes both ``chat:<n>`` and ``chat:<n>:warm`` here. Scenarios of earlier releases are left
-out with a remark.
+The original's ``chat:<n>`` sent the same prompt each time, which a prefix cache served: each
+becomes both ``chat:<n>`` and ``chat:<n>:warm`` here. Scenarios of earlier releases are left out
+with a remark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Texts = list[str] | UnsetType
 
 
 class _Bench(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Columns of ``SweepPlan``, as those of ``_Scenarios`` that are no lists."""
+    """Columns of ``SweepPlan``, like those of ``_Scenarios`` that are no lists."""
 
     sweep_interval_s: Seconds = field(name="sweep_interval_secs", default=UNSET)
     samples_per_version: Count = UNSET
@@ -57,7 +57,7 @@ class _Api(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Target(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Columns of ``BenchTarget``. The original knows the first four."""
+    """Columns of ``BenchTarget``. The original has the first four."""
 
     name: str
     kind: str
@@ -128,7 +128,7 @@ def _target_columns(target: _Target, remarks: list[str]) -> dict[str, Any]:
 
 
 def _measured(ids: list[str], remarks: list[str]) -> list[str]:
-    """The scenarios without those that are gone."""
+    """The scenarios without removed ones."""
     gone = [text for text in ids if text.partition(":")[0] in GONE_KINDS]
     remarks += [f"{text} is left out: it is no longer measured" for text in gone]
     return [text for text in ids if text not in gone]

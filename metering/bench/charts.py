@@ -16,7 +16,7 @@ Chart = dict[str, Any]
 
 def trend_charts(cells: Sequence[Cell], target: str) -> list[Chart]:
     """The charts of one model and scenario. ``target``'s line is solid and marks its regressions;
-    other targets' are dashed: one with a single build is a level across all builds."""
+    other targets' are dashed: one with a single build is a horizontal line."""
     age_keys = {cell.build.build: cell.build.age_key for cell in cells}
     labels = sorted(age_keys, key=age_keys.__getitem__)
     charts = []
@@ -63,7 +63,7 @@ def _is_slower(metric: Metric, before: Cell, after: Cell) -> bool:
 
 
 def concurrency_chart(cells: Sequence[Cell]) -> Chart | None:
-    """Each target's and model's latest build: right is slower, up is more."""
+    """Each target's and model's latest build: to the right is slower, up is more."""
     lines = [
         {
             "name": f"{row['target_name']} {row['model_id']}",

@@ -26,7 +26,7 @@ from metering.bench.targets import open_target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepChoice:
-    """Empty fields leave it to the plan and the targets."""
+    """Empty fields leave the choice to the plan and the targets."""
 
     targets: Sequence[str] = ()
     models: Sequence[str] = ()
@@ -39,7 +39,7 @@ class SweepChoice:
     config: Path | None = None
     """A file instead of the database."""
     endpoint: str | None = None
-    """This one alone."""
+    """Only this one."""
     kind: str = "openai"
     name: str | None = None
     build: str = ""
@@ -88,7 +88,7 @@ def choice_of(options: Mapping[str, Any]) -> SweepChoice:
 
 
 def sweep_run(choice: SweepChoice, report: Callable[[str], object], **hooks: Any) -> SweepResult:
-    """A sweep into the database. ``hooks``: fields of ``Sweep``. Raises ``BenchError``."""
+    """Runs a sweep into the database. ``hooks``: fields of ``Sweep``. Raises ``BenchError``."""
     settings = settings_chosen(choice)
     sweep = Sweep(
         settings=settings,
@@ -169,7 +169,7 @@ def _all_targets(choice: SweepChoice) -> Iterator[TargetSpec]:
 
 
 def _neurons(url: str, key: str | None) -> Iterator[TargetSpec]:
-    """This fleet's, asked through the database's views; what they answer comes from ``url``."""
+    """This fleet's, through the database's views; their models answer at ``url``."""
     for neuron in Neuron.objects.exclude(status="away").order_by("name"):
         yield TargetSpec(name=neuron.name, kind="neuron", endpoint=url, api_key=key, is_local=True)
 

@@ -1,6 +1,6 @@
-"""HTTP to the measured servers, and one streamed question in either dialect.
+"""HTTP to the measured servers, and one streamed request in either dialect.
 
-The standard library's HTTP: only a socket lies between their clock and ours.
+Uses the standard library, so that only a socket is between their clock and ours.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ MAX_REASON_CHARACTERS = 500
 ANTHROPIC = "anthropic"
 ANTHROPIC_VERSION = "2023-06-01"
 TIMING_HEADER = {"x-helexa-timing": "true"}
-"""Asks helexa's gateway for its engine's own times; servers that do not know it skip it."""
+"""Requests the engine's own times from helexa's gateway; other servers ignore it."""
 
 
 class Http:
-    """An HTTP client of one endpoint. ``headers`` are sent with everything. Many threads may use
-    one."""
+    """An HTTP client of one endpoint, which sends ``headers`` with everything. Thread-safe."""
 
     def __init__(self, *, headers: Mapping[str, str], timeout_s: float) -> None:
         self._headers = {"content-type": "application/json", **headers}
@@ -99,7 +98,7 @@ class Asker(Protocol):
 
 
 class HttpAsker:
-    """Asks an endpoint at a temperature of 0: the same answer each time, as far as it can."""
+    """Sends requests at a temperature of 0: the same answer each time, as far as possible."""
 
     def __init__(self, http: Http, base_url: str, kind: str = "openai") -> None:
         base = base_url.rstrip("/")

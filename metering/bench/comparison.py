@@ -1,8 +1,8 @@
-"""Two builds or two targets, cell by cell: better, worse, or the same but for noise. Pure.
+"""Compares two builds or two targets, cell by cell: better, worse, or the same but for noise. Pure.
 
 Each side is a median and its median absolute deviation (MAD). A metric has changed where the
 medians are further apart than ``NOISE_MADS`` times the sum of both MADs, and by at least
-``MIN_CHANGE``: samples that hardly vary would else make changes of no size real. Where medians are
+``MIN_CHANGE``: otherwise samples that hardly vary would make tiny changes real. Where medians are
 ``UNCLEAR_CHANGE`` apart or more, but within that noise, the samples are too noisy for a verdict.
 """
 
@@ -62,8 +62,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Returns the nearest-rank percentile: the smallest value that ``percent`` of all do not
-    exceed."""
+    """The nearest-rank percentile: the smallest value that ``percent`` of all do not exceed."""
     if not values:
         return None
     rank = max(1, math.ceil(percent / 100 * len(values)))
@@ -146,7 +145,7 @@ class CellComparison:
 
     @property
     def is_undecided(self) -> bool:
-        """Noise or too few samples hide whether it got worse."""
+        """Whether noise or too few samples hide a regression."""
         return self.has(Verdict.UNCLEAR) or all(
             difference.verdict is Verdict.TOO_FEW for difference in self.differences
         )
@@ -197,7 +196,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The verdicts of many differences, counted."""
+    """Numbers of differences by verdict."""
 
     num_differences: int
     num_regressed: int

@@ -1,4 +1,4 @@
-"""Everything the bench can refuse.
+"""The bench's exceptions.
 
     BenchError
     ├── TargetUnreachableError   the endpoint does not answer, or not in its API's format

@@ -1,7 +1,7 @@
-"""Files into the database: targets and the plan from ``helexa-bench.toml``, results as JSON.
+"""Imports files: targets and the plan from ``helexa-bench.toml``, results as JSON.
 
-Results are what ``scripts/bench --json`` of this repository prints, or a list of points: objects
-with the columns of a run, such as a baseline or what the API has. ``scripts/bench`` names its rows
+Results are the output of this repository's ``scripts/bench --json``, or a list of points: objects
+with the columns of a run, such as a baseline or the API's answer. ``scripts/bench`` names its rows
 in words: ``decode, 8 at once`` is ``concurrency:8`` here, ``prefill, 512 tokens`` is
 ``prefill:512``, a TTFT with its length ``chat:<n>``, cold or warm.
 """
@@ -36,7 +36,7 @@ ROWS = (
 )
 COLUMN_OF_TEXT = {text: column for column, text in TEXT_COLUMNS.items()}
 OF_THE_DATABASE = frozenset({"id", "origin"})
-"""Fields that the API shows of a run and that an import creates itself."""
+"""Fields of a run in the API that an import creates itself."""
 Row = Mapping[str, Any]
 
 
@@ -50,8 +50,8 @@ class Imported:
 def file_import(
     *, actor: Actor, path: Path, model: str = "", build: str = "", target: str = ""
 ) -> Imported:
-    """``target``: the name under which results are kept, where it is not the file's. ``model`` and
-    ``build``: a file of ``scripts/bench`` does not contain them. Raises ``BenchError``."""
+    """``target``: the name for the results, if not the file's. ``model`` and ``build``: a file of
+    ``scripts/bench`` lacks them. Raises ``BenchError``."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -74,7 +74,7 @@ def file_import(
 
 
 def toml_apply(*, actor: Actor, toml: BenchToml) -> Imported:
-    """Targets of the same name are changed. Raises ``BenchError``."""
+    """Changes targets of the same name. Raises ``BenchError``."""
     with transaction.atomic():
         if toml.plan:
             plan = store.plan_find()
@@ -157,7 +157,7 @@ def _point(body: Any) -> Row:
 
 
 def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
-    """The column and its value: lists are text in the API, and so are dates."""
+    """The column and its value: lists and dates are text in the API."""
     name, value = item
     if name in ("ts", "build_timestamp"):
         return name, moment_of(value) or value

@@ -1,10 +1,10 @@
-"""Sweeps that are started from the page: requested there, run by the control, one at a time.
+"""Sweeps from the page: requested there, run by the control, one at a time.
 
     pending ─▶ running ─▶ done | failed | cancelled
        └────▶ cancelled
 
-Each move is a conditional update: a caller that changes no row was too late. A running job has two
-threads:
+Each transition is a conditional update: a caller that changes no row was too late. A running job
+has two threads:
 
     the job's    sweep ─▶ line, counts ─▶ row
     the beat's   every few seconds: row ─▶ shall it continue?
@@ -38,7 +38,7 @@ BEAT_EVERY_S = 3.0
 MAX_JOB_SAMPLES = 1000
 MAX_JOB_LINES = 200
 SILENT_AFTER_S = 60.0
-"""A running job whose control has not shown itself for so long has lost it."""
+"""A running job whose control has not reported for this long is lost."""
 Status = BenchJob.Status
 
 
@@ -61,7 +61,6 @@ def target_names() -> list[str]:
 
 
 def bench_job_request(*, actor: Actor, requested: JobRequest) -> BenchJob:
-    """Raises ``BenchValueError``, and ``JobOpenError`` while another job is open."""
     scenarios = [scenario.id for scenario in parse_scenarios(list(requested.scenarios))]
     if requested.target and requested.target not in target_names():
         raise BenchValueError(
@@ -98,8 +97,8 @@ def bench_job_request(*, actor: Actor, requested: JobRequest) -> BenchJob:
 
 
 def bench_job_cancel(*, actor: Actor, job_id: int) -> bool:
-    """Ends a job that waits; one that runs ends after the sample that it is taking. Returns whether
-    it was open."""
+    """Ends a waiting job; a running one ends after its present sample. Returns whether it was
+    open."""
     open_jobs = BenchJob.objects.filter(pk=job_id, open_slot=1)
     with transaction.atomic():
         waiting = open_jobs.filter(status=Status.PENDING)
@@ -115,7 +114,7 @@ def bench_job_is_open() -> bool:
 
 
 def bench_job_claim() -> BenchJob | None:
-    """The job that waits, which the caller now runs; ``None``: there is none."""
+    """Claims the waiting job for the caller; ``None``: there is none."""
     now = timezone.now()
     waiting = BenchJob.objects.filter(status=Status.PENDING)
     for job in waiting:
@@ -129,7 +128,7 @@ def bench_job_claim() -> BenchJob | None:
 
 
 def bench_job_beat(*, job_id: int) -> bool:
-    """Shows that the job is being run. Returns whether it shall continue."""
+    """Reports that the job is running. Returns whether to continue."""
     running = BenchJob.objects.filter(pk=job_id, status=Status.RUNNING)
     running.update(beat_at=timezone.now())
     return running.filter(is_cancel_requested=False).exists()
@@ -151,7 +150,7 @@ def bench_job_end(*, job_id: int, status: str, error: str = "") -> None:
 
 
 def bench_jobs_expire(*, now: datetime) -> int:
-    """Fails running jobs whose control has gone. Returns how many there were."""
+    """Fails running jobs whose control is gone. Returns how many there were."""
     silent = BenchJob.objects.filter(
         status=Status.RUNNING, beat_at__lt=now - timedelta(seconds=SILENT_AFTER_S)
     )
@@ -169,7 +168,7 @@ class _CancelledError(Exception):
 
 class JobRun:
     """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
-    ``run`` blocks until the job has ended, whatever happens to it."""
+    ``run`` blocks until the job has ended, however."""
 
     def __init__(self, job: BenchJob, *, beat_every_s: float = BEAT_EVERY_S) -> None:
         self._job = job
@@ -178,7 +177,7 @@ class JobRun:
         self._is_cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """Ends it after the sample that it is taking. Any thread may call it."""
+        """Ends it after its present sample. Thread-safe."""
         self._is_cancelled.set()
 
     def run_in_thread(self) -> None:
@@ -199,7 +198,7 @@ class JobRun:
             beats.join()
 
     def _outcome(self) -> tuple[str, str]:
-        """The status that it ends with, and why where that needs a reason."""
+        """The final status, with a reason where needed."""
         try:
             result = self._sweep()
         except _CancelledError:
@@ -240,7 +239,7 @@ class JobRun:
         self._save()
 
     def _save(self) -> None:
-        """The sweep continues where the database does not take its progress now."""
+        """The sweep continues where the database does not accept its progress now."""
         try:
             bench_job_progress(job=self._job)
         except DatabaseError as error:

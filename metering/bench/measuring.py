@@ -1,4 +1,4 @@
-"""Takes one sample of a scenario over the wire. Scenarios are a table: kind → how."""
+"""Takes one sample of a scenario over the wire, by a table of kinds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from metering.bench.scenarios import Scenario, ScenarioKind, SweepSettings
 from metering.bench.targets import Target
 
 NO_THINKING = "/no_think"
-"""Models that think obey it, others read over it: speeds are of answers."""
+"""Thinking models obey it, others ignore it: speeds are of answers."""
 WORDS = """
 river stone market evening letter garden winter bridge paper captain window mountain silver orange
 morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
 table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
 ladder mirror number office pencil rabbit saddle thunder velvet wagon
 """.split()  # noqa: SIM905 - sixty quotes add nothing
-"""Each is one token of the vocabularies of today's models, or nearly."""
+"""Each is one token of most present models' vocabularies."""
 ASK = (
     "Leave the words above alone. Write a report of about three hundred words for the council of a "
     "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
@@ -34,13 +34,13 @@ ASK = (
 ASK_TOKENS = 76
 """The question's 64, and a dozen of the model's chat template."""
 MIN_WORDS = 8
-"""So few tell a new prompt from those that caches know."""
+"""Enough to distinguish a new prompt from cached ones."""
 SALT_OF_WARM = "warm"
 
 
 def chat_prompt(num_tokens: int, salt: str) -> str:
     """About so many tokens: words in an order that only ``salt`` decides, from the first one on,
-    and the question. Caches know no prompt of a new salt."""
+    and the question. No cache has a prompt of a new salt."""
     numbers = random.Random(salt)
     num_words = max(MIN_WORDS, num_tokens - ASK_TOKENS)
     words = " ".join(numbers.choice(WORDS) for _ in range(num_words))
@@ -73,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """Whom, what, and with what prompt: ``salt`` is another one for each sample."""
+    """A sample's parameters; each has its own ``salt``."""
 
     target: Target
     asker: Asker

@@ -1,4 +1,4 @@
-"""What the bench keeps: whom it measures, how, and every sample as a row.
+"""The bench's tables: targets, the plan, and every sample as a row.
 
 ``BenchRun`` has the columns of the original system's table ``runs``, without those of a Rust build;
 JSON is text there and values here. Targets and models are names: results outlive both.
@@ -57,7 +57,7 @@ class BenchTarget(models.Model):
 
 
 class SweepPlan(models.Model):
-    """One row: how targets are measured."""
+    """The plan: one row."""
 
     samples_per_version = models.PositiveSmallIntegerField(
         default=5, validators=[MinValueValidator(1), MaxValueValidator(1000)]
@@ -78,7 +78,7 @@ class SweepPlan(models.Model):
 
 
 class BenchJob(models.Model):
-    """One sweep that a person has requested on the page, until the control has done it."""
+    """One sweep requested on the page, until the control has done it."""
 
     class Status(models.TextChoices):
         PENDING = "pending"
@@ -93,9 +93,9 @@ class BenchJob(models.Model):
     requested_by = models.CharField(max_length=200)
     requested_at = models.DateTimeField(auto_now_add=True)
     target = models.CharField(max_length=100, blank=True)
-    """Empty: all neurons that are online, and all enabled targets."""
+    """Empty: all online neurons, and all enabled targets."""
     model = models.CharField(max_length=200, blank=True)
-    """Empty: all that are loaded."""
+    """Empty: all loaded ones."""
     scenarios = models.JSONField(default=list)
     """Empty: those of each target, or of the plan."""
     samples = models.PositiveSmallIntegerField(null=True)
@@ -104,16 +104,16 @@ class BenchJob(models.Model):
     is_cancel_requested = models.BooleanField(default=False)
     started_at = models.DateTimeField(null=True)
     beat_at = models.DateTimeField(null=True)
-    """When the control that measures has last shown that it does."""
+    """When the measuring control last reported."""
     ended_at = models.DateTimeField(null=True)
     num_planned = models.PositiveIntegerField(default=0)
-    """Samples of the targets that it has come to."""
+    """Samples of the targets reached so far."""
     num_ok = models.PositiveIntegerField(default=0)
     num_failed = models.PositiveIntegerField(default=0)
     num_cells_done = models.PositiveIntegerField(default=0)
-    """The number of cells that had their samples already."""
+    """Cells that were complete before."""
     lines = models.JSONField(default=list)
-    """What ``bench once`` would have printed last."""
+    """The last lines of output, as of ``bench once``."""
     error = models.TextField(blank=True)
 
     class Meta:
@@ -138,7 +138,7 @@ class BenchRun(models.Model):
 
     ts = models.DateTimeField(db_index=True)
     origin = models.CharField(max_length=20, default="measured")
-    """Where it comes from: ``measured``, or the kind of file that it was imported from."""
+    """``measured``, or the kind of the imported file."""
     target_name = models.CharField(max_length=100)
     target_kind = models.CharField(max_length=16)
     endpoint = models.CharField(max_length=500, blank=True)
@@ -147,8 +147,7 @@ class BenchRun(models.Model):
     cuda_version = models.CharField(max_length=100, blank=True)
     gpus = models.JSONField(default=list, blank=True)
     build = models.CharField(max_length=100)
-    """Cells are grouped by it: the commit where it is known, else the version that the server
-    reports."""
+    """Groups cells: the commit where it is known, else the version that the server reports."""
     git_sha = models.CharField(max_length=40, blank=True)
     git_sha_long = models.CharField(max_length=64, blank=True)
     git_dirty = models.BooleanField(default=False)
@@ -162,7 +161,7 @@ class BenchRun(models.Model):
     capabilities = models.JSONField(default=list, blank=True)
     devices = models.JSONField(default=list, blank=True)
     settings = models.JSONField(default=dict, blank=True)
-    """The settings asked for, and those that the endpoint reports for the model."""
+    """The requested settings, and those that the endpoint reports for the model."""
     scenario_id = models.CharField(max_length=100)
     prompt_size_approx = models.PositiveIntegerField(null=True, blank=True)
     prompt_tokens_actual = models.PositiveIntegerField(null=True, blank=True)
@@ -190,7 +189,7 @@ class BenchRun(models.Model):
     quality_score = models.FloatField(null=True, blank=True)
     scorer = models.CharField(max_length=40, blank=True)
     detail = models.JSONField(default=dict, blank=True)
-    """Which cases went wrong and how, in scenarios that have cases."""
+    """Failed cases and their reasons, in scenarios that have cases."""
     ok = models.BooleanField()
     error = models.TextField(blank=True)
 

@@ -1,6 +1,6 @@
 """The pages under ``/bench/``: Results, Runs, and Measure, which starts sweeps.
 
-Staff see them, or everybody where the operator allows it; only who may add jobs sees Measure.
+Staff see them, or everybody where the operator allows it; Measure needs the permission to add jobs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def bench_page(view: View) -> View:
 
 
 def for_starters(view: View) -> View:
-    """Of those who may start sweeps."""
+    """A view for users who may start sweeps."""
 
     @never_cache
     @login_required
@@ -141,7 +141,7 @@ def results_page(request: HttpRequest) -> HttpResponse:
 
 @bench_page
 def moved(request: HttpRequest) -> HttpResponse:
-    """A page of release 0.2, by the same words."""
+    """Redirects a page of release 0.2, with its query."""
     return HttpResponseRedirect(f"{reverse('bench-results')}?{request.GET.urlencode()}")
 
 
@@ -240,7 +240,7 @@ def _csv(runs: Iterable[BenchRun]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Text that a spreadsheet would compute begins with an apostrophe."""
+    """A cell that a spreadsheet would evaluate begins with an apostrophe."""
     if isinstance(value, dict | list):
         return json.dumps(value)
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
@@ -269,7 +269,7 @@ def start(request: HttpRequest) -> HttpResponse:
 @for_starters
 @require_POST
 def cancel(request: HttpRequest, pk: int) -> HttpResponse:
-    """One that has ended meanwhile stays as it is, as the page shows."""
+    """One that has ended meanwhile stays as it is."""
     get_object_or_404(BenchJob, pk=pk)
     bench_job_cancel(actor=_actor(request), job_id=pk)
     return HttpResponseRedirect(reverse("bench-jobs"))
@@ -278,7 +278,7 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
 @for_starters
 @require_GET
 def state(request: HttpRequest, pk: int) -> HttpResponse:
-    """Asked for again while the job is open."""
+    """Polled while the job is open."""
     job = get_object_or_404(BenchJob, pk=pk)
     return render(request, "bench/job.html", {"job": job})
 

@@ -16,7 +16,7 @@ MAX_BUILD_CHARACTERS = 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInfo:
     build: str
-    """What cells go by."""
+    """Groups cells."""
     git_sha: str = ""
     git_sha_long: str = ""
     git_dirty: bool = False
@@ -38,7 +38,7 @@ class ModelInfo:
     id: str
     harness: str = ""
     capabilities: frozenset[str] = frozenset()
-    """Empty: it reports none."""
+    """Empty: none reported."""
     context_tokens: int | None = None
     devices: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -87,14 +87,14 @@ def neuron_host(discovery: Mapping[str, Any]) -> HostInfo:
 
 
 def neuron_models(models: Any) -> tuple[ModelInfo, ...]:
-    """The models that are loaded."""
+    """The loaded models."""
     entries = _objects(models)
     return tuple(_model(entry) for entry in entries if entry.get("status", "loaded") == "loaded")
 
 
 def listed_models(json_value: Any) -> tuple[ModelInfo, ...]:
     """The models of ``/v1/models``, in any dialect. Left out are models with ``loaded: false``, and
-    helexa's aliases, which are the same models once more."""
+    helexa's aliases."""
     entries = _objects(json_value.get("data") if isinstance(json_value, dict) else None)
     loaded = (entry for entry in entries if entry.get("loaded", True) is not False)
     return tuple(_model(entry) for entry in loaded if not _is_alias(entry))
@@ -119,7 +119,7 @@ def build_of_version(version: Any) -> str:
 
 
 def is_busy(health: Mapping[str, Any]) -> bool:
-    """Whether the neuron has work of anybody."""
+    """Whether the neuron has any work."""
     return any(
         (load.get("in_flight") or 0) + (load.get("queue_depth") or 0) > 0
         for load in _objects(health.get("models"))
@@ -127,7 +127,7 @@ def is_busy(health: Mapping[str, Any]) -> bool:
 
 
 def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Telemetry:
-    """All memory, the busiest and the hottest of the cards that the model is on."""
+    """All memory, the busiest and the hottest of the model's cards."""
     cards = [
         card
         for card in _objects(health.get("devices"))
@@ -146,7 +146,7 @@ def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Telemetry:
 
 
 def other_places(card: Any, neuron: str) -> list[str]:
-    """The other neurons that serve the model, by the gateway's word in either of its shapes."""
+    """The other neurons that serve the model, as the gateway reports in either of its shapes."""
     places = (card.get("locations") if isinstance(card, dict) else None) or ()
     places = [place for place in places if not isinstance(place, dict) or _is_loaded(place)]
     names = [place.get("node", "") if isinstance(place, dict) else str(place) for place in places]
@@ -194,7 +194,7 @@ def _model(entry: Mapping[str, Any]) -> ModelInfo:
 
 
 def _objects(json_value: Any) -> list[Mapping[str, Any]]:
-    """The objects of a list. Any other value of an unknown server counts as an empty list."""
+    """The objects of a list. Any other value counts as an empty list."""
     return (
         [one for one in json_value if isinstance(one, dict)] if isinstance(json_value, list) else []
     )

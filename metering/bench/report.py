@@ -85,7 +85,7 @@ def cell_text(value: Any) -> str:
 
 
 def number_text(value: float) -> str:
-    """Three significant digits, as many as medians of a few samples are worth."""
+    """Three significant digits, as many as medians of a few samples justify."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

@@ -26,7 +26,7 @@ CELL_FILTERS = {
     "model": "model_id",
     "scenario": "scenario_id",
 }
-"""Words that callers filter by → columns."""
+"""Filters of callers → columns."""
 RUN_FILTERS = (*CELL_FILTERS, "sha", "gpu", "ok")
 TEXT_COLUMNS = {
     "gpus": "gpus_json",
@@ -44,7 +44,7 @@ VALUES = (
 
 
 def cell_filters(words: Mapping[str, Any]) -> dict[str, str]:
-    """Empty words filter nothing."""
+    """Empty values filter nothing."""
     return {column: words[name] for name, column in CELL_FILTERS.items() if words.get(name)}
 
 
@@ -99,7 +99,7 @@ class Build:
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """All samples of one cell that succeeded."""
+    """All successful samples of one cell."""
 
     build: Build
     model: str
@@ -129,7 +129,7 @@ class Cell:
 
 
 def builds_list() -> dict[tuple[str, str], Build]:
-    """Returns builds by target and build, oldest first."""
+    """Builds by target and build, oldest first."""
     rows = (
         BenchRun.objects.filter(ok=True)
         .order_by()
@@ -156,8 +156,8 @@ def builds_list() -> dict[tuple[str, str], Build]:
 
 
 def cells_list(**filters: str) -> list[Cell]:
-    """``filters``: by columns. Returns cells sorted by target, model, scenario and build, the
-    oldest build first."""
+    """``filters``: by columns. Cells are sorted by target, model, scenario and build, the oldest
+    build first."""
     builds = builds_list()
     rows = BenchRun.objects.filter(ok=True, **filters).order_by("id")
     names = ("target_name", "build", "model_id", "scenario_id", "hostname", "gpus", "timing")

@@ -1,6 +1,6 @@
-"""Scenarios, a sweep's settings, and the samples that are still to take. Pure.
+"""Scenarios, a sweep's settings, and the remaining samples. Pure.
 
-A scenario has an id that stays, because results are compared by it:
+A scenario's id never changes, because results are compared by it:
 
 chat:128        a prompt of 128 tokens that no cache knows, streamed
 chat:128:warm   the same prompt again and again, so that prefix caches serve it
@@ -112,7 +112,7 @@ class SweepSettings:
     concurrency_prompt_tokens: int = 512
     scenarios: tuple[Scenario, ...] = tuple(map(parse_scenario, DEFAULT_SCENARIOS))
     yields_for_s: float = 300.0
-    """A target that is busy for longer is left out."""
+    """A target that stays busy for longer is left out."""
     is_beside_load: bool = False
     """Measures also while others use the target."""
 
@@ -123,7 +123,7 @@ class TargetSpec:
     kind: str
     endpoint: str
     only_models: tuple[str, ...] = ()
-    """Empty: all that it has loaded."""
+    """Empty: all loaded ones."""
     scenarios: tuple[Scenario, ...] = ()
     """Empty: the sweep's."""
     build: str = ""
@@ -132,9 +132,9 @@ class TargetSpec:
     gpus: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
     key_variable: str = ""
-    """The environment variable that holds the key; empty: none does."""
+    """The environment variable with the key; empty: none."""
     is_local: bool = False
-    """A neuron of this fleet that is asked through this process, not through the REST API."""
+    """A neuron of this fleet that is called in this process, not through the REST API."""
 
 
 CellKey = tuple[str, str, str, str]
@@ -164,8 +164,8 @@ class Work:
 def work_left(
     cells: Iterable[Cell], num_done: Mapping[CellKey, int], *, samples_per_build: int
 ) -> list[Work]:
-    """The cells that lack samples; those that failed do not count. Model by model, so that models
-    which share memory are not swapped more than needed; what takes a model offline comes last."""
+    """The cells that lack samples; failed ones do not count. Model by model, so that models which
+    share memory are not swapped more than needed; scenarios that take a model offline come last."""
     work = []
     for cell in dict.fromkeys(cells):
         missing = samples_per_build - num_done.get(cell.key, 0)

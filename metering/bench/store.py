@@ -1,4 +1,4 @@
-"""Writes to the bench's tables, and what a sweep needs to read of them."""
+"""Writes to the bench's tables, and the reads of a sweep."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PLAN_FIELDS = (
 
 
 class RunStore:
-    """The database as a sweep sees it."""
+    """A sweep's access to the database."""
 
     def num_done(self, target: str, build: str) -> Mapping[CellKey, int]:
         rows = (
@@ -61,7 +61,7 @@ class RunStore:
 
 
 def run_of(kept: Kept) -> BenchRun:
-    """A row that is not saved yet."""
+    """An unsaved row."""
     build, host, scenario = kept.probed.build, kept.probed.host, kept.scenario
     run = BenchRun(
         ts=timezone.now(),
@@ -103,8 +103,8 @@ def run_of(kept: Kept) -> BenchRun:
 
 
 def runs_import(*, actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
-    """Adds the rows of a file and returns how many were new. A row that the database already has,
-    with the same moment, cell and numbers, is skipped."""
+    """Adds the rows of a file and returns how many were new. A row with the moment, cell and
+    numbers of an existing one is skipped."""
     with transaction.atomic():
         known = set(
             map(
@@ -127,7 +127,7 @@ def runs_import(*, actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
 
 
 def target_save(*, actor: Actor, target: BenchTarget) -> BenchTarget:
-    """A new one, or a changed one. Raises ``BenchValueError``."""
+    """A new target, or a changed one. Raises ``BenchValueError``."""
     target_check(target)
     with transaction.atomic():
         target.save()

@@ -1,6 +1,6 @@
 """Cells as rows of numbers, in the original's fields. Pure.
 
-The API, the command and the pages show these: each number is computed in one place.
+The API, the command and the pages show these.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def scaling_rows(cells: Sequence[Cell]) -> list[Row]:
 
 
 def concurrency_rows(cells: Sequence[Cell]) -> list[Row]:
-    """Throughput against latency, and the knee: as many at once as are all served, with a p95 of at
-    most twice the lightest's."""
+    """Throughput against latency, and the knee: the most requests at once that are all served, with
+    a p95 of at most twice the lightest's."""
     rows = []
     for group in _grouped(cells, ("concurrency",)):
         points = [

@@ -1,8 +1,8 @@
-"""A sweep: every target, every cell that lacks samples, one sample after the other.
+"""A sweep: every target, every incomplete cell, one sample after the other.
 
     probe ─▶ cells ─▶ work left ─▶ for each: wait while busy ─▶ warm up ─▶ sample ─▶ keep
 
-A target that is away or busy loses its turn, not the sweep.
+An offline or busy target is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from metering.bench.targets import Target
 
 BUSY_POLL_S = 1.0
 MAX_FAILURES_IN_A_ROW = 2
-"""A cell is left after so many: what fails twice most likely fails again."""
+"""A cell is abandoned after so many: a third most likely fails too."""
 
 
 class Store(Protocol):
@@ -42,7 +42,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One sample with all that it is stamped with; ``sample`` is ``None`` where it failed."""
+    """One sample with its metadata; ``sample`` is ``None`` where it failed."""
 
     spec: TargetSpec
     probed: Probed
@@ -58,7 +58,7 @@ class SweepResult:
     num_ok: int = 0
     num_failed: int = 0
     num_cells_done: int = 0
-    """The number of cells that had their samples already."""
+    """Cells that were complete before."""
     left_out: list[str] = field(default_factory=list)
     """Targets and models that were not measured, with the reason."""
 
@@ -74,10 +74,10 @@ class Sweep:
     open_target: Callable[[TargetSpec], Target]
     report: Callable[[str], object]
     expect: Callable[[int], object] = lambda _num_samples: None
-    """Called with the number of samples to take of each target that the sweep comes to."""
+    """Called for each target with its number of samples."""
     ensure_wanted: Callable[[], object] = lambda: None
-    """Called before each sample, and while a target is busy; what it raises ends the sweep, unless
-    it is a ``BenchError``."""
+    """Called before each sample, and while a target is busy; an exception ends the sweep, unless it
+    is a ``BenchError``."""
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -168,7 +168,7 @@ class _TargetSweep:
 
     def _warm_up(self, work: Work, asker: Asker) -> bool:
         """Each sweep's first request to a cell is not measured: the server may have restarted since
-        the last one. One that fails is kept as the failure that it is."""
+        the last one. A failure is recorded."""
         sample, error = self._take(work, asker)
         if sample is None:
             self._keep(work, None, error)

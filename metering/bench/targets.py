@@ -1,4 +1,4 @@
-"""Targets as objects: ask what they are, whether they are busy, load and unload their models.
+"""Targets: probe them, check whether they are busy, load and unload their models.
 
 NeuronTarget     /version, /discovery, /models, /health of the original's neuron, at its own
                  port or under /api/neurons/NAME of a gateway, and what answers its models
@@ -39,11 +39,11 @@ class Target(Protocol):
     def telemetry(self, model: ModelInfo) -> Telemetry: ...
 
     def load(self, model: ModelInfo) -> float:
-        """How long it took, in seconds. Raises ``SampleFailedError``."""
+        """Returns the seconds it took. Raises ``SampleFailedError``."""
         ...
 
     def unload(self, model: ModelInfo) -> float:
-        """How long it took, in seconds. Raises ``SampleFailedError``."""
+        """Returns the seconds it took. Raises ``SampleFailedError``."""
         ...
 
 
@@ -105,7 +105,7 @@ class NeuronTarget:
             base_url = str(found.get("url") if isinstance(found, dict) else "")
             base_url = _reachable(base_url, self._spec.endpoint)
         card = None
-        with contextlib.suppress(TargetUnreachableError):  # a neuron of the original has no list
+        with contextlib.suppress(TargetUnreachableError):  # the original's neuron has no list
             card = self._http.get(f"{base_url.rstrip('/')}/v1/models/{quote(model.id, safe='')}")
         if others := probing.other_places(card, _neuron_name(self._spec)):
             raise TargetUnreachableError(

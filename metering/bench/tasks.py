@@ -1,4 +1,4 @@
-"""The control's tick for the sweeps that are started from the page."""
+"""The control's tick for sweeps from the page."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""API keys: how they look, who holds which, when each was used."""
+"""API keys: their form, their holders, and their last uses."""

@@ -1,10 +1,10 @@
-"""API keys: how they look, how one is made, and how one is recognised. Pure: no ORM, no clock.
+"""API keys: their form, making and recognising them. Pure: no ORM, no clock.
 
     hx-4fZ81kQm0b - Jw3…   (32)
     └─ prefix ──┘   └ secret ┘
 
 The prefix is public: it names the key in lists, logs and the ledger. Of the whole key only a digest
-is kept, keyed by Django's SECRET_KEY, so that the database alone proves nothing. A fast digest is
+is stored, keyed by Django's SECRET_KEY, so that the database alone proves nothing. A fast digest is
 enough: the secret has 190 bits.
 
 A key that an operator chose elsewhere has another form. Its public prefix is computed from it:
@@ -35,7 +35,7 @@ DIGEST_PURPOSE = b"metering.keys: digest of an API key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """``key`` is shown to a person once and kept nowhere."""
+    """``key`` is shown to a person once and not stored."""
 
     prefix: str
     key: str = field(repr=False)

@@ -1,4 +1,4 @@
-"""Who holds which key: what every gateway asks on its event loop for each request.
+"""Finds the principal of a key, on the gateway's event loop, for each request.
 
     find(key) ─▶ remembered? ── yes ─▶ digest, revoked, disabled, expired ─▶ Principal
                      │ no
@@ -7,10 +7,9 @@
                                revision has changed, everything that is remembered
 
 One task reads the database, one round after the other: every 0.4 s, and sooner where a request
-waits for a key that is not remembered. So a revocation counts within a second on every gateway, and
+waits for a key that is not cached. So a revocation counts within a second on every gateway, and
 however many unknown keys are sent, there is one query at a time. While the database is offline,
-remembered keys stay valid, and a key that is not remembered raises
-``DirectoryUnavailableError``: it may well be a good one.
+cached keys stay valid, and others raise ``DirectoryUnavailableError``: they may be valid.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 REFRESH_EVERY_S = 0.4
 LOOK_UP_EVERY_S = 0.02
-"""How long two rounds lie apart at least, however many unknown keys are sent."""
+"""The shortest interval of rounds, however many unknown keys are sent."""
 LOOK_UP_TIMEOUT_S = 4.5
 MAX_REMEMBERED = 10_000
 """Keys, and as many unknown prefixes."""
 MAX_LOOK_UPS = 256
 UNKNOWN_FOR_S = 10.0
-"""An unknown prefix is asked for again then, or when anything has changed."""
+"""An unknown prefix is looked up again after this, or when anything has changed."""
 NOTE_USE_EVERY_S, WRITE_USES_EVERY_S = 60.0, 10.0
 MAX_NOTED = 10_000
 CLOSE_TIMEOUT_S = 2.0
@@ -64,7 +63,7 @@ class _Round:
 
 
 class KeyDirectory:
-    """``start`` it on the event loop that asks; ``stop`` it there. ``clock`` is Unix time."""
+    """``start`` and ``stop`` it on the event loop of its callers. ``clock`` is Unix time."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class KeyDirectory:
         self._unknown_until: OrderedDict[str, float] = OrderedDict()
         self._accounts: dict[str, AccountRecord] = {}
         self._imported: frozenset[str] = frozenset()
-        """The prefixes of imported keys: whether a key of another form is one needs no query."""
+        """The prefixes of imported keys: keys of another form need no query."""
         self._revision: int | None = None
         self._is_away = False
         self._next = _Round()
@@ -106,8 +105,8 @@ class KeyDirectory:
         await self.uses.stop()
 
     async def find(self, presented_key: str) -> Principal:
-        """Raises ``KeyRefusedError``, ``DirectoryUnavailableError``. What has not the form of a
-        key is refused whether or not the database is away."""
+        """Raises ``KeyRefusedError``, ``DirectoryUnavailableError``. A text without the form of a
+        key is refused also while the database is offline."""
         prefix = self.prefix_of(presented_key)
         if prefix is None:
             raise InvalidKeyError("The API key is not valid.")
@@ -141,8 +140,8 @@ class KeyDirectory:
         return self._built_in(SHARED_ACCOUNT)
 
     def _built_in(self, name: str) -> Principal:
-        """Returns the principal of a built-in account, without limits until the database has been
-        read once: nothing is served before."""
+        """The principal of a built-in account, without limits until the database has been read
+        once: nothing is served before."""
         return self._accounts.get(name, AccountRecord(name=name)).principal()
 
     async def _look_up_key(self, prefix: str) -> KeyRecord:
@@ -156,7 +155,7 @@ class KeyDirectory:
         raise _unavailable()
 
     async def _round_over(self, prefix: str) -> None:
-        """Waits for the round that looks this prefix up. Raises ``DirectoryUnavailableError``."""
+        """Waits for the round that reads this prefix. Raises ``DirectoryUnavailableError``."""
         assert self._task is not None, "the directory was not started"
         following = self._next
         if self._is_away or following.is_full:
@@ -191,8 +190,8 @@ class KeyDirectory:
                 await self._wanted.wait()
 
     async def _read(self, this: _Round) -> None:
-        """The revision comes first: a change that is committed meanwhile shows in the next
-        round. Raises ``DirectoryUnavailableError``."""
+        """Reads the revision first: a change that is committed meanwhile shows in the next round.
+        Raises ``DirectoryUnavailableError``."""
         revision = await self._in_thread(self._store.revision)
         prefixes = this.prefixes
         has_changed = revision != self._revision
@@ -221,7 +220,8 @@ class KeyDirectory:
                 _put(self._unknown_until, prefix, until_s)
 
     def _lose(self, error: DirectoryUnavailableError | None) -> None:
-        """An unknown key may have been created since, and the database could not confirm it."""
+        """Forgets unknown keys: one may have been created since, and the database could not confirm
+        it."""
         self._unknown_until.clear()
         if not self._is_away:
             logger.warning("API keys are those remembered: %s", error or "see above")
@@ -245,8 +245,8 @@ def _unavailable() -> DirectoryUnavailableError:
 
 class KeyUses:
     """Records when each key was last used, at most once a minute: noted on the event loop, written
-    in batches on a thread of its own, so that a write that waits for a lock holds up no look-up.
-    What could not be written is tried again with the next batch."""
+    in batches on a thread of its own, so that a write that waits for a lock delays no look-up. A
+    failed write is retried with the next batch."""
 
     def __init__(self, store: DatabaseKeyStore) -> None:
         self._store = store
@@ -301,7 +301,7 @@ class KeyUses:
 
 
 async def close_thread(thread: SupervisedPool, store: DatabaseKeyStore) -> None:
-    """Closes its connection, unless a query that hangs keeps the thread."""
+    """Closes its connection, unless a hanging query keeps the thread."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await asyncio.get_running_loop().run_in_executor(thread, store.close)

@@ -1,4 +1,4 @@
-"""Remembered keys, accounts and people, for identifying callers. Pure: no ORM, no I/O."""
+"""Cached keys, accounts and people, for identifying callers. Pure: no ORM, no I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCOPES_BY_ROLE = {
     "member": frozenset({Scope.INFERENCE, Scope.USAGE_READ}),
     "viewer": frozenset({Scope.USAGE_READ}),
 }
-"""A person who has several accounts and names none acts in that with the first of these roles."""
+"""A person with several accounts who names none uses that with the first of these roles."""
 ANONYMOUS_SCOPES = frozenset({Scope.INFERENCE})
 SHARED_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ, Scope.FLEET_READ})
 
@@ -70,8 +70,7 @@ class KeyRecord:
     is_revoked: bool = False
 
     def principal_for(self, presented_key: str, *, secret: bytes, now_unix_s: float) -> Principal:
-        """Raises ``KeyRefusedError``. Only the holder of the key gets a reason beyond that it is
-        not valid."""
+        """Raises ``KeyRefusedError``. Only the holder of the key gets the precise reason."""
         if not is_key_of(presented_key, self.digest, secret):
             raise InvalidKeyError("The API key is not valid.")
         return self.principal_now(now_unix_s)
@@ -100,8 +99,8 @@ class MembershipRecord:
 def person_principal(
     person: Person, memberships: tuple[MembershipRecord, ...], account: str | None
 ) -> Principal:
-    """``account``: which of theirs; ``None``: the one in which they may do most, the first by name
-    of several. Raises ``NoAccountError``, ``DisabledAccountError``."""
+    """``account``: one of theirs; ``None``: that with the highest role, the first by name of
+    several. Raises ``NoAccountError``, ``DisabledAccountError``."""
     theirs = [one for one in memberships if account is None or one.account.name == account]
     if not theirs:
         raise NoAccountError(

@@ -1,4 +1,4 @@
-"""Keys, accounts and memberships as the database has them, by blocking queries.
+"""Reads keys, accounts and memberships from the database, by blocking queries.
 
 Made for threads of its own, whose connections stay open between queries. After an error the
 connection is closed, so that the next query opens a new one.
@@ -43,11 +43,11 @@ def _database_call(query: Callable[P, Result]) -> Callable[P, Result]:
 
 
 class DatabaseKeyStore:
-    """What the directory reads. Each method blocks and raises ``DirectoryUnavailableError``."""
+    """The directory's reads. Each method blocks and raises ``DirectoryUnavailableError``."""
 
     @_database_call
     def revision(self) -> int:
-        """``0`` where the row is not there, as before the migrations. In SQL, because each gateway
+        """``0`` where the row is missing, as before the migrations. In SQL, because each gateway
         asks several times a second, and the ORM would take most of that."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT number FROM {Revision._meta.db_table} ORDER BY id LIMIT 1")
@@ -153,7 +153,7 @@ def _budgets(where: Q, owner: str) -> defaultdict[str, tuple[int, ...]]:
 
 
 def _batches(names: Iterable[str]) -> Iterator[list[str]]:
-    """SQLite takes only so many parameters in a query."""
+    """SQLite limits the number of parameters in a query."""
     rest = list(names)
     for start in range(0, len(rest), NAMES_A_QUERY):
         yield rest[start : start + NAMES_A_QUERY]

@@ -1,4 +1,4 @@
-"""The arithmetic of hard caps: the effect of each operation on budgets and on their reservations.
+"""The arithmetic of hard caps: each operation's effect on budgets and their reservations.
 
     Reserve   reserved += worst case      on every budget of the request, or on none
     Narrow    reserved -= the excess
@@ -64,8 +64,8 @@ def _month_of(unix_s: int) -> datetime:
 
 
 RETRY_AFTER_RESERVED_S = 1.0
-"""When to come back where only reservations of running requests are in the way: they settle, and
-what they did not use is free again."""
+"""For refusals where only reservations of running requests exceed the cap: they settle, and their
+unused part is free again."""
 MIN_ANSWER_TOKENS = 256
 """The shortest answer that is granted while others' reservations limit it, where the client named
 no number."""
@@ -78,8 +78,8 @@ class Unit(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class BudgetState:
-    """One budget as it stands. ``window_ends_s`` is ``None`` for a balance, for a calendar window
-    that nothing has touched yet, and while a window of seconds is closed."""
+    """A budget's present state. ``window_ends_s`` is ``None`` for a balance, for an unused calendar
+    window, and while a window of seconds is closed."""
 
     id: int
     owner: str
@@ -98,7 +98,7 @@ class BudgetState:
 
     @property
     def unspent(self) -> int:
-        """The amount left once all reservations have settled, if they use nothing."""
+        """The amount left if all reservations settle unused."""
         return max(0, self.cap - self.spent)
 
     def worst_case(
@@ -109,7 +109,7 @@ class BudgetState:
         return prices.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
 
     def metered(self, metered: Metered) -> int:
-        """Returns the part of the use that is no tokens: no budget of tokens counts it."""
+        """The part of the use that is no tokens: no budget of tokens counts it."""
         return 0 if self.unit is Unit.TOKENS else metered.micro_usd
 
     def affordable_output_tokens(
@@ -125,7 +125,7 @@ class BudgetState:
         return max(0, settle.cost_micro_usd)
 
     def roll(self, now_s: int) -> bool:
-        """Begins a new window if the current one is over or has not begun; returns whether that
+        """Begins a new window if the present one is over or has not begun; returns whether that
         changed anything. Reservations stay: their requests are running. Never goes back: gateways'
         clocks differ."""
         if self.window is Window.BALANCE:
@@ -148,8 +148,8 @@ class BudgetState:
 
 @dataclass(slots=True)
 class Book:
-    """Budgets by id and, by request, what it holds on which budget. Mutates both. A budget that is
-    not here was deleted, and limits no request."""
+    """Budgets by id, and each request's reservations by budget. Mutates both. A missing budget was
+    deleted, and limits no request."""
 
     budgets: dict[int, BudgetState]
     held: dict[str, dict[int, int]]
@@ -157,7 +157,7 @@ class Book:
 
     def reserve(self, reserve: Reserve) -> Granted:
         """Raises ``QuotaExceededError``. A repeated one, whose writer did not see whether the first
-        was committed, replaces what the first one holds."""
+        was committed, replaces the first one's reservation."""
         self.release(reserve.request_id)
         now_s = int(reserve.now_unix_s)
         budgets = [self.budgets[id] for id in reserve.budgets if id in self.budgets]
@@ -199,8 +199,8 @@ class Book:
     def settle(self, settle: Settle) -> bool:
         """Charges the usage to the request's budgets, and releases its reservation. A budget is
         charged no more than was reserved on it, whatever a neuron reports, so that its cap holds;
-        where the reservation was swept, no more than is left of it. Returns whether that has cut
-        anything off."""
+        where the reservation was swept, no more than is left of it. Returns whether that has
+        reduced the charge."""
         ended_s = int(settle.ended_unix_s)
         is_cut = False
         held = self.held.pop(settle.request_id, {})
@@ -231,9 +231,9 @@ class Book:
 
 
 def output_tokens_granted(reserve: Reserve, budgets: Sequence[BudgetState] = ()) -> int:
-    """What the client named, else what the budgets still buy: the same for each choice, and one
-    token at least. While reservations leave less than ``MIN_ANSWER_TOKENS``, it is that many, or
-    what the budgets buy without reservations: an answer is not cut to a few tokens only because
+    """The client's number, else as many as the budgets still buy: the same for each choice, and one
+    token at least. While reservations leave less than ``MIN_ANSWER_TOKENS``, it is that many, or as
+    many as the budgets buy without reservations: an answer is not cut to a few tokens only because
     other requests run."""
     if reserve.output_tokens is not None:
         return reserve.output_tokens
@@ -257,7 +257,7 @@ def _affordable(reserve: Reserve, amounts: Sequence[tuple[BudgetState, int]]) ->
 def _refusal(
     reserve: Reserve, output_tokens: int, short: list[tuple[BudgetState, int]]
 ) -> QuotaExceededError:
-    """The refusal; of several budgets it is about the one that stays short for longest."""
+    """The refusal; of several budgets it names the one that stays short for longest."""
 
     def longest(candidate: tuple[BudgetState, int]) -> float:
         retry_after_s = _retry_after_s(*candidate, reserve.now_unix_s)
@@ -266,7 +266,7 @@ def _refusal(
     budget, needed = max(short, key=longest)
     reserved = amount_words(budget.unit, budget.reserved)
     under_way = f" while {reserved} are reserved by running requests" if budget.reserved else ""
-    # How long the prompt is, is known once a neuron has tokenized it: here is its bound.
+    # The prompt's length is known once a neuron has tokenized it: this is its bound.
     return QuotaExceededError(
         f"This request may need up to {amount_words(budget.unit, needed)} (at most "
         f"{_most_words(reserve, output_tokens)}), and "

@@ -10,7 +10,7 @@ A ``Settle`` may carry the request's record, which is written in the same transa
 The operations of one request are applied in the order in which they were queued. Amounts are
 integers: tokens and micro-USD.
 
-How a request ended is an ``Outcome``, in the four words that every page, metric and record uses:
+An ``Outcome`` is one of the four words that every page, metric and record uses:
 
     answered    the client got what it asked for
     cancelled   the client left first
@@ -42,12 +42,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Holds what a request may use at most on every budget of ``budgets``, or on none of them.
+    """Reserves the most that a request may use on every budget of ``budgets``, or on none of them.
 
-    ``prompt_tokens`` is a safe upper bound. ``output_tokens`` is what all choices together may
-    become where the client set a limit (``None``: it did not), ``default_output_tokens`` what they
-    may become at most otherwise; the budget may grant less of the latter, in equal parts to
-    ``num_choices``.
+    ``prompt_tokens`` is a safe upper bound. ``output_tokens`` bounds all choices together where the
+    client set a limit (``None``: it did not), ``default_output_tokens`` does otherwise; the budget
+    may grant less of the latter, in equal parts to ``num_choices``.
     """
 
     request_id: str
@@ -71,7 +70,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow:
-    """Releases the part of a reservation that turned out not to be needed."""
+    """Releases the excess of a reservation."""
 
     request_id: str
     budgets: tuple[int, ...]
@@ -82,7 +81,7 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFields:
-    """What a request's record has beside its ledger entry's fields."""
+    """Fields of a request's record that its ledger entry lacks."""
 
     status: int
     """The status of the HTTP response; 0: none was sent, or its gateway died."""
@@ -103,8 +102,8 @@ class Settle:
     the ledger's columns, the log line, the metrics and the spool read it by the names of
     ``WHO_AND_WHAT`` and ``TOKENS``, which ``Receipt`` and ``Usage`` use as well.
 
-    ``budgets`` are those that it reserved on. What it used is charged there: at most as much as is
-    reserved, or as is left where its reservation was swept.
+    ``budgets`` are those that it reserved on. Its use is charged there: at most the reserved
+    amount, or the amount left where its reservation was swept.
     """
 
     request_id: str
@@ -167,9 +166,9 @@ FIRST_ERROR = 400
 UNAVAILABLE = 503
 SERVER_ERRORS = frozenset({500, 502, UNAVAILABLE, 504})
 BUSY = frozenset({"queue_full", "queue_timeout"})
-"""Codes of refusals for want of room, which a neuron sends too."""
+"""Codes of refusals because of load, which a neuron sends too."""
 BROKEN_STORES = frozenset({"database_unavailable", "redis_unavailable", "storage_unavailable"})
-"""Codes of what this server itself lacks, before any neuron is found."""
+"""Codes of this server's own failures, before any neuron is found."""
 
 
 ERRORS = frozenset({Outcome.REFUSED, Outcome.FAILED})
@@ -177,10 +176,10 @@ ERRORS = frozenset({Outcome.REFUSED, Outcome.FAILED})
 
 
 def outcome_of(*, code: str, error_status: int, is_placed: bool) -> Outcome:
-    """Refused: the caller, or the fleet's want of room, is the reason. Failed: the server's fault.
-    ``code``: ``finished``, ``cancelled``, or the error's. ``error_status``: the HTTP status of
-    the error, also where the answer's stream had begun; 0: there was none. ``is_placed``: a neuron
-    had been found for it."""
+    """Refused: because of the caller, or the fleet's load. Failed: the server's fault. ``code``:
+    ``finished``, ``cancelled``, or the error's. ``error_status``: the HTTP status of the error,
+    also where the answer's stream had begun; 0: there was none. ``is_placed``: a neuron had been
+    found for it."""
     if code == FINISHED:
         return Outcome.ANSWERED
     if error_status < FIRST_ERROR:

@@ -1,12 +1,12 @@
-"""Releases what dead gateways have reserved, where no bill has done so.
+"""Releases dead gateways' reservations that no bill has settled.
 
 The bills of a dead gateway, and their reservations with them, are settled by the next gateway of
-its data directory within seconds (``metering.ledger.spool``). What is left was never submitted, or
-its data directory has not come back.
+its data directory within seconds (``metering.ledger.spool``). The rest was never submitted, or its
+data directory is still missing.
 
-While the database was away no lease was renewed and no bill written: whatever is late has
-``PAUSE_S`` to come first. A gateway that was restarted meanwhile writes the bills of the one before
-it; what they are charged to should still be reserved then.
+While the database was offline no lease was renewed and no bill written: late ones have ``PAUSE_S``
+to come first. A gateway that was restarted meanwhile writes the bills of the one before it, which
+need their reservations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LEASE_KEPT_S = 86_400
 
 
 def reservations_sweep(*, client: redis.Redis, now_unix_s: float, using: str = "default") -> int:
-    """Releases what gateways without a lease and without a sign of life have reserved; how many
-    requests."""
+    """Releases the reservations of gateways without a lease and a sign of life; returns the number
+    of requests."""
     lapsed_s = int(now_unix_s) - SWEEP_GRACE_S
     leases = GatewayLease.objects.using(using)
     leased = leases.filter(lease_until_unix_s__gte=lapsed_s).values("gateway_id")
@@ -71,13 +71,13 @@ def budgets_by_request(rows: Iterable[Any]) -> dict[str, tuple[int, ...]]:
 
 
 PAUSE_S = 15.0
-"""Three renewals of a lease, and several looks for the files of gateways that died."""
+"""Three renewals of a lease, and several scans for the files of dead gateways."""
 
 
 class SweepPause:
     def __init__(self, control: Leadership, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``control`` has the same clock. One that has just begun to lead does not know for how
-        long the database was away."""
+        """``control`` has the same clock. A new leader does not know for how long the database was
+        offline."""
         self._control = control
         self._clock = clock
         self._database_failed_s = float("-inf")

@@ -1,9 +1,9 @@
-"""What a gateway's writer has yet to write, and how it goes into the database batch by batch.
+"""The queue of a gateway's writer, and its batches into the database.
 
-A batch that the database would not take stays in front and is tried again, so nothing is lost and
-the operations of a request keep their order. Reservations are the exception: no request waits for a
-database that is offline, so they are refused. One of them may have been committed all the same, if
-the connection broke at the wrong moment: a ``Release`` takes its place.
+A batch that failed stays in front and is retried, so nothing is lost and the operations of a
+request keep their order. Reservations are the exception: no request waits for a database that is
+offline, so they are refused. One of them may have been committed all the same, if the connection
+broke at the wrong moment: a ``Release`` takes its place.
 
 The gateway's lease is renewed while it has reserved anything: it tells that these are not orphans.
 
@@ -44,13 +44,13 @@ Waiter = asyncio.Future[Outcome]
 
 @dataclass(slots=True)
 class PendingWrite:
-    """``operation`` is ``None`` for one that only waits for those before it."""
+    """``operation`` is ``None`` for a flush, which waits for those before it."""
 
     operation: Operation | None
     queued_s: float
     waiter: Waiter | None = None
     is_written: bool = False
-    """The database has it, or will never take it."""
+    """The database has it, or will never accept it."""
 
 
 class PendingWrites:
@@ -90,8 +90,8 @@ class PendingWrites:
         return 0.0 if oldest_s is None else max(0.0, time.monotonic() - oldest_s)
 
     def due_s(self, delays_s: Mapping[type, float]) -> float:
-        """Returns when something must be written even if nothing more comes, by the monotonic
-        clock. ``delays_s``: how long operations of a type may wait for others."""
+        """When something must be written even if nothing more comes, by the monotonic clock.
+        ``delays_s``: how long operations of a type may wait for others."""
         now_s = time.monotonic()
         due_s = self._lease_due_s if self._reserved else now_s + IDLE_WAIT_S
         for write in self._writes:
@@ -102,7 +102,7 @@ class PendingWrites:
 
     def write(self) -> None:
         """Renews the lease when it is due, then writes one batch. Raises the database's error when
-        it is away, and then all writes are still there: ``recover`` comes next."""
+        it is offline, with all writes still queued: ``recover`` comes next."""
         if self._reserved and time.monotonic() >= self._lease_due_s:
             self._write_lease(LEASE_S)
             self._lease_due_s = time.monotonic() + LEASE_RENEWAL_S
@@ -134,8 +134,7 @@ class PendingWrites:
         self._done(batch, [None if write.operation is None else next(outcomes) for write in batch])
 
     def recover(self, error: Error) -> None:
-        """A conflict with another writer is tried again as it is; otherwise the database is
-        away."""
+        """Retries after a conflict with another writer; otherwise the database is offline."""
         if is_conflict(error):
             logger.info("the ledger's transaction is tried again: %s", error)
             return
@@ -182,8 +181,8 @@ class PendingWrites:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the same transaction may well succeed at once: deadlocks, serialization failures and
-    a locked SQLite."""
+    """Whether the same transaction may succeed at once: deadlocks, serialization failures and a
+    locked SQLite."""
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     return sqlstate in CONFLICT_SQLSTATES or "database is locked" in str(error)
 

@@ -5,9 +5,9 @@
     ended     ── settle ─▶ a slot: the bill ── the database has it ─▶ freed, within INTERVAL_S
     files of gateways that died ─▶ resubmitted to the writer ────────▶ deleted
 
-This is the only way by which the bill of a dead gateway is settled. A process that stands still has
-its file locked, so nobody else settles what it has yet to tell its clients. A bill that is written
-twice is one entry of the ledger: entries are unique by request.
+Bills of a dead gateway are settled only by this. A stopped process keeps its file locked, so nobody
+else settles requests that it may still answer. A bill that is written twice is one entry of the
+ledger: entries are unique by request.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ logger = logging.getLogger(__name__)
 
 SPOOL_DIRECTORY = "ledger-spool"
 SPOOL_AFTER_S = 5.0
-"""A bill that the database has not taken by then waits: it is synced to the disk, against a host
-that dies, and reported."""
+"""A bill that is not in the database by then is synced to the disk, against a host that dies, and
+reported."""
 INTERVAL_S = 1.0
 ADOPT_EVERY_S = 2.0
 
 Count = Callable[[int, int, int, int], None]
-"""Takes the tokens that have come, in the order of ``entries.TOKENS``."""
+"""Takes the tokens so far, in the order of ``entries.TOKENS``."""
 
 
 def count_nothing(*_tokens: int) -> None:
-    """The ``Count`` of a request that is in no file."""
+    """The ``Count`` of a request without a file."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Adopted:
 
 class Spool:
     """``begin``, its ``Count`` and ``settle`` are for one thread, ``depth`` and ``problem`` for
-    any. The rest belongs to the spool's thread, which ``start`` begins and ``stop`` ends."""
+    any. The rest belongs to the spool's thread, between ``start`` and ``stop``."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Spool:
         has_room: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``oldest_unix_s``: requests that ended before it may have been forgotten by the ledger,
-        so their bills could be charged twice. ``has_room``: whether the writer takes more."""
+        """``oldest_unix_s``: the ledger may have deleted earlier requests, whose bills could be
+        charged twice. ``has_room``: whether the writer accepts more."""
         self._directory = directory
         self._gateway_id = gateway_id
         self._resubmit = resubmit
@@ -99,13 +99,13 @@ class Spool:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Leaves what is not written to the next process. Blocks."""
+        """Leaves unwritten bills to the next process. Blocks."""
         self._stopping.set()
         self._thread.join(timeout_s)
 
     def begin(self, settle: Settle) -> Count:
-        """The request is submitted, once more maybe: ``settle`` is its bill if this process dies
-        now, without the tokens that come."""
+        """The request is submitted, perhaps again: ``settle`` is its bill if this process dies now,
+        without further tokens."""
         slot = self._write(settle)
         self._end(settle.request_id)
         if slot is None:
@@ -124,11 +124,11 @@ class Spool:
 
     @property
     def problem(self) -> str | None:
-        """Why bills are not on the disk that should be, in words."""
+        """Why bills are missing on the disk, in words."""
         return self._problem
 
     def _count(self, request_id: str, slot: int, *tokens: int) -> None:
-        """Counts nothing for an attempt that another one has followed, or that has ended."""
+        """Ignores an attempt that has ended, or that another one has followed."""
         if self._file is not None and self._open.get(request_id) == slot:
             try:
                 self._file.count(slot, *tokens)
@@ -217,7 +217,7 @@ class Spool:
         logger.info("%s: all of its bills are in the database", adopted.file.path)
 
     def _keep(self, queued_before_s: float) -> None:
-        """Syncs the bills that were queued before then, and writes those that no slot took."""
+        """Syncs the bills that were queued before then, and writes those without a slot."""
         num_late = 0
         for number in range(len(self._bills)):
             bill = self._bills[number]

@@ -7,9 +7,8 @@
            length, CRC-32            0, 0: the slot is free
            the bill, msgpack
 
-The kernel frees the lock of a process that dies, however it dies: the process that then locks the
-file has adopted it. What a process has written survives its death without a sync. Must not know the
-database.
+The kernel frees the lock of a process that dies: the process that then locks the file has adopted
+it. Writes survive the process' death without a sync. Must not know the database.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SUFFIX, DAMAGED_SUFFIX = ".bills", ".damaged"
 LINES_SUFFIX = ".jsonl"
-"""Of files that helexa 0.2.0 wrote: a line a bill, its CRC-32 and JSON."""
+"""Files of helexa 0.2.0: a line a bill, its CRC-32 and JSON."""
 SLOT_BYTES = 8192
 _TOKENS = struct.Struct("<4Q")
 _HEAD = struct.Struct("<II")
@@ -40,7 +39,7 @@ _PREFIX_BYTES = _TOKENS.size + _HEAD.size
 
 
 class SpoolFile:
-    """A file that this process has locked. Methods raise ``OSError``. Each slot has one writer at a
+    """A file locked by this process. Methods raise ``OSError``. Each slot has one writer at a
     time."""
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -50,7 +49,7 @@ class SpoolFile:
 
     @classmethod
     def create(cls, directory: Path, name: str) -> SpoolFile:
-        """It gets its name when it is locked, so that no process adopts it in between."""
+        """Locks the file before it gets its name, so that no process adopts it in between."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         unnamed = directory / f".{name}{SUFFIX}"
         fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -84,7 +83,7 @@ class SpoolFile:
         return None
 
     def write(self, slot: int, settle: Settle) -> None:
-        """Writes a bill to a free slot. Raises ``ValueError`` too: it cannot be written."""
+        """Writes a bill to a free slot. Raises ``ValueError`` too, for a bill too large."""
         try:
             bill = _encode(settle)
         except OverflowError as error:
@@ -105,8 +104,8 @@ class SpoolFile:
         os.fsync(self._fd)
 
     def read(self) -> list[Settle]:
-        """The bills in it, without those that cannot be read: these are logged. Of a request that
-        had not ended it is that of the tokens that had come when the file was last written."""
+        """The readable bills in it; others are logged. An open request's has the tokens counted
+        when the file was last written."""
         settles: dict[str, Settle] = {}
         num_damaged = 0
         for settle in self._bills():
@@ -156,7 +155,7 @@ class SpoolFile:
 
 
 def spool_paths(directory: Path) -> Iterator[Path]:
-    """The files there, oldest name first; none where there is no directory."""
+    """The files there, oldest name first; none without the directory."""
     paths = (path for suffix in (SUFFIX, LINES_SUFFIX) for path in directory.glob(f"[!.]*{suffix}"))
     return iter(sorted(paths))
 

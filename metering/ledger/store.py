@@ -7,9 +7,8 @@
     write hourly sums, reservations and budgets, each changed row once
     insert the records of the requests whose entry was inserted
 
-A statement or two a table, whatever the batch's size. Every writer locks in this order, budgets,
-then entries by request id, then sums by key, then records, so that two of them never wait for each
-other in a circle.
+A statement or two a table, for any size of batch. Every writer locks in this order, budgets, then
+entries by request id, then sums by key, then records, so that two of them never deadlock.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ HOUR_KEYS = ("hour", "account", "key", "model")
 
 
 def apply(operations: Sequence[Operation], *, using: str = "default") -> list[Result]:
-    """The result of each operation, in their order. All of them are committed, or none and it
-    raises the database's error. Each operation names its request's budgets."""
+    """The result of each operation, in their order. Commits all of them or none, and raises the
+    database's error then. Each operation names its request's budgets."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         return _apply(operations, cursor, using)
 
@@ -214,8 +213,8 @@ def _add_to_hours(cursor: CursorWrapper, entries: list[tuple[Settle, Row]]) -> N
 
 
 def _grown(name: str) -> str:
-    """An hour's sum, which stays at the greatest integer instead of passing it: SQLite would store
-    a float, and PostgreSQL would refuse the batch each time."""
+    """An hour's sum, which saturates at the greatest integer: SQLite would store a float, and
+    PostgreSQL would refuse the batch each time."""
     before, more = f"metering_usagehour.{name}", f"excluded.{name}"
     return f"CASE WHEN {before} > {MAX_INT64} - {more} THEN {MAX_INT64} ELSE {before} + {more} END"
 
@@ -263,6 +262,5 @@ def _write_budgets(cursor: CursorWrapper, budgets: list[BudgetState]) -> None:
 
 
 def _ended_us(settle: Settle) -> int:
-    """Rounded down, as the book rounds, so that an entry lies in the window that it is charged
-    to."""
+    """Rounded down, as the book rounds, so that an entry is in the window that it is charged to."""
     return int(settle.ended_unix_s * 1_000_000)

@@ -7,8 +7,8 @@
     release ─┘                          away? keep it all, wait, try again
     begin, settle ─▶ a file of the data directory, until it is written (metering.ledger.spool)
 
-A batch is what came while the last one was written. Only a ``Narrow`` and a ``Settle`` wait for
-others a while (``DELAYS_S``): nobody waits for them, and a reservation is written after them.
+A batch is everything queued while the last one was written. Only a ``Narrow`` and a ``Settle`` wait
+for others a while (``DELAYS_S``): nobody waits for them, and a reservation is written after them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from metering.ledger.spool import Count, Spool, count_nothing
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 200_000
-"""What the writer keeps while the database is away; more work is refused."""
+"""The writer's limit while the database is offline; more work is refused."""
 RESERVE_TIMEOUT_S = 3.0
-"""The time limit of a reservation. With the catalogue's ``READ_WAIT_S`` it is less than the five
-seconds after which a client gets the error that the database does not answer."""
+"""With the catalogue's ``READ_WAIT_S`` it is less than the five seconds after which a client gets
+the error that the database does not answer."""
 DELAYS_S: dict[type, float] = {Narrow: 1.0, Settle: 0.05}
-"""How long these wait at most for something that they can be written with. A transaction of several
-bills takes little more than that of one."""
+"""The longest wait for operations to be written together: a transaction of several bills takes
+little more than that of one."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
 
 
@@ -62,7 +62,7 @@ class LedgerWriter:
         self._max_queued = max_queued
         self._queue: SimpleQueue[PendingWrite | None] = SimpleQueue()
         self._pending = PendingWrites(gateway_id, using=using, notify=self._notify, apply=apply)
-        """The thread's alone."""
+        """Used by the thread alone."""
         self._spool = None
         if spool_directory is not None:
             self._spool = Spool(
@@ -77,7 +77,7 @@ class LedgerWriter:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Call it in the event loop that the waiters belong to."""
+        """Call it in the waiters' event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = SupervisedThread(self._run, name="ledger")
         self._thread.start()
@@ -94,22 +94,22 @@ class LedgerWriter:
 
     @property
     def is_full(self) -> bool:
-        """What comes now could not be billed: new work must be refused."""
+        """New work could not be billed, and must be refused."""
         return self.depth >= self._max_queued
 
     @property
     def num_spooled(self) -> int:
-        """How many bills have waited for the database for a while, in the data directory."""
+        """Bills in the data directory that have waited for the database for a while."""
         return 0 if self._spool is None else self._spool.depth
 
     @property
     def spool_problem(self) -> str | None:
-        """Why bills are not in the data directory, and are lost if this process dies."""
+        """Why bills are missing in the data directory, and lost if this process dies."""
         return None if self._spool is None else self._spool.problem
 
     async def reserve(self, reserve: Reserve) -> Granted:
-        """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``; then nothing is held, nor
-        when the caller is cancelled."""
+        """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``; then nothing is reserved,
+        nor when the caller is cancelled."""
         if self.is_full:
             raise LedgerUnavailableError("The ledger cannot be written; try again shortly.")
         if self.age_s > RESERVE_TIMEOUT_S:
@@ -162,8 +162,8 @@ class LedgerWriter:
         return True
 
     async def stop(self, timeout_s: float) -> None:
-        """Flushes, gives up the lease and ends the threads; bills that the database has not taken
-        are left to the next process. A second time it does nothing."""
+        """Flushes, releases the lease and ends the threads; unwritten bills are left to the next
+        process. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -181,7 +181,7 @@ class LedgerWriter:
     def _put(self, operation: Operation | None, waiter: Waiter | None = None) -> None:
         self._queue.put(PendingWrite(operation, time.monotonic(), waiter))
 
-    # What follows runs in the thread.
+    # Runs in the thread from here on.
 
     def _run(self) -> None:
         num_failures = 0
@@ -199,7 +199,7 @@ class LedgerWriter:
         self._pending.close()
 
     def _await_work(self) -> None:
-        """Returns with all that is queued, when something is worth writing."""
+        """Returns the queue, when something is worth writing."""
         while not self._is_stopping:
             self._take_all()
             waits_s = self._pending.due_s(DELAYS_S) - time.monotonic()

@@ -5,12 +5,12 @@
              └─▶ RateLimitedError                                       ├─ renew     every 15 s
                                                                         └─ release   the lease
 
-One Lua script decides for a request's key and account and for every kind of limit, by Redis'
-clock: everything is charged or nothing. A caller without limits costs no Redis. A lease is a lease:
-those of a gateway that died expire within ``LEASE_S``, and what it charged drains in a minute.
+One Lua script decides for a request's key and account and for every kind of limit, by Redis' clock:
+everything is charged or nothing. A caller without limits costs no Redis. The leases of a dead
+gateway expire within ``LEASE_S``, and its charges drain in a minute.
 
-Nothing is kept on disk. When Redis restarts, every caller has a whole minute's limit again, and
-running requests get their leases back with the next renewal.
+Nothing is stored on disk. Restarting Redis resets the limits, and running requests get their leases
+back with the next renewal.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ LEASE_S = 60.0
 RENEW_INTERVAL_S = 15.0
 RENEW_AGAIN_S = 1.0
 MAX_RENEWED_AT_ONCE = 500
-"""How many leases one run of the script renews: Redis does nothing else while it lasts."""
+"""Leases in one run of the script, during which Redis does nothing else."""
 
 _LEASE_MS = int(LEASE_S * 1000)
 
 
 @dataclass(slots=True)
 class _Held:
-    """What an admitted request holds. ``tokens`` stand in the second ``slot``; ``extra`` were
+    """The charges of an admitted request. ``tokens`` are in the second ``slot``; ``extra`` were
     charged later, beyond the bound."""
 
     subjects: tuple[Subject, ...]
@@ -64,7 +64,7 @@ class _Held:
 
 
 class RateLimiter:
-    """One per gateway; belongs to one event loop. ``link`` stays its caller's to close."""
+    """One per gateway; belongs to one event loop. The caller closes ``link``."""
 
     def __init__(self, link: RedisLink, *, script: LuaScript = SCRIPT) -> None:
         self._link = link
@@ -75,7 +75,7 @@ class RateLimiter:
     async def acquire(
         self, principal: Principal, request_id: str, tokens: int, *, most: int | None = None
     ) -> LimitState:
-        """Charge one request and ``tokens``, the most that it may use, and take its lease. Where
+        """Charges one request and ``tokens``, the most that it may use, and takes its lease. Where
         ``most`` is more, it is charged up to that: as many as leave half of the rest to others.
 
         The caller of an admitted request calls ``release`` in the end, and ``correct`` before it.
@@ -101,8 +101,8 @@ class RateLimiter:
         return limit_state(subjects, _counts(numbers), now_ms=now_ms, tokens_charged=charged)
 
     async def extend(self, request_id: str, tokens: int) -> None:
-        """Charge so many tokens more to a request that was admitted. Raises ``RateLimitedError``
-        (then they are not charged) or ``LimitsUnavailableError``."""
+        """Charges more tokens to an admitted request. Raises ``RateLimitedError`` (then they are
+        not charged) or ``LimitsUnavailableError``."""
         held = self._held.get(request_id)
         if held is None or tokens <= 0:
             return
@@ -136,8 +136,8 @@ class RateLimiter:
         )
 
     def correct(self, request_id: str, tokens: int) -> None:
-        """Charge ``tokens`` instead of the bound: the usage known so far. May be called again when
-        more is known; without effect on a request that holds nothing."""
+        """Charges ``tokens``, the usage so far, instead of the bound. May be called again later;
+        without effect on a request without a charge."""
         held = self._held.get(request_id)
         if held is None:
             return
@@ -159,7 +159,7 @@ class RateLimiter:
             self._free_leases(request_id, held.subjects)
 
     async def renew(self) -> None:
-        """Keep the leases of this gateway's open requests. Raises ``LimitsUnavailableError``."""
+        """Keeps the leases of this gateway's open requests. Raises ``LimitsUnavailableError``."""
         open_ids: defaultdict[str, list[str]] = defaultdict(list)
         for request_id, held in self._held.items():
             for key in _lease_keys(held.subjects):
@@ -195,7 +195,7 @@ class RateLimiter:
         subjects: tuple[Subject, ...],
         reply: asyncio.Task[Any],
     ) -> None:
-        """Refunds the charge of a caller that left before the script's reply was there."""
+        """Refunds the charge of a caller that left before the script's reply."""
         if reply.cancelled() or reply.exception():
             return
         admitted, now_ms, charged, *_ = reply.result()
@@ -209,8 +209,8 @@ class RateLimiter:
             self._call_soon(lease_keys, "release", request_id)
 
     def _call_soon(self, keys: Sequence[str], operation: str, *arguments: str | int) -> None:
-        """Calls the script and waits for no reply. Where Redis does not take it, debts drain and
-        leases lapse."""
+        """Calls the script without waiting for a reply. Where Redis fails, debts drain and leases
+        lapse."""
         self._call(keys, operation, *arguments).add_done_callback(_log_loss)
 
     def _call(self, keys: Sequence[str], *arguments: str | int) -> asyncio.Task[Any]:

@@ -1,5 +1,4 @@
-"""The limits that a request falls under, and what the counts in Redis mean. Pure: no Redis, no
-clock.
+"""The limits of a request, and the meaning of the counts in Redis. Pure: no Redis, no clock.
 
     Principal ─ subjects_of ─▶ Subject* ─ (Redis counts) ─▶ Counts* ─┬ limit_state ─▶ LimitState
                                                                      └ refusal ─▶ RateLimitedError
@@ -61,7 +60,7 @@ def subjects_of(principal: Principal) -> tuple[Subject, ...]:
 
 
 def refuse_impossible(subjects: Sequence[Subject], tokens: int) -> None:
-    """Raises ``RateLimitedError`` for a request that would not fit into an empty minute."""
+    """Raises ``RateLimitedError`` for a request that does not fit into an empty minute."""
     for subject in subjects:
         for kind, limit in _limits(subject):
             needed = tokens if kind is LimitKind.TOKENS else 1

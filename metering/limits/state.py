@@ -1,4 +1,4 @@
-"""A caller's remaining limits: plain data that errors can carry, and the headers that state it.
+"""A caller's remaining limits: plain data for errors, and its headers.
 
 ``Retry-After`` is not here: it goes with every refusal that has one.
 """
@@ -18,7 +18,7 @@ class LimitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatus:
-    """``reset_ms`` from now nothing counts against ``limit`` any more."""
+    """In ``reset_ms`` nothing counts against ``limit`` any more."""
 
     limit: int
     remaining: int
@@ -27,15 +27,14 @@ class LimitStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitState:
-    """What its caller has left, the tighter of its key and its account; ``None`` without a limit.
-    ``now_ms`` is Redis' time in Unix milliseconds."""
+    """The caller's remaining limits, the tighter of its key and its account; ``None`` without a
+    limit. ``now_ms`` is Redis' time in Unix milliseconds."""
 
     now_ms: int = 0
     requests: LimitStatus | None = None
     tokens: LimitStatus | None = None
     tokens_charged: int = field(default=0, compare=False)
-    """The tokens that the request may use: as many as were asked for, or what the limits leave of
-    them."""
+    """The tokens that the request may use: as many as requested, or as the limits leave."""
 
 
 NO_LIMITS = LimitState()

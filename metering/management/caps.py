@@ -1,5 +1,5 @@
-"""Caps and rate limits in commands: the arguments of ``keys add`` and ``budgets add``, and how rows
-show them."""
+"""Caps and rate limits in commands: the arguments of ``keys add`` and ``budgets add``, and their
+text in rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_cap_arguments(parser: ArgumentParser) -> None:
 
 
 def micro_usd(text: str) -> int:
-    """Never through a float."""
+    """Never uses a float."""
     try:
         return micro_usd_of(text)
     except ValueError as error:
@@ -33,7 +33,7 @@ def micro_usd(text: str) -> int:
 
 
 def caps(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the caps of ``--cap-tokens`` and ``--cap-usd``, which share the ``--window``. Raises
+    """The caps of ``--cap-tokens`` and ``--cap-usd``, which share the ``--window``. Raises
     ``MeteringValueError``."""
     asked = [
         (Budget.Unit.TOKENS, options["cap_tokens"]),
@@ -65,7 +65,7 @@ def window_text(budget: Row) -> str:
 
 
 def caps_text(budgets: list[Row]) -> str:
-    """The amount left of each of them, in words."""
+    """The amount left of each, in words."""
     names = [one.name for one in dataclasses.fields(BudgetStatus)]
     return left_words(BudgetStatus(**{name: row[name] for name in names}) for row in budgets)
 

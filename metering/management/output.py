@@ -1,4 +1,4 @@
-"""How metering's commands speak: tables for people, JSON for programs, one line for an error."""
+"""Output of metering's commands: tables for people, JSON for programs, one line for an error."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from metering.errors import MeteringError, MeteringValueError, UnknownNameError
 
 WIDTH_OF_FILES = 240
 CANNOT_WRITE = ("disk is full", "readonly database")
-"""SQLite's words, of a database that is set up."""
+"""SQLite's messages for a database that is set up."""
 NO_DATABASE = (
     f"Has it been set up ({program()} serve does so, or {program()} migrate), and may this user "
     "write there? DATABASE_URL and HELEXA_DATA_DIR name it, and have to be what serve's "
     "are."
 )
-"""The error before there is a database, or with other variables than serve's."""
+"""The error without a database, or with other variables than serve's."""
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -56,7 +56,7 @@ def json_text(value: Any) -> str:
 
 @contextmanager
 def errors_on_one_line() -> Iterator[None]:
-    """Shows what can go wrong as one line on standard error, with the exit code for it."""
+    """Shows errors as one line on standard error, with their exit code."""
     try:
         yield
     except MeteringValueError as error:
@@ -72,7 +72,7 @@ def errors_on_one_line() -> Iterator[None]:
 
 
 def database_words(error: DjangoDatabaseError) -> str:
-    """What went wrong and where to look, on one line."""
+    """The problem and where to look, on one line."""
     reason = str(error).strip().partition("\n")[0]
     if any(words in reason for words in CANNOT_WRITE):
         return f"The database cannot be written: {reason}"

@@ -1,7 +1,7 @@
-"""Conversations as the page sends them: kept, found, deleted and exported. Each function of the
-database sees those of one user alone.
+"""Conversations of the page: stores, finds, deletes and exports them. Each function of the database
+sees those of one user alone.
 
-Saves are not audited: each answer is one, and what people talk about is theirs.
+Saves are not audited: each answer is one, and conversations are private.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def title_of(state: ConversationState) -> str:
 
 
 def search_text_of(state: ConversationState) -> str:
-    """Case-folded, without the characters that no database holds."""
+    """Case-folded, without characters that databases refuse."""
     texts = [state.system]
     for turn in state.turns:
         texts += [turn.text, turn.thinking, *(answer.text for answer in turn.beside)]
@@ -154,7 +154,7 @@ LISTED = ("id", "title", "num_bytes", "revision", "updated_at")
 
 
 def conversations_list(*, user_id: int, words: str = "") -> QuerySet[Conversation]:
-    """Those in which ``words`` stand, the latest first, without their states."""
+    """Those that contain ``words``, the latest first, without their states."""
     found = Conversation.objects.filter(user=user_id).only(*LISTED)
     return found.filter(search_text__contains=searched(words)) if words else found
 

@@ -1,11 +1,11 @@
-"""The API for the playground's page: who asks is the person whose login's cookie comes with the
-request, so that no key is made.
+"""The API for the playground's page, which identifies a person by their login's cookie instead of a
+key.
 
     /playground/v1/… ─▶ Django: host, session, CSRF, account ─▶ Login ─▶ the consumer of /v1/…
 
-Every request is identified by a whole Django request without a body, so that what protects forms
-protects these: a page of another origin has no CSRF token to send. Only what the page uses is
-there; elsewhere under ``/v1`` a cookie identifies no caller.
+A whole Django request without a body identifies each request, so that the protection of forms
+holds: a page of another origin has no CSRF token to send. Only the page's endpoints accept it;
+elsewhere under ``/v1`` a cookie identifies no caller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_BODY = {"type": "http.request", "body": b"", "more_body": False}
 
 
 def path_by_login(path: str) -> str | None:
-    """The API's path; ``None``: none that a login is good for."""
+    """The API's path; ``None``: a login is not accepted there."""
     if not path.startswith(f"{PREFIX}/v1/"):
         return None
     rest = path.removeprefix(PREFIX)
@@ -37,7 +37,7 @@ def path_by_login(path: str) -> str | None:
 
 
 async def with_login(scope: dict[str, Any], django_app: Any) -> dict[str, Any]:
-    """Returns the scope with its ``Login``, which holds the refusal where no user is logged in."""
+    """The scope with its ``Login``, which holds the refusal where no user is logged in."""
     return {**scope, LOGIN: await _login(scope, django_app)}
 
 

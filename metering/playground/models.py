@@ -1,4 +1,4 @@
-"""What people keep of the playground."""
+"""The playground's tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db import models
 
 
 class Conversation(models.Model):
-    """One person's, and private: no page shows it to anybody else, operators included."""
+    """Private to one person: no page shows it to anybody else, operators included."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     user = models.ForeignKey(
@@ -17,13 +17,13 @@ class Conversation(models.Model):
     )
     title = models.CharField(max_length=100)
     state = models.TextField()
-    """JSON of a ``ConversationState``. As text: it may hold characters that PostgreSQL's JSON
+    """JSON of a ``ConversationState``, as text: it may hold characters that PostgreSQL's JSON
     cannot."""
     search_text = models.TextField(blank=True)
     """Questions and answers, case-folded."""
     num_bytes = models.PositiveIntegerField()
     revision = models.PositiveIntegerField(default=1)
-    """One more with each save: a page that has an older one does not overwrite a newer one."""
+    """Grows with each save: a page with an older one does not overwrite a newer one."""
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField()
 

@@ -1,5 +1,5 @@
-"""The page, who asks by it, and its user's conversations: JSON in and out, and files to take
-along."""
+"""The playground's page, its user's identity, and their conversations: JSON in and out, and
+exports."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def playground(request: HttpRequest, reader: Reader) -> HttpResponse:
 @for_members
 @require_POST
 def identify(request: HttpRequest, reader: Reader) -> HttpResponse:
-    """Asked by ``metering.playground.login`` alone, which reads the ``Login`` and no answer.
-    ``?account=`` names who pays."""
+    """Called by ``metering.playground.login`` alone, which reads the ``Login`` and no answer.
+    ``?account=`` names the paying account."""
     found: list[Login] | None = getattr(request, "scope", {}).get(FOUND)
     if found is not None:
         found.append(_login(reader, request.GET.get("account", "")))
@@ -106,7 +106,7 @@ def conversations(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "PUT", "DELETE"])
 @for_owners
 def conversation(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
-    """PUT saves it: ``?revision=`` is the one that it continues, 0 of a new one."""
+    """PUT saves it: ``?revision=`` is the one that it continues, 0 for a new one."""
     which: dict[str, Any] = {"user_id": _user_id(request), "conversation_id": conversation_id}
     if request.method == "DELETE":
         conversation_delete(**which)
@@ -114,7 +114,7 @@ def conversation(request: HttpRequest, conversation_id: uuid.UUID) -> HttpRespon
     if request.method == "GET":
         found = conversation_find(**which)
         return JsonResponse({**_row(found), "state": state_values(found.state)})
-    # Read aside from Django's limit, which is that of forms.
+    # Bypasses Django's limit, which is that of forms.
     body = request.read(MAX_CONVERSATION_BYTES + 1)
     ensure_size(len(body))
     saved = conversation_save(

@@ -22,7 +22,7 @@ from metering.models import CapturedRequest
 MAX_CHARS = 256 * 1024
 MAX_ROWS = 1_000
 SECRET_HEADERS = ("auth", "key", "token", "secret", "cookie", "password")
-"""What the names of headers have in them whose values are not stored."""
+"""Parts of the names of headers whose values are not stored."""
 
 
 class Captured(Protocol):
@@ -44,7 +44,7 @@ class Captured(Protocol):
 
 
 def insert(captured: Iterable[tuple[Settle, Captured]], *, using: str) -> None:
-    """One that is stored already is left as it is. Raises the database's error."""
+    """A request that is stored already stays unchanged. Raises the database's error."""
     redact = Redactor(secrets_of(os.environ))
     rows = [_row(settle, one, redact) for settle, one in captured]
     stored = CapturedRequest.objects.using(using)
@@ -73,7 +73,7 @@ def _header(name: bytes, value: bytes, redact: Redactor) -> str:
 
 def _text(read: bytes | bytearray, num_bytes: int, redact: Redactor) -> str:
     """``read``: the first of ``num_bytes``. Masked before it is cut, since half a key is not
-    found."""
+    detected."""
     text = _cut(_plain(masked(read.decode("utf-8", "replace"), redact)))
     unread = num_bytes - len(read)
     return f"{text}[{unread:,} bytes left out]" if unread else text

@@ -32,7 +32,7 @@ MAX_CHARS: dict[str, int] = {
 
 
 class Facts(Protocol):
-    """What a record has beside the fields of its ``Settle``."""
+    """Fields of a record beside its ``Settle``'s."""
 
     @property
     def status(self) -> int: ...
@@ -53,7 +53,7 @@ class Facts(Protocol):
 
 
 class EndedRequest(Facts, Protocol):
-    """The gateway's ``RequestOutcome``, as far as it is recorded."""
+    """The recorded part of the gateway's ``RequestOutcome``."""
 
     @property
     def settle(self) -> Settle: ...
@@ -76,8 +76,8 @@ class Record(NamedTuple):
 
 
 def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
-    """Records all of them or none, with their captured bodies. Of those that are billed the bodies
-    alone. Raises the database's error."""
+    """Records all of them or none, with their captured bodies. Of billed ones only the bodies.
+    Raises the database's error."""
     with transaction.atomic(using=using):
         insert_records([Record(one.settle, one) for one in ended if not one.is_billed], using=using)
         captured = [(one.settle, one.captured) for one in ended if one.captured is not None]
@@ -86,8 +86,8 @@ def insert(ended: Sequence[EndedRequest], *, using: str = "default") -> None:
 
 
 def insert_records(records: Iterable[Record], *, using: str) -> None:
-    """Records all of them or none, and counts them in the series; one that is recorded already is
-    left as it is. Raises the database's error."""
+    """Records all of them or none, and counts them in the series; existing ones stay unchanged.
+    Raises the database's error."""
     by_id = {one.settle.request_id: one for one in records}
     if not by_id:
         return

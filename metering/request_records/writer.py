@@ -6,7 +6,7 @@ captured bodies. A bill's record is written with it, by ``metering.ledger``.
      └ full: dropped, counted              away? keeps them, waits, tries again
 
 A request never waits for its record: ``add`` appends to a list, and nothing wakes the thread. While
-the database is away the queue fills; what comes after that is counted and logged, not recorded.
+the database is offline the queue fills; further requests are counted and logged, not recorded.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ MAX_QUEUED = 50_000
 MAX_BATCH = 200
 """Small: SQLite's ledger waits while a batch is written."""
 MAX_CAPTURED_BYTES = 64 * 1024 * 1024
-"""The most bytes of captured bodies in the queue. Beyond that they are dropped, and their sizes
-recorded."""
+"""The limit of captured bodies in the queue. Beyond that only their sizes are recorded."""
 INTERVAL_S = 0.5
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
@@ -70,7 +69,7 @@ class RequestRecordWriter:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Writes the queue, for at most ``timeout_s``. A second time it does nothing. Blocks."""
+        """Writes the queue, for at most ``timeout_s``. Idempotent. Blocks."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -102,11 +101,11 @@ class RequestRecordWriter:
 
     @property
     def num_dropped(self) -> int:
-        """How many requests were never recorded, because the queue was full or the database
-        refused their row."""
+        """Requests without a record, because the queue was full or the database refused their
+        row."""
         return self._num_dropped
 
-    # What follows runs in the thread.
+    # Runs in the thread from here on.
 
     def _run(self) -> None:
         num_failures, wait_s = 0, self._interval_s

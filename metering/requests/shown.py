@@ -1,5 +1,5 @@
-"""Request records as people see them: rows and details of pages, where each name leads, CSV and
-plain fields, and the last day's errors."""
+"""Request records for people: rows and details of pages, links, CSV and plain fields, and the last
+day's errors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """Addresses of the pages of what a record names; empty: it names none, or the page is not for
-    the reader."""
+    """Addresses of the pages of a record's names; empty: it has none, or the page is not for the
+    reader."""
 
     account: str = ""
     key: str = ""
@@ -103,8 +103,8 @@ class Detail:
 
 
 def details(record: RequestRecord, key_name: str, *, is_operator: bool) -> list[Detail]:
-    """All that is recorded of it; what there is not is left out. Names lead to the pages of what
-    they name, where the reader may see those, else to the requests that have them."""
+    """Its recorded fields, without missing ones. Names link to their pages, where the reader may
+    see those, else to the requests that have them."""
     homes = _homes(record) if is_operator else _requests_of(record)
     found = [
         Detail(name="Ended", value=moment_text(record.at)),

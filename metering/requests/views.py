@@ -48,7 +48,7 @@ HINTS = {"since": "2h, or 2026-01-31T12:00", "until": "UTC"}
 @for_members
 @require_GET
 def requests_page(request: HttpRequest, reader: Reader) -> HttpResponse:
-    """htmx, which asks for the newest again, gets the rows alone."""
+    """htmx, which polls for the newest, gets the rows alone."""
     visible, problem = _visible(reader), ""
     try:
         where = filter_of(request.GET.dict(), visible=visible, now=timezone.now())

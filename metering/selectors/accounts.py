@@ -1,7 +1,6 @@
-"""Reads of accounts and keys by the names that people type, and how budgets stand now.
+"""Reads accounts and keys by name, and the present amounts of budgets.
 
-A window that is over begins again in its row only with the next request: reads here already show
-it as begun.
+A window begins again in its row only with the next request; reads here show it at once.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def reservations_open() -> int:
 
 
 def budgets_nearly_spent(*, now_unix_s: float) -> list[BudgetStatus]:
-    """The budgets of which a tenth or less is left, at most ``MAX_NEARLY_SPENT`` of them."""
+    """The budgets with a tenth or less left, at most ``MAX_NEARLY_SPENT`` of them."""
     spent = Budget.objects.filter(spent__gte=F("cap") - F("cap") / NEARLY_SPENT_PART)
     status = [budget_status(row, now_unix_s=now_unix_s) for row in spent[:MAX_NEARLY_SPENT]]
     return [one for one in status if one.left * NEARLY_SPENT_PART <= one.cap]
@@ -129,7 +128,7 @@ def budget_status(budget: Budget, *, now_unix_s: float) -> BudgetStatus:
 
 
 def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatus]:
-    """The budgets that a request of this key counts on: the key's, then its account's."""
+    """The budgets of a request with this key: the key's, then its account's."""
     rows = Budget.objects.filter(Q(account=account) | (Q(key=key) if key else Q(pk=None)))
     status = [budget_status(row, now_unix_s=now_unix_s) for row in rows.order_by("id")]
     return sorted(status, key=lambda budget: budget.on, reverse=True)

@@ -1,6 +1,6 @@
 """Request records that match a filter, newest first, and one by its id.
 
-``RequestFilter.accounts`` is whose requests may be seen; it is always applied.
+``RequestFilter.accounts`` limits visible requests; it is always applied.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from metering.models import ApiKey, CapturedRequest, RequestRecord
 NUM_ID_DIGITS = 32
 ID_PREFIX = re.compile(r"[0-9a-f]{1,32}")
 MIN_ID_DIGITS = 8
-"""Ids begin with their time: those of one minute have eight digits in common. The rows of less are
-too many to be sorted for one page."""
+"""Ids begin with their time: those of one minute share eight digits. Shorter prefixes match too
+many rows to sort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def requests_list(
 
 
 def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
-    """The one whose id begins so, among those that ``where`` allows to see. Raises
+    """The request whose id begins so, among those that ``where`` allows. Raises
     ``UnknownRequestError``, ``MeteringValueError`` where several do."""
     unknown = UnknownRequestError(f"There is no record of a request {request_id[:64]!r}")
     try:
@@ -85,7 +85,7 @@ def key_names(records: Iterable[RequestRecord]) -> dict[str, str]:
 
 
 def names_of_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Returns the keys' names by prefix. A key without a name is left out."""
+    """The keys' names by prefix, without unnamed ones."""
     prefixes = {prefix for prefix in keys if prefix}
     named = ApiKey.objects.filter(prefix__in=prefixes).exclude(name="")
     return dict(named.values_list("prefix", "name"))
@@ -101,8 +101,8 @@ def _visible(where: RequestFilter) -> QuerySet[RequestRecord]:
 
 
 def matching(where: RequestFilter) -> QuerySet[RequestRecord]:
-    """Returns the records that match, in no order. Raises ``MeteringValueError`` for an id that no
-    request can have."""
+    """The matching records, in no order. Raises ``MeteringValueError`` for an id that no request
+    can have."""
     records = _visible(where).filter(
         **{
             name: value

@@ -59,8 +59,8 @@ TRAFFIC_MINUTES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteSums:
-    """Requests by when they ended, without refused ones; ``tokens`` are those of prompts and
-    answers together."""
+    """Requests by their end, without refused ones; ``tokens`` are those of prompts and answers
+    together."""
 
     at: datetime
     requests: int
@@ -68,7 +68,7 @@ class MinuteSums:
 
 
 def traffic(*, now: datetime) -> tuple[MinuteSums, ...]:
-    """Oldest first, a minute without requests among them; the last one is the present minute."""
+    """Oldest first, including minutes without requests; the last one is the present minute."""
     until_unix_s = now.timestamp()
     points = series_points(
         kind=Kind.FLEET,

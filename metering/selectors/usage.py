@@ -1,7 +1,7 @@
 """Usage by day, model, key or account: sums of the ledger's hours.
 
-``UsageFilter`` limits whose usage may be seen; it is always applied. SQLite ends a query whose SUM
-passes 64 bits, so a column is summed in two halves: see ``exact_sums``.
+``UsageFilter`` limits visible usage; it is always applied. SQLite fails a query whose SUM passes 64
+bits, so a column is summed in two halves: see ``exact_sums``.
 """
 
 from __future__ import annotations

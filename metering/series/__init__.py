@@ -1,8 +1,7 @@
-"""What happened, by time: figures of the fleet, its models, neurons, devices and accounts, kept for
-thirty days.
+"""Time series of the fleet, its models, neurons, devices and accounts, for thirty days.
 
     gateways' record writers ─┐                        ┌─ selectors.series ─▶ REST, charts
     the control's samples ────┴─▶ metering_seriesrow ──┴─ rollup: 60 s ─▶ 15 min ─▶ 1 h ─▶ forgotten
 
-All figures are numbers that add up, percentiles too: they are read from histograms.
+All figures add up, percentiles too: they are computed from histograms.
 """

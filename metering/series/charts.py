@@ -61,7 +61,7 @@ Lines = dict[str, list[Number]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """``numbers`` is what ``series.js`` draws: ``labels``, ``lines`` with their ``label``,
+    """``numbers`` is the input of ``series.js``: ``labels``, ``lines`` with their ``label``,
     ``color`` and ``data`` (null: nothing was counted), ``unit`` and ``steps``."""
 
     id: str
@@ -120,7 +120,7 @@ LAYOUTS = (
 
 
 def traffic_charts(kind: Kind, points: Sequence[SeriesPoint], step_s: int) -> list[Chart]:
-    """What requests did. Charts of which nothing was counted are left out, but for the first."""
+    """Charts of requests. Empty ones are left out, except the first."""
     shown = [point_fields(kind, point.figures, step_s) for point in points]
     labels = labels_of(points)
     charts = []

@@ -28,7 +28,7 @@ from metering.series.steps import FLEET_NAME, MINUTE_S, Kind, SeriesKey, floor_s
 ERROR = "error:"
 OTHER_CODES = "other"
 MAX_CODES = 50
-"""One row has as many codes at most: a neuron may be hostile, and its codes are its own."""
+"""The most codes in one row: a neuron may be hostile, and it sends its codes."""
 BUCKET = "@"
 SUM = "+"
 
@@ -89,7 +89,7 @@ MAX_VALUE = 2**63 - 1
 
 
 def bucket_of(value: float) -> int:
-    """Returns the value's bucket. Less than 0 counts as 0, and beyond ``MAX_VALUE`` as that."""
+    """The value's bucket. Less than 0 counts as 0, more than ``MAX_VALUE`` as that."""
     if value < 1:
         return 0
     return 1 + int(math.log(min(value, MAX_VALUE)) / LOG_GAMMA)
@@ -100,7 +100,8 @@ def value_of(bucket: int) -> float:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """The least value that ``share`` of them (0 to 1) do not exceed; ``None``: there are none."""
+    """The least value that a ``share`` of them (0 to 1) does not exceed; ``None``: there are
+    none."""
     total = sum(counts.values())
     if total <= 0:
         return None
@@ -164,7 +165,7 @@ class EndedRequest(Protocol):
 
 
 def changes_of(ended: Iterable[EndedRequest]) -> dict[SeriesKey, Figures]:
-    """The sum of what they add, by minute and subject."""
+    """The sum of their figures, by minute and subject."""
     counted: dict[tuple[int, Kind, str], tuple[list[str], list[int]]] = {}
     for one in ended:
         names, sums = _counts_of(one), _sums_of(one.settle)
@@ -185,8 +186,7 @@ def changes_of(ended: Iterable[EndedRequest]) -> dict[SeriesKey, Figures]:
 
 
 def _counts_of(ended: EndedRequest) -> list[str]:
-    """The figures that count it. Times are of answered requests alone: a refusal's would be those
-    of no model."""
+    """Times are of answered requests alone: a refusal's would be those of no model."""
     settle = ended.settle
     names = ["requests", ended.kind.value]
     if settle.outcome != FINISHED:
@@ -203,8 +203,8 @@ def _sums_of(settle: Settle) -> list[int]:
 
 
 def _subjects_of(settle: Settle) -> list[tuple[int, Kind, str]]:
-    """Returns the request's minute with each of its subjects. An unknown model, neuron or account
-    has no series."""
+    """The request's minute with each of its subjects. An unknown model, neuron or account has no
+    series."""
     at = floor_s(settle.ended_unix_s, MINUTE_S)
     subjects = [(at, Kind.FLEET, FLEET_NAME)]
     if settle.model and settle.model != UNKNOWN_MODEL:

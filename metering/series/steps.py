@@ -1,8 +1,7 @@
-"""The subjects and steps of series: how finely figures are kept, and how finely a range is shown.
-Pure.
+"""The subjects of series, and the steps in which they are stored and shown. Pure.
 
-Each request is in one row of each of its subjects: in a fine one while it is new, later in the
-coarse one that took the fine one's place.
+Each request is in one row of each of its subjects: first in a fine one, later in the coarse one
+that replaces it.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ TIERS = (
     Tier(step_s=QUARTER_S, kept_s=3 * DAY_S),
     Tier(step_s=HOUR_S, kept_s=30 * DAY_S),
 )
-"""The finest first. What leaves the last one is forgotten."""
+"""The finest first. Rows that leave the last one are deleted."""
 KEPT_S = TIERS[-1].kept_s
 
 
@@ -65,8 +64,8 @@ def moment(unix_s: int) -> datetime:
 
 
 def boundary_s(now_unix_s: float, tier: int) -> int:
-    """Rows of the tier that begin earlier move on. It is a multiple of the next tier's step, so
-    that no coarse row is made of a part of its time."""
+    """Rows of the tier that begin earlier are rolled up. It is a multiple of the next tier's step,
+    so that no coarse row has only a part of its time."""
     coarse_s = TIERS[tier + 1].step_s if tier + 1 < len(TIERS) else HOUR_S
     return floor_s(now_unix_s - TIERS[tier].kept_s, coarse_s)
 

@@ -73,9 +73,9 @@ def _stored(key: SeriesKey) -> SeriesKey:
 
 ROWS_PER_MOVE = 200
 MAX_BATCHES = 500
-"""How many batches one call moves; the next call continues."""
+"""Batches of one call; the next call continues."""
 PAUSE_S = 0.02
-"""Between two batches: SQLite's other writers get their turn."""
+"""Between two batches, for SQLite's other writers."""
 
 
 def series_roll_up(

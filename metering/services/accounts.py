@@ -1,4 +1,4 @@
-"""Writes to accounts and to who belongs to them; how long bodies are captured; who reads them."""
+"""Writes to accounts and memberships; capturing of bodies, and reads of these."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def account_delete(*, actor: Actor, account: Account) -> None:
 
 
 def account_check(*, account: Account) -> None:
-    """Raises ``MeteringValueError`` for a field that cannot hold its value."""
+    """Raises ``MeteringValueError`` for an invalid field."""
     try:
         ACCOUNT_NAME(account.name)
     except ValidationError as error:
@@ -174,8 +174,8 @@ def capture_check(*, row: Account | ApiKey) -> None:
 
 
 def captured_request_read(*, actor: Actor, record: RequestRecord) -> CapturedRequest | None:
-    """The captured bodies, for an actor who may read them; that is audited. ``None``: there are
-    none (any more)."""
+    """The captured bodies, for a permitted actor; the read is audited. ``None``: there are none
+    (any more)."""
     with transaction.atomic():
         captured = CapturedRequest.objects.filter(request_id=record.request_id).first()
         if captured is not None:

@@ -1,4 +1,4 @@
-"""Every write's traces: one audit entry, and a new revision where gateways must read again. Both
+"""Traces of each write: one audit entry, and a new revision where gateways must read again. Both
 belong into the transaction of the change itself."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def audit_entry_create(
 
 
 def revision_bump() -> None:
-    """Gateways read their keys, accounts and budgets again. A concurrent change of these waits for
-    this transaction's end."""
+    """Makes gateways read their keys, accounts and budgets again. A concurrent change of these
+    waits for this transaction's end."""
     if not Revision.objects.filter(pk=1).update(number=F("number") + 1):
         Revision.objects.create(pk=1, number=1)
 
@@ -36,13 +36,13 @@ def revision_bump() -> None:
 def changes_of(
     before: models.Model, after: models.Model, fields: Iterable[str]
 ) -> dict[str, list[Any]]:
-    """The fields that differ: their old and their new value, as JSON holds them."""
+    """The fields that differ: their old and their new value, as JSON values."""
     pairs = {name: [_plain(getattr(row, name)) for row in (before, after)] for name in fields}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def values_of(row: models.Model, fields: Iterable[str]) -> dict[str, Any]:
-    """The fields that hold something, as JSON holds them."""
+    """The non-empty fields, as JSON values."""
     plain = {name: _plain(getattr(row, name)) for name in fields}
     return {name: value for name, value in plain.items() if value not in (None, "", [])}
 
@@ -50,8 +50,8 @@ def values_of(row: models.Model, fields: Iterable[str]) -> dict[str, Any]:
 def row_update(
     *, actor: Actor, action: str, object_id: str, row: models.Model, changed_fields: list[str]
 ) -> None:
-    """Writes those of the named fields of an edited row that differ from what is stored. Call it in
-    a transaction."""
+    """Writes those of the named fields of an edited row that differ from the stored ones. Call it
+    in a transaction."""
     before = type(row)._default_manager.select_for_update().get(pk=row.pk)
     if changes := changes_of(before, row, changed_fields):
         row.save(update_fields=list(changes))

@@ -27,7 +27,7 @@ class Cap:
 def budget_create(
     *, actor: Actor, cap: Cap, account: Account | None = None, key: ApiKey | None = None
 ) -> Budget:
-    """Puts a budget on an account or on a key. Raises ``MeteringValueError``."""
+    """Adds a budget to an account or to a key. Raises ``MeteringValueError``."""
     budget = Budget(
         account=account,
         key=key,
@@ -50,7 +50,7 @@ def budget_create(
 
 
 def budget_update(*, actor: Actor, budget: Budget, changed_fields: list[str]) -> None:
-    """The cap and its window; another window begins with the next request. Raises
+    """Changes the cap and its window; another window begins with the next request. Raises
     ``MeteringValueError``."""
     for name in changed_fields:
         if name not in BUDGET_FIELDS or name == "unit":

@@ -38,7 +38,7 @@ MAX_NAME_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedKey:
-    """``key`` is to be shown once: it cannot be read again."""
+    """``key`` is to be shown once: it is not stored."""
 
     row: ApiKey
     key: str = field(repr=False)
@@ -60,8 +60,7 @@ def key_create(
     imported: str | None = None,
 ) -> CreatedKey:
     """``model_names`` may be aliases; none means all models. ``caps`` become budgets of the key.
-    ``imported``: a key that was chosen elsewhere; ``None``: a new one is made. Raises
-    ``MeteringValueError``."""
+    ``imported``: an existing key; ``None``: makes a new one. Raises ``MeteringValueError``."""
     made = make_key() if imported is None else _imported(imported)
     row = ApiKey(
         prefix=made.prefix,
@@ -109,7 +108,8 @@ def key_update(*, actor: Actor, key: ApiKey, changed_fields: list[str]) -> None:
 
 
 def key_revoke(*, actor: Actor, key: ApiKey) -> bool:
-    """Revokes it for good, on every gateway within a second. ``False``: it was revoked before."""
+    """Revokes it permanently, on every gateway within a second. ``False``: it was revoked
+    before."""
     with transaction.atomic():
         now = timezone.now()
         revoked = ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now)
@@ -122,7 +122,7 @@ def key_revoke(*, actor: Actor, key: ApiKey) -> bool:
 
 
 def key_check(*, key: ApiKey) -> None:
-    """Puts scopes and models into their usual form. Raises ``MeteringValueError``."""
+    """Normalises scopes and models. Raises ``MeteringValueError``."""
     if len(key.name) > MAX_NAME_CHARS or not key.name.isprintable():
         raise MeteringValueError("name", f"A name has at most {MAX_NAME_CHARS} printable letters")
     key.scopes = _scopes(key.scopes)
@@ -135,7 +135,7 @@ def key_check(*, key: ApiKey) -> None:
 
 
 def _ensure_kept(expires_at: datetime, stored: datetime | None) -> None:
-    """A key that has expired may still be renamed. Forms have whole seconds. Raises
+    """An expired key may still be renamed. Forms have whole seconds. Raises
     ``MeteringValueError``."""
     if stored is None or abs(stored - expires_at) >= timedelta(seconds=1):
         raise MeteringValueError(
@@ -153,8 +153,8 @@ def _imported(key: str) -> NewKey:
 
 
 def _scopes(words: Iterable[str]) -> list[str]:
-    """Returns the scopes in the order in which ``Scope`` names them. Raises ``MeteringValueError``
-    for an unknown scope, or for none."""
+    """The scopes in ``Scope``'s order. Raises ``MeteringValueError`` for an unknown scope, or for
+    none."""
     given = set(words)
     known = [scope.value for scope in Scope]
     if unknown := sorted(given - set(known)):

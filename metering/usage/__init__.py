@@ -1,2 +1,2 @@
-"""``/usage/``: what a member has used and may still use, and their keys; for operators the same
-over all accounts. Templates over ``metering.selectors``; writes through ``metering.services``."""
+"""``/usage/``: a member's usage, remaining budgets and keys; for operators the same over all
+accounts. Templates over ``metering.selectors``; writes through ``metering.services``."""

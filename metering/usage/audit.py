@@ -1,4 +1,4 @@
-"""``/usage/audit``, for operators: who changed what, with filters."""
+"""``/usage/audit``, for operators: the audit, with filters."""
 
 from __future__ import annotations
 

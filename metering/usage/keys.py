@@ -27,7 +27,7 @@ from metering.usage.reader import Reader, for_members
 
 
 class KeyForm(forms.Form):
-    """``account`` and the cap are asked for when a key is made, and stay."""
+    """``account`` and the cap are set when a key is made, and fixed."""
 
     account = forms.ChoiceField()
     name = forms.CharField(required=False, max_length=100, help_text="What it is for.")
@@ -112,7 +112,7 @@ SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 @for_members
 @require_http_methods(["GET", "POST"])
 def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
-    """The list, and the form of a new one. Its POST answers with the key, which nothing keeps."""
+    """The list, and the form of a new one. Its POST answers with the key, which is not stored."""
     form = KeyForm(request.POST or None, reader=reader)
     if request.method == "POST" and form.is_valid():
         try:

@@ -1,6 +1,6 @@
 """``/usage/``: amounts left, and tokens and cost by day, model or key, as chart, table and CSV; and
-``/usage/accounts``, for operators: who spends most, who is refused, and what models cost beside
-their price."""
+``/usage/accounts``, for operators: the largest spenders, refusals, and models' costs beside their
+prices."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _words(name: str, key_names: Mapping[str, str]) -> str:
 
 
 def _home(name: str, by: UsageGroup) -> str:
-    """The address of its page; empty: a day has none, nor have requests without a key."""
+    """The address of its page; empty for a day, and for requests without a key."""
     pages = {UsageGroup.MODEL: model_url, UsageGroup.KEY: key_url, UsageGroup.ACCOUNT: account_url}
     return pages[by](name) if name and by in pages else ""
 

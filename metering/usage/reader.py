@@ -1,4 +1,4 @@
-"""Who reads the usage pages, and what they may see and change."""
+"""The reader of the usage pages, and their permissions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAKES_KEYS = (Membership.Role.OWNER.value, Membership.Role.MEMBER.value)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """``roles``: the role in each account of theirs, by name."""
+    """``roles``: the role in each of their accounts, by name."""
 
     username: str
     is_operator: bool
@@ -41,14 +41,14 @@ class Reader:
         return sorted(name for name, role in self.roles.items() if role in MAKES_KEYS)
 
     def may_change(self, key: ApiKey) -> bool:
-        """An owner may change all keys of the account, a member those that they have made."""
+        """An owner may change all keys of the account, a member their own."""
         role = self.roles.get(key.account_id)
         if role == Membership.Role.OWNER:
             return True
         return role in MAKES_KEYS and key.created_by == str(self.actor)
 
     def may_read_bodies(self, record: RequestRecord) -> bool:
-        """Operators may, and who may change the key that asked."""
+        """Operators may, and those who may change the request's key."""
         if self.is_operator:
             return True
         key = ApiKey.objects.filter(prefix=record.key).first() if record.key else None
@@ -61,8 +61,8 @@ class Reader:
 
     @property
     def paying_accounts(self) -> list[str]:
-        """The accounts whose budgets they may ask from in the playground: their own first;
-        operators have all."""
+        """The accounts whose budgets they may use in the playground: their own first; operators
+        have all."""
         own = self.key_accounts
         if not self.is_operator:
             return own
@@ -84,7 +84,7 @@ def reader_of_user(user: AbstractUser) -> Reader:
 
 
 def for_members(view: Callable[..., HttpResponse]) -> Any:
-    """A view that is given the reader as well; strangers are led to the log-in."""
+    """A view that gets the reader as well; strangers are redirected to the log-in."""
 
     @login_required
     @wraps(view)

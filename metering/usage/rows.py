@@ -1,4 +1,4 @@
-"""Usage, budgets and refusals as pages print them: amounts as text, and numbers for charts."""
+"""Usage, budgets and refusals for pages: amounts as text, and numbers for charts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Chart = dict[str, list[str] | list[int] | list[float]]
 class SumsRow:
     name: str
     url: str
-    """The address of the page of what it names, or of its requests; empty: the row is a total."""
+    """The address of its page, or of its requests; empty: the row is a total."""
     requests: str
     failed: str
     failed_url: str
@@ -53,8 +53,7 @@ class BudgetRow:
 def sums_row(
     name: str, sums: UsageSums, where: Mapping[str, object] | None = None, url: str = ""
 ) -> SumsRow:
-    """``where``: the filters of its requests. ``url`` is the page of what it names; empty: its
-    requests are."""
+    """``where``: the filters of its requests. ``url`` is its own page; empty: its requests are."""
     has_failed = where is not None and sums.failed_requests > 0
     return SumsRow(
         name=name,
@@ -70,7 +69,7 @@ def sums_row(
 
 
 def chart_of(by: UsageGroup, rows: Sequence[UsageRow], period: UsagePeriod) -> Chart:
-    """Days without usage are among the days; of everything else the first few."""
+    """All days are included; of everything else the first few."""
     shown = {row.name: row.sums for row in rows}
     if by is UsageGroup.DAY:
         num_days = (period.last - period.first).days + 1

@@ -1,4 +1,4 @@
-"""Numbers as the bench's pages write them."""
+"""Numbers for the bench's pages."""
 
 from __future__ import annotations
 

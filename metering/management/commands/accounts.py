@@ -1,4 +1,4 @@
-"""``manage.py accounts``: who pays."""
+"""``manage.py accounts``."""
 
 from __future__ import annotations
 

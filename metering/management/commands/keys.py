@@ -30,7 +30,7 @@ LISTED = {
 
 
 class AddKey(AddRow):
-    """The key alone goes to standard output."""
+    """Only the key goes to standard output."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)

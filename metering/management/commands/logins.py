@@ -1,4 +1,4 @@
-"""``manage.py logins``: which failed logins are counted, and forgetting them."""
+"""``manage.py logins``: shows and clears counts of failed logins."""
 
 from __future__ import annotations
 

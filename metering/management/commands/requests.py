@@ -1,4 +1,4 @@
-"""``manage.py requests``: what became of each request."""
+"""``manage.py requests``: records of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``manage.py usage``: who used what, and what it cost."""
+"""``manage.py usage``: usage and its cost."""
 
 from __future__ import annotations
 

@@ -22,10 +22,9 @@ from metering.bench.importing import file_import
 from metering.management.output import errors_on_one_line, json_text
 
 REGRESSED_CODE = 1
-"""How ``compare`` ends where a build got worse."""
+"""Exit code of ``compare`` where a build got worse."""
 ERROR_CODE = 2
-"""How it ends where the samples do not decide, as every subcommand where something cannot be
-done."""
+"""Its exit code where the samples do not decide, and every subcommand's for errors."""
 REPORTS: dict[str, tuple[tuple[report.Column, ...], Callable[[Any], list[Any]]]] = {
     "summary": (report.SUMMARY, summaries.summary_rows),
     "scaling": (report.SCALING, summaries.scaling_rows),
