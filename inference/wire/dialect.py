@@ -1,10 +1,9 @@
-"""The interface of a dialect, and the context that a dialect gets beside the body.
+"""The interface of a dialect, and its context beside the body.
 
     parse(body, context) ─▶ ParsedRequest ─▶ stream_encoder | body_encoder ─▶ encode(event) ─▶ bytes
 
-A dialect's module of errors fits ``ErrorDialect`` by having these names. The headers that the
-responses of all dialects have are here too: the request's id, and when an error may be retried.
-Pure.
+A dialect's module of errors implements ``ErrorDialect`` by its names. The headers of all dialects'
+responses are here too: the request's id, and when an error may be retried. Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from inference.wire.common.failures import NOT_REPEATED
 from inference.wire.errors import TOO_MANY_REQUESTS, ApiError, MethodNotAllowedError
 
 WAITING_COMMENT = b": waiting\n\n"
-"""A line that readers of server-sent events skip. Sent while a stream has not begun: in every
-dialect its first event must come first."""
+"""A line that readers of server-sent events skip. Sent before a stream has begun: in every dialect
+its first event must come first."""
 
 
 def waiting_comment(words: str) -> bytes:
@@ -37,11 +36,11 @@ _LINE_ENDS = (
 
 
 def with_escaped_line_ends(frames: bytes) -> bytes:
-    """Frames, or lines of JSON, in which U+0085, U+2028 and U+2029 are escaped.
+    """Escapes U+0085, U+2028 and U+2029 in frames, or lines of JSON.
 
-    JSON's strings may hold them as they are (RFC 8259, section 7). ``str.splitlines`` ends a line
-    at each, and so do readers that are built on it, such as httpx' ``iter_lines``, with which
-    Ollama's client reads: they would cut an event in two.
+    JSON's strings may contain them (RFC 8259, section 7), but ``str.splitlines`` ends a line at
+    each, and so does httpx' ``iter_lines``, which Ollama's client uses: they would cut an event in
+    two.
     """
     if frames.isascii():
         return frames
@@ -55,7 +54,7 @@ UnixClock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """``headers`` have lower-case names; of a name given twice the last counts."""
+    """``headers`` have lower-case names; of duplicates the last counts."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     always_include_usage: bool = False
@@ -65,14 +64,14 @@ NO_CONTEXT = RequestContext()
 
 
 class Encoder(Protocol):
-    """Stateful, for one answer. A body encoder gives nothing until the last event."""
+    """Stateful, for one answer. A body encoder returns nothing until the last event."""
 
     def encode(self, event: Event) -> bytes: ...
 
 
 class PartsEncoder(Protocol):
-    """A body encoder of answers that may be large: it gives what an event adds to the body in parts
-    that are small where they can be."""
+    """A body encoder of large answers: it returns an event's addition to the body in small parts
+    where possible."""
 
     def parts(self, event: Event) -> Iterator[bytes]: ...
 
@@ -88,7 +87,7 @@ class ParsedRequest(Protocol):
 
 class Parse(Protocol):
     def __call__(self, body: bytes, context: RequestContext, /) -> ParsedRequest:
-        """Raises ``ApiError`` for everything that is not a request this server honours whole."""
+        """Raises ``ApiError`` for everything that is not a request this server honours in full."""
         ...
 
 
@@ -103,7 +102,7 @@ class ErrorDialect(Protocol):
 
 
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
-"""OpenAI's clients look for the first, Anthropic's for the second."""
+"""OpenAI's clients read the first, Anthropic's the second."""
 
 
 def request_id_headers(request_id: str) -> list[tuple[bytes, bytes]]:
@@ -111,8 +110,8 @@ def request_id_headers(request_id: str) -> list[tuple[bytes, bytes]]:
 
 
 def served_by_headers(served_by: str) -> list[tuple[bytes, bytes]]:
-    """Returns the header that names where the answer comes from: a neuron, or ``upstream:NAME``.
-    Returns no header while ``served_by`` is empty: it is not known yet."""
+    """The header with the answer's source: a neuron, or ``upstream:NAME``. No header while
+    ``served_by`` is empty: it is not known yet."""
     return [(b"x-helexa-served-by", served_by.encode("latin-1", "replace"))] if served_by else []
 
 
@@ -131,7 +130,7 @@ def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
 
 
 def page_of(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """The fields that pages of every dialect have. ``objects`` may be more than ``limit``."""
+    """The fields of pages in every dialect. ``objects`` may be more than ``limit``."""
     data = objects[:limit]
     return {
         "data": data,

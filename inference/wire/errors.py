@@ -1,4 +1,4 @@
-"""All errors that a client can receive; each dialect renders them in its own envelope.
+"""All errors of clients; each dialect renders them in its own envelope.
 
     ApiError
     ├── InvalidRequestError             400 invalid_value
@@ -37,8 +37,7 @@
     │                                       shutting_down, model_loading …          retryable
     └── RequestFailedError              codes of neurons and placement: ``failures``
 
-Each dialect's ``errors`` renders these as its API does. Messages are written for clients. Pure:
-knows no framework, no clock, no process.
+Messages are written for clients. Pure: knows no framework, no clock, no process.
 """
 
 from __future__ import annotations
@@ -55,16 +54,16 @@ TOO_MANY_REQUESTS = 429
 
 class ApiError(Exception):
     """``status`` is HTTP's, ``type`` and ``code`` are the envelope's. ``retry_after_s`` is set
-    where the same request may succeed later without anybody changing it."""
+    where the same request may succeed later unchanged."""
 
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
     account = ""
-    """Who is refused, where that is known although they were not let in: for the record alone."""
+    """The refused caller, where known: for the record alone."""
     key = ""
     cause = ""
-    """Which limit refuses, where the code has several causes: for the operator alone."""
+    """The limit that refuses, where the code has several causes: for the operator alone."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -76,8 +75,7 @@ class ApiError(Exception):
 
     def param_in(self, names: Mapping[str, str]) -> str | None:
         """The field by the caller's own name. ``names``: the dialect's, by those of chat
-        completions, which neurons use; what has the same name has no entry. Parsers name their
-        own."""
+        completions, which neurons use; without those that are equal. Parsers use their own."""
         return self.param
 
     @property
@@ -186,7 +184,7 @@ class ModelNotAllowedError(ForbiddenError):
 
 
 class InsufficientQuotaError(ApiError):
-    """A balance is spent: it does not come back by itself."""
+    """A balance is spent: it is not refilled by itself."""
 
     status = 429
     type = "insufficient_quota"

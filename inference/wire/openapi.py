@@ -2,8 +2,8 @@
 
     Field ─▶ its check is shown one value of each JSON type ─▶ the types that it takes
 
-A field that is refused by name is listed with its reason and accepts only null. /openapi.json
-serves the document. Pure.
+A refused field is listed with its reason and accepts only null. /openapi.json serves the document.
+Pure.
 """
 
 from __future__ import annotations
@@ -161,8 +161,7 @@ def document_bytes() -> bytes:
 
 
 def types_of(field: Field) -> list[str]:
-    """The JSON types that its check takes; each as it is or refused for another reason than its
-    type."""
+    """The JSON types that its check accepts, or refuses for another reason than their type."""
     taken = [name for name, value in SAMPLES.items() if _takes(field, value)]
     return [name for name in taken if not (name == "integer" and "number" in taken)]
 

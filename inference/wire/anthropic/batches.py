@@ -63,7 +63,7 @@ def parse(body: bytes) -> Iterator[bytes]:
 
 
 def _requests(body: bytes) -> Iterator[dict[str, Any]]:
-    """Each is parsed by itself: all of them as objects take ten times the room of the body."""
+    """Each is parsed by itself: all as objects take ten times the memory of the body."""
     try:
         fields = decode_fields(body)
         parts = decode_list(fields["requests"]) if fields.keys() == {"requests"} else []

@@ -1,7 +1,6 @@
-"""The content blocks that Anthropic's dialect reads: those that each role may send, and what the
-parser keeps.
+"""The content blocks of Anthropic's dialect: those of each role, and their parsed form.
 
-Blocks that are not here are refused by their name. Pure.
+Other blocks are refused by name. Pure.
 """
 
 from __future__ import annotations

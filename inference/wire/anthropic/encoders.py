@@ -60,7 +60,7 @@ Step = Opened | Grew | Closed
 
 class Signature:
     """A fingerprint of a thinking block's text, because clients expect the field and send it back.
-    Equal texts have equal signatures. It proves nothing, and nothing checks it."""
+    Equal texts have equal signatures. Nothing checks it."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256(b"helexa thinking\n")
@@ -128,7 +128,7 @@ class Blocks:
 
 
 def _tool_use_id(call_id: str) -> str:
-    """Ids are made without a dialect; this one's clients know them by their own prefix."""
+    """Ids are made without a dialect; this one's clients expect their own prefix."""
     return "toolu_" + call_id.removeprefix("call_")
 
 
@@ -151,7 +151,7 @@ DELTAS: dict[Kind, tuple[bytes, bytes]] = {
 class Style:
     thinking: Display = "hidden"
     reports_edits: bool = False
-    """A request with ``context_management`` gets the list of applied edits: none."""
+    """A request with ``context_management`` gets an empty list of applied edits."""
 
 
 class MessageStreamEncoder:
@@ -228,7 +228,7 @@ class _Block:
             case "thinking":
                 return {"type": "thinking", "thinking": joined, "signature": self.signature}
             case "tool_use":
-                # The pieces are one JSON object already: the same text as in a stream.
+                # The pieces are one JSON object: the same text as in a stream.
                 return {**_empty_block(self.opened), "input": orjson.Fragment(joined)}
 
 
@@ -272,8 +272,8 @@ class MessageBodyEncoder:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Tokens that came from the cache are not among ``input_tokens``, as that API counts them.
-    Nothing is ever charged for writing to the cache, so no token counts as that."""
+    """Cached tokens are not among ``input_tokens``, as that API counts. Writing to the cache is
+    never charged, so no token counts as that."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -30,7 +30,7 @@ TYPES = {
 the type and ``Retry-After``, and retry every status from 500 up."""
 
 TOO_LONG = "prompt is too long: "
-"""What clients of that API look for before they shorten a conversation by themselves."""
+"""Clients of that API look for this before they shorten a conversation."""
 
 
 def error_object(error: ApiError, *, request_id: str) -> dict[str, Any]:

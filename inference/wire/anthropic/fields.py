@@ -22,7 +22,7 @@ MAX_TOKENS = 2**31 - 1
 MIN_THINKING_TOKENS = 1024
 
 Display = Literal["hidden", "omitted", "shown"]
-"""Thinking blocks in the answer: none, with their text left out, or whole."""
+"""Thinking blocks in the answer: none, without their text, or whole."""
 
 
 def type_field(kind: str) -> f.Field:
@@ -182,7 +182,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolReference:
-    """A tool's result that makes a deferred tool known. ``path`` is where the name stood."""
+    """A tool's result that makes a deferred tool available. ``path`` is the name's."""
 
     name: str
     path: str
@@ -274,7 +274,7 @@ def tool_choice(value: Any, path: str) -> Choice:
 
 
 def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
-    """Raises ``InvalidRequestError`` for a call that is required of tools that are not there."""
+    """Raises ``InvalidRequestError`` for a required call of a missing tool."""
     if choice.mode != "required":
         return
     if not offered:

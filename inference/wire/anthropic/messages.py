@@ -3,8 +3,8 @@
     parse(body) ─▶ MessagesRequest(generation, stream, style)
     parse_count(body) ─▶ TokenCountRequest ─▶ count_body(tokens)
 
-Beta features need no header here: a field is honoured or refused by what it asks for.
-Source: https://docs.anthropic.com/en/api/messages. Pure.
+Beta features need no header here: a field is honoured or refused by its value. Source:
+https://docs.anthropic.com/en/api/messages. Pure.
 """
 
 from __future__ import annotations

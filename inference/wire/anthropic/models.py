@@ -1,7 +1,7 @@
-"""Anthropic's model list, with what helexa knows beyond it, in that API's pages.
+"""Anthropic's model list, with helexa's own fields, in that API's pages.
 
-An alias is an entry of its own: clients of this API offer only the models whose ids begin with a
-name they know. Source: https://docs.anthropic.com/en/api/models-list. Pure.
+An alias is an entry of its own: clients of this API offer only models whose ids begin with a
+familiar name. Source: https://docs.anthropic.com/en/api/models-list. Pure.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def model_object(card: ModelCard, name: str) -> dict[str, Any]:
 
 
 def _page(names: list[str], page: PageRequest) -> tuple[int, int, bool]:
-    """The slice's ends, and whether more lies beyond it in the page's direction."""
+    """The slice's ends, and whether more follows in the page's direction."""
     if page.before_id is not None:
         end = _position(names, page.before_id, "before_id")
         start = max(0, end - page.limit)

@@ -7,7 +7,7 @@
     text | text | image     blocks; | are marks
       at 4   at 9   None    characters of the turn's joined text; None: after the turn
 
-Marks of blocks that are no text, and those of a turn with images, stand after their turn. Pure.
+Marks of blocks that are no text, and those of a turn with images, come after their turn. Pure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MarkedChat:
     marks: list[CacheMark] = field(default_factory=list)
 
     def add(self, message: ChatMessage, blocks: Sequence[Block]) -> None:
-        """``blocks``: those that became this turn, in their order."""
+        """``blocks``: those of this turn, in their order."""
         index = len(self.messages)
         self.messages.append(message)
         for at, ttl in _places(blocks):
@@ -178,7 +178,7 @@ def _system_texts(turns: list[Turn]) -> Iterator[str]:
 def _user_messages(
     content: Iterable[Block], open_ids: set[str]
 ) -> Iterator[tuple[ChatMessage, Sequence[Block]]]:
-    """The messages with their blocks. Takes the ids that are answered out of ``open_ids``."""
+    """The messages with their blocks. Removes answered ids from ``open_ids``."""
     rest = []
     for block in content:
         if not isinstance(block, ToolResult):

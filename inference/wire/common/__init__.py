@@ -1,1 +1,1 @@
-"""What several dialects share: their language of fields, images, failures and batch lines."""
+"""Shared by several dialects: fields, images, failures and batch lines."""

@@ -1,4 +1,4 @@
-"""One request of a batch, whatever the dialect, and how its input is read line by line. Pure.
+"""One request of a batch in any dialect, and reading its input line by line. Pure.
 
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
 """
@@ -22,7 +22,7 @@ COUNTS = ("num_total", "num_completed", "num_failed", "num_expired", "num_cancel
 
 LINE_ENDS = b"\r\n"
 MARK = b'"\x00"'
-"""Stands for an answer's body in a line of results: no JSON string holds these bytes."""
+"""Replaces an answer's body in a line of results: no JSON string contains these bytes."""
 ANSWER = orjson.Fragment(MARK)
 
 
@@ -45,9 +45,9 @@ LINE_FIELDS = f.table(
 
 
 def read_lines(lines: Iterable[bytes], endpoint: str) -> Iterator[tuple[int, BatchLine]]:
-    """Each request and where its line begins, one after the other; empty lines are left out.
-    ``lines`` are with their ends, as a binary file gives them. Raises ``InvalidRequestError`` that
-    names the line; one of the whole file comes last."""
+    """Yields each request and the offset of its line, without empty lines. ``lines`` include their
+    ends, as a binary file gives them. Raises ``InvalidRequestError`` that names the line; one of
+    the whole file comes last."""
     seen: set[str] = set()
     offset = 0
     ends = (line for piece in lines for line in piece.splitlines(keepends=True))

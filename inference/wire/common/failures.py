@@ -1,5 +1,4 @@
-"""How each failure that a neuron or placement names is answered: its status, its type, and when to
-come back. Pure."""
+"""The answer to each failure of a neuron or of placement: status, type, and when to retry. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _NEVER_LOADS = FailureKind(422, "invalid_request_error")
 """SDKs repeat a 503, and each repetition would load it again."""
 
 FAILURES: dict[str, FailureKind] = {
-    # the request itself
+    # the request's fault
     "context_length_exceeded": _BAD_REQUEST,
     "bad_token_id": _BAD_REQUEST,
     "invalid_value": _BAD_REQUEST,
@@ -37,10 +36,10 @@ FAILURES: dict[str, FailureKind] = {
     "template_limit_exceeded": _BAD_REQUEST,
     "model_not_found": FailureKind(404, "invalid_request_error"),
     "template_render_failed": FailureKind(422, "invalid_request_error"),
-    # more than the account may have
+    # more than the account's limits
     "insufficient_quota": FailureKind(429, "insufficient_quota"),
     "rate_limit_exceeded": FailureKind(429, "requests", 1.0),
-    # too much at once
+    # too much load
     "queue_full": _BUSY,
     "queue_timeout": _BUSY,
     "deadline_exceeded": _BUSY,
@@ -50,7 +49,7 @@ FAILURES: dict[str, FailureKind] = {
     "upstream_refused": _BAD_REQUEST,
     "upstream_failed": FailureKind(502, "server_error"),
     "upstream_unavailable": _COMING_BACK,
-    # something went away and is being brought back
+    # temporary failures
     "engine_crashed": _COMING_BACK,
     "engine_hung": _COMING_BACK,
     "device_fault": _COMING_BACK,
@@ -66,7 +65,7 @@ FAILURES: dict[str, FailureKind] = {
     "draining": _COMING_BACK,
     "shutting_down": _COMING_BACK,
     "fleet_unavailable": _COMING_BACK,
-    # the model cannot be had now
+    # the model is unavailable now
     "not_enough_memory": _NOT_LOADABLE,
     "does_not_fit": _NOT_LOADABLE,
     "disk_full": _NOT_LOADABLE,
@@ -78,7 +77,7 @@ FAILURES: dict[str, FailureKind] = {
     "download_failed": _NOT_LOADABLE,
     "load_stalled": _NOT_LOADABLE,
     "stage_unreachable": _NOT_LOADABLE,
-    # nor later, until the operator changes its entry, its files or the hosts
+    # … until the operator changes its entry, its files or the hosts
     "repo_fetch_failed": _NEVER_LOADS,
     "exceeds_device": _NEVER_LOADS,
     "unknown_architecture": _NEVER_LOADS,
@@ -91,13 +90,13 @@ FAILURES: dict[str, FailureKind] = {
     # our own fault
     "numerical_error": BROKEN,
     "engine_error": BROKEN,
-    # the request ended what worked on it
+    # the request crashed its worker
     "request_broke_worker": BROKEN,
 }
-"""Other codes are answered as 500: no action of a client is known to help."""
+"""Other codes are answered as 500: the client cannot fix them."""
 
 NOT_REPEATED = frozenset({"request_broke_worker"})
-"""SDKs repeat a 500 unless they are asked not to, and each repetition would end another worker."""
+"""SDKs repeat a 500 unless told not to, and each repetition would crash another worker."""
 
 
 def failure_extras(failure: Failure) -> dict[str, str | int]:

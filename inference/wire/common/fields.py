@@ -1,12 +1,12 @@
 """The small language in which a dialect declares its fields, and the reader that applies it.
 
-A dialect is one table of ``Field``: every name its specification knows, each either honoured,
-accepted only where it asks for nothing (neutral), or refused by name. Names that are not in the
-table are refused too, unless the operator wants them ignored. ``null`` means the same as leaving a
-field out, whatever its name.
+A dialect is one table of ``Field``: every name of its specification, each either honoured, accepted
+only with values that change nothing (neutral), or refused by name. Other names are refused too,
+unless the operator wants them ignored. ``null`` means the same as leaving a field out, whatever its
+name.
 
-A ``Check`` turns one JSON value into what the parser keeps, or raises an ``ApiError`` that names
-the path to the value.
+A ``Check`` converts one JSON value to the parsed one, or raises an ``ApiError`` that names its
+path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from inference.wire.errors import (
 
 T = TypeVar("T")
 Check = Callable[[Any, str], T]
-"""(JSON value, path) to the value the parser keeps."""
+"""(JSON value, path) to the parsed value."""
 
 MAX_OBJECT_DEPTH = 32
 MAX_SCHEMA_DEPTH = 96
@@ -49,7 +49,7 @@ class Support(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``note`` is for the documentation: the accepted values, or why none are."""
+    """``note`` is for the documentation: the accepted values, or the reason for none."""
 
     name: str
     support: Support
@@ -81,7 +81,7 @@ def table(*fields: Field) -> dict[str, Field]:
 
 def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, Any]:
     """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8, and
-    ``TooManyValuesError``. Of a key that is there twice the last one counts."""
+    ``TooManyValuesError``. Of duplicate keys the last one counts."""
     if bounds_values:
         check_num_values(body)
     value = read_json_value(body)
@@ -112,7 +112,7 @@ def read_fields(
     path: str = "",
     required: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The fields that were given and not null, each checked."""
+    """The present fields that are not null, each checked."""
     read = {}
     for name, given in value.items():
         if given is None:
@@ -154,8 +154,8 @@ def number(minimum: float, maximum: float) -> Check[float]:
 
 
 def integer(minimum: int, maximum: int) -> Check[int]:
-    """JSON has one kind of number: 3.0 is 3. Integers that 64 bits do not hold are read as floats,
-    too, and those just below -2⁶³ are rounded to it."""
+    """JSON has one kind of number: 3.0 is 3. Integers beyond 64 bits are read as floats, too, and
+    those just below -2⁶³ are rounded to it."""
 
     def check(value: Any, path: str) -> int:
         may_be_rounded = False
@@ -233,7 +233,7 @@ def array(
 
 
 def only(*accepted: Any, reason: str) -> Check[Any]:
-    """Exactly these values ask for what the server does anyway; others are unsupported."""
+    """Exactly these values match the server's behaviour; others are unsupported."""
 
     def check(value: Any, path: str) -> Any:
         if any(type(value) is type(one) and value == one for one in accepted):
@@ -321,16 +321,17 @@ def _kind(value: Any) -> str:
 
 
 MAX_VALUES = 100_000
-"""The most values (strings with keys among them, objects, lists) in a body: some 25,000 messages.
-So many are decoded within a hundredth of a second."""
+"""The most values (strings with keys among them, objects, lists) in a body: some 25,000 messages,
+which are decoded within a hundredth of a second."""
 PIECE_BYTES = 64 * 1024
 
 
 def check_num_values(body: bytes) -> None:
-    """Bounds how many strings, objects and lists a body holds before it is decoded. Decoding holds
-    the interpreter's lock throughout, and takes most of its time for these: 30 MB of short messages
-    would stop a gateway's other streams for a sixth of a second, 3 MB of empty lists for longer.
-    Numbers are not bounded: prompts of token ids have millions. Raises ``TooManyValuesError``."""
+    """Bounds the number of strings, objects and lists in a body before it is decoded. Decoding
+    holds the interpreter's lock throughout, and spends most of its time on these: 30 MB of short
+    messages would stop a gateway's other streams for a sixth of a second, 3 MB of empty lists for
+    longer. Numbers are not bounded: prompts of token ids have millions. Raises
+    ``TooManyValuesError``."""
     if len(body) <= MAX_VALUES:
         return
     num_quotes = num_containers = 0
@@ -344,7 +345,7 @@ def check_num_values(body: bytes) -> None:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """None ends in the middle of an escape: behind an odd number of backslashes."""
+    """No piece ends in the middle of an escape: behind an odd number of backslashes."""
     start = 0
     while start < len(body):
         piece = body[start : start + PIECE_BYTES]

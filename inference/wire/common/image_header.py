@@ -36,7 +36,7 @@ class ImageHeaderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """``width_px`` and ``height_px`` as it is shown: its orientation is applied."""
+    """``width_px`` and ``height_px`` as shown: the orientation is applied."""
 
     media_type: MediaType
     width_px: int
@@ -200,7 +200,7 @@ def _orientation(exif: bytes) -> int:
             if (tag, kind, count) == (ORIENTATION_TAG, 3, 1):
                 return int(value)
     except struct.error:
-        pass  # as other readers do: an unreadable entry is ignored
+        pass  # like other readers: an unreadable entry is ignored
     return 1
 
 

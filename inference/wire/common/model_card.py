@@ -1,7 +1,7 @@
 """The description of a catalogue model, which each dialect encodes. Pure.
 
-``limit`` is the enforced limit, and capabilities are the loaded replicas'. For a model that is not
-loaded, the catalogue has them from its last loads and the operator's limits.
+``limit`` is the enforced limit, and capabilities are the loaded replicas'. For an unloaded model
+they come from the catalogue: from its last loads and the operator's limits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgress:
-    """How the load goes that is furthest; ``total`` is 0 while it is not known."""
+    """Progress of the load that is furthest; ``total`` is 0 while it is unknown."""
 
     stage: str
     done: int
@@ -38,30 +38,29 @@ class ModelProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStage:
-    """A run of the model's layers, ``[first_layer, last_layer)``, on one device."""
+    """The model's layers ``[first_layer, last_layer)``, on one device."""
 
     node: str
     device: str
     first_layer: int
     last_layer: int
     memory_mb: int
-    """The memory that was measured on that device; where another neuron than the engine's has it,
-    the estimate."""
+    """The measured memory on that device; on another neuron than the engine's, the estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLocation:
-    """A neuron that holds the model, in the original's fields. ``status`` is ``loaded``, or what
-    the replica does instead."""
+    """A neuron that holds the model, in the original's fields. ``status`` is ``loaded``, or the
+    replica's other state."""
 
     node: str
     status: str
     vram_estimate_mb: int | None
     stages: tuple[ModelStage, ...] = ()
     predicted_tokens_per_s: float | None = None
-    """One request's, by the plan of those stages."""
+    """Of one request, by the plan of those stages."""
     tokens_per_s: float | None = None
-    """What it really decodes now, of all requests together."""
+    """The measured rate now, of all requests together."""
 
 
 LOADED = "loaded"
@@ -72,7 +71,7 @@ class ModelCard:
     """``status`` is the best of its replicas', ``outdated`` where they serve an older catalogue
     entry, or ``unloaded``; ``status_reason`` is why it failed, or the stage that it waits for.
     ``locations`` are the neurons that hold or load it, ``feasible_on`` those that could serve it.
-    ``capabilities`` are what every ready replica can do; ``None``: it was never loaded."""
+    ``capabilities`` are common to all ready replicas; ``None``: it was never loaded."""
 
     id: str
     created_unix_s: int
@@ -101,7 +100,7 @@ class ModelCard:
 
     @property
     def named_capabilities(self) -> tuple[str, ...] | None:
-        """The capabilities, with the original's ``text`` for what answers in words."""
+        """The capabilities, with the original's ``text`` for models that answer in words."""
         if self.capabilities is None:
             return None
         return with_text(self.capabilities)
@@ -119,8 +118,8 @@ class ModelCard:
 
 
 def own_fields(card: ModelCard, name: str) -> dict[str, Any]:
-    """What every dialect's model object has beyond its API's own fields. There is no ``cost``
-    where the model is not priced. ``name`` is the card's id or one of its aliases."""
+    """helexa's fields of every dialect's model object. There is no ``cost`` where the model is not
+    priced. ``name`` is the card's id or one of its aliases."""
     return {
         "description": card.description,
         **({} if name == card.id else {"alias_of": card.id}),

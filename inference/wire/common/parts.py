@@ -1,11 +1,11 @@
-"""What a turn of a chat is made of (texts, images, thoughts, calls, results), and images as clients
-give them: data URIs, base64, and addresses where the operator allows hosts.
+"""The parts of a chat's turn (texts, images, thoughts, calls, results), and images in clients'
+forms: data URIs, base64, and addresses where the operator allows hosts.
 
     given ─▶ bounds ─▶ header ─▶ ImageFile          what it is, with its bytes
     https: ─▶ wanted ─▶ (fetched by the gateway, and parsed again) ─▶ ImageFile
 
-A parser has no I/O, so it only notes the addresses that it wants; see
-``inference.gateway.images``. Pure.
+A parser has no I/O, so it only records the addresses to fetch; see ``inference.gateway.images``.
+Pure.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def joined_text(parts: Iterable[Part]) -> str:
 
 
 def parts_with_images(parts: Iterable[Part]) -> list[Part]:
-    """Returns parts as ``ChatMessage`` has them: none where there is no image, and texts in a row
-    are one."""
+    """The parts of a ``ChatMessage``: none where there is no image, and adjacent texts are
+    joined."""
     given = list(parts)
     if not any(isinstance(part, ImageRef) for part in given):
         return []
@@ -93,12 +93,12 @@ class ImageRules:
     max_images: int = 100
     max_total_bytes: int = 64 * MIB
     fetches: bool = False
-    """Addresses are read, from the hosts that the operator allows."""
+    """Addresses are fetched, from the hosts that the operator allows."""
 
 
 class ImageFile(ImageRef, frozen=True, kw_only=True):
-    """An image with its bytes, as long as a request is in the gateway. ``path`` is where it stood
-    in the client's body, ``None`` for one that was stored."""
+    """An image with its bytes, while its request is in the gateway. ``path`` is its path in the
+    client's body, ``None`` for a stored one."""
 
     data: bytes
     path: str | None
@@ -110,14 +110,14 @@ class ImageFile(ImageRef, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class ImageReading:
-    """How images are read in one body, and the addresses that were met and not fetched yet."""
+    """The rules for images in one body, and the addresses to fetch."""
 
     rules: ImageRules = ImageRules()
     fetched: Mapping[str, bytes] = field(default_factory=dict)
     wanted: dict[str, str] = field(default_factory=dict)
-    """Address to the path where it stood first."""
+    """Address to its first path."""
     is_stored: bool = False
-    """They were taken once: nothing bounds them any more."""
+    """They were accepted before: no limit applies any more."""
 
 
 _reading: ContextVar[ImageReading | None] = ContextVar("how images are read", default=None)
@@ -174,7 +174,6 @@ def base64_image(value: Any, path: str) -> ImageFile:
 
 
 def _decoded_with_spaces(value: str, path: str) -> bytes:
-    """Some clients break lines."""
     try:
         return base64.b64decode(WHITESPACE.sub("", value), validate=True)
     except (binascii.Error, ValueError):
@@ -223,7 +222,7 @@ def _shown(value: str) -> str:
 _NOT_HERE = ImageFile(
     digest="", media_type="image/png", width_px=1, height_px=1, num_bytes=0, data=b"", path=None
 )
-"""Stands for an image while the others of its body are looked for."""
+"""Replaces an image while the others of its body are fetched."""
 
 LOW_DETAIL = "low"
 detail: Check[Any] = one_of("auto", "high", LOW_DETAIL)
@@ -240,8 +239,8 @@ FILE_REASON = "files are not read as images; send the image itself, as base64"
 
 
 def without_answer_start(chat: list[ChatMessage]) -> tuple[list[ChatMessage], str]:
-    """A last turn of the assistant is the start of the answer, and no turn. Raises
-    ``InvalidRequestError`` where it holds more than text."""
+    """Removes a last turn of the assistant, which is the start of the answer. Raises
+    ``InvalidRequestError`` where it has more than text."""
     *earlier, last = chat
     if last.role != "assistant":
         return chat, ""

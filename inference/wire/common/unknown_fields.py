@@ -1,4 +1,4 @@
-"""Fields that no dialect knows: which known one was meant, whether they are left out. No I/O."""
+"""Unknown fields: suggestions for them, and whether they are ignored. No I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unknown_fields_ignored() -> Iterator[list[str]]:
 
 
 def is_left_out(path: str) -> bool:
-    """Whether an unknown field is; then it has been named."""
+    """Whether an unknown field is ignored; then it has been named."""
     left_out = _left_out.get()
     if left_out is None:
         return False
@@ -64,8 +64,8 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
     "n_probs": ("logprobs",),
     "num_return_sequences": ("n",),
 }
-"""What clients write, and the fields that do it: the first that the dialect has is meant. Where it
-has none nothing is meant, however similar a name is."""
+"""Clients' words, and the fields they mean: the first one in the dialect is suggested. Where it has
+none nothing is, however similar a name is."""
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:

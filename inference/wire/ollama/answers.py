@@ -1,10 +1,10 @@
-"""Ollama's answers on their way out: lines of JSON, or one body.
+"""Encodes Ollama's answers: lines of JSON, or one body.
 
     event ─▶ added(event) ─▶ OllamaStreamEncoder      each addition is a line
                           └▶ OllamaBodyEncoder        additions are put together
                  the last of both: why it ended, how many tokens, how long each part took
 
-A call comes whole: its arguments are an object. Pure: the clock is an argument.
+A call is sent whole: its arguments are an object. Pure: the clock is an argument.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FineClock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``model`` as the client named it. A chat's text is in a message, ``generate``'s by itself."""
+    """``model``: the client's name for it. A chat's text is in a message, ``generate``'s is a
+    field."""
 
     model: str
     is_chat: bool
@@ -51,7 +52,7 @@ class Shape:
         return orjson.dumps({**head, **body, "done": done})
 
     def waiting_line(self, now_unix_s: float) -> bytes:
-        """Empty: there are no comments between lines of JSON."""
+        """Empty: JSON lines have no comments."""
         return self.line(now_unix_s, self.body("", {}, {})) + LINE_END
 
     def loaded_body(self, now_unix_s: float) -> bytes:
@@ -102,7 +103,8 @@ class _Call:
     pieces: list[str] = field(default_factory=list)
 
     def encoded(self) -> tuple[str, dict[str, Any]]:
-        """Text and more. Arguments that are no object, as truncated ones, are sent as text."""
+        """Text and calls. Arguments that are no object, such as truncated ones, are sent as
+        text."""
         text = "".join(self.pieces) or "{}"
         try:
             arguments = orjson.loads(text)
@@ -124,12 +126,12 @@ class _Answer:
         self._reason = ""
 
     def asked_at(self, unix_s: float) -> None:
-        """Sets when the client asked: what came before the encoder was made was spent on
+        """Sets the time of the client's request: the time before the encoder was made counts as
         loading."""
         self._times.asked_s = min(unix_s, self._times.started_s)
 
     def _added(self, event: Event) -> tuple[str, dict[str, Any]] | None:
-        """Text and more; ``None``: nothing to send yet."""
+        """Text and calls; ``None``: nothing to send yet."""
         match event:
             case Delta() | ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
                 self._times.token_came()
@@ -151,7 +153,7 @@ class _Answer:
         return None
 
     def _end(self, usage: Usage) -> dict[str, Any]:
-        """A call is ``stop`` to this API."""
+        """A call's reason is ``stop`` in this API."""
         reason = "length" if self._reason == "length" else "stop"
         return {"done_reason": reason, **self._times.fields(usage)}
 

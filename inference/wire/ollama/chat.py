@@ -2,9 +2,9 @@
 
     parse(body), parse_generate(body) ─▶ OllamaRequest(generation, shape) ─▶ encoders of ``answers``
 
-Without messages or a prompt the model is only loaded. Calls have no ids as a rule: a result answers
-the first call without one that is of its tool, or comes next. Pure.
-Sources: https://docs.ollama.com/api/chat, https://docs.ollama.com/api/generate.
+Without messages or a prompt the model is only loaded. Calls usually have no ids: a result answers
+the first unanswered call of its tool, else the next one. Pure. Sources:
+https://docs.ollama.com/api/chat, https://docs.ollama.com/api/generate.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest:
-    """``only_loads``: nothing is asked, and ``generation`` is not to be run."""
+    """``only_loads``: the model is only loaded, and ``generation`` is not to be run."""
 
     generation: GenerationRequest
     stream: bool
@@ -213,7 +213,7 @@ class OllamaRequest:
 
     @property
     def _shows_thinking(self) -> bool:
-        """Some models think although they are asked not to."""
+        """Some models think although thinking is disabled."""
         given = self.generation.input
         return not isinstance(given, ChatInput) or given.shows_reasoning
 

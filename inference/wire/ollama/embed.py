@@ -1,4 +1,4 @@
-"""Ollama's embeddings, in both shapes: ``/api/embed``, and ``/api/embeddings`` of before.
+"""Ollama's embeddings, in both shapes: ``/api/embed``, and the older ``/api/embeddings``.
 
     parse(body) | parse_old(body) ─▶ EmbedRequest(embedding) ─▶ OllamaEmbedEncoder ─▶ one body
 
@@ -23,7 +23,7 @@ from inference.wire.ollama.fields import KEEP_ALIVE, MODEL, catalogue_name, opti
 from inference.wire.openai.embeddings import MAX_DIMENSIONS, MAX_INPUTS
 
 SHORTEST = 1e-12
-"""A vector of nothing but zeros stays one."""
+"""A vector of zeros stays one."""
 
 _text = f.text(min_chars=1)
 _texts = f.array(_text, MAX_INPUTS, min_items=1)
@@ -121,8 +121,8 @@ class OllamaEmbedEncoder:
 
 
 def _numbers(vector: bytes, *, to_unit: bool = False) -> bytes:
-    """``to_unit``: of length 1, as ``/api/embed`` has them whatever the model; the older endpoint
-    has the model's own."""
+    """``to_unit``: normalised to length 1, as in ``/api/embed``; the older endpoint has the model's
+    own."""
     numbers = np.frombuffer(vector, dtype="<f4")
     if to_unit:
         length = np.linalg.norm(numbers.astype(np.float64))

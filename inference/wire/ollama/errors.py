@@ -11,7 +11,7 @@ from inference.wire.errors import ApiError
 
 PARAM_NAMES = {"stop": "options.stop", "max_tokens": "options.num_predict"}
 KEEP_ALIVE_FRAME = b""
-"""A stream of JSON lines has no comment line: its consumer sends an empty answer."""
+"""JSON lines have no comments: the consumer sends an empty answer."""
 
 
 def error_body(error: ApiError, *, request_id: str) -> bytes:

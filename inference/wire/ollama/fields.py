@@ -24,7 +24,7 @@ from inference.wire.openai.fields import (
 )
 
 DEFAULT_TAG = ":latest"
-"""Ollama's clients put it after names that have no tag of their own."""
+"""Ollama's clients append it to names without a tag."""
 EFFORTS = ("low", "medium", "high")
 DURATION = re.compile(r"(-?\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 _MAX_COUNT = 2**31 - 1
@@ -36,7 +36,7 @@ def catalogue_name(name: str) -> str:
 
 
 def num_predict(value: Any, path: str) -> int | None:
-    """``None``: until the model ends it, or the context does."""
+    """``None``: until the model stops, or the context is full."""
     checked: int = f.integer(-2, MAX_TOKENS)(value, path)
     if checked == 0:
         raise InvalidRequestError(f"'{path}' must not be 0.", param=path)

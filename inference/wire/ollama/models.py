@@ -1,4 +1,4 @@
-"""Ollama's lists of offered and of loaded models, the details of one, and pulls. Pure.
+"""Ollama's lists of available and of loaded models, the details of one, and pulls. Pure.
 
     a name of /api/tags        the files of that model of the catalogue
     hf.co/org/name[:QUANT]     huggingface:org/name, as Ollama's clients write it
@@ -23,7 +23,7 @@ from inference.wire.errors import MissingParameterError
 from inference.wire.ollama.fields import catalogue_name
 
 API_VERSION = "0.13.0"
-"""The version of Ollama whose API this is: clients ask for it to know what they may send."""
+"""The version of Ollama with this API: clients check which fields they may send."""
 
 SHOW_FIELDS = f.table(
     f.honoured("model", f.model_name, "A name of /api/tags."),
@@ -44,13 +44,13 @@ FOREVER = "9999-12-31T23:59:59Z"
 
 
 UNKNOWN_ARCHITECTURE = "unknown"
-"""Clients look a model's context up by the name of its architecture."""
+"""Clients find a model's context by the name of its architecture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """``spec_digest`` is of what it is loaded as. A number is 0 and a text empty until it is known:
-    clients drop a whole list for one field of another type than Ollama's."""
+    """``spec_digest`` is of its load spec. Unknown numbers are 0 and unknown texts empty: clients
+    drop a whole list for one field of another type than Ollama's."""
 
     card: ModelCard
     spec_digest: str
@@ -169,8 +169,8 @@ PULL_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """A model of the catalogue, or a source and which file or quant of it. ``called``: the name as
-    the client will ask for it once it is there."""
+    """A model of the catalogue, or a source and its file or quant. ``called``: the client's name
+    for it afterwards."""
 
     model: str | None = None
     source: str | None = None
@@ -181,13 +181,13 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullState:
-    """How a download goes. ``id`` names it; ``where`` is its neuron."""
+    """Progress of a download with this ``id``; ``where`` is its neuron."""
 
     id: str
     where: str
     status: str
     is_ours: bool = False
-    """This pull began the download; else it was under way."""
+    """This pull began the download; else it was running already."""
     bytes_done: int = 0
     bytes_total: int = 0
     failure_code: str = ""
@@ -222,7 +222,8 @@ def progress_line(state: PullState) -> bytes:
         return _progress({"status": "success"})
     if not state.bytes_total:
         return _progress({"status": f"pulling to {state.where}"})
-    # Clients draw one bar for each digest. The files' digests are unknown until they are here.
+    # Clients draw one bar for each digest. The files' digests are unknown before they are
+    # downloaded.
     digest = f"sha256:{hashlib.sha256(state.id.encode()).hexdigest()}"
     return _progress(
         {

@@ -1,1 +1,1 @@
-"""OpenAI's dialects, and what they have in common."""
+"""OpenAI's dialects, and their shared parts."""

@@ -1,4 +1,4 @@
-"""Chat and text completions on their way out: chunks, usage, padding, log probabilities of prompts.
+"""Encodes chat and text completions: chunks, usage, padding, log probabilities of prompts.
 
     data: {…,"obfuscation":"x3k…"}      padded to the next multiple of BLOCK_BYTES, so that lengths
                                         in an encrypted stream reveal no tokens: OpenAI's
@@ -6,7 +6,7 @@
     [null, {"9707": {"logprob": -1.2, "rank": 3, "decoded_token": "Hello"}, …}, …]
                                         vLLM's ``prompt_logprobs``: nothing precedes the first token
 
-Pure: the padding follows from what it pads.
+Pure: the padding is derived from the chunk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UsageReporting(StrEnum):
     LAST = "last"
     """The usage is in a chunk of its own before [DONE]."""
     RUNNING = "running"
-    """The usage is in that chunk, and what it is so far in every other one."""
+    """The usage is in that chunk, and the usage so far in every other one."""
     TIMED = "timed"
     """LAST with the engine's own times in the usage; also in a body."""
 
@@ -96,8 +96,8 @@ class Chunks:
         finish_reason: str | None = None,
         more_head: dict[str, Any] | None = None,
     ) -> bytes:
-        """One chunk. ``content``: what the dialect's choices have that the other's have not;
-        ``more_head``: what this chunk alone has beside its choice."""
+        """One chunk. ``content``: the fields of this dialect's choices; ``more_head``: additional
+        fields beside the choice."""
         end = {"logprobs": logprobs, "finish_reason": finish_reason}
         start = self.start if more_head is None else _start({**self._head, **more_head})
         return start + orjson.dumps({"index": index, **content, **end}) + self.end
@@ -179,19 +179,19 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def finish_reason(reason: FinishReason) -> str:
-    """A full context is ``length`` to this API, as ``max_tokens`` is."""
+    """A full context is ``length`` in this API, like ``max_tokens``."""
     return "length" if reason == "context" else reason
 
 
 BLOCK_BYTES = 64
-"""The size of a padded block, more than most tokens and their escapes take."""
+"""More than most tokens and their escapes take."""
 FRAME_END = b"\n\n"
 OBJECT_END = b"}"
 FIELD = b',"obfuscation":"%b"}'
 
 
 class Obfuscated:
-    """A stream encoder whose chunks are padded. ``marks``: what a frame holds that is to be."""
+    """A stream encoder whose chunks are padded. ``marks``: bytes in frames to pad."""
 
     def __init__(self, encoder: Encoder, *, marks: bytes) -> None:
         self._encoder = encoder
@@ -219,7 +219,7 @@ def _noise(frame: bytes, num_bytes: int) -> bytes:
 
 
 class PromptLogprobs:
-    """Put together as the events come, already as JSON: there are many of them."""
+    """Collected as events come, already as JSON: there are many of them."""
 
     def __init__(self, num_prompts: int) -> None:
         self._positions: list[list[bytes]] = [[b"null"] for _ in range(num_prompts)]

@@ -1,4 +1,4 @@
-"""OpenAI's files and batches: what a client sends, the objects that answer it, results as lines.
+"""OpenAI's files and batches: requests, the objects in answers, results as lines.
 
 Source: https://platform.openai.com/docs/api-reference/batch and …/files. Pure.
 """

@@ -1,12 +1,11 @@
-"""OpenAI's completions dialect: prompts, as text or token ids, and the texts that follow them.
+"""OpenAI's completions dialect: prompts, as text or token ids, and their continuations.
 
     parse(body) ─▶ CompletionRequest(generation, …)
     event ─▶ CompletionStreamEncoder      a chunk for each piece of text
           └▶ CompletionBodyEncoder        the pieces of each choice put together
 
-These requests have neither tools nor a chat template, so a thinking block is text like any other
-and no tool is ever called. Source: https://platform.openai.com/docs/api-reference/completions.
-Pure: ids and times are arguments.
+These requests have neither tools nor a chat template, so a thinking block is ordinary text. Source:
+https://platform.openai.com/docs/api-reference/completions. Pure: ids and times are arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from inference.wire.openai.fields import (
 from inference.wire.openai.formats import OUTPUT_FIELDS, output_format
 
 MAX_LOGPROBS = 20
-"""OpenAI's own limit is 5; evaluation suites ask for as many as chat has."""
+"""OpenAI's own limit is 5; evaluation suites request as many as chat has."""
 DEFAULT_MAX_TOKENS = 16
 
 FIELDS = f.table(
@@ -194,7 +193,7 @@ class Logprobs:
 
 
 def most_likely(token: TextLogprob, logprob: float) -> dict[str, float]:
-    """The token's own and the candidates', the best of those that are spelled the same."""
+    """The token's own and the candidates', the best of equal spellings."""
     top = {token.token: logprob}
     top |= {candidate: value for candidate, _, value in reversed(token.top)}
     return {candidate: max(value, LEAST_LOGPROB) for candidate, value in top.items()}
@@ -268,7 +267,7 @@ class CompletionBodyEncoder:
         prompt_logprobs: PromptLogprobs | None = None,
         n: int = 1,
     ) -> None:
-        """``prompt_logprobs`` is where they are gathered; ``n`` choices have one prompt."""
+        """``prompt_logprobs`` collects them; ``n`` choices have one prompt."""
         self._prompt_logprobs = prompt_logprobs
         self._n = n
         self._head = head
@@ -325,7 +324,7 @@ class CompletionBodyEncoder:
 
 
 def prompts_of_choices(event: Accepted, num_choices: int) -> list[list[int]]:
-    """The token ids of each choice's prompt; empty unless the client asked."""
+    """The token ids of each choice's prompt; empty unless requested."""
     prompts = event.prompt_token_ids
     if not prompts:
         return []

@@ -3,7 +3,7 @@
     parse(body) ─▶ EmbeddingsRequest(embedding, encoding_format)
     EmbeddingsBodyEncoder.parts(event) ─▶ the next pieces of one body
 
-There are no streams of it. Source: https://platform.openai.com/docs/api-reference/embeddings. Pure.
+It has no streams. Source: https://platform.openai.com/docs/api-reference/embeddings. Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def encoding_format(value: Any, path: str) -> EncodingFormat:
 
 
 def cut_to(value: Any, path: str) -> int:
-    """-1: as many as the model takes."""
+    """-1: as many as the model accepts."""
     checked: int = f.integer(-1, MAX_CUT)(value, path)
     if checked == 0:
         raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
@@ -114,7 +114,7 @@ class EmbeddingsBodyEncoder:
         return b"".join(self.parts(event))
 
     def parts(self, event: Event) -> Iterator[bytes]:
-        """Pieces of one vector each. Encoding all of them may take a third of a second, so the
+        """Pieces of one vector each: encoding all of them may take a third of a second, and the
         event loop runs between pieces."""
         if not isinstance(event, EmbeddedPart | Embedded):
             return
@@ -136,8 +136,7 @@ class EmbeddingsBodyEncoder:
         return b'],"model":%b,"usage":%b}' % (orjson.dumps(self._model), orjson.dumps(usage))
 
     def _vector(self, vector: bytes) -> bytes:
-        """Encodes a vector. Numbers are written with the fewest digits that make the same
-        float32."""
+        """Writes numbers with the fewest digits that give the same float32."""
         if self._as_base64:
             return b'"%b"' % base64.b64encode(vector)
         return orjson.dumps(np.frombuffer(vector, dtype="<f4"), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,6 +1,5 @@
-"""Fields that several of OpenAI's dialects share, and what they become inside: sampling, prompts,
-and other servers' fields with values that ask for what happens here anyway. vLLM's extensions keep
-vLLM's names. Pure.
+"""Fields that several of OpenAI's dialects share: sampling, prompts, and other servers' fields with
+values that change nothing here. vLLM's extensions keep vLLM's names. Pure.
 
 Sources: vLLM's protocol, llama.cpp's server, Hugging Face's generation parameters.
 """
@@ -25,8 +24,8 @@ SAFETY_IDENTIFIER = f.honoured(
 TIMING_HEADER = "x-helexa-timing"
 TRUE_WORDS = frozenset({"true", "1", "yes"})
 FALSE_WORDS = frozenset({"false", "0", "no"})
-"""``true``: the client wants the engine's own times beside the usage. A header, because servers
-that know nothing of it refuse a field and skip a header."""
+"""The words for false. The header asks for the engine's own times beside the usage: servers without
+it refuse an unknown field but ignore a header."""
 
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 128
@@ -36,7 +35,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_PROMPT_LOGPROBS = 20
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
-"""Scores divided by much less than the least are no numbers any more."""
+"""Scores divided by much less than the least overflow."""
 
 token_id = f.integer(0, f.MAX_TOKEN_ID)
 seed = f.integer(-(2**63), 2**63 - 1)
@@ -65,7 +64,7 @@ def logit_bias(value: Any, path: str) -> dict[int, float]:
 
 
 def top_k(value: Any, path: str) -> int:
-    """-1 and 0 both mean off; inside, 0 does."""
+    """-1 and 0 both mean off, which is 0 inside."""
     checked: int = f.integer(-1, f.MAX_TOKEN_ID)(value, path)
     return max(checked, 0)
 
@@ -136,7 +135,7 @@ OTHER_SERVERS_FIELDS: tuple[f.Field, ...] = (
     f.refused("kv_transfer_params", "keys and values are not handed in"),
     f.refused("mm_processor_kwargs", "images are read as the model's own files declare"),
 )
-"""Asked for by clients with values that change nothing, or refused for what they would change."""
+"""Sent by clients with values that change nothing; other values are refused."""
 
 SHARED_FIELDS: tuple[f.Field, ...] = (
     f.honoured(
@@ -237,7 +236,7 @@ def sampling_options(
 
 
 def top_logprobs(read: dict[str, Any]) -> int | None:
-    """Of dialects that ask for log probabilities with a flag. ``None``: they are not asked for."""
+    """For dialects that request log probabilities with a flag. ``None``: not requested."""
     top: int = read.get("top_logprobs", 0)
     if read.get("logprobs", False):
         return top
@@ -254,8 +253,8 @@ def pads_chunks(read: dict[str, Any]) -> bool:
 
 
 def flag_header(context: RequestContext, name: str) -> bool:
-    """A header's ``true``, ``1`` or ``yes``, in any case; ``false`` where the header is missing.
-    Raises ``InvalidRequestError`` for words that are neither."""
+    """Whether a header is ``true``, ``1`` or ``yes``, in any case; ``false`` where it is missing.
+    Raises ``InvalidRequestError`` for other words."""
     word = context.headers.get(name, "false").strip().lower()
     if word not in TRUE_WORDS | FALSE_WORDS:
         raise InvalidRequestError(
@@ -320,8 +319,8 @@ def prompts(max_prompts: int) -> f.Check[Any]:
 
 
 def token_ids(value: Any, path: str) -> list[int]:
-    """Reads token ids, at least one. A prompt may have 10^5 of them, so they are looked at one by
-    one, which takes as many paths, only to name one that is wrong."""
+    """Reads token ids, at least one. A prompt may have 10^5 of them, so paths are made only for a
+    wrong one."""
     are_integers = isinstance(value, list) and set(map(type, value)) == {int}
     if are_integers and min(value) >= 0 and max(value) <= f.MAX_TOKEN_ID:
         return value  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
-"""What the answer's text must be, in OpenAI's words (``response_format``) and in vLLM's
-(``structured_outputs``, and ``guided_…`` before that). One of them at a time. Pure.
+"""Formats of the answer's text, by OpenAI's field (``response_format``) or vLLM's
+(``structured_outputs``, earlier ``guided_…``), one at a time. Pure.
 
 Sources: https://platform.openai.com/docs/guides/structured-outputs,
 https://docs.vllm.ai/en/latest/features/structured_outputs.html.
@@ -153,8 +153,8 @@ OUTPUT_NAMES = ("response_format", "structured_outputs", *(f"guided_{name}" for 
 
 
 def output_format(read: dict[str, Any]) -> OutputFormat | None:
-    """``read``: what ``read_fields`` kept of a dialect that has ``OUTPUT_FIELDS``. Raises
-    ``InvalidRequestError`` for two demands on one answer."""
+    """``read``: the result of ``read_fields`` for a dialect with ``OUTPUT_FIELDS``. Raises
+    ``InvalidRequestError`` for two formats of one answer."""
     return _the_only({name: read[name] for name in OUTPUT_NAMES if name in read})
 
 
@@ -170,8 +170,8 @@ def _the_only(demands: dict[str, OutputFormat | None]) -> OutputFormat | None:
 
 
 def check_with_tools(output_format: OutputFormat | None, may_call: bool) -> None:
-    """A call differs from a JSON answer at its beginning; from other formats it cannot be
-    distinguished. Raises ``InvalidRequestError``."""
+    """A call differs from a JSON answer at its beginning, but not from other formats. Raises
+    ``InvalidRequestError``."""
     if output_format is not None and may_call and not output_format.is_json:
         raise InvalidRequestError(
             f"'{output_format.path}' is only allowed without tools, or with 'tool_choice' none.",

@@ -1,5 +1,5 @@
-"""OpenAI's model list, with what helexa knows beyond it. An alias is an entry of its own, as in the
-original system: clients offer the names that they find there. Pure."""
+"""OpenAI's model list, with helexa's own fields. An alias is an entry of its own, as in the
+original system: clients offer the listed names. Pure."""
 
 from __future__ import annotations
 

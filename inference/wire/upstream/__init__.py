@@ -1,4 +1,4 @@
-"""Our one request as an upstream's body, and its answer as our events: the other direction of a
+"""Encodes our request as an upstream's body, and decodes its answer to our events: the reverse of a
 dialect. Pure: no clock, no ids of its own, no I/O.
 
     GenerationRequest ─▶ *_request ─▶ body
@@ -6,5 +6,5 @@ dialect. Pure: no clock, no ids of its own, no I/O.
     an error's body ─▶ refusals ─▶ Failure
 
 ``chat_*`` are of OpenAI's dialect, ``messages_*`` of Anthropic's; ``ollama`` has both directions of
-its own. ``dialects`` is where they are chosen.
+its own. ``dialects`` chooses among them.
 """

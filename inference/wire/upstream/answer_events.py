@@ -1,13 +1,12 @@
-"""One answer of an upstream as our events, whatever dialect it comes in. Pure.
+"""One answer of an upstream in any dialect, as our events. Pure.
 
     bytes ─▶ FrameReader ─▶ the data of each event of a stream, or each line of JSON ─▶ AnswerReader
     accept ─▶ think | write | begin_call, add_arguments, send_calls ─▶ finish ─▶ end
 
-A dialect's reader calls these and takes the events that they made. A tool call is held back until
-its arguments are whole, and is sent in one piece; one whose arguments are not a JSON object is
-text, as it is of our own models. Tokens that the upstream does not count are estimated by bytes.
-Of server-sent events, fields other than ``data`` and comments are skipped: what matters of the
-event's name is in its data too. Source:
+A dialect's reader calls these and takes their events. A tool call is held back until its arguments
+are complete, and is sent in one piece; one whose arguments are not a JSON object is text, as for
+our own models. Tokens that the upstream does not count are estimated by bytes. Of server-sent
+events, only ``data`` is read: it has the event's type too. Source:
 https://html.spec.whatwg.org/multipage/server-sent-events.html.
 """
 
@@ -38,16 +37,16 @@ from inference.protocol.events import (
 )
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-"""One frame has at most as many bytes. Arguments of a tool call may come in one."""
+"""The most bytes of a frame, which may have all arguments of a tool call."""
 
 
 class FrameError(ValueError):
-    """What no stream of frames holds; the message has none of its bytes."""
+    """The stream is no valid frames; the message has none of its bytes."""
 
 
 class FrameReader(Protocol):
     def feed(self, part: bytes) -> list[bytes]:
-        """Takes bytes as they come, cut anywhere, and returns the frames that are whole now. Raises
+        """Takes bytes, cut anywhere, and returns the frames that are complete now. Raises
         ``FrameError`` where one is too large."""
         ...
 
@@ -108,16 +107,16 @@ class LinesReader:
 
 
 BYTES_A_TOKEN = 4
-"""An estimate counts a token for as many bytes: most texts have about that."""
+"""An estimate counts a token for as many bytes, which most texts have."""
 MAX_CALLS = 1_024
 
 
 class UpstreamFaultError(Exception):
-    """Something else than an answer to the request; the message has none of its text."""
+    """The answer does not belong to the request; the message has none of its text."""
 
 
 class UpstreamErrorObject(Exception):  # noqa: N818 - an answer as well
-    """An error object where an answer was due."""
+    """An error object in place of an answer."""
 
     def __init__(self, error: Any) -> None:
         super().__init__("an error object")
@@ -132,7 +131,7 @@ AnyAnswer = TypeVar("AnyAnswer", bound=MayFail)
 
 
 def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -> AnyAnswer:
-    """``otherwise``: what the bytes are where they cannot be decoded. Raises
+    """``otherwise``: the error's words for bytes that cannot be decoded. Raises
     ``UpstreamFaultError``, ``UpstreamErrorObject``."""
     try:
         found = decode(data)
@@ -145,7 +144,7 @@ def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -
 
 class AnswerReader(Protocol):
     def read(self, data: bytes) -> list[Event]:
-        """One frame of a stream, or the whole of an answer that is not streamed. Raises
+        """One frame of a stream, or a whole answer that is not streamed. Raises
         ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         ...
 
@@ -160,7 +159,7 @@ class _HeldCall:
 @dataclass(slots=True)
 class _ChoiceState:
     calls: dict[int, _HeldCall] = field(default_factory=dict)
-    """The calls that are held back by the upstream's index, in the order in which they began."""
+    """Held calls by the upstream's index, in the order in which they began."""
     num_begun: int = 0
     num_sent: int = 0
     is_broken: bool = False
@@ -171,8 +170,8 @@ class _ChoiceState:
 
 
 class AnswerEvents:
-    """The events of one request, in order. ``take`` has those since it was called last; the others
-    raise ``UpstreamFaultError``."""
+    """The events of one request, in order. ``take`` returns the new ones; the others raise
+    ``UpstreamFaultError``."""
 
     def __init__(
         self,
@@ -183,8 +182,8 @@ class AnswerEvents:
         max_prompt_tokens: int,
         max_output_tokens: int,
     ) -> None:
-        """``num_choices``: 0 where vectors or a count are asked for. ``prompt_tokens`` is an
-        estimate; ``max_output_tokens``, of all choices, bounds one."""
+        """``num_choices``: 0 for vectors or a count. ``prompt_tokens`` is an estimate;
+        ``max_output_tokens``, of all choices, bounds one."""
         self._request_id = request_id
         self._choices = [_ChoiceState() for _ in range(num_choices)]
         self._prompt_tokens = prompt_tokens
@@ -195,12 +194,12 @@ class AnswerEvents:
         self.reported_usage: Usage | None = None
         self.is_accepted = False
         self.has_begun = False
-        """Some of the answer has come, be it a part of a call that is held back."""
+        """Some of the answer has come, even if it is part of a held call."""
         self.is_ended = False
 
     def accept(self, prompt_tokens: int | None = None) -> None:
         """Accepts the request once; later calls are ignored. ``prompt_tokens``: the upstream's
-        count, which replaces the estimate where it is possible."""
+        count, which replaces the estimate if it is possible."""
         if self.is_accepted:
             return
         self.is_accepted = True
@@ -210,7 +209,7 @@ class AnswerEvents:
         self._events.append(accepted)
 
     def think(self, index: int, text: str) -> None:
-        """Raises ``UpstreamFaultError``, as all the following do."""
+        """Raises ``UpstreamFaultError``, like the following methods."""
         state = self._open_choice(index)
         self._events.append(
             ReasoningDelta(
@@ -257,8 +256,8 @@ class AnswerEvents:
         held.arguments.append(arguments)
 
     def send_calls(self, index: int) -> None:
-        """Sends the calls that are held back: their arguments are whole. A broken one is text, and
-        so is what follows it."""
+        """Sends the held calls: their arguments are complete. A broken one is text, and so is what
+        follows it."""
         state = self._open_choice(index)
         for held in state.calls.values():
             arguments = "".join(held.arguments) or "{}"
@@ -302,7 +301,7 @@ class AnswerEvents:
         return all(choice.is_finished for choice in self._choices)
 
     def end(self) -> None:
-        """The last event, once. Raises ``UpstreamFaultError`` where the answer broke off."""
+        """The last event, once. Raises ``UpstreamFaultError`` where the answer is incomplete."""
         if self.is_ended:
             return
         if not self.is_accepted or not self.has_finished:
@@ -367,7 +366,7 @@ class AnswerEvents:
 
 
 def tokens_of(table: Any, name: str) -> int | None:
-    """A number of tokens in an upstream's usage; ``None``: there is none that is possible."""
+    """A number of tokens in an upstream's usage; ``None``: missing or impossible."""
     value = table.get(name) if isinstance(table, dict) else None
     return value if type(value) is int and value >= 0 else None
 

@@ -2,8 +2,8 @@
 
     data ─▶ accept ─▶ think | write | calls ─▶ finish ─▶ [DONE] ─▶ end
 
-Of a chunk only what becomes an event of ours is read; a field of another type makes it none. An
-answer that is not streamed is read as one chunk.
+Only fields for our events are read; a field of another type is an error. An answer that is not
+streamed is read as one chunk.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ REASONS: dict[str, FinishReason] = {
     "function_call": "tool_calls",
     "content_filter": "stop",
 }
-"""Ours have no word for a filter's end."""
+"""Ours lack a reason for a filter's end."""
 
 
 class ChatEvents:

@@ -25,9 +25,9 @@ from inference.wire.upstream.sending import Sending, refuse, refuse_format, refu
 
 CHAT_PATH, COMPLETIONS_PATH = "/chat/completions", "/completions"
 NEW_NAME_HOSTS = ("api.openai.com", ".openai.azure.com")
-"""Whose newer models refuse ``max_tokens`` for ``max_completion_tokens``."""
+"""Their newer models refuse ``max_tokens`` in favour of ``max_completion_tokens``."""
 LOW_BUDGET_TOKENS, MEDIUM_BUDGET_TOKENS = 2_048, 8_192
-"""The most of a thinking budget that is a low and a medium effort."""
+"""The largest thinking budgets of a low and a medium effort."""
 SAME_NAMES = (
     "temperature",
     "top_p",
@@ -69,8 +69,8 @@ def body_of(request: GenerationRequest, sending: Sending) -> bytes:
 
 
 def rendered_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
-    """The part of a chat's body that its template renders, by vLLM's names. Raises ``ApiError``
-    for fields that are not translated."""
+    """The part of a chat's body that its template renders, by vLLM's names. Raises ``ApiError`` for
+    fields that are not translated."""
     _check_translatable(request)
     assert isinstance(request.input, ChatInput), "a prompt without turns"
     return _rendered(request.input, sending)
@@ -114,7 +114,7 @@ def _rendered(chat: ChatInput, sending: Sending) -> dict[str, Any]:
 
 
 def _message(message: ChatMessage, sending: Sending) -> dict[str, Any]:
-    """What an earlier turn thought is left out, as it is for OpenAI's own clients."""
+    """Thoughts of earlier turns are left out, as OpenAI's own clients do."""
     content: Any = message.content
     if message.images:
         content = [
@@ -156,7 +156,7 @@ def _tool_choice(chat: ChatInput) -> dict[str, Any]:
 
 
 def _reasoning_effort(chat: ChatInput) -> str | None:
-    """A budget of thinking becomes an effort. ``None``: the client set nothing."""
+    """Converts a thinking budget to an effort. ``None``: the client set nothing."""
     if chat.reasoning_effort is not None:
         return chat.reasoning_effort
     if chat.thinking is False:

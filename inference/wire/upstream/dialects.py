@@ -1,8 +1,8 @@
-"""How requests are sent to upstreams, and their answers read, in each dialect. Pure.
+"""Requests to upstreams and readers of their answers, by dialect. Pure.
 
-A new dialect is a file for its requests, one for its answers, and a case here. How many tokens a
-prompt has is asked at Anthropic's own path, or at vLLM's /tokenize, which helexa and SGLang have
-too. Sources: https://docs.anthropic.com/en/api/messages-count-tokens and
+A new dialect is a file for its requests, one for its answers, and a case here. Tokens are counted
+at Anthropic's own path, or at vLLM's /tokenize, which helexa and SGLang have too. Sources:
+https://docs.anthropic.com/en/api/messages-count-tokens and
 https://docs.vllm.ai/en/latest/serving/online_serving (Tokenizer API).
 """
 
@@ -47,8 +47,7 @@ class Exchange:
     body: bytes
     reader_of: Callable[[AnswerEvents], AnswerReader]
     content_type: str = JSON
-    """The content type of an answer as it is asked for. An answer of another type is read whole, as
-    JSON is."""
+    """The expected content type. An answer of another type is read whole, like JSON."""
     frames: Callable[[], FrameReader] = LinesReader
 
 
@@ -140,7 +139,7 @@ _decode_count = msgspec.json.Decoder(Count).decode
 
 
 class TokenCountReader:
-    """An ``AnswerReader``. ``name``: the field that has the number."""
+    """An ``AnswerReader``. ``name``: the field with the number."""
 
     def __init__(self, answer: AnswerEvents, name: str) -> None:
         self._answer = answer

@@ -1,9 +1,9 @@
-"""Embeddings of an upstream: the body, and its answer as our event. Pure.
+"""Embeddings by an upstream: the body, and its answer as our event. Pure.
 
     numbers, or base64 of float32 ─▶ one for each input, of one length ─▶ embed
 
-Of OpenAI's dialect vectors are asked for as base64, which is a quarter of the text.
-Sources: https://platform.openai.com/docs/api-reference/embeddings, https://docs.ollama.com/api/embed.
+OpenAI's dialect requests vectors as base64, which is a quarter of the text. Sources:
+https://platform.openai.com/docs/api-reference/embeddings, https://docs.ollama.com/api/embed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Given = str | list[float]
 def embedded(
     answer: AnswerEvents, request: EmbeddingRequest, given: list[Given], tokens: int | None
 ) -> list[Event]:
-    """``given``: in the inputs' order. ``tokens``: as the upstream counts them; ``None``: it does
-    not. Raises ``UpstreamFaultError``."""
+    """``given``: in the inputs' order. ``tokens``: the upstream's count; ``None``: it has none.
+    Raises ``UpstreamFaultError``."""
     vectors = [_vector(one) for one in given]
     if len(vectors) != len(inputs_of(request)):
         raise UpstreamFaultError("another number of vectors than of inputs")
@@ -92,7 +92,7 @@ _decode_openai = msgspec.json.Decoder(OpenAIVectors).decode
 
 def openai_body(request: EmbeddingRequest, sending: Sending) -> bytes:
     """An input that may be cut is sent whole, and the upstream cuts it or refuses it. One to be cut
-    to a number of tokens has vLLM's name for that."""
+    to a number of tokens uses vLLM's field."""
     body: dict[str, Any] = {
         "model": sending.model,
         "input": inputs_of(request),
@@ -139,8 +139,7 @@ _decode_ollama = msgspec.json.Decoder(OllamaVectors).decode
 
 
 def ollama_body(request: EmbeddingRequest, sending: Sending) -> bytes:
-    """Ollama cuts inputs that are too long unless it is asked not to. Raises
-    ``UnsupportedParameterError``."""
+    """Ollama cuts inputs that are too long by default. Raises ``UnsupportedParameterError``."""
     refuse(
         {
             "input": not isinstance(request.input, TextInput),

@@ -3,9 +3,9 @@
     message_start ─▶ accept     content_block_* ─▶ think | write | calls
     message_delta ─▶ finish     message_stop ─▶ end     error ─▶ UpstreamErrorObject
 
-Blocks, deltas and events of other kinds are skipped, as that API asks of its clients. A message
-that is not streamed is read as one event.
-Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
+Blocks, deltas and events of other kinds are skipped, as that API requires. A message that is not
+streamed is read as one event. Source:
+https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 """
 
 from __future__ import annotations
@@ -172,8 +172,7 @@ def usage_of(reported: dict[str, Any]) -> Usage | None:
 
 
 def _prompt_tokens(reported: dict[str, Any]) -> int | None:
-    """Returns the prompt's tokens. That API counts what the cache gave or took apart from the
-    rest."""
+    """The prompt's tokens, including cache reads and writes, which that API counts apart."""
     fresh = tokens_of(reported, "input_tokens")
     if fresh is None:
         return None

@@ -4,9 +4,9 @@
     turns of one role in a row ─▶ one turn               a schema ─▶ output_config.format
 
 Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. What an earlier turn thought is left out: that
-API wants its own signature beside it. A client's cache mark inside a turn's text cuts the text in
-two blocks, as they came. Source: https://docs.anthropic.com/en/api/messages.
+``docs/decisions/0050-translated-for-upstreams.md``. Thoughts of earlier turns are left out: that
+API requires its own signature. A client's cache mark inside a turn's text splits it into two
+blocks, as they came. Source: https://docs.anthropic.com/en/api/messages.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Marks:
         return tools
 
     def on_turn(self, message: int, blocks: list[Block]) -> list[Block]:
-        """The blocks of that message with its marks: changes them. ``blocks`` without any stay so,
-        and so do its texts of white space, which that API does not cache."""
+        """Adds marks to the blocks of that message, in place. ``blocks`` without any stay so, and
+        so do its texts of white space, which that API does not cache."""
         if message not in self._of_turns or not blocks:
             return blocks
         marks = self._of_turns[message]
@@ -99,8 +99,8 @@ def _control(mark: CacheMark) -> Block:
 
 PATH = "/v1/messages"
 FALLBACK_MAX_TOKENS = 8_192
-"""The bound on the answer that is sent where neither the client nor the catalogue has one; the API
-demands one."""
+"""The bound on the answer where neither the client nor the catalogue has one; the API requires
+one."""
 SYSTEM_SEPARATOR = "\n\n"
 MAX_TEMPERATURE = 1.0
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -119,7 +119,7 @@ def body_of(request: GenerationRequest, sending: Sending) -> bytes:
 
 
 def prompt_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
-    """The part of a body whose tokens are counted, and the model. Raises ``ApiError`` for fields
+    """The model, and the part of a body whose tokens are counted. Raises ``ApiError`` for fields
     that are not translated."""
     chat = _translatable_chat(request)
     marks = Marks(request.cache_marks)
@@ -193,8 +193,8 @@ def _messages(chat: ChatInput, sending: Sending, marks: Marks) -> list[dict[str,
 
 
 def _add_blocks(turns: list[dict[str, Any]], role: str, blocks: list[dict[str, Any]]) -> None:
-    """Adds blocks to the last turn or a new one. That API takes neither empty turns nor results of
-    one turn's calls in several."""
+    """Adds blocks to the last turn or a new one. That API accepts neither empty turns nor results
+    of one turn's calls in several."""
     if not blocks:
         return
     if turns and turns[-1]["role"] == role:

@@ -5,8 +5,8 @@ lines as our events. Pure.
 
 Every field is translated or refused by the client's name for it: see
 ``docs/decisions/0050-translated-for-upstreams.md``. Ollama cuts prompts that are longer than its
-context unless it is asked not to, so it always is. A call comes whole. An answer that is not
-streamed is one line. Source: https://docs.ollama.com/api, the types of the ``ollama`` package.
+context by default, which is always turned off. A call comes whole. An answer that is not streamed
+is one line. Source: https://docs.ollama.com/api, the types of the ``ollama`` package.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _check_chat(chat: ChatInput) -> None:
 
 
 def _message(message: ChatMessage, names: dict[str, str], sending: Sending) -> dict[str, Any]:
-    """``names``: those of the functions, by the id of their call. Images come before the text."""
+    """``names``: of the functions, by the id of their call. Images come before the text."""
     made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.images:
         files = [sending.images[image.digest].data for image in message.images]
@@ -142,8 +142,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _think(chat: ChatInput) -> bool | str | None:
-    """``None``: the client set nothing. An effort without thinking is none of that API's; a budget
-    becomes thinking without a bound."""
+    """``None``: the client set nothing. That API has no effort without thinking; a budget becomes
+    thinking without a limit."""
     wanted = chat.wants_thinking if chat.template_kwargs else chat.thinking
     return chat.reasoning_effort or True if wanted else wanted
 
@@ -197,7 +197,7 @@ class Message(msgspec.Struct):
 class Line(msgspec.Struct):
     message: Message | None = None
     response: str | None = None
-    """A text of generate, whose thoughts are beside it."""
+    """A text of generate; its thoughts are a field beside it."""
     thinking: str | None = None
     done: bool = False
     done_reason: str | None = None

@@ -1,4 +1,4 @@
-"""An upstream's error as a failure of ours, which keeps its meaning. Pure.
+"""Converts an upstream's error to a failure of ours. Pure.
 
     400, 413, 415, 422     the caller's: 400, with the upstream's message
     429                    the same, with its Retry-After
@@ -6,8 +6,8 @@
     503, 529               503, with its Retry-After
     every other            502
 
-A message is passed on where it is about the caller's own request, and shortened; never one about
-the upstream's key.
+A message about the caller's own request is passed on, shortened; never one about the upstream's
+key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def failure_of(
     secret: str,
     date: str | None = None,
 ) -> Failure:
-    """The failure of an answer that is no success. ``retry_after`` and ``date`` are its headers. No
+    """The failure for an unsuccessful answer. ``retry_after`` and ``date`` are its headers. No
     message of ours holds ``secret``."""
     found = _object(body)
     message = _message(found, secret)

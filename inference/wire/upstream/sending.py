@@ -1,5 +1,5 @@
-"""What all requests to upstreams need: what comes beside the client's fields, tools and calls, and
-refusals of fields that are not translated, by the client's names. Pure.
+"""Shared by requests to upstreams: settings beside the client's fields, tools and calls, and
+refusals of untranslated fields, by the client's names. Pure.
 
 A value that changes nothing (a penalty of 0) is no reason to refuse: clients send them.
 """
@@ -29,7 +29,7 @@ class Sending:
 
 
 def tool_of(tool: ToolDefinition, *, shows_strict: bool = True) -> dict[str, Any]:
-    """A tool as OpenAI's chat has it; Ollama's has no word for ``strict``."""
+    """A tool as OpenAI's chat has it; Ollama's lacks ``strict``."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -55,7 +55,7 @@ def refuse(asked: Mapping[str, bool]) -> None:
 
 
 def refuse_unknown(request: GenerationRequest) -> None:
-    """What no upstream's dialect has a word for. Raises ``UnsupportedParameterError``."""
+    """Refuses fields that no upstream's dialect has. Raises ``UnsupportedParameterError``."""
     refuse(
         {
             "return_token_ids": request.returns_token_ids,
@@ -81,7 +81,7 @@ def is_set(options: SamplingOptions, name: str) -> bool:
 def refuse_format(
     wanted: OutputFormat | None, *, allows_json: bool, needs_schema: bool = False
 ) -> None:
-    """``needs_schema``: there is no word for JSON of any form. Raises
+    """``needs_schema``: the dialect lacks JSON of any form. Raises
     ``UnsupportedParameterError``."""
     if wanted is None:
         return

@@ -1,12 +1,12 @@
-"""Rerank, as Cohere, Jina and vLLM have it: a query and documents in, the documents by relevance
-out; and vLLM's /score: one number for each pair of texts.
+"""Rerank of Cohere, Jina and vLLM: a query and documents in, the documents by relevance out; and
+vLLM's /score: one number for each pair of texts.
 
     parse(body) ─▶ RerankRequest(score, …) ─▶ RerankBodyEncoder
     parse_score(body) ─▶ ScoringRequest(score) ─▶ ScoreBodyEncoder
 
-/v1/rerank and /rerank return the documents' text unless they are asked not to, as Jina and vLLM do;
-/v2/rerank does not unless it is asked, as Cohere does. Sources:
-https://docs.cohere.com/reference/rerank, https://jina.ai/reranker, vLLM's online serving. Pure.
+By default /v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank
+does not, like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
+vLLM's online serving. Pure.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def parse(body: bytes, _context: RequestContext = NO_CONTEXT, *, version: int = 
 
 
 def scores_of(embedded: Embedded) -> list[float]:
-    """Returns the scores as float32 has them, with the fewest digits."""
+    """The scores as float32, with the fewest digits."""
     return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in embedded.vectors]
 
 
@@ -118,7 +118,7 @@ class RerankBodyEncoder:
         self._request_id = request_id
 
     def encode(self, event: Event) -> bytes:
-        """Encodes the ranking. Of documents that are equally relevant the first one comes first."""
+        """Encodes the ranking. Of equally relevant documents the first one comes first."""
         if not isinstance(event, Embedded):
             return b""
         request, scores = self._request, scores_of(event)

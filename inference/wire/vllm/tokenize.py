@@ -22,7 +22,7 @@ from inference.wire.openai.chat.answers import Reasoning
 from inference.wire.openai.fields import token_ids
 
 ANY_MODEL = ""
-"""The only one that there is."""
+"""The only model there is."""
 _MODEL = honoured(
     "model", openai_chat.FIELDS["model"].check, "Where it is left out: the only one loaded."
 )

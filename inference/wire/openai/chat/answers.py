@@ -3,7 +3,7 @@
     event ─▶ added(event) ─▶ ChatStreamEncoder      each addition is a chunk
                           └▶ ChatBodyEncoder        additions are put together, as an SDK would
 
-Both encode what ``added`` returns, so a stream and a body of the same events cannot differ. Pure.
+Both encode the results of ``added``, so a stream and a body of the same events cannot differ. Pure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Reasoning(StrEnum):
 
 
 def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
-    """What the event adds to its choice's message; empty where that is nothing."""
+    """The event's addition to its choice's message; may be empty."""
     match event:
         case Delta(text=text) if text:
             return {"content": text}
@@ -77,7 +77,7 @@ ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 
 class ChatStreamEncoder:
     """One request's events as server-sent events: a role chunk for each choice, then at most one
-    chunk for each event, then usage where it is due, then [DONE]."""
+    chunk for each event, then usage where requested, then [DONE]."""
 
     def __init__(self, chunks: Chunks, num_choices: int, reasoning: Reasoning) -> None:
         self._chunks = chunks
@@ -126,7 +126,7 @@ class Choice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """The calls as in the body, but for their arguments, which are still in pieces."""
+    """The calls as in the body, with their arguments still in pieces."""
     arguments: list[list[str]] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

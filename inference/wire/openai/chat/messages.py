@@ -1,8 +1,8 @@
-"""The turns of an OpenAI chat request, checked and turned into ``ChatMessage``.
+"""Converts the turns of an OpenAI chat request to ``ChatMessage``.
 
 A message's fields depend on its role, so there is one table for each. ``developer`` is OpenAI's
-newer word for ``system`` and becomes that. Text parts are joined with a newline; images stay where
-they are. Pure.
+newer word for ``system`` and becomes that. Text parts are joined with a newline; images keep their
+places. Pure.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PART_FIELDS = {
         CACHE_CONTROL,
     ),
 }
-"""The fields of each type of part. What a part holds is in the field named as its type."""
+"""The fields of each type of part. A part's content is in the field named as its type."""
 
 
 def content(value: Any, path: str) -> list[Part]:
@@ -208,7 +208,7 @@ def _assistant(read: dict[str, Any], path: str) -> ChatMessage:
 
 
 def _one_reasoning(read: dict[str, Any], path: str) -> str | None:
-    """Servers disagree on the field's name, so clients may give both; empty is none."""
+    """Servers disagree on the field's name, so clients may send both; empty is none."""
     reasoning: str = read.get("reasoning_content", "")
     other: str = read.get("reasoning", "")
     if reasoning and other and reasoning != other:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions dialect: what a client may ask, and the one request it becomes.
+"""OpenAI's chat completions dialect: a client's fields, parsed into one request.
 
     parse(body) ─▶ ChatRequest(generation, stream, …) ─▶ the encoders of ``answers``
 

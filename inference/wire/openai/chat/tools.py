@@ -1,4 +1,4 @@
-"""Tools in OpenAI's chat dialect: what may be called, what must be, and what earlier turns called.
+"""Tools in OpenAI's chat dialect: definitions, the choice among them, and earlier calls.
 
 Only function tools: custom tools, which take free text, are refused by name. Pure.
 """
@@ -111,7 +111,7 @@ _allowed_tools = f.object_of(ALLOWED_TOOLS_FIELDS, required=("type", "allowed_to
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """A checked ``tool_choice``: how to choose, and among which functions (``None``: all)."""
+    """A checked ``tool_choice``: the mode, and the permitted functions (``None``: all)."""
 
     choice: ToolChoice
     allowed: list[str] | None = None
@@ -137,8 +137,8 @@ def tool_choice(value: Any, path: str) -> Choosing:
 def chosen_tools(
     given: list[ToolDefinition], choosing: Choosing
 ) -> tuple[list[ToolDefinition], ToolChoice]:
-    """The functions that are offered and how the model chooses among them. A function that may not
-    be called is not shown."""
+    """The functions on offer and how the model chooses among them. The model does not see functions
+    that may not be called."""
     choice = choosing.choice
     known = {tool.name: tool for tool in given}
     for name in [choice.name] if choice.name is not None else choosing.allowed or ():

@@ -1,3 +1,2 @@
-"""Requests that are passed through to upstreams: audio, images, moderation. Fields that are not
-read here are the upstream's to honour or to refuse. Pure.
-"""
+"""Requests that are passed through to upstreams: audio, images, moderation. The upstream honours or
+refuses fields that are not read here. Pure."""

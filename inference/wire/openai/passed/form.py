@@ -1,11 +1,11 @@
-"""A multipart/form-data body in a file: where its parts are, and the same form with another model.
+"""A multipart/form-data body in a file: finds its parts, and rewrites it with another model.
 
     --B CRLF head CRLF CRLF content CRLF --B CRLF … CRLF --B--
                            [start, end)
 
-The file is read in pieces, and contents stay in it. A form is sent on under a boundary of its own,
-with heads written again: no content can hold that boundary, so the upstream reads the same parts as
-the gateway, whatever a client has put into them. Source: RFC 7578. Pure but for the file.
+The file is read in pieces, and contents stay in it. A form is forwarded under a new boundary, with
+rewritten heads: no content can contain that boundary, so the upstream reads the same parts as the
+gateway. Source: RFC 7578. Pure but for the file.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _boundary(content_type: str) -> str:
 
 
 def _delimiters(body: IO[bytes], delimiter: bytes) -> list[int]:
-    """Where each of them begins; the first one's line break is before the body, at -2. Raises
+    """The offset of each; the first one's line break is before the body, at -2. Raises
     ``InvalidRequestError`` where there are too many."""
     found: list[int] = []
     for at in _found(_pieces(body), delimiter):
@@ -213,8 +213,8 @@ def _part(head: bytes, at: int, end: int) -> Part:
 
 
 def _parameter(message: Message, name: str) -> str | None:
-    """Returns a parameter of ``Content-Disposition``. Forms know none in parts or in a charset of
-    RFC 2231's."""
+    """A parameter of ``Content-Disposition``. Forms have none in parts or in a charset of RFC
+    2231's."""
     value = message.get_param(name, header="content-disposition")
     return value if isinstance(value, str) else None
 

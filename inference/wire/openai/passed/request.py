@@ -1,17 +1,16 @@
-"""The endpoints that are passed through, a request as far as the gateway has to know it (the model,
-the end user, and what the request is metered by), and what its answer used. Pure but for files.
+"""Endpoints that are passed through: the gateway's part of a request (model, end user, metered
+units), and the units of its answer. Pure but for files.
 
     JSON ─▶ read_json ─┐
                        ├▶ PassedRequest ─▶ to_json | Form.rewritten: the upstream's model in it
     form ─▶ read_upload┘
     the answer's bytes as they go by ─▶ UnitsReader
 
-The length of a WAV file of samples follows from its rate, channels and width. Of every other audio
-file only bounds are known: no codec in use needs fewer bytes a second than
-``LEAST_BYTES_A_SECOND``.
+The length of a WAV file of samples follows from its rate, channels and width. Other audio files'
+lengths are only bounded: no codec in use needs fewer bytes a second than ``LEAST_BYTES_A_SECOND``.
 
-Quotation marks within JSON's strings are escaped, so a pattern of a key with its marks finds keys
-of an answer alone. A window's end is kept, so that cuts between parts hide nothing.
+Quotation marks within JSON's strings are escaped, so a pattern of a key with its marks matches only
+keys. A window's end is kept, so that cuts between parts hide nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from inference.wire.openai.passed.form import Form
 
 MAX_IMAGES_A_REQUEST = 10
 END_USER_FIELDS = ("user", "safety_identifier")
-"""They stay here: names of end users are not sent to upstreams."""
+"""Not forwarded: names of end users are not sent to upstreams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class PassedRequest:
     most_units: int
     """The most units of its task that it may use."""
     likely_units: int
-    """The units that count where the upstream reports none."""
+    """The units charged where the upstream reports none."""
     is_exact: bool
     fields: Mapping[str, msgspec.Raw] | None = None
     form: Form | None = None
@@ -177,8 +176,7 @@ METERED_FIELDS = {
     "/v1/images/edits": (_IMAGES,),
     "/v1/images/variations": (_IMAGES,),
 }
-"""What each request is metered by, by path: names of fields and notes. All others are the
-upstream's."""
+"""Fields that a request is metered by, by path: names and notes. All others are the upstream's."""
 
 
 def paths_of(task: str) -> str:
@@ -190,9 +188,9 @@ HEAD_BYTES = 64 * 1024
 LEAST_BYTES_A_SECOND = 500
 """4 kbit/s: Opus begins at 6, AMR at 4.75."""
 USUAL_BYTES_A_SECOND = 8_000
-"""64 kbit/s, at which much speech is kept: the estimate where no upstream reports a length."""
+"""64 kbit/s, common for speech: the estimate where no upstream reports a length."""
 SAMPLES = frozenset({1, 3, 0xFFFE})
-"""WAV formats that are not compressed: integers, floats, and either by a longer description."""
+"""Uncompressed WAV formats: integers, floats, and either by a longer description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +214,8 @@ def audio_length(head: bytes, num_bytes: int) -> AudioLength:
 
 
 def _samples(head: bytes) -> tuple[int, int] | None:
-    """Bytes a second, and at which byte the samples begin. ``None``: it is no WAV file of samples.
-    The length in its head does not count: some recorders write it last."""
+    """Bytes a second, and the offset of the samples. ``None``: it is no WAV file of samples. The
+    length in its head does not count: some recorders write it last."""
     if len(head) < 12 or head[:4] != b"RIFF" or head[8:12] != b"WAVE":
         return None
     at, rate_bytes = 12, 0
@@ -235,7 +233,7 @@ def _samples(head: bytes) -> tuple[int, int] | None:
 
 
 KEPT_BYTES = 512
-"""No match is longer. Patterns look at nothing behind a match: a part may end there."""
+"""No match is longer. Patterns check nothing behind a match: a part may end there."""
 JSON, EVENTS = "application/json", "text/event-stream"
 IMAGE = re.compile(rb'"(?:b64_json|url)"\s{0,9}:\s{0,9}"')
 IMAGE_EVENT = re.compile(rb'"type"\s{0,9}:\s{0,9}"image_(?:generation|edit)\.completed"')
@@ -247,7 +245,7 @@ ERROR_EVENT = re.compile(rb'(?:^|\n)event: ?error|"type"\s{0,9}:\s{0,9}"error"|d
 
 
 class Scanner:
-    """Finds what a pattern matches in parts, each match once."""
+    """Finds a pattern's matches in parts, each once."""
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern = pattern
@@ -313,8 +311,8 @@ class SecretGuard:
         self._held = b""
 
     def feed(self, part: bytes) -> bytes | None:
-        """What may be sent now: all but an end with which the secret may begin. ``None``: it is
-        in there."""
+        """Returns the bytes to send now: all but an end with which the secret may begin. ``None``:
+        it contains the secret."""
         if not self._secret:
             return part
         window = self._held + part

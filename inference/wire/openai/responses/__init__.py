@@ -1,1 +1,1 @@
-"""OpenAI's Responses: requests, items, events, and the objects that are kept."""
+"""OpenAI's Responses: requests, items, events, and stored objects."""

@@ -1,10 +1,10 @@
-"""Compacts a conversation: a request for a summary out of it, and the items that replace it out of
-the summary.
+"""Compacts a conversation: makes a request for a summary, and from the summary the items that
+replace the conversation.
 
     parse(body) ─▶ ResponsesRequest ─▶ continued ─▶ summary_request ─▶ body(items, summary)
 
-The user's and the developer's messages stay. The model's messages, calls and results become one
-``compaction`` item:
+The user's and the developer's messages stay. One ``compaction`` item replaces the model's messages,
+calls and results:
 
     ended by itself, with words ─▶ the model's summary
     cut off ─▶ up to its last whole sentence, a note, the last turns
@@ -109,10 +109,10 @@ SUMMARISE = (
     "summary alone, in at most 400 words."
 )
 MAX_SUMMARY_TOKENS = 1024
-"""Twice what it is asked to be: a small model that continues beyond that only repeats itself."""
+"""Twice the requested length: a small model that continues beyond that only repeats itself."""
 MIN_SUMMARY_TOKENS = 256
 BYTES_PER_TOKEN = 4
-"""A usual rate. A summary as long as what it stands for is none."""
+"""A usual rate. A summary must be shorter than its conversation."""
 TEMPERATURE, TOP_P = 0.2, 0.9
 """A summary is to be exact, whatever the model's own default is."""
 

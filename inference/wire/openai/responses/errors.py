@@ -1,7 +1,4 @@
-"""Errors of the Responses dialect: OpenAI's envelope, and an event of its own.
-
-Pure.
-"""
+"""Errors of the Responses dialect: OpenAI's envelope, and an event. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ def error_body(error: ApiError, *, request_id: str) -> bytes:
 
 
 def error_frame(error: ApiError, *, request_id: str) -> bytes:
-    """Returns the frame for a stream in which no event has been sent; an encoder that has begun
-    ends its own."""
+    """The frame for a stream without an event so far; an encoder that has begun ends its own."""
     return named_frame(*error_event(error), sequence_number=0)
 
 

@@ -1,10 +1,10 @@
-"""A Responses answer: the named events of its stream, and the response object they build.
+"""A Responses answer: the named events of its stream, and its response object.
 
     created ─▶ (queued) ─▶ in_progress ─▶ items … ─▶ completed | incomplete
                                    at any time: error ─▶ failed
 
-The body is the response that the last event carries. Every event has the next sequence number,
-from 0. Pure: ids and times are arguments.
+The body is the response in the last event. Every event has the next sequence number, from 0. Pure:
+ids and times are arguments.
 
 Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 """
@@ -84,8 +84,8 @@ class ResponseStreamEncoder:
         return self._padded(self._encoded(event))
 
     def parts(self, event: Event) -> Iterator[bytes]:
-        """What ``encode`` gives, a frame at a time where it is large: three frames that close a
-        message hold all of its log probabilities."""
+        """The frames of ``encode``, one at a time where they are large: the three that close a
+        message contain all of its log probabilities."""
         if isinstance(event, ChoiceFinished):
             yield from map(self._padded, self._choice_finished(event))
         else:
@@ -123,7 +123,7 @@ class ResponseStreamEncoder:
         return self._lifecycle("queued", named="created") + self._lifecycle("queued")
 
     def failed(self, error: ApiError, *, names_error: bool = True) -> bytes:
-        """End the answer with two events: ``error`` has the exact code, ``response.failed`` one of
+        """Ends the answer with two events: ``error`` has the exact code, ``response.failed`` one of
         OpenAI's. The latter is left out if the client has no response yet, the former if
         ``names_error`` is false: on a socket each of them ends a response."""
         frames = self._close("incomplete")
@@ -134,7 +134,7 @@ class ResponseStreamEncoder:
         return frames + self._lifecycle("failed", error=response_error(error))
 
     def cancelled(self, error: ApiError) -> bytes:
-        """Ends the answer: OpenAI names no event for this but ``error``."""
+        """Ends the answer with ``error``: OpenAI has no other event for this."""
         frames = self._close("incomplete") + self._frame(*error_event(error))
         self.response = self._object("cancelled")
         return frames
@@ -156,7 +156,7 @@ class ResponseStreamEncoder:
         return frames + message.delta(event.text, self._next_number())
 
     def _text_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> bytes:
-        """Tokens without text wait for the text they belong to; those of a call have none."""
+        """Tokens without text wait for their text; those of a call have none."""
         self._pending_logprobs += tokens
         if not text:
             return b""

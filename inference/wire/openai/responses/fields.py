@@ -1,8 +1,8 @@
 """Fields of a Responses request beside its input and tools: the answer's format, optional parts,
-reasoning. Each check returns what the parser keeps; ``as_object`` is how the response echoes it.
+reasoning. Each check returns the parsed value; ``as_object`` is its echo in the response.
 
-Reasoning is shown as it is, so there is nothing to keep secret: ``encrypted_content`` carries the
-same text in an opaque form, for clients that keep no answers here and send only that back. Pure.
+Reasoning is not secret: ``encrypted_content`` is the same text in an opaque form, for clients that
+store no answers here and send only that back. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""All but the first two ask for parts of items that no answer here has."""
+"""All but the first two are parts of items that no answer here has."""
 
 _string = f.text()
 
@@ -158,8 +158,8 @@ def carried(thought: str) -> str:
 
 
 def encrypted_content(value: Any, path: str) -> str:
-    """The thought that ``carried`` put there. Raises ``InvalidRequestError`` for anything else:
-    another server's cannot be read."""
+    """Decodes the thought encoded by ``carried``. Raises ``InvalidRequestError`` for other content,
+    such as another server's."""
     given: str = _string(value, path)
     if given.startswith(CARRIER_PREFIX):
         try:

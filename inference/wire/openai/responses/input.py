@@ -1,4 +1,4 @@
-"""The input items of a Responses request: checked, as they are listed later, as turns of a chat.
+"""The input items of a Responses request: checks, listings, and conversion to turns of a chat.
 
     "Hi" | [item, …] ─▶ InputItem(object, part) … ─▶ ChatMessage …
 
@@ -61,7 +61,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Referred:
-    """Stands for the stored item of that id. ``path`` is where it stood, for refusals."""
+    """Replaced by the stored item of that id. ``path`` is for refusals."""
 
     id: str
     path: str
@@ -97,7 +97,7 @@ def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
 
 
 def _extend_assistant(turns: list[ChatMessage], more: ChatMessage) -> None:
-    """A turn is thought, then text, then calls; what cannot come next begins another turn."""
+    """A turn is thought, then text, then calls; another order begins a new turn."""
     last = turns[-1] if turns else None
     if last is None or last.role != "assistant" or not _may_follow(last, more):
         turns.append(more)
@@ -122,8 +122,8 @@ def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
 
 
 def earlier_turns(messages: Sequence[ChatMessage]) -> list[int]:
-    """How many messages the first turn is, the first two, and so on up to all but the last. A turn
-    begins with a message of the user."""
+    """The number of messages in the first turn, the first two, and so on up to all but the last. A
+    turn begins with a message of the user."""
     begins = [index for index, message in enumerate(messages) if message.role == "user"]
     return begins[1:]
 
@@ -137,7 +137,7 @@ _id_text = f.text(MAX_ID_CHARS, min_chars=1)
 
 @dataclass(frozen=True, slots=True)
 class InputItem:
-    """``object`` is what the API lists; its id is ``None`` until the request has one."""
+    """``object`` is listed by the API; its id is ``None`` until the request has one."""
 
     object: dict[str, Any]
     part: TurnPart
@@ -275,7 +275,7 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
         raise InvalidRequestError(f"'{path}.role' must be one of {known}.", param=f"{path}.role")
     given: Content = read["content"]
     if not given.parts and role != "assistant":
-        # Answers without text come back so.
+        # Answers without text are sent back so.
         raise InvalidRequestError(f"'{path}.content' must not be empty.", param=f"{path}.content")
     if given.has_images and role != "user":
         raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
@@ -293,7 +293,7 @@ def _call(read: dict[str, Any]) -> InputItem:
 
 
 def _reasoning(read: dict[str, Any]) -> InputItem:
-    """The text itself counts before what carries it, and that before a summary of it."""
+    """The text itself takes precedence over its encoded form, and that over a summary."""
     texts = read.get("content") or [read.get("encrypted_content") or ""]
     thought = PART_SEPARATOR.join(texts) or PART_SEPARATOR.join(read.get("summary", []))
     named = {
@@ -320,8 +320,8 @@ def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
 
 
 def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> None:
-    """Raises ``InvalidRequestError`` for a result of a call that is not there. ``num_earlier``: how
-    many items come before the request's own."""
+    """Raises ``InvalidRequestError`` for a result of a missing call. ``num_earlier``: the number of
+    items before the request's own."""
     called: set[str] = set()
     for index, item in enumerate(conversation):
         if isinstance(item.part, Called):
@@ -335,8 +335,7 @@ def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> No
 
 
 def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list[InputItem]:
-    """References replaced by what they stand for. Raises ``InvalidRequestError`` for one that is
-    not there."""
+    """Replaces references by their items. Raises ``InvalidRequestError`` for a missing one."""
     found = []
     for item in read:
         if isinstance(item.part, Referred):
@@ -353,7 +352,7 @@ def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list
 
 
 def with_ids(read: Iterable[InputItem], request_id: str) -> list[InputItem]:
-    """Items that came without an id get one, in the order of the request."""
+    """Gives ids to items without one, in the order of the request."""
     return [
         item
         if item.object["id"] is not None

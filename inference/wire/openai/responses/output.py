@@ -1,9 +1,9 @@
-"""The response object (the echo of the request, the outcome, the usage), and its output items while
-they grow: each opens, takes deltas, and is done once.
+"""The response object (the echo of the request, the outcome, the usage), and its growing output
+items: each opens, grows by deltas, and is done once.
 
     item added ─▶ (content part added) ─▶ delta … ─▶ text done ─▶ (part done) ─▶ item done
 
-An item returns these events without their sequence numbers. Of deltas, of which there are
+An item returns these events without their sequence numbers. For deltas, of which there are
 thousands, it returns only the frame around the text. Pure.
 """
 
@@ -29,7 +29,7 @@ from inference.wire.openai.responses.tools import CHOOSE_FREELY, NO_TOOLS, Given
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NamedEvent = tuple[str, dict[str, Any]]
-"""The event's type and its fields but for ``type`` and ``sequence_number``."""
+"""The event's type and its fields without ``type`` and ``sequence_number``."""
 
 
 class OutputItem(Protocol):
@@ -41,7 +41,7 @@ class OutputItem(Protocol):
 
 
 class _Deltas:
-    """Frames of one kind of delta, but for the text and the number in them."""
+    """Frames of one kind of delta, without the text and the number."""
 
     def __init__(self, kind: str, fields: dict[str, Any]) -> None:
         head = orjson.dumps({"type": kind, **fields})[:-1]
@@ -113,8 +113,8 @@ class MessageItem:
 
 
 class ReasoningItem:
-    """One thinking block, shown as it is: as ``content``, or as ``summary`` to clients that asked
-    for one, since they look nowhere else. ``carries``: it also goes as ``encrypted_content``."""
+    """One thinking block, in clear: as ``content``, or as ``summary`` to clients that requested
+    one, since they ignore the former. ``carries``: also as ``encrypted_content``."""
 
     def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
         self._id = item_id
@@ -219,8 +219,8 @@ def _json_array(items: list[bytes]) -> orjson.Fragment:
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as a client may send them back: log probabilities, which the model cannot read, are
-    encoded JSON in an answer's items."""
+    """The items in the form that clients may send back: log probabilities, which the model cannot
+    read, are encoded JSON in an answer's items."""
     return [_item_without_logprobs(item) for item in output]
 
 
@@ -258,7 +258,7 @@ def lost_turns(event: Accepted) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Nothing is charged for writing to the prefix cache, so nothing is counted there."""
+    """Writing to the prefix cache is never charged, so nothing is counted there."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

@@ -66,7 +66,7 @@ HELD_IN = {
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """``parts`` are texts and images; ``is_string`` when it was given as one string."""
+    """``parts`` are texts and images; ``is_string`` when it was one string."""
 
     parts: tuple[Part, ...]
     is_string: bool
@@ -84,7 +84,7 @@ class Content:
         return self.text if self.is_string else self.objects("input_text")
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
-        """Returns the parts as the API lists them. ``kind``, of parts of text: ``input_text`` or
+        """The parts as the API lists them. ``kind``, of parts of text: ``input_text`` or
         ``output_text``."""
         more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
         return [

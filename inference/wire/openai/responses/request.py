@@ -3,8 +3,8 @@
     parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
     parse_count(body) ─▶ ResponsesRequest ─▶ continued ─▶ count_of ─▶ count_body(tokens)
 
-What a request builds on (``previous_response_id``, item references) is stored elsewhere: the server
-of the request loads it and calls ``continued``. Pure: ids and times are arguments.
+The server of a request loads stored items (``previous_response_id``, item references) and calls
+``continued``. Pure: ids and times are arguments.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens.
 """
@@ -165,8 +165,8 @@ COUNT_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """``generation`` is whole once nothing is left of ``references`` and, where the request
-    continues ``previous_response_id``, that history is in it."""
+    """``generation`` is complete once ``references`` is empty and, where the request continues
+    ``previous_response_id``, that history is in it."""
 
     generation: GenerationRequest
     stream: bool
@@ -220,8 +220,8 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest
 
 
 def request_of(read: dict[str, Any]) -> ResponsesRequest:
-    """``read``: what the checks of ``FIELDS`` made of a body, ``model`` and ``input`` at least.
-    Raises ``ApiError`` (400)."""
+    """``read``: a body checked by ``FIELDS``, ``model`` and ``input`` at least. Raises ``ApiError``
+    (400)."""
     store, background = read.get("store", True), read.get("background", False)
     request = ResponsesRequest(
         generation=_generation(read),

@@ -1,10 +1,10 @@
-"""Stored responses: the query parameters of reading them, the bodies of answers, and replays.
+"""Stored responses: the query parameters of reads, the bodies of answers, and replays.
 
     from the beginning    created ─▶ each item added and done ─▶ completed | incomplete | failed
     after some event      completed | incomplete | failed: it carries everything
 
-Deltas are not stored, so an item comes whole. The closing event keeps the number that it had in the
-first stream: a client that resumes drops every event up to the last one it has seen. Pure.
+Deltas are not stored, so items are sent whole. The closing event keeps its number from the first
+stream: a client that resumes drops every event up to the last one it has seen. Pure.
 
 Source: https://platform.openai.com/docs/api-reference/responses/get and the pages after it.
 """
@@ -99,8 +99,7 @@ def deleted_body(response_id: str) -> bytes:
 
 
 def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
-    """Reads a query. Of a name given twice the last counts, but for ``include``, which is a
-    list."""
+    """Reads a query. Of duplicates the last counts, except for ``include``, which is a list."""
     read = {}
     known = known | BETA
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
@@ -152,7 +151,7 @@ def _only_false(reason: str) -> ReadValue:
 UNSAID = ("completed_at", "error", "incomplete_details", "usage")
 
 UNKNOWN_LAST_NUMBER = 2**31 - 1
-"""The number of a closing event whose own is not stored: above any that a client has seen."""
+"""For a closing event whose number is not stored: above any that a client has seen."""
 
 
 def replay(

@@ -1,11 +1,11 @@
-"""What a Responses request offers for calling: functions, and namespaces of functions.
+"""Tools of a Responses request: functions, and namespaces of functions.
 
     tools ─▶ GivenTools ─▶ the model sees  look_up  and  crm.look_up
     its call of crm.look_up ─▶ GivenTools.members ─▶ namespace crm, name look_up
 
-Namespaces are how Codex offers MCP servers' tools. Chat templates have no place for them, so the
-model is shown their functions under both names. A tool without ``strict`` is strict where its
-schema fits, by OpenAI's rule. Pure.
+Codex offers MCP servers' tools as namespaces. Chat templates have no place for them, so the prompt
+has their functions under both names. A tool without ``strict`` is strict where its schema fits, by
+OpenAI's rule. Pure.
 
 Source: https://platform.openai.com/docs/guides/function-calling#defining-namespaces.
 """
@@ -47,7 +47,7 @@ _function = f.object_of(TOOL_FIELDS, required=("type", "name"))
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """``functions`` have the names that they have in it."""
+    """``functions`` have their names within it."""
 
     name: str
     path: str
@@ -67,7 +67,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenTools:
-    """``functions`` have the names that the prompt uses; those of a namespace's are the keys of
+    """``functions`` have their names in the prompt; those of a namespace's are the keys of
     ``members``. ``as_objects``: the response's echo of the tools."""
 
     functions: list[ToolDefinition] = field(default_factory=list)
@@ -92,7 +92,7 @@ NO_TOOLS = GivenTools()
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """What the model calls it. Of two functions that would be shown alike one is refused."""
+    """The name in the prompt. Of two functions with one such name one is refused."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
@@ -215,13 +215,13 @@ ENFORCEABLE = frozenset(
         *("title", "description", "$schema"),
     }
 )
-"""Keywords that every grammar can follow. A schema with others is only enforced if its client sets
+"""Keywords that every grammar supports. A schema with others is only enforced if its client sets
 ``strict``, and may then be refused."""
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
     """Whether it is an object's schema, all its keywords are ``ENFORCEABLE``, and every object in
-    it, at any depth, allows no further properties and requires all it names."""
+    it, at any depth, allows no further properties and requires all its own."""
     return schema.get("type") == "object" and _fits(schema)
 
 

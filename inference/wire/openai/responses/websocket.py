@@ -41,14 +41,15 @@ _DATA = b"\ndata: "
 
 @dataclass(frozen=True, slots=True)
 class SocketRequest:
-    """``generates``: else it only prepares for those that continue it."""
+    """``generates``: ``False`` only prepares for requests that continue it."""
 
     response: ResponsesRequest
     generates: bool
 
 
 def parse_message(message: bytes) -> SocketRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours in
+    full."""
     read = f.read_body(message, FIELDS, required=("type", "model", "input"))
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 
