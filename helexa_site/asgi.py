@@ -1,5 +1,5 @@
 """The ASGI application: importing it starts nothing. Serve it with ``manage.py gateway`` or any
-ASGI server, whose logs become ours."""
+ASGI server, whose logs are configured here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 django_application = get_asgi_application()
 
-# Django must be set up before what follows is imported.
+# Django must be set up before the following imports.
 from django.core.signals import request_finished  # noqa: E402
 from django.db import connections  # noqa: E402
 
@@ -31,7 +31,7 @@ from metering.ledger.writer import LedgerWriter  # noqa: E402
 from metering.request_records.writer import RequestRecordWriter  # noqa: E402
 
 raise_descriptor_limit()  # where another server than ``manage.py`` started this process
-secret_key(CONFIG)  # here, rather than at the first login: it raises where there can be none
+secret_key(CONFIG)  # here, rather than at the first login: it raises where it cannot work
 
 # Under ASGI Django runs each of its own requests in a new thread, and no later request can use that
 # thread's connection.
@@ -42,7 +42,7 @@ if not logging.getLogger().handlers:
 
 
 def _ledger_begins_unix_s() -> float:
-    """Entries of requests that ended before it may have been forgotten."""
+    """The ledger may have deleted entries of requests that ended earlier."""
     days = CONFIG.ledger_retention_days
     return time.time() - days * 86_400 if days else 0.0
 

@@ -67,9 +67,9 @@ HOUSEKEEPING = frozenset(
 
 
 class TickScheduler(Scheduler):  # type: ignore[misc]
-    """Celery's own in-memory scheduler. A tick runs here and now, on the control that leads: were
-    it sent to the queue, which controls share, one that does not lead would take it. Housekeeping
-    runs in a thread of its own, or ticks would wait for it and the lead would lapse."""
+    """Celery's own in-memory scheduler. A tick runs here at once, on the control that leads: were
+    it sent to the queue, which controls share, another one might run it. Housekeeping runs in a
+    thread of its own, or ticks would wait for it and the lease would expire."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._housekeeping = SupervisedPool(1, thread_name_prefix="housekeeping")
@@ -104,7 +104,7 @@ class TickScheduler(Scheduler):  # type: ignore[misc]
 
 @contextmanager
 def _contained(task: str) -> Iterator[None]:
-    """What a task raises is logged; it keeps no connection that the database has closed."""
+    """Logs the task's exceptions, and keeps no connection that the database has closed."""
     close_old_connections()
     try:
         yield
@@ -159,7 +159,7 @@ class TicksOfWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _flood_watch() -> Any:
-    """Each control has one, whether it leads or not: a cut-off is one conditional update."""
+    """Each control has one, leading or not: a cut-off is one conditional update."""
     from fleet import services  # models, once Django is set up
     from fleet.control.flood_watch import FloodWatch
     from fleet.live import reading as live

@@ -24,23 +24,22 @@ DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """A field that is named as its setting has the setting's value and meaning."""
+    """A field with a setting's name has its value and meaning."""
 
     data_dir: Path
     # Secrets appear in no log: no repr holds them.
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     secret_key: str | None = field(repr=False)
-    """The key that is set; ``None``: the data directory's own, see ``helexa_site.instance``."""
+    """The configured key; ``None``: the data directory's own, see ``helexa_site.instance``."""
     secret_key_is_kept: bool
-    """Whether there is one already, which other processes have as well: API keys are made for
-    them."""
+    """Whether a key exists that other processes have as well, for making API keys."""
     debug: bool
     listen_host: str | None
-    """What the gateway listens on. ``None``: an ASGI server of the operator's own, which cannot be
-    asked and may be reachable from anywhere."""
+    """The gateway's listen address. ``None``: the operator's own ASGI server, whose address is
+    unknown and may be public."""
     allowed_hosts: tuple[str, ...]
-    """Names for this server beside those that follow from ``listen_host``: see
+    """Names for this server beside those derived from ``listen_host``: see
     ``helexa_site.web.hosts``."""
     trusted_proxies: tuple[Network, ...]
     csrf_trusted_origins: tuple[str, ...]
@@ -56,7 +55,7 @@ class Config:
     ignores_unknown_fields: bool
     metrics: MetricsSetting
     traces_url: str | None = field(repr=False)
-    """Where an OpenTelemetry collector takes traces; ``None``: requests are not traced."""
+    """The traces' address of an OpenTelemetry collector; ``None``: requests are not traced."""
     allow_anonymous: bool | None
     """Whether callers without a key are served; ``None``: on loopback, while no key is set."""
     serve_key: str | None = field(repr=False)
@@ -100,7 +99,7 @@ NAMED_AS_SETTINGS = [one.name for one in fields(Config) if one.name in SETTINGS]
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> Config:
-    """Raises ``SettingError`` for any setting of any process that cannot be."""
+    """Raises ``SettingError`` for any invalid setting of any process."""
     check_settings(environment)
     values: dict[str, Any] = {name: SETTINGS[name].read(environment) for name in NAMED_AS_SETTINGS}
     data_dir = (storage.DATA_DIR.read(environment) or default_data_dir()).resolve()
@@ -131,7 +130,7 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
 
 
 def _traces_url(environment: Mapping[str, str]) -> str | None:
-    """The address for traces itself goes before the one below which OTLP has them."""
+    """The address for traces itself takes precedence over OTLP's base address."""
     endpoint = gateway.OTLP_ENDPOINT.read(environment)
     below = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
     return gateway.OTLP_TRACES_ENDPOINT.read(environment) or below

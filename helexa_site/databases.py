@@ -12,7 +12,7 @@ from inference.settings.setting import SettingError
 
 CONNECTION_MAX_AGE_S = 600
 """A thread of the gateway's or the control's keeps its connection from query to query: connecting
-to PostgreSQL costs several times a query. One that was lost is noticed before the next query."""
+to PostgreSQL costs several times a query. A lost one is detected before the next query."""
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -20,9 +20,9 @@ POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-"""libpq's: a server that a broken network hides is given up after about ten seconds, where the
-system's own defaults wait for a quarter of an hour, and revoked keys would work as long. Values in
-the URL take precedence."""
+"""libpq's: a server behind a broken network times out after about ten seconds, where the system's
+own defaults wait for a quarter of an hour, and revoked keys would work as long. Values in the URL
+take precedence."""
 SQLITE_OPTIONS = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
@@ -53,8 +53,8 @@ def database_settings(url: str) -> dict[str, Any]:
 
 
 def open_only_what_is_there() -> None:
-    """SQLite creates each file that it is asked for. A command without a database reports that
-    instead, and leaves no file behind."""
+    """SQLite creates missing files. A command without a database reports that instead, and leaves
+    no file behind."""
     from django.db import connections  # which reads the settings, and they are made with this
 
     settings = connections.settings["default"]

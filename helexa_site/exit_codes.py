@@ -10,12 +10,12 @@ class ExitCode(IntEnum):
     REFUSED = 1
     """It failed, or a value is not allowed."""
     USAGE = 2
-    """The command line is wrong. argparse ends with it."""
+    """The command line is wrong. argparse exits with it."""
     NOT_FOUND = 3
     CONFLICT = 4
     """The present state does not allow it."""
     DENIED = 5
-    """The key is missing or wrong, or may not do this."""
+    """The key is missing or wrong, or lacks the permission."""
     UNAVAILABLE = 6
     """The server, its database or its Redis does not answer. The same command may succeed later."""
 

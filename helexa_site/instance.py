@@ -1,10 +1,11 @@
 """A data directory's own id and secret key.
 
 Gateways send the id with ``/health`` and ``/metrics``, so that commands on the same machine do not
-mistake another instance's port for their own. It is no secret, and a copied directory has another.
+mistake another instance's port for their own. It is no secret, and a copied directory gets another
+one.
 
-The key signs sessions and digests API keys: HELEXA_SECRET_KEY, else one that is made once and kept.
-Every gateway of a fleet needs the same. A process that signs nothing never asks for it.
+The key signs sessions and digests API keys: HELEXA_SECRET_KEY, else one that is made once and
+stored. Every gateway of a fleet needs the same. A process that signs nothing never reads it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def secret_key(config: Config) -> str:
 
 
 def kept_secret_key(data_dir: Path) -> str:
-    """The data directory's, which the first process that asks writes. Raises ``SecretKeyError``."""
+    """The data directory's, which the first reader creates. Raises ``SecretKeyError``."""
     path = data_dir / SECRET_KEY_FILE
     try:
         if not path.exists():

@@ -5,9 +5,9 @@
                         ▼ too many                             ▼ user_login_failed, user_logged_in
                    PermissionDenied ─▶ request.login_refusal ─▶ lockout_middleware: 429
 
-An attempt is counted before its password is compared, and a login removes its user's count. Counted
-afterwards, any number of simultaneous attempts would all be compared before the first one counts.
-No log contains the name that was typed: people type passwords there.
+An attempt is counted before its password is compared, and a login removes its user's count.
+Otherwise any number of simultaneous attempts would be compared before the first one counts. No log
+contains the typed name: people type passwords there.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ FAILURES_PER_USER = 5
 FAILURES_PER_ADDRESS = 50
 """Failures of all users from one address: many may be behind it."""
 COOL_OFF = timedelta(minutes=15)
-"""A failure counts for so long after the last one of the same user and address."""
+"""A failure counts for this long after the last one of the same user and address."""
 
 
 def free_at(failures: Iterable[tuple[datetime, int]], limit: int) -> datetime | None:
-    """Returns when fewer than ``limit`` failures are left; ``None``: there are fewer now.
-    ``failures``: for each user, when the last one was and how many there are."""
+    """When fewer than ``limit`` failures are left; ``None``: there are fewer now. ``failures``: for
+    each user, the time of the last one and their number."""
     oldest_first = sorted(failures)
     num_left = sum(count for _, count in oldest_first)
     freed_at = None
@@ -92,11 +92,11 @@ class Refusal:
 
 class ThrottleBackend:
     """The first backend: it refuses an attempt, or leaves it to the next one. Without ``get_user``,
-    since no session is of this backend."""
+    since it has no sessions."""
 
     def authenticate(self, request: HttpRequest | None, **credentials: Any) -> None:
-        """Counts an attempt that is accepted. A refused one is not counted: that would prolong the
-        refusal. Raises ``PermissionDenied``."""
+        """Counts an accepted attempt; counting a refused one would prolong the refusal. Raises
+        ``PermissionDenied``."""
         if request is None:
             return  # a program has the password, and no address
         now = timezone.now()
@@ -114,7 +114,7 @@ class ThrottleBackend:
 def locked_until(
     username: str, address: str, now: datetime, *, num_allowed: int = 0
 ) -> datetime | None:
-    """``None``: another attempt is accepted. ``num_allowed``: attempts under way that are counted
+    """``None``: another attempt is accepted. ``num_allowed``: running attempts that are counted
     already."""
     of_address = LoginAttempt.objects.filter(address=address, last_at__gte=now - COOL_OFF)
     counted = (of_address.filter(username=username), of_address)
@@ -208,7 +208,7 @@ def _attempts_of(username: str, address: str) -> QuerySet[LoginAttempt]:
 
 
 def _count(username: str, address: str, now: datetime) -> None:
-    """One attempt more, while others may count at the same time."""
+    """Adds one attempt, concurrently with others."""
     if _count_again(username, address, now):
         return
     try:
@@ -235,7 +235,7 @@ class LoginForm(StyledForm):
 
 
 class OperatorLoginForm(LoginForm):
-    """The same at the admin's own address, to which members come who open a page of it."""
+    """The same at the admin's own address, for members who open a page of it."""
 
     error_messages = LoginForm.error_messages | {
         "not_an_operator": "These pages are for operators. Members log in at {login}.",

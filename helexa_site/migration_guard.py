@@ -1,4 +1,5 @@
-"""One process migrates at a time, and a version that cannot follow the database's refuses to start.
+"""One process migrates at a time, and a version that does not support the database's schema refuses
+to start.
 
 PostgreSQL: a session's advisory lock. SQLite: a lock on a file beside the database.
 """
@@ -26,19 +27,18 @@ POLL_S = 0.2
 
 
 class SchemaError(Exception):
-    """The database is of a helexa that this one does not follow: a newer one, or one of before
-    its first migrations."""
+    """The database's schema is newer than this version, or older than its first migrations."""
 
 
 class Recorded(NamedTuple):
-    """What a database or a backup records of its migrations, by what this version has."""
+    """Migrations recorded in a database or a backup, by this version's knowledge of them."""
 
     known: set[tuple[str, str]]
-    """As they are on disk: all that one of these replaces are that one."""
+    """As on disk: all that a squashed one replaces are that one."""
     unknown: list[str]
     """Of a newer version."""
     too_old: list[str]
-    """Of those that one replaces, where others are missing: of a version before that one."""
+    """Parts of a squashed migration without the others: of a version before it."""
 
 
 def recorded(migrations: Iterable[tuple[str, str]]) -> Recorded:
@@ -78,7 +78,7 @@ def _labels(keys: Iterable[tuple[str, str]]) -> list[str]:
 @contextlib.contextmanager
 def migrating_alone(report_waiting: Callable[[], None]) -> Iterator[None]:
     """Waits until no other process migrates this database. ``report_waiting`` is called once where
-    there is one. Raises ``django.db.Error``."""
+    one does. Raises ``django.db.Error``."""
     lock = _postgresql_lock if connection.vendor == "postgresql" else _file_lock
     with lock(report_waiting):
         yield
@@ -95,7 +95,7 @@ def _postgresql_lock(report_waiting: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        # Where the connection is lost its lock is, too.
+        # A lost connection loses its lock, too.
         if connection.connection is not None and connection.is_usable():
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])

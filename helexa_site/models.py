@@ -1,4 +1,4 @@
-"""What the site itself keeps in the database."""
+"""The site's own tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class LoginAttempt(models.Model):
-    """Failed logins of one user from one address since that user last logged in from there."""
+    """Failed logins of one user from one address since that user's last login from there."""
 
     username = models.CharField(max_length=150)
     address = models.CharField(max_length=45)

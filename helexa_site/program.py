@@ -1,4 +1,4 @@
-"""How this helexa was installed, and how its command is typed: for usage lines and for hints.
+"""The kind of this installation, and its command for usage lines and hints.
 
     checkout    manage.py    python3 manage.py
     wheel       helexa       helexa, or the path that it was called by
@@ -38,8 +38,8 @@ def installation() -> Installation:
 
 
 def default_data_dir() -> Path:
-    """Returns the data directory where HELEXA_DATA_DIR is unset: the checkout's ``var``, or for a
-    wheel the user's."""
+    """The data directory where HELEXA_DATA_DIR is unset: the checkout's ``var``, or for a wheel the
+    user's."""
     if installation() is not Installation.WHEEL:
         return REPOSITORY_DIR / "var"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "helexa"

@@ -1,4 +1,4 @@
-"""Which path is answered by whom: the API by our consumers, everything else by Django."""
+"""Routes paths: the API to our consumers, everything else to Django."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 
 
 def errors_of(path: bytes) -> ErrorDialect:
-    """The dialect that refuses this path before there is a consumer."""
+    """The dialect for errors of this path before there is a consumer."""
     known = api_path_of(path) or ""
     if known in OLLAMA_PATHS:
         return ollama_errors
@@ -97,9 +97,9 @@ def build_application(
     metrics_endpoint: MetricsEndpoint | None = None,
     resumes_batches: bool = False,
 ) -> ProtocolTypeRouter:
-    """An ASGI application that serves ``gateway`` under any ASGI server. ``metrics_endpoint`` is
-    started and stopped with a server that speaks ASGI's lifespan. ``resumes_batches``: those of
-    previous instances; else they are searched once there is a new batch."""
+    """An ASGI application that serves ``gateway`` under any ASGI server. ``metrics_endpoint``
+    starts and stops with a server that supports ASGI's lifespan. ``resumes_batches``: of previous
+    instances; else they are searched once there is a new batch."""
     store = ResponseStore(
         gateway,
         max_responses=gateway.config.max_stored_responses,
@@ -197,8 +197,8 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
 
 
 def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> list[URLPattern]:
-    """Returns the URL patterns of files and batches. They go before those of ``api_routes``, which
-    have no further paths under these."""
+    """The URL patterns of files and batches, before those of ``api_routes``, which have no further
+    paths under these."""
     made = {"gateway": gateway, "store": store, "worker": worker}
     file, batch = r"^v1/files/(?P<name>[^/]+)", r"^v1/batches/(?P<name>[^/]+)"
     messages = r"^v1/messages/batches"

@@ -1,5 +1,5 @@
-"""Which server a command asks: the one that is named, else the serve here, else the default port of
-this machine."""
+"""Chooses a command's server: the named one, else the serve here, else the default port of this
+machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def server_url(url: str | None, data_dir: Path) -> str:
 
 def server_and_key(url: str | None, key: str | None, data_dir: Path) -> tuple[str, str | None]:
     """``server_url``, and ``key``, else ``HELEXA_API_KEY``. The key of the serve of ``data_dir`` is
-    for itself alone: a server that is named never receives it. Raises ``CommandError``."""
+    for itself alone: a named server never receives it. Raises ``CommandError``."""
     key = key or API_KEY.read(os.environ)
     if named := url or URL.read(os.environ):
         return checked_url(named), key
@@ -35,7 +35,7 @@ def server_and_key(url: str | None, key: str | None, data_dir: Path) -> tuple[st
 
 
 def checked_url(url: str) -> str:
-    """Raises ``CommandError`` for what no server can have."""
+    """Raises ``CommandError`` for an impossible URL."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

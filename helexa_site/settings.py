@@ -1,4 +1,4 @@
-"""Django settings. What an operator may change is in ``helexa_site.config``."""
+"""Django settings. The operator's are in ``helexa_site.config``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SILENCED_SYSTEM_CHECKS = [
     # Other names under this one, and browsers' lists, are not ours to decide on.
     "security.W005",
     "security.W021",
-    # HttpsMiddleware redirects what came through a proxy; Django's own redirect would hit the
+    # HttpsMiddleware redirects requests through a proxy; Django's own redirect would affect the
     # commands of this machine too.
     *(["security.W008"] if CONFIG.redirects_to_https else []),
 ]
@@ -113,7 +113,7 @@ AUTHENTICATION_BACKENDS = [
 ]
 
 LOGGING_CONFIG = None
-"""Each process sets its logs up itself: ``inference.logs``."""
+"""Each process configures its logs itself: ``inference.logs``."""
 
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
@@ -126,7 +126,7 @@ STORAGES = {
     "staticfiles": {"BACKEND": "helexa_site.web.static_files.HashedUrlStorage"},
 }
 WHITENOISE_USE_FINDERS = True
-"""Served from the packages that bring them: nothing is collected into a directory."""
+"""Served from their packages: nothing is collected into a directory."""
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
@@ -137,7 +137,7 @@ REST_FRAMEWORK = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["metering.api.problems.PlainJsonParser"],
     "EXCEPTION_HANDLER": "metering.api.problems.problem_response",
-    # OPTIONS is 405 as under /v1: browsers' questions are answered before.
+    # OPTIONS is 405 as under /v1: CORS preflights are answered before.
     "DEFAULT_METADATA_CLASS": None,
     "DEFAULT_SCHEMA_CLASS": "metering.api.schema.ApiSchema",
 }
@@ -160,7 +160,7 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SWAGGER_UI_SETTINGS": {"deepLinking": True, "filter": True},
 }
-"""The page's script and style come from a package: no browser asks another host."""
+"""The page's script and style come from a package: browsers load nothing from another host."""
 
 UNFOLD = {
     "SITE_TITLE": "helexa",

@@ -10,8 +10,8 @@ from helexa_site.logins import Login, Logout
 from helexa_site.web.api_reference import api_reference
 from helexa_site.web.pages import favicon, front, settings_page
 
-# Here rather than when Django is set up: most processes and commands have no pages, and these are
-# half of what there is to import.
+# Imported here and not when Django is set up: most processes and commands have no pages, and these
+# are half of all imports.
 admin.autodiscover()
 
 handler400 = "helexa_site.web.error_pages.page_bad_request"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, however the process or the machine ends meanwhile.
+"""Writes files atomically, even if the process or the machine dies meanwhile.
 
     a new file beside it ─▶ written, fsync ─▶ renamed over the old one (``write_whole``)
                                            └▶ linked where there is none (``keep_once``)
@@ -42,8 +42,8 @@ def written_whole(path: Path, *, mode: int = OWNER_ALONE) -> Iterator[BinaryIO]:
 
 
 def keep_once(path: Path, text: str) -> None:
-    """Writes ``path`` where it is missing, once, however many processes start together. Only its
-    owner can read it. Raises ``OSError``."""
+    """Writes a missing ``path``, once, however many processes start together. Only its owner can
+    read it. Raises ``OSError``."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""``manage.py backup`` and ``restore``: what a helexa cannot be put together again without.
+"""``manage.py backup`` and ``restore``.
 
     database     SQLite: one file by SQLite's backup API. PostgreSQL: a COPY of each table,
                  all in one snapshot. Either while everything runs
@@ -7,6 +7,6 @@
     settings     the variables that were set, as an environment file
       └─▶ one archive, mode 0600, with a manifest: version, migrations, rows, checksums
 
-Models are not in it: they are downloaded again. What Redis holds is not, either: it is of the
-moment.
+Models and Redis' contents are not in it: models are downloaded again, and Redis has only live
+state.
 """

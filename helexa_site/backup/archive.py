@@ -15,8 +15,8 @@ from helexa_site.whole_file import written_whole
 FORMAT = 1
 MANIFEST = "manifest.json"
 RETIRED_APPS = frozenset({"axes"})
-"""Apps that earlier releases had. Databases keep their tables and records of their migrations, and
-a restored one does without them."""
+"""Apps of earlier releases. Databases keep their tables and records of their migrations, and a
+restored one does without them."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -25,7 +25,7 @@ class BackupError(Exception):
 
 
 def os_error_text(error: OSError, place: Path) -> str:
-    """The system names no file where a disk was full."""
+    """The system's error names no file where a disk was full."""
     return str(error) if error.filename is not None else f"{place}: {error.strerror}"
 
 
@@ -33,22 +33,21 @@ def os_error_text(error: OSError, place: Path) -> str:
 class Manifest:
     format: int
     version: str
-    """helexa's."""
     made_at: str
     vendor: str
     """``sqlite`` or ``postgresql``."""
     migrations: list[list[str]]
-    """App and name of each that the database had."""
+    """App and name of each migration in the database."""
     rows: dict[str, int]
-    """How many rows each table has."""
+    """Number of rows by table."""
     columns: dict[str, list[str]] = field(default_factory=dict)
-    """The columns of each table in the order in which they were copied; PostgreSQL's alone."""
+    """Columns of each table in the order of the copy; PostgreSQL only."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 by path."""
 
 
 def pack(folder: Path, manifest: Manifest, target: Path) -> None:
-    """Everything below ``folder`` into ``target``, which appears whole or not at all."""
+    """Packs everything below ``folder`` into ``target``, atomically."""
     files = {
         path.relative_to(folder).as_posix(): _sha256(path)
         for path in sorted(folder.rglob("*"))
@@ -81,7 +80,7 @@ def extract(tar: tarfile.TarFile, folder: Path) -> None:
 
 def unpack(source: Path, folder: Path) -> Manifest:
     """Extracts into ``folder``. Raises ``BackupError`` where something is missing, was changed, or
-    is of a format that this version does not know."""
+    has an unknown format."""
     try:
         with tarfile.open(source, "r:gz") as tar:
             extract(tar, folder)

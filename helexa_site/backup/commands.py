@@ -1,4 +1,4 @@
-"""Takes a backup, and puts one back: the tables as they were, then the migrations since."""
+"""Makes and restores backups: the tables as they were, then the newer migrations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
         raise BackupError(f"{target} is there already: name another file, or add --overwrite")
     if not target.parent.is_dir():
         raise BackupError(f"there is no directory {target.parent}")
-    # Beside the target: that is where there is to be room, and it is on no other disk.
+    # Beside the target: it has room there, and the same disk.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as scratch:
         folder = Path(scratch)
         migrations = [list(one) for one in MigrationRecorder(connection).applied_migrations()]
@@ -80,9 +80,9 @@ SCRATCH_DATABASE = "helexa_restore_check"
 class Restored:
     manifest: Manifest
     settings: Path
-    """The environment file that came with the backup."""
+    """The environment file of the backup."""
     kept: Path | None
-    """The database that was there before."""
+    """The previous database."""
 
 
 def restore(config: Config, source: Path, *, replace: bool) -> Restored:

@@ -1,5 +1,5 @@
-"""What lies beside the database: clients' files and results of batches; the signing key, what this
-host joined with, and the variables that are set."""
+"""Parts of a backup beside the database: clients' files and results of batches; the signing key,
+joining parameters, and set variables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copy_files(config: Config, folder: Path) -> int:
 
 
 def restore_files(config: Config, folder: Path) -> int:
-    """Puts them where this host's gateways look. Returns how many."""
+    """Restores them to this host's directory. Returns how many."""
     source = folder / FOLDER
     if not source.is_dir():
         return 0
@@ -60,7 +60,7 @@ def files_dir(config: Config) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A finished file never changes, so a link is a copy of it; a part of results still grows."""
+    """A finished file never changes, so a link is a copy of it; unfinished results still grow."""
     if "." not in source.name:
         try:
             os.link(source, target)
@@ -90,8 +90,8 @@ def settings_text(environment: Mapping[str, str]) -> str:
 
 
 def ensure_key_fits(config: Config, folder: Path) -> None:
-    """Raises ``BackupError`` where another key is set here, by which nothing restored would be
-    known."""
+    """Raises ``BackupError`` where another key is set here, which would invalidate restored
+    sessions and keys."""
     restored = (folder / SECRET_KEY_FILE).read_text()
     if config.secret_key is not None and config.secret_key != restored:
         raise BackupError(
@@ -101,7 +101,7 @@ def ensure_key_fits(config: Config, folder: Path) -> None:
 
 
 def restore_secrets(config: Config, folder: Path) -> Path:
-    """Returns where the settings are. They are for the operator to set again: addresses may have
+    """Returns the path of the settings. The operator sets them again: addresses may have
     changed."""
     config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (joined := folder / JOINED).is_dir():
@@ -111,7 +111,7 @@ def restore_secrets(config: Config, folder: Path) -> Path:
     settings = config.data_dir / f"restored-{SETTINGS}"
     _put(folder / SETTINGS, settings)
     if config.secret_key is None:
-        # Last: it is the database's, which stays as it was where one of these fails.
+        # Last: it belongs to the database, which stays as it was where one of these fails.
         _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
     return settings
 

@@ -1,6 +1,6 @@
-"""PostgreSQL: each of our tables by COPY, all of one snapshot, into a file of its own.
+"""PostgreSQL: a COPY of each of our tables, in one snapshot.
 
-No pg_dump: it need not be installed, nor be of the server's version.
+pg_dump is not used: it may be missing, or of another version than the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 
 
 def copy_tables(folder: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """Rows and columns by table."""
+    """Returns rows and columns by table."""
     (folder / FOLDER).mkdir(mode=0o700)
     rows: dict[str, int] = {}
     columns: dict[str, list[str]] = {}
@@ -47,7 +47,7 @@ def load_tables(
     transaction. Raises ``BackupError``."""
     _migrate_to(migrations)
     with transaction.atomic(), connection.cursor() as cursor:
-        # Migrations have put rows of their own there; all that was backed up replaces them.
+        # Replaces rows that migrations have made.
         cursor.execute(f"TRUNCATE {', '.join(map(_quoted, columns))}")
         for table, names in columns.items():
             with (folder / FOLDER / f"{table}.copy").open("rb") as file:
@@ -81,7 +81,7 @@ def _migrate_to(migrations: list[list[str]]) -> None:
     executor = MigrationExecutor(connection)
     known = recorded((app, name) for app, name in migrations).known
     nodes = executor.loader.graph.node_map
-    # The last ones: to name one before them would ask to go back to it.
+    # The last ones: naming one before them would migrate back to it.
     targets = [key for key in sorted(known) if not known & {one.key for one in nodes[key].children}]
     executor.migrate(targets, executor.migration_plan(targets))
 

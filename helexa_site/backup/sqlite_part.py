@@ -1,4 +1,4 @@
-"""SQLite: one file, copied while others write to it, and put in the place of another."""
+"""SQLite: copies the file while others write to it, and puts a restored one in its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BUSY_TIMEOUT_S = 60.0
 
 
 def copy_database(database: Path, folder: Path) -> dict[str, int]:
-    """Rows by table. A reader of a database in WAL mode stops no writer. Raises ``BackupError``."""
+    """Returns rows by table. A reader of a database in WAL mode blocks no writer. Raises
+    ``BackupError``."""
     target = folder / FILE
     target.parent.mkdir(mode=0o700)
     try:
@@ -32,7 +33,7 @@ def copy_database(database: Path, folder: Path) -> dict[str, int]:
 
 
 def whole_rows(database: Path) -> dict[str, int]:
-    """Rows by table of a file that is whole. Raises ``BackupError``."""
+    """Returns rows by table, after an integrity check. Raises ``BackupError``."""
     try:
         with contextlib.closing(sqlite3.connect(database)) as connection:
             found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -52,7 +53,7 @@ def whole_rows(database: Path) -> dict[str, int]:
 
 
 def has_rows(database: Path) -> bool:
-    """Whether the database has been used: one that was only just created may be replaced."""
+    """Whether the database has been used: a new one may be replaced."""
     if not database.exists():
         return False
     try:
@@ -64,8 +65,8 @@ def has_rows(database: Path) -> bool:
 
 
 def put_in_place(folder: Path, database: Path) -> Path | None:
-    """The restored file becomes the database. Returns where the one before it was moved, which
-    stays in its place where there is no room for the new one."""
+    """Makes the restored file the database. Returns the new path of the previous one, which stays
+    where there is no room for the new one."""
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = database.with_name(f".{database.name}.new")
     try:

@@ -6,7 +6,6 @@
                                                    ├─ children         gateway, neuron …
                                                    └─ readiness        waits for an answer
 
-Nothing here knows what a request or a tensor is. Modules that run before the requirements are
-installed (``commands``, ``arguments``, ``environment``, ``sharing``) import the standard library
-only.
+Knows neither requests nor tensors. Modules that run before the requirements are installed
+(``commands``, ``arguments``, ``environment``, ``sharing``) import the standard library only.
 """

@@ -30,26 +30,26 @@ class ServeOptions:
     with_model: bool
     with_neuron: bool = True
     share: Share | None = None
-    """The address at which invited hosts reach the private Redis."""
+    """The address of the private Redis for invited hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeuronOptions:
     name: str | None
-    """``None``: the name that it joined with, else the host's."""
+    """``None``: its name when it joined, else the host's."""
     joining: Joining | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
     host: str
-    """What the gateway listens on, or shall."""
+    """The gateway's listen address."""
     port: int
     as_json: bool
 
 
 def parse_serve(arguments: list[str]) -> ServeOptions:
-    """Ends the process with code 2 and a usage line on a flag that is not known."""
+    """Exits with code 2 and a usage line for an unknown flag."""
     parser = argparse.ArgumentParser(
         prog=f"{program()} serve",
         description="Run everything here: Redis, gateway, control, one neuron and a small model.",
@@ -126,7 +126,7 @@ def parse_doctor(arguments: list[str]) -> DoctorOptions:
 
 
 def gateway_host(arguments: list[str]) -> str:
-    """The address in the arguments of ``manage.py gateway``. Django parses and checks all else."""
+    """The address in the arguments of ``manage.py gateway``. Django parses and checks the rest."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--host", default=DEFAULT_HOST)
     try:
@@ -151,7 +151,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_host(host: str) -> str:
-    """Returns the host at which this machine itself reaches a server bound to ``host``."""
+    """The host at which this machine itself reaches a server bound to ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
@@ -161,8 +161,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def shown_urls(host: str, port: int) -> list[str]:
-    """Returns the server's URLs, for people. The first one works from other machines where any
-    does."""
+    """The server's URLs, for people. The first one works from other machines where any does."""
     here = base_url(host, port)
     if host not in ANY_ADDRESS:
         return [here]

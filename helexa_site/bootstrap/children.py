@@ -1,6 +1,6 @@
-"""The processes of one serve, as specs: what each runs, how long its end may take.
+"""The processes of one serve, as specs with commands and stop timeouts.
 
-A stop goes tier by tier. Without open answers it takes less than 10 s:
+Stops tier by tier. Without open answers that takes less than 10 s:
 
     3  gateway   drains: answers are finished, with everything that they need still there
     2  control
@@ -27,7 +27,7 @@ WARNINGS = re.compile(
     r"^\d{4}-\d\d-\d\d \S+ (WARNING|ERROR|CRITICAL) |"
     r'^\{"ts": "[^"]*", "level": "(WARNING|ERROR|CRITICAL)"'
 )
-"""Records of that level, as ``inference.logs`` writes them; not lines in which the word stands."""
+"""Records of that level, as ``inference.logs`` writes them; not lines that contain the word."""
 GATEWAY_TIER, CONTROL_TIER, NEURON_TIER, REDIS_TIER = 3, 2, 1, 0
 GATEWAY_GRACE_S = 1.4
 """After its drain."""
@@ -37,8 +37,8 @@ REDIS_GRACE_S = 0.5
 
 
 def child_environment(role: Role) -> dict[str, str]:
-    """Ours, with the role's secrets alone, and the checkout on the import path wherever serve was
-    started from."""
+    """Ours, with the role's secrets alone, and the checkout on the import path from any working
+    directory."""
     paths = [str(REPOSITORY_DIR), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return environment_for(role, os.environ) | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -57,7 +57,7 @@ def redis_spec(server: PrivateRedis) -> ChildSpec:
 
 
 def neuron_spec() -> ChildSpec:
-    """The gateway has ended its requests by the time that the neuron is asked to stop."""
+    """The gateway has ended its requests before the neuron is stopped."""
     spec = _python_spec(
         "neuron",
         ("-m", "inference.neuron", "--name", default_neuron_name()),

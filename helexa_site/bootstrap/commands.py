@@ -1,7 +1,7 @@
-"""Which command was asked for, and what it needs before it can run.
+"""Dispatches commands, and sets up their requirements.
 
-``serve``, ``test``, ``neuron`` and ``doctor`` live here, because they start before Django is there,
-or where its settings are broken; every other word is Django's. Standard library only at import.
+``serve``, ``test``, ``neuron`` and ``doctor`` are here, because they start without Django, or with
+broken settings; Django has the others. Standard library only at import.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ SUCCESS = 0
 FAILURE = 1
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
-"""The exit code of a program that SIGPIPE ended: the reader closed the pipe, as in ``status | head
+"""The exit code of a program killed by SIGPIPE: the reader closed the pipe, as in ``status | head
 -1``."""
 VERSION_WORDS = ("--version", "version")
 SETS_UP = ("migrate", "makemigrations", "restore", "shell")
-"""Commands that a database need not be set up for."""
+"""Commands that work without a database."""
 HELP_FLAGS = {"--help", "-h"}
 HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
 
@@ -75,10 +75,10 @@ All commands are listed here, and each prints its flags with --help, once the en
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code of the command in ``arguments``. A ``BootstrapError`` is one line and code 1, a
-    setting that cannot be one line and code 2."""
+    """Returns the exit code of the command. A ``BootstrapError`` is one line and code 1, an invalid
+    setting one line and code 2."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
-    raise_descriptor_limit()  # for this process and all that it starts
+    raise_descriptor_limit()  # for this process and its children
     if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in BEFORE_DJANGO:
         arguments = [arguments[1], "--help"]
     name = arguments[0] if arguments else ""
@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _leave_output() -> None:
-    """Python would try to write the rest of it once more, at its exit."""
+    """Python would retry the write at its exit."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -114,8 +114,7 @@ def main() -> int:
 
 
 def _check_settings() -> None:
-    """Raises ``SettingError``, and warns of names that are no settings. It runs before anything is
-    installed."""
+    """Raises ``SettingError``, and warns of unknown names. Runs before anything is installed."""
     check_settings(os.environ)
     for name, near in unknown_names(os.environ):
         hint = f"did you mean {near}?" if near else "the settings page lists them all"
@@ -225,12 +224,11 @@ def _django(arguments: list[str]) -> int:
             return SUCCESS
         ensure_environment(REQUIREMENTS)
     if set(arguments) in HELP_WORDS:
-        # Not by print_line, which keeps what it prints on one line.
+        # Not by print_line, which keeps its output on one line.
         sys.stdout.write(OVERVIEW.format(program=program()) + "\n")
         sys.stdout.flush()
     if arguments[:1] == ["gateway"]:
-        # Which names it answers to follows from this, in settings that Django reads before it
-        # reads a command's flags.
+        # Decides the allowed hosts, in settings that Django reads before a command's flags.
         os.environ[LISTEN_HOST.name] = gateway_host(arguments[1:])
         _check_settings()
     with uncollected():

@@ -1,4 +1,4 @@
-"""What the operator sees: one line per step, from any thread. Standard library only."""
+"""The operator's console: one line per step, from any thread. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _lock = threading.Lock()
 
 
 def print_step(step: str, text: str) -> None:
-    """``redis       private server started``. A console that went away is no error."""
+    """``redis private server started``. A closed console is no error."""
     print_line(f"{step:<{STEP_WIDTH}} {text}")
 
 
 def overwrite_line(step: str, text: str) -> None:
-    """A line on a terminal that the next one is written over; empty: it is gone."""
+    """A line on a terminal that the next one overwrites; empty: removes it."""
     line = one_line(f"{step:<{STEP_WIDTH}} {text}")[: shutil.get_terminal_size().columns - 1]
     with _lock, contextlib.suppress(OSError, ValueError):
         print(f"\r\x1b[K{line.rstrip()}", end="", flush=True)
@@ -35,7 +35,7 @@ def print_line(line: str) -> None:
 
 
 def relay(step: str, line: str) -> None:
-    """A line of another process's log. Its JSON stays what it is."""
+    """A line of another process's log. Its JSON stays unchanged."""
     if is_json(os.environ) and JSON_RECORD.fullmatch(line):
         _print(line)
     else:

@@ -1,4 +1,4 @@
-"""The data directory: everything that serve writes, and one serve at a time on it.
+"""The data directory: all of serve's files, locked by one serve at a time.
 
 serve.lock    held (flock) by serve and its guardian; names the holder in plain text
 serve.json    where it answers, and its own key; mode 0600
@@ -27,7 +27,7 @@ from helexa_site.whole_file import write_whole
 
 LOCK_FILE = "serve.lock"
 ORPHANED_LOCK_WAIT_S = 5.0
-"""A serve that was killed is survived for an instant by its guardian, which holds the lock."""
+"""After a serve is killed, its guardian holds the lock for an instant."""
 POLL_INTERVAL_S = 0.05
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -49,10 +49,10 @@ class DataDirectory:
 
 @contextlib.contextmanager
 def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
-    """Make the directory where it is missing and hold its lock for the length of a ``with``.
+    """Makes a missing directory, and holds its lock within a ``with``.
 
-    Raises ``DataDirectoryError`` when it cannot be written or another serve holds it, and in the
-    place of an ``OSError`` from the ``with`` body whose cause is a full disk.
+    Raises ``DataDirectoryError`` when it cannot be written or another serve holds it, and in place
+    of an ``OSError`` from the ``with`` body for a full disk.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def forget_running(data_dir: Path) -> None:
 
 
 def find_running(data_dir: Path) -> RunningServe | None:
-    """``None``: none runs there, or it is not ours to ask. One that was killed leaves its file."""
+    """``None``: none runs there, or its file is not readable. A killed one leaves its file."""
     try:
         found = RunningServe(**json.loads((data_dir / RUNNING_FILE).read_text()))
         os.kill(found.process_id, 0)

@@ -1,4 +1,4 @@
-"""The database at start: migrated, with an admin who can log in and a model to offer."""
+"""The database at start: migrations, a first admin, and the default model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ PASSWORD_BYTES = 12
 
 
 def prepare_database(*, with_model: bool) -> str | None:
-    """Migrate where that is needed, make the first admin, offer the default model unless it was
-    deleted.
+    """Migrates where needed, makes the first admin, offers the default model unless it was deleted.
 
-    Returns the first admin's password when it was made just now. Raises ``BootstrapError``.
+    Returns the password of a new first admin. Raises ``BootstrapError``.
     """
     _set_up_django()
     try:

@@ -1,13 +1,12 @@
-"""Makes sure that the requirements are installed, in ``.venv`` where the running Python lacks them.
+"""Installs the requirements, in ``.venv`` where the running Python lacks them.
 
     inside .venv, stamped with these requirements  ──▶ continue; pip is not run
     inside .venv, with another stamp               ──▶ pip install, stamp it ──▶ re-exec inside
     no stamp, and this Python has every pin        ──▶ continue, install nothing
     else                                           ──▶ make .venv (or mend it) ──▶ re-exec inside
 
-An install empties the stamp when it begins and writes it when it is done, so that the next start
-repeats an interrupted one. pip itself reads requirements and lock files. Standard library only at
-import: this runs before anything is installed.
+An install empties the stamp at its beginning and writes it at its end, so that the next start
+repeats an interrupted one. Standard library only at import: this runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 MAX_ATTEMPTS = 3
-"""How often a start re-executes itself: a guard against an endless loop."""
+"""Re-executions of one start: a guard against an endless loop."""
 EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
 """A wheel's extra for each requirements file of a checkout."""
 LOCKS_OF = {
@@ -51,7 +50,7 @@ CPU_LOCK, CUDA_LOCK = "requirements-cpu.lock", "requirements-cuda.lock"
 """Torch's build for CPUs; the libraries of its build with CUDA."""
 STAMP = "installed-requirements"
 PIP_LOG = "pip.log"
-"""The file in the environment that has pip's output."""
+"""pip's output, in the environment."""
 DRIVER_SIGNS = (
     "/proc/driver/nvidia/version",
     "/dev/nvidiactl",
@@ -69,7 +68,7 @@ NETWORK_TROUBLE = re.compile(
 
 
 def ensure_environment(requirements_name: str) -> None:
-    """Return in an interpreter that satisfies the requirements file; re-exec to get there.
+    """Returns in an interpreter that satisfies the requirements file, after a re-exec if needed.
 
     Raises ``SetUpError`` with one line that names the remedy.
     """
@@ -90,7 +89,7 @@ def ensure_environment(requirements_name: str) -> None:
     with _locked(venv):
         if not _is_inside(venv):
             _make_venv(venv)
-        elif not _is_installed(requirements, venv):  # else another start has done it meanwhile
+        elif not _is_installed(requirements, venv):  # another start may have done it meanwhile
             _check_is_ours(venv, f"the environment lacks what {requirements_name} asks for")
             (venv / STAMP).write_text("")
             install(requirements)
@@ -101,9 +100,10 @@ def ensure_environment(requirements_name: str) -> None:
 
 
 def ensure_wheel_has(extra: str) -> None:
-    """helexa installs nothing into an environment that a wheel is in: its maker adds what lacks.
+    """helexa installs nothing into a wheel's environment: the user adds missing packages.
 
-    Raises ``SetUpError`` where packages of the wheel or of that extra are not installed."""
+    Raises ``SetUpError`` where packages of the wheel or of that extra are not installed.
+    """
     try:
         pins = metadata.requires("helexa") or []
     except metadata.PackageNotFoundError:
@@ -143,7 +143,7 @@ def pins_line(requirements: Path) -> str:
 
 
 def stamp_of(requirements: Path) -> str:
-    """Another one where pins, lock files or the Python's version have changed."""
+    """Changes with pins, lock files and the Python's version."""
     locked = [lock.read_text() for lock in _locks_of(requirements)]
     return _sha256([*map(str, sys.version_info[:2]), *pins_of(requirements), *locked])
 
@@ -153,7 +153,7 @@ def unmet(pins: Iterable[str], extra: str = "") -> list[str]:
     pins = list(pins)
     try:
         wanted = applying(pins, extra)
-    except ImportError:  # the requirements bring packaging along: none of them are installed
+    except ImportError:  # the requirements include packaging: none of them are installed
         return pins
     versions = {one.name: installed_version(one.name) for one in wanted}
     return [
@@ -216,12 +216,12 @@ def _locked(venv: Path) -> Iterator[None]:
 
 
 def _make_venv(venv: Path) -> None:
-    """Make the environment, or remake one that was left half made; a whole one is left alone."""
+    """Makes the environment, or remakes an incomplete one; a complete one stays."""
     if (venv / "pyvenv.cfg").is_file() and _runs(_python(venv)):
         return
     _check_is_ours(venv, "its Python does not run as this user")
     print_step("environment", f"making {venv}")
-    # Without pip, which comes after: ensurepip is the part that Debian packages separately.
+    # Without pip, which comes after: Debian packages ensurepip separately.
     made = _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)])
     if made.returncode != 0:
         raise SetUpError(f"cannot make {venv}: {_last_line(made.stderr or made.stdout)}")
@@ -235,8 +235,8 @@ def _runs(python: Path) -> bool:
 
 
 def _check_is_ours(venv: Path, problem: str) -> None:
-    """Raises ``SetUpError`` for an environment that another user has made: it is theirs to mend,
-    and clearing it here would leave a half of it."""
+    """Raises ``SetUpError`` for an environment of another user: clearing it here would leave a half
+    of it."""
     places = (venv, venv / "bin", venv / PIP_LOG, *venv.glob("lib/python*/site-packages"))
     for place in places:
         if place.exists() and not os.access(place, os.W_OK):
@@ -289,8 +289,8 @@ def _locks_of(requirements: Path) -> list[Path]:
 
 
 def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
-    """Whether it did: not where there is an NVIDIA driver. Alone, because torch's index has old
-    copies of other packages; what it needs comes with the rest."""
+    """Whether it did: not with an NVIDIA driver. Alone, because torch's index has old copies of
+    other packages; its dependencies come with the rest."""
     if sys.platform != "linux":
         return False
     if any(Path(sign).exists() for sign in DRIVER_SIGNS):

@@ -1,4 +1,4 @@
-"""What stops a start. Each is one clear line on the console and exit code 1.
+"""Errors of a start. Each is one clear line on the console and exit code 1.
 
 BootstrapError
 ├── SetUpError             the requirements could not be installed
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 class BootstrapError(Exception):
-    """The text is the line that the operator reads: what failed, and what to do about it."""
+    """The text is the line for the operator: the failure, and the remedy."""
 
 
 class SetUpError(BootstrapError):

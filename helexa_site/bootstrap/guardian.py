@@ -1,4 +1,4 @@
-"""Ends process groups when the process that started them is gone, however it went.
+"""Kills process groups when their parent is gone, however it ended.
 
     supervisor ──"+pgid" / "-pgid"──▶ guardian (stdin)
         ✗ (even by SIGKILL)           end of file ─▶ SIGKILL to every group still on the list
@@ -28,7 +28,7 @@ class Guardian:
 
     def __init__(self, *, inherit: Iterable[int] = ()) -> None:
         """``inherit``: file descriptors that the guardian keeps open as long as it lives."""
-        # Here, because the script that this file is as well has nothing of ours to import.
+        # Here, because this file is also a script without helexa on its import path.
         from inference.environment import Role, environment_for
 
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Guardian:
         self._send(f"+{group_id}")
 
     def release(self, group_id: int) -> None:
-        """The group is gone; the system may give its number to another process."""
+        """The group has ended; the system may reuse its number."""
         self._send(f"-{group_id}")
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Guardian:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with self._lock, contextlib.suppress(OSError, ValueError):  # it was killed, or closed
+        with self._lock, contextlib.suppress(OSError, ValueError):  # killed or closed
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
@@ -80,7 +80,7 @@ def kill_group(group_id: int) -> bool:
     try:
         os.killpg(group_id, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # macOS answers EPERM for a group in which only zombies are left.
+        # macOS answers EPERM for a group that has only zombies.
         return False
     return True
 

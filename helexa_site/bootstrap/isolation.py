@@ -1,8 +1,8 @@
-"""Keeps a test run apart from every server of this machine, whatever the environment holds.
+"""Isolates a test run from every server of this machine, in any environment.
 
-A run gets none of helexa's settings. Its data directory is a new one, and its Redis address is one
-where nothing listens: without them, a process would find the private Redis of a ``serve`` of the
-same checkout, or the one on Redis' usual port.
+A run gets none of helexa's settings. Its data directory is new, and nothing listens at its Redis
+address: otherwise a process would find the private Redis of a ``serve`` of the same checkout, or
+the one on Redis' usual port.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
 from inference.settings.table import OF_TESTS, PREFIX
 
 ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
-"""The directory of the run that made the environment. The processes that it starts keep it."""
+"""The directory of the run that made the environment, inherited by its processes."""
 
 
 def isolate(environment: MutableMapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""An invited host's parameters, kept for its later starts: one file for each name.
+"""An invited host's parameters, stored for later starts: one file for each name.
 
 neurons/<name>.join   address and password of its Redis, mode 0600
 neurons/<name>.pem    the certificate of that Redis, where it is signed by itself
@@ -30,7 +30,7 @@ def keep_joining(joining: Joining, data_dir: Path) -> None:
 
 
 def kept_joining(data_dir: Path, name: str | None) -> Joining | None:
-    """The parameters kept under that name, or the only ones; ``None``: there are none. Raises
+    """The parameters stored under that name, or the only ones; ``None``: there are none. Raises
     ``BootstrapError`` where several could be meant or the file cannot be read."""
     folder = data_dir / FOLDER
     paths = sorted(folder.glob("*.join")) if name is None else [folder / f"{name}.join"]
@@ -52,7 +52,7 @@ def redis_url_of(joining: Joining, data_dir: Path) -> str:
         return joining.redis_url
     if not joining.certificate:
         return f"{joining.redis_url}?ssl_cert_reqs=required&ssl_check_hostname=true"
-    # That certificate and no other: which names it has does not matter.
+    # That certificate alone, with any host name.
     path = _certificate_path(joining, data_dir)
     return (
         f"{joining.redis_url}?ssl_cert_reqs=required&ssl_check_hostname=false&ssl_ca_certs={path}"

@@ -1,8 +1,8 @@
-"""Runs pip for the operator: one line shows its progress, and a file keeps all that it prints.
+"""Runs pip: one line shows its progress, and a file has all its output.
 
     pip ─▶ reader thread ─▶ log file, and the latest line ─▶ this thread ─▶ the progress line
 
-On a terminal that line is written over, elsewhere there is a new one now and then. Standard library
+On a terminal that line is overwritten, elsewhere there is a new one now and then. Standard library
 only: this runs before anything is installed.
 """
 
@@ -24,8 +24,8 @@ PROGRESS_EVERY_S = 30.0
 REFRESH_EVERY_S = 1.0
 MAX_SHOWN_CHARACTERS = 100
 LIMIT_S = 6 * 3600.0
-"""A server that sends a byte now and then keeps pip waiting without end; 3 GB at 1.2 Mbit/s fit
-in."""
+"""A server that sends a byte now and then would keep pip waiting without end; 3 GB at 1.2 Mbit/s
+fit in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class PipOutcome:
 
 
 def run_pip(arguments: Sequence[str], log_path: Path) -> PipOutcome:
-    """``pip install`` with these arguments; what it prints is appended to the log."""
+    """Runs ``pip install`` with these arguments, and appends its output to the log."""
     # Unbuffered, so that a line is there when it happens.
     command = [sys.executable, "-u", "-m", "pip", "install", "--disable-pip-version-check"]
     command += ["--no-input", "--retries", "2"]
     if not sys.dont_write_bytecode:
-        # Python compiles what is imported when it is: a small part. All takes pip a minute.
+        # Python compiles imported modules itself: a small part. All takes pip a minute.
         command += ["--no-compile"]
     print_step("environment", f"pip's output: {log_path}")
     lines: list[str] = []
@@ -59,7 +59,7 @@ def run_pip(arguments: Sequence[str], log_path: Path) -> PipOutcome:
         def read() -> None:
             for line in process.stdout or ():
                 lines.append(line)
-                # A full disk: pip reports it itself, if it is read on.
+                # A full disk: pip reports it itself, if its output is read on.
                 with contextlib.suppress(OSError):
                     log.write(line)
                     log.flush()

@@ -1,6 +1,6 @@
-"""Waits until the server is ready: it answers over HTTP, as a client would see it.
+"""Waits until the server answers over HTTP.
 
-Reads the fleet only to show how the load is going, and where it cannot begin.
+Reads the fleet only to show the load's progress and obstacles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ BYTES_PER_MB = 1_000_000
 
 
 class LoadProgressView:
-    """One line when the stage changes, and one for each tenth of it; failures in their words."""
+    """Prints one line when the stage changes, and one for each tenth of it; failures in their
+    words."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -75,12 +76,11 @@ POLL_INTERVAL_S = 0.1
 HTTP_TIMEOUT_S = 120.0
 COMPLAIN_EVERY_S = 30.0
 SELF_TEST_HEADER = "Helexa-Self-Test"
-"""The header of ``serve``'s own question, with its own key: the question is neither billed nor
-counted."""
+"""The header of ``serve``'s own request, with its own key: it is neither billed nor counted."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
 NOT_YET = (OSError, ValueError, KeyError)
-"""What an endpoint that is not there yet may make of a request."""
+"""Errors of an endpoint that is not ready yet."""
 HOSTS_JOIN_S = 20.0
 """How long the start waits for a host that can run the default model."""
 WAITS_FOR_A_HOST = ("model_recovering", "no_neuron", "cuda_unavailable")
@@ -92,7 +92,7 @@ EnsureWanted = Callable[[], None]
 def wait_for_gateway(
     url: str, data_dir: Path, ensure_wanted: EnsureWanted, *, needs_neuron: bool = True
 ) -> None:
-    """Return once the gateway of this data directory reports Redis, the database and a neuron
+    """Returns once the gateway of this data directory reports Redis, the database and a neuron
     online. The answer of another instance on its port is ignored."""
     ignored = {"model_away"} if needs_neuron else {"model_away", "neuron_away"}
 
@@ -106,11 +106,11 @@ def wait_for_gateway(
 
 
 def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted) -> None:
-    """Return once the default model answers a question, or is known to have to wait for a host that
-    is away, not upgraded yet or without its cards; show how its load goes meanwhile. ``entry`` is
-    the model's.
+    """Returns once the default model answers a request, or has to wait for a host that is offline,
+    not upgraded yet or without its cards; shows its load's progress meanwhile. ``entry`` is the
+    model's.
 
-    A load that fails is printed; the wait continues, because the operator can mend and retry it.
+    A failed load is printed; the wait continues, because the operator can repair and retry it.
     """
     view = LoadProgressView(entry.name)
     absence = HostAbsence(entry)
@@ -127,8 +127,8 @@ def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted
 
 
 class HostAbsence:
-    """Whether a model waits for a host that is away, not upgraded yet or without its cards, and for
-    how long it has. Hosts join again a few seconds after this machine's Redis has started."""
+    """Whether, and for how long, a model has waited for a host that is offline, not upgraded yet or
+    without its cards. Hosts join again a few seconds after this machine's Redis has started."""
 
     def __init__(self, entry: CatalogueEntry) -> None:
         self._entry = entry
@@ -174,8 +174,8 @@ def _ask(url: str) -> str:
 
 
 def _get_json(url: str, instance: str | None) -> dict[str, Any]:
-    """The body, also of a 503: /health lists in it the parts that are missing. Raises
-    ``ValueError`` where another instance answers."""
+    """The body, also of a 503: /health lists failures in it. Raises ``ValueError`` where another
+    instance answers."""
     request = urllib.request.Request(url, headers=_key_header())
     try:
         answer: Any = _opener().open(request, timeout=HTTP_TIMEOUT_S)
@@ -195,7 +195,7 @@ def _open(request: urllib.request.Request) -> bytes:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Straight to this machine, whatever proxy the environment names."""
+    """Connects directly to this machine, despite proxies in the environment."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -207,7 +207,7 @@ def _key_header() -> dict[str, str]:
 def _poll(
     is_done: Callable[[], bool], ensure_wanted: EnsureWanted, step: str, complaint: str
 ) -> None:
-    """Poll until ``is_done``. An error in ``NOT_YET`` means not yet, and is printed now and
+    """Polls until ``is_done``. An error in ``NOT_YET`` means not yet, and is printed now and
     then."""
     complain_at_s = time.monotonic() + COMPLAIN_EVERY_S
     while True:

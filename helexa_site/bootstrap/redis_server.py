@@ -1,7 +1,7 @@
-"""A private Redis: which binary, its configuration, and whether it answers.
+"""A private Redis: finds its binary, configures it, and waits for its answer.
 
-Owns the run directory's ``redis.conf`` and socket. Keeps nothing on disk: whatever must outlive a
-Redis is in the database. Knows nothing of what helexa puts into it.
+Owns the run directory's ``redis.conf`` and socket. Nothing is persisted: everything that must
+outlive a Redis is in the database. Must not know its keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLIENTS_MEMORY_SINCE = 7
 PRIVATE = ("port 0",)
 """Directives of a Redis that listens on its socket alone."""
 URL_FILE = "url"
-"""Where commands in another terminal find it."""
+"""Read by commands in another terminal."""
 
 CONFIGURATION = """\
 {listening}
@@ -99,8 +99,8 @@ def _make_executable(binary: Path) -> None:
 
 
 def _major_version(binary: Path) -> int:
-    """0 where the output has no version: an older server refuses to start with a directive that it
-    does not know."""
+    """0 where the output has no version: an older server refuses to start with an unknown
+    directive."""
     try:
         output = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S
@@ -112,9 +112,9 @@ def _major_version(binary: Path) -> int:
 
 
 def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
-    """Write a configuration with a new password (mode 0600) into ``run_dir`` and return the command
-    that starts the server and its URL. A stale socket of an earlier run is removed. ``listening``:
-    directives that name where it listens beside its socket."""
+    """Writes a configuration with a new password (mode 0600) into ``run_dir`` and returns the
+    server's command and its URL. Removes a stale socket of an earlier run. ``listening``:
+    directives of listen addresses beside its socket."""
     binary = find_redis_server()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path = _socket_path(run_dir)
@@ -169,10 +169,10 @@ def discard_private_redis(server: PrivateRedis, run_dir: Path) -> None:
 def wait_for_redis(
     url: str, *, timeout_s: float = START_TIMEOUT_S, is_alive: Callable[[], bool] = lambda: True
 ) -> None:
-    """Return once the Redis at ``url`` answers a PING.
+    """Returns once the Redis at ``url`` answers a PING.
 
-    ``is_alive``: false once waiting has become pointless because the server process is gone.
-    Raises ``RedisStartError`` with the last line that Redis printed.
+    ``is_alive``: false once the server process has ended. Raises ``RedisStartError`` with the last
+    line of Redis' output.
     """
     try:
         client = redis.Redis.from_url(url, socket_timeout=2.0)

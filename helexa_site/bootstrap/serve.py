@@ -3,7 +3,7 @@
     main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
     start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
 
-A process starts as soon as what it needs is there; the slow ones start first.
+A process starts as soon as its dependencies run; the slow ones start first.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from inference.settings.storage import DATABASE_URL, REDIS_URL
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FAILED = 0
-"""Stands where a signal's number would, and is none."""
+"""In place of a signal's number."""
 
 
 class Shutdown:
-    """Made in the main thread, for the rest of the process: it waits for a signal, or for another
-    thread's failure.
+    """Waits for a signal, or for another thread's failure. Made in the main thread, for the rest of
+    the process.
 
-    Python runs a signal's handler in the main thread, and does not wake it for that: the system may
-    hand the signal to any thread. The byte in the socket wakes it; the handler itself does nothing.
+    Python runs a signal's handler in the main thread without waking it: the system may deliver the
+    signal to any thread. The byte in the socket wakes it; the handler itself does nothing.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Shutdown:
             self._writer.send(bytes([FAILED]))
 
     def wait(self) -> signal.Signals:
-        """Raises what a step failed with."""
+        """Raises the error of a failed step."""
         while (number := self._reader.recv(1)[0]) not in STOP_SIGNALS:
             if number == FAILED and self._error is not None:
                 raise self._error
@@ -92,12 +92,12 @@ class Shutdown:
 
 
 START_GRACE_S = 2.0
-"""How long a start that is stopped has to end. It ends with the children that it waits for; what it
-does itself, migrating, is not waited for any longer."""
+"""How long a stopped start may take to end. It ends with the children that it waits for; its own
+work, migrating, is not waited for any longer."""
 
 
 def serve(options: ServeOptions) -> int:
-    """Run until a signal, then stop every child. Returns the exit code.
+    """Runs until a signal, then stops every child. Returns the exit code.
 
     Raises ``BootstrapError`` with one line when it cannot start.
     """
@@ -130,7 +130,7 @@ def serve(options: ServeOptions) -> int:
 
 
 def _kill_at_second_signal(shutdown: Shutdown, supervisor: Supervisor) -> None:
-    with contextlib.suppress(BaseException):  # what the start failed with was waited for once
+    with contextlib.suppress(BaseException):  # the start's error was raised by the wait
         number = shutdown.wait()
         print_step("stopping", f"{number.name} again: ending every process at once")
         supervisor.kill()
@@ -145,8 +145,8 @@ def _configure(options: ServeOptions) -> Config:
 
 
 def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:
-    """``--share`` goes before it. An address that cannot be listened on now is left out, with a
-    line on the terminal: the rest of serve does not need it."""
+    """``--share`` takes precedence. An unavailable address is left out, with a line on the
+    terminal: the rest of serve does not need it."""
     share = find_share(redis_dir) if options.share is None else None
     if share is None:
         return options
@@ -158,7 +158,7 @@ def with_kept_share(options: ServeOptions, redis_dir: Path) -> ServeOptions:
 
 
 def check_ports(options: ServeOptions) -> None:
-    """Raises ``PortInUseError`` early: a process that starts later would only report its end."""
+    """Raises ``PortInUseError`` early: a process that starts later would only report its exit."""
     _check_port(options.host, options.port, "--port")
     if options.share is not None:
         _check_port(options.share.host or "0.0.0.0", options.share.port, "--share")
@@ -182,7 +182,7 @@ GIVEN_REDIS_TIMEOUT_S = 5.0
 def start(
     options: ServeOptions, config: Config, data: DataDirectory, supervisor: Supervisor
 ) -> None:
-    """Return when requests are answered. Raises ``BootstrapError``, and ``StoppingError`` when the
+    """Returns when requests are answered. Raises ``BootstrapError``, and ``StoppingError`` when the
     supervisor was stopped meanwhile."""
     _ensure_secret_key(config)
     redis_url = REDIS_URL.read(os.environ)
@@ -219,7 +219,7 @@ def start(
         if more_urls:
             print_step("gateway", f"also at {', '.join(more_urls)}")
     finally:
-        # Whatever happened: the password is stored nowhere in the clear.
+        # In any case: the password is stored nowhere in the clear.
         print_step("admin", f"{shown_url}/admin/")
         if password is not None:
             print_step("login", f"admin, password {password} (shown this once)")
@@ -243,8 +243,8 @@ def start(
 
 
 def wait_for_default_model(url: str, ensure_wanted: Callable[[], None]) -> bool:
-    """Wait until the default model answers, where it is loaded at start and not by its first
-    request. Returns whether the catalogue offers it at all."""
+    """Waits until the default model answers, if it is loaded at start and not by its first request.
+    Returns whether the catalogue offers it at all."""
     from helexa_site.bootstrap import readiness
     from helexa_site.bootstrap.database import default_model_entry
 
@@ -288,7 +288,7 @@ def _write_serve_file(url: str, data: DataDirectory, supervisor: Supervisor) -> 
 
 
 def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor) -> None:
-    # Ours alone: with it the gateway can be asked how it is, wherever it listens.
+    # Ours alone, for polling the gateway on any address.
     os.environ.setdefault("HELEXA_SERVE_KEY", secrets.token_urlsafe(32))
     supervisor.start(gateway_spec(options.host, options.port))
     print_step("gateway", f"starting on {options.host} port {options.port}")
@@ -306,10 +306,9 @@ def first_key_lines(
     data_dir: Path, program: str, *, is_open: bool, has_database_url: bool
 ) -> list[str]:
     """``is_open``: clients are served without one. ``program`` begins a command in a shell.
-    ``has_database_url``: the database is the one that DATABASE_URL names, password and all, which
-    is not repeated.
+    ``has_database_url``: DATABASE_URL names the database, with a password, and is not printed.
 
-    The command works in the directory and with the environment in which ``serve`` was started.
+    The command works in ``serve``'s directory and environment.
     """
     if data_dir != default_data_dir():
         program = f"HELEXA_DATA_DIR={shlex.quote(str(data_dir))} {program}"

@@ -1,4 +1,4 @@
-"""The address at which invited hosts reach the private Redis, and the ports of this machine.
+"""The private Redis' address for invited hosts, and the ports of this machine.
 
 Standard library only at import: flags are checked before anything is installed.
 """
@@ -19,7 +19,7 @@ from helexa_site.whole_file import write_whole
 
 CHECK_TIMEOUT_S = 10.0
 WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
-"""Errors of a Redis without TLS: since 7.2, and before, when it did not know the directive."""
+"""Errors of a Redis without TLS: since 7.2, and earlier, when the directive was unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Share:
 
 def ensure_tls(server: Path) -> None:
     """Raises ``RedisStartError`` where that Redis was built without TLS."""
-    # It is given no certificate, so that one with TLS ends as well, and listens nowhere.
+    # Without a certificate, one with TLS exits as well, and listens nowhere.
     done = subprocess.run(
         [str(server), "-"],
         input="port 0\ntls-port 1\n",
@@ -128,7 +128,7 @@ def _outgoing_address() -> str | None:
 
 
 def try_to_listen(host: str, port: int) -> OSError | None:
-    """The reason why no process can listen there now; ``None``: one can."""
+    """Why no process can listen there now; ``None``: one can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -156,7 +156,7 @@ def forget_share(redis_dir: Path) -> None:
 
 
 def find_share(redis_dir: Path) -> Share | None:
-    """``None``: the page has opened none, or what stands there is no address."""
+    """``None``: the page has opened none, or the file has no valid address."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads((redis_dir / SHARE_FILE).read_text())
         return Share(host=str(found["host"]), port=int(found["port"]))

@@ -1,4 +1,4 @@
-"""``manage.py test``: what the tests need, then pytest."""
+"""``manage.py test``: sets tests up, then runs pytest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inference.protocol.load_errors import LoadError
 from inference.protocol.load_progress import LoadProgress
 
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
-"""Shared by every run, and by the servers that tests start."""
+"""Shared by all runs, and by the servers that tests start."""
 
 COVERAGE = "--cov"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
@@ -26,7 +26,7 @@ FEWEST_PROCESSES, MOST_PROCESSES = 2, 3
 """Some wait for servers while others compute: three keep two cores busy. Each imports torch and
 collects all tests, so that more take longer."""
 PROCESS_BYTES = 3 * 2**30
-"""The memory of one test process, with the servers and engines that its tests start."""
+"""The memory of one test process, with its servers and engines."""
 
 
 def run_suite(arguments: list[str]) -> int:
@@ -34,10 +34,10 @@ def run_suite(arguments: list[str]) -> int:
     try:
         print_step("model", f"the default model is at {fetch_default_model()}")
     except LoadError as error:
-        # Not the end: tests without a model can run, and the others report the same error.
+        # Not fatal: tests without a model can run, and the others report the same error.
         print_step("model", f"not available: {error}")
-    # Containers often forbid Python to keep bytecode. Hundreds of processes that tests start would
-    # then compile helexa again, each for itself.
+    # Containers often forbid Python to write bytecode. Hundreds of processes that tests start would
+    # then compile helexa again.
     environment = {key: value for key, value in os.environ.items() if key != NO_BYTECODE}
     command = [sys.executable, "-m", "pytest", *spreading(arguments), *coverage_last(arguments)]
     with subprocess.Popen(command, cwd=REPOSITORY_DIR, env=environment) as pytest:
@@ -49,16 +49,16 @@ def run_suite(arguments: list[str]) -> int:
 
 def spreading(arguments: list[str]) -> list[str]:
     """pytest's options that spread the run over processes, unless tests are picked by their file.
-    ``-n0`` among the arguments, which come after, takes it back."""
+    ``-n0`` among the arguments, which come after, overrides them."""
     if any(_names_a_file(argument) for argument in arguments):
         return []
-    # In the order of collection: the tests' conftest puts what takes long first.
+    # In the order of collection: the tests' conftest puts slow ones first.
     count = num_processes(host_memory().free_bytes)
     return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def coverage_last(arguments: list[str]) -> list[str]:
-    """pytest takes a word after ``--cov`` as the folder to measure. At the end it has none, and
+    """pytest takes a word after ``--cov`` as the folder to measure. Last, it has none, and
     pyproject.toml names the folders."""
     others = [argument for argument in arguments if argument != COVERAGE]
     return [*others, COVERAGE] if COVERAGE in arguments else others

@@ -1,10 +1,10 @@
-"""The child processes of one serve: started, logged, restarted with back-off, and stopped in order.
+"""Starts, logs, restarts (with back-off) and stops the child processes of one serve.
 
     keeper thread   spawn ─▶ wait ─▶ kill what its group left ─▶ back off ─▶ spawn …
     pump thread     one per process: its output ─▶ log file, and the console where it matters
 
 Each process leads a session of its own: killing its group reaches its children too, and Ctrl-C in
-the terminal reaches none of them. Knows nothing of what the processes do.
+the terminal reaches none of them. Must not know the processes' work.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from inference.backoff import Backoff
 from inference.supervised_threads import SupervisedThread
 
 BACKOFF = Backoff(first_s=0.5, max_s=30.0)
-"""Before a process that ended is started again."""
+"""Before an exited process is started again."""
 STABLE_AFTER_S = 60.0
-"""A process that lived this long starts its back-off from the beginning."""
+"""A process that lived this long resets its back-off."""
 PUMP_DRAIN_TIMEOUT_S = 1.0
 MAX_LAST_WORDS_CHARACTERS = 300
 
@@ -43,11 +43,11 @@ class ChildSpec:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     tier: int
-    """The order of ends: of two children, the one with the lower tier outlives the other."""
+    """The stop order: a child with a lower tier outlives others."""
     stop_grace_s: float
-    """How long after SIGTERM comes SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
     shown: re.Pattern[str] | None = None
-    """Lines of its output that the console shows as well; ``None``: none."""
+    """Lines of its output for the console too; ``None``: none."""
 
 
 def ending_in_words(return_code: int) -> str:
@@ -65,7 +65,7 @@ class Child:
         self._log = log
         self._guardian = guardian
         self.num_failures = 0
-        """How often it has ended unexpectedly since its last stable life."""
+        """Unexpected exits since it was last stable."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,7 +84,7 @@ class Child:
                 self._process.send_signal(SIGTERM)
 
     def stop(self) -> None:
-        """Return when it is gone; SIGKILL to its whole group when the grace is over."""
+        """Returns when it has exited; sends SIGKILL to its whole group after the grace."""
         self.ask_to_stop()
         self._keeper.join(self.spec.stop_grace_s)
         if self._keeper.is_alive:
@@ -177,7 +177,7 @@ MAX_LOG_BYTES = 10 * 1024 * 1024
 
 class LogFile(RotatingFileHandler):
     """Appended to by one thread at a time; ``path`` becomes ``path.1`` when it is full. A line that
-    does not fit on a full disk is lost: the process that prints it never waits."""
+    does not fit on a full disk is lost: the writing process never waits."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
         super().__init__(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
@@ -206,7 +206,7 @@ class Supervisor:
         self._logs_dir = logs_dir
         self._guardian = guardian
         self._lock = threading.Lock()
-        """Held while a child is added, so that none comes after the stop."""
+        """Held while a child is added, so that none is added after the stop."""
         self._is_stopping = False
         self._children: list[Child] = []
         self._on_stopped: list[Callable[[], None]] = []
@@ -231,7 +231,8 @@ class Supervisor:
             return child
 
     def stop(self) -> None:
-        """One tier after the other, each at once. Takes at most the sum of the tiers' graces."""
+        """One tier after the other, each in parallel. Takes at most the sum of the tiers'
+        graces."""
         with self._lock:
             self._is_stopping = True
         while self._children:
@@ -250,7 +251,8 @@ class Supervisor:
             child.kill()
 
     def on_stopped(self, clean_up: Callable[[], None]) -> None:
-        """Called when every child is gone; at once where they are being stopped already."""
+        """Calls ``clean_up`` when every child has exited; at once where they are being stopped
+        already."""
         with self._lock:
             if not self._is_stopping:
                 self._on_stopped.append(clean_up)

@@ -22,7 +22,7 @@ GATEWAY_REQUIREMENTS = "requirements-gateway.txt"
 
 
 def examine(options: DoctorOptions) -> Iterator[Finding]:
-    # Without settings nothing else can be examined.
+    # Without settings nothing else can be checked.
     if refused := list(refusals(os.environ)):
         yield from map(_refused, refused)
         yield from unknown_variables(os.environ)

@@ -1,4 +1,4 @@
-"""What a check found. Pure."""
+"""Results of checks. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works now, and will not always."""
+    """It works now, and may not later."""
     FAILED = "failed"
 
 
@@ -25,7 +25,7 @@ class Finding:
     level: Level
     text: str
     mend: str = ""
-    """What to do about it."""
+    """The remedy."""
 
 
 def ok(check: str, text: str) -> Finding:

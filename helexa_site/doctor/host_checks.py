@@ -35,7 +35,7 @@ from inference.settings.storage import DATA_DIR, FILES_DIR
 GIB = 1024**3
 LEAST_BYTES = 1 * GIB
 LITTLE_BYTES = 10 * GIB
-"""Free bytes below which the doctor warns, less than a model of 14 billion parameters in 4 bits."""
+"""The doctor warns below this: less than a model of 14 billion parameters in 4 bits."""
 
 
 def disk_findings(
@@ -74,8 +74,8 @@ def _room(what: str, folder: Path, free: int) -> Finding:
 
 
 def _try_to_make(there: Path) -> OSError | None:
-    """Why no directory can be made there. Whether one can is only known by making one: root may
-    write where nothing can be made. It is removed at once."""
+    """Why no directory can be made there. Only making one shows it: root may write where nothing
+    can be made. It is removed at once."""
     try:
         Path(tempfile.mkdtemp(prefix=".helexa-doctor-", dir=there)).rmdir()
     except OSError as error:
@@ -101,7 +101,7 @@ def descriptor_findings() -> Iterator[Finding]:
 
 
 def descriptor_limit_findings(limit: int, refused: Mapping[Refused, int]) -> Iterator[Finding]:
-    """Pure. ``limit`` is of a process that is started from here."""
+    """``limit``: of a process started from here. Pure."""
     num_clients = DescriptorMarks.of_limit(limit).refuse_from
     text = f"a process may have {limit:,} file descriptors, a gateway's clients {num_clients:,}"
     yield warning("files", text, HOW_TO_RAISE) if limit < FEW else ok("files", text)
@@ -179,7 +179,7 @@ def _is_older(driver_cuda: str | None, torch_cuda: str | None) -> bool:
 
 ANSWER_TIMEOUT_S = 5.0
 SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
-"""What an answer of any helexa contains."""
+"""Bytes in the answers of any helexa."""
 
 
 def port_findings(

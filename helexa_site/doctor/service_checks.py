@@ -1,4 +1,4 @@
-"""What this host reaches: Redis and its clock, the database, and the fleet."""
+"""Services that this host connects to: Redis and its clock, the database, and the fleet."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ INVITING_VERSION = (7, 0)
 TIMEOUT_S = 5.0
 MIN_POSTGRESQL = 140000
 MAX_APART_S = 2.0
-"""The largest difference between clocks. Beyond it times in logs, leases and budgets' windows no
-longer agree."""
+"""The largest difference between clocks. Beyond it times in logs, leases and budgets' windows
+disagree."""
 USED_SHARE = 0.8
 BOUNDS = {"maxmemory-clients": MAX_CLIENTS_BYTES, "proto-max-bulk-len": MAX_VALUE_BYTES}
-"""The most that these settings may be where a host is invited; 0 is no bound."""
+"""Upper limits of these settings where a host is invited; 0 is no limit."""
 
 
 def redis_findings(config: Config) -> Iterator[Finding]:
@@ -72,12 +72,12 @@ def _bounds(client: redis.Redis) -> Iterator[Finding]:
         users: Any = client.acl_users()
         settings = {name: int(client.config_get(name)[name] or 0) for name in BOUNDS}
     except (redis.ResponseError, KeyError):
-        return  # an older one, or one that does not show them to this user
+        return  # an older Redis, or one that hides them from this user
     yield from bounds_findings(users, settings)
 
 
 def bounds_findings(users: Sequence[str | bytes], settings: Mapping[str, int]) -> Iterator[Finding]:
-    """What follows from the bounds of a Redis that invited hosts reach. Pure."""
+    """Findings on the limits of a Redis that invited hosts reach. Pure."""
     names = (user.decode() if isinstance(user, bytes) else user for user in users)
     is_shared = any(name.startswith(USER_PREFIX) for name in names)
     for name, most in BOUNDS.items():

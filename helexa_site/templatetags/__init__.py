@@ -1,1 +1,1 @@
-"""The filter ``moment``, which every template has."""
+"""The filter ``moment``, for every template."""

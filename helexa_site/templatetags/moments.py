@@ -1,4 +1,4 @@
-"""``{{ at|moment }}``. The settings make it known to every template."""
+"""``{{ at|moment }}``, a built-in of every template."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def api_reference(request: HttpRequest) -> HttpResponse:
 
 @cache
 def calls() -> tuple[Call, ...]:
-    """What takes a body, in the order of the declarations."""
+    """Endpoints with a body, in the order of the declarations."""
     found: dict[str, Call] = {}
     for title, fields in DIALECTS.items():
         head, nested, what = title.partition(": ")

@@ -1,7 +1,7 @@
-"""Determines the address that a request comes from, where a proxy may have passed it on.
+"""Determines a client's address, also behind proxies.
 
-``X-Forwarded-For`` grows to the right: each proxy adds whom it was asked by. Only what trusted
-proxies added is believed; all that is left of it, a client can have written itself.
+``X-Forwarded-For`` grows to the right: each proxy adds its peer. Only additions of trusted proxies
+count; the client may have written everything before them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from inference.settings.kinds import Network
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPV6_CLIENT_BITS = 64
-"""One client has a network of so many bits, and any address in it."""
+"""One client has a network of this prefix length, and any address in it."""
 NO_ADDRESS = ipaddress.IPv6Address(0)
-"""A peer that has none, as on a Unix socket. All of them count as one."""
+"""For peers without one, as on a Unix socket. All of them count as one."""
 
 
 def client_address(peer: str, forwarded_for: str, trusted_proxies: tuple[Network, ...]) -> Address:
@@ -40,7 +40,7 @@ def counted_address(address: Address) -> str:
 
 
 def parse_address(word: str) -> Address | None:
-    """``None``: it is none. With or without a port, as some proxies write it."""
+    """``None``: no address. With or without a port, as some proxies write it."""
     word = word.strip()
     if word.startswith("["):
         word = word[1:].partition("]")[0]

@@ -1,8 +1,8 @@
-"""Django's answers to a request that it refuses or fails: a page in the site's shell where a page
-was asked for, else JSON.
+"""Django's answers to refused or failed requests: a page in the site's shell for requests of pages,
+else JSON.
 
-An API client whose base URL is wrong gets an error that it can show, and the path that it may have
-meant. A page needs the session, and so the database: where that is away, the page has no shell.
+An API client whose base URL is wrong gets an error that it can show, with a suggested path. A page
+needs the session, and so the database: where that is offline, the page has no shell.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def page_forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def page_failed(request: HttpRequest) -> HttpResponse:
-    """Django has logged the exception; the line here has the number that the reader is shown."""
+    """Django has logged the exception; this line has the number on the reader's page."""
     number = _scope(request).setdefault(REQUEST_ID, new_request_id())
     logger.error("%s %s failed: %s", request.method, request.path, number)
     if _wants_page(request):

@@ -1,8 +1,8 @@
 """The names by which a request may address this server in its Host header.
 
-A web page can have its own name resolved to this machine's address (DNS rebinding) and would then
-be of the same origin as everything here, in the eyes of its reader's browser. The browser still
-sends the page's name as the Host, which is none of ours.
+A web page can have its own name resolve to this machine's address (DNS rebinding), and would then
+have the same origin as everything here. The browser still sends the page's name as the Host, which
+is none of ours.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from helexa_site.config import Config
 
 logger = logging.getLogger(__name__)
 
-# Django takes no underscore, which names of containers and compose services have. It has no setting
-# for this: all that reads a Host, its own pages included, reads it by this expression.
+# Django allows no underscore, which names of containers and compose services have. It has no
+# setting for this: every reader of a Host, its own pages included, uses this expression.
 django_request.host_validation_re = re.compile(
     r"([a-z0-9._-]+|\[[a-f0-9]*:[a-f0-9.:]+\])(?::([0-9]+))?"
 )
@@ -55,8 +55,8 @@ def log_refused_host(host_header: str) -> None:
 
 @lru_cache(maxsize=8)
 def allowed_hosts(config: Config) -> frozenset[str]:
-    """Returns names in the form of Django's ALLOWED_HOSTS. Addresses that the machine gets later
-    are not among them."""
+    """Names in the form of Django's ALLOWED_HOSTS, without addresses that the machine gets
+    later."""
     names = LOOPBACK_NAMES | {name.lower().removesuffix(".") for name in config.allowed_hosts}
     if config.public_url is not None:
         names |= {split_domain_port(urlsplit(config.public_url).netloc)[0]}

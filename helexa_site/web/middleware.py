@@ -1,7 +1,7 @@
 """Compression, Content-Security-Policy and HTTPS of Django's pages.
 
-The policy keeps a page that shows text of others, a model's name or an answer, from running a
-script of theirs and from sending anything to another host, even where an escape was forgotten;
+The policy keeps a page that shows foreign text, a model's name or an answer, from running its
+scripts and from sending anything to another host, even where an escape was forgotten;
 docs/operating/security.md lists the permitted sources, with the reasons. ``X-Forwarded-Proto``
 reports HTTPS, and only from a trusted proxy: any client can write the header.
 """
@@ -27,7 +27,7 @@ COMPRESSED_TYPES = (
 
 
 class CompressionMiddleware(GZipMiddleware):
-    """Whole bodies alone: a range of a file counts bytes of the file."""
+    """Compresses whole bodies alone: a range of a file counts bytes of the file."""
 
     def process_response(
         self, request: HttpRequest, response: HttpResponseBase
@@ -42,9 +42,9 @@ HEADER = "Content-Security-Policy"
 SELF = "'self'"
 POLICY: dict[str, tuple[str, ...]] = {
     "default-src": (SELF,),
-    # Alpine, which django-unfold brings, compiles the expressions of its attributes.
+    # django-unfold's Alpine compiles the expressions of its attributes.
     "script-src": (SELF, "'unsafe-eval'"),
-    # Widths of bars, what charts measure by, and the style sheet that htmx adds for its indicator.
+    # Widths of bars, charts' measurements, and htmx' style sheet for its indicator.
     "style-src": (SELF, "'unsafe-inline'"),
     # Images of the playground's requests, and icons inside style sheets.
     "img-src": (SELF, "data:"),

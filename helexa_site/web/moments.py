@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def moment_text(moment: datetime | None) -> str:
-    """``moment`` knows its zone; empty for ``None``."""
+    """``moment`` is aware of its zone; empty for ``None``."""
     return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""The navigation beside every page, of the admin and of all others: what its reader may open."""
+"""The navigation of every page, by its reader's permissions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ GROUPS: tuple[tuple[str, tuple[Item, ...]], ...] = (
 
 
 def navigation_of(request: HttpRequest) -> list[dict[str, Any]]:
-    """The groups as unfold's templates take them."""
+    """The groups in the form of unfold's templates."""
     match = request.resolver_match
     here = "" if match is None else match.view_name
     groups = ((title, list(_items(items, request.user, here))) for title, items in GROUPS)

@@ -1,4 +1,4 @@
-"""Pages outside the admin, in the admin's looks: the settings, and what all the others share."""
+"""Pages outside the admin, in the admin's looks: the settings, and the shared shell."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def render_page(
 
 
 def front(request: HttpRequest) -> HttpResponse:
-    """An operator to the dashboard, a member to the playground, a stranger to the log-in."""
+    """Redirects operators to the dashboard, members to the playground, strangers to the log-in."""
     if not request.user.is_authenticated:
         found = reverse("login")
     elif request.user.is_staff:

@@ -1,4 +1,4 @@
-"""Addresses of static files that change with their contents, and how long browsers keep them.
+"""Addresses of static files that change with their contents, and their caching.
 
 {% static "helexa/pages.css" %} ─▶ /static/helexa/pages.css?v=DIGEST ─▶ kept for a year
 without the digest, as one script imports another                    ─▶ asked for again
@@ -23,7 +23,7 @@ KEPT_LONG = "max-age=31536000, public, immutable"
 
 
 class HashedUrlStorage(StaticFilesStorage):
-    """Files stay where their packages have them: nothing is collected."""
+    """Files stay in their packages: nothing is collected."""
 
     def url(self, name: str | None) -> str:
         address: str = super().url(name)
@@ -32,7 +32,8 @@ class HashedUrlStorage(StaticFilesStorage):
 
 
 class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]
-    """Another digest than the file's, as after an upgrade, is not kept: it would stay wrong."""
+    """A URL with another digest than the file's, as after an upgrade, is not cached: it would stay
+    wrong."""
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         response: HttpResponse = super().__call__(request)

@@ -1,4 +1,4 @@
-"""Daphne's ``runserver``, found here so that Daphne need not be an installed app: as one it brings
-all of Twisted into every command that listens nowhere."""
+"""Daphne's ``runserver``, without Daphne as an installed app, which would import all of Twisted
+into every command."""
 
 from daphne.management.commands.runserver import Command as Command
